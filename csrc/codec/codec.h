@@ -15,7 +15,8 @@ namespace vdnn {
 [[nodiscard]] std::uint64_t source_bytes(const KernelCall& call) noexcept;
 [[nodiscard]] std::uint64_t target_bytes(const KernelCall& call) noexcept;
 // Throws InvalidArgument on an unknown kernel, a width that is not 1, 2, 4 or 8, a wrong order of widths, a null
-// pointer with a count, a range that overflows the address space, or overlapping source and target.
+// pointer with a count, a range that overflows the address space, overlapping source and target, or a hash whose
+// target is not aligned to its 8 bytes (a GPU adds to it atomically).
 void check(const KernelCall& call);
 // The reference. Any alignment, any count including 0; source and target must not overlap.
 void run_on_cpu(const KernelCall& call) noexcept;

@@ -1,0 +1,78 @@
+// One GPU's primary context, shared with torch, and the one place where a driver's answer becomes an error.
+//
+// A refused call throws DriverFailure and leaves the device usable. An asynchronous error marks the device lost:
+// from then on every Scope throws DeviceLost, naming the call that found it.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <string>
+
+#include "device/device.h"
+#include "device/driver_library.h"
+
+namespace vdnn {
+
+class CudaContext {
+ public:
+  // Retains the primary context as its last step, so that a constructor that throws holds nothing.
+  CudaContext(const DriverLibrary& driver, int ordinal);
+  CudaContext(const CudaContext&) = delete;  // one retain, one release
+  CudaContext& operator=(const CudaContext&) = delete;
+  ~CudaContext() = default;  // calls no driver: release() does
+
+  [[nodiscard]] const DriverLibrary& driver() const noexcept { return driver_; }
+  [[nodiscard]] const DeviceInfo& info() const noexcept { return info_; }
+  [[nodiscard]] bool lost() const noexcept { return lost_.load(std::memory_order_acquire); }
+
+  // Throws unless `result` is success. `bytes` is the size the call asked for, 0 where it has none.
+  void check(driver::Result result, const char* call, std::uint64_t bytes = 0);
+  // For giving things back: true if the object is gone, also when the driver reported an earlier asynchronous error
+  // (it releases all the same). Throws if the driver kept the object.
+  void check_released(driver::Result result, const char* call, std::uint64_t bytes = 0);
+  void throw_if_lost();
+  void release();
+
+  enum class Purpose { Work, Close };
+  enum class Capture { Leave, Relax };
+
+  // Makes the context current on this thread while it lives. With Capture::Relax, calls that may not be made during
+  // a CUDA-graph capture of another thread do not disturb it.
+  class Scope {
+   public:
+    explicit Scope(CudaContext& context, Capture capture = Capture::Leave, Purpose purpose = Purpose::Work);
+    Scope(const Scope&) = delete;  // pops exactly once
+    Scope& operator=(const Scope&) = delete;
+    // Restores what was; a driver that refuses this is reported by the next Scope, since a destructor cannot throw.
+    ~Scope();
+
+   private:
+    void relax_capture();
+    void pop() noexcept;
+    CudaContext& context_;
+    bool pushed_ = false;
+    bool relaxed_ = false;
+    int previous_capture_mode_ = 0;
+  };
+
+  // Throws what a Scope could not restore, once.
+  void throw_deferred();
+
+ private:
+  void defer(driver::Result result, const char* call) noexcept;
+  void read_info();
+  [[noreturn]] void fail(driver::Result result, const char* call, std::uint64_t bytes);
+
+  const DriverLibrary& driver_;
+  DeviceInfo info_;
+  driver::DeviceOrdinal device_ = 0;
+  driver::Context context_ = nullptr;
+  std::atomic<bool> lost_{false};
+  std::mutex first_error_mutex_;
+  driver::Result first_error_ = driver::success;
+  const char* first_call_ = "";
+  std::atomic<driver::Result> deferred_result_{driver::success};
+  std::atomic<const char*> deferred_call_{nullptr};
+};
+
+}  // namespace vdnn

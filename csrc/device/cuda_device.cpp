@@ -1,0 +1,363 @@
+// CudaDevice: every Device call as driver calls, with its checks. See device.h for what each promises.
+#include "device/cuda_device.h"
+
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "codec/codec.h"
+#include "codec/launch_geometry.h"
+#include "device/cuda_context.h"
+#include "device/cuda_events.h"
+#include "device/errors.h"
+#include "device/fork_guard.h"
+#include "device/owned_memory.h"
+#include "device/parked.h"
+
+namespace vdnn {
+namespace {
+
+using Capture = CudaContext::Capture;
+using Purpose = CudaContext::Purpose;
+
+struct StreamEntry {
+  driver::StreamHandle handle = nullptr;
+  std::string name;
+  bool owned = false;
+  std::uint64_t position = 0;
+};
+
+}  // namespace
+
+struct CudaDevice::State {
+  State(int ordinal, const DriverLibrary& driver) : context(driver, ordinal) {}
+
+  const std::uint32_t id = next_device_id();
+  const ForkGuard fork_guard;
+  CudaContext context;
+  const std::shared_ptr<CudaEvents> events = std::make_shared<CudaEvents>();
+
+  // Calls hold `life` shared, close() alone: nothing is destroyed under a running call.
+  mutable std::shared_mutex life;
+  bool closing = false;      // guarded by life
+  bool closed = false;       // guarded by life
+  mutable std::mutex mutex;  // guards what follows
+  std::vector<StreamEntry> streams;
+  PinnedMappings pinned;
+  DeviceAllocations allocations;
+  driver::Module module = nullptr;
+  driver::Function functions[kernel_count] = {};
+  State* next_returned = nullptr;
+
+  [[nodiscard]] std::shared_lock<std::shared_mutex> enter() const {
+    if (fork_guard.in_forked_child()) throw Closed("device " + context.info().name, "this is a forked child process");
+    std::shared_lock<std::shared_mutex> lock(life);
+    if (closing) throw Closed("device " + context.info().name, "close() was called");
+    return lock;
+  }
+  [[nodiscard]] StreamEntry& entry(Stream stream) {
+    if (stream.device_id != id || stream.index >= streams.size()) throw DeviceMismatch("stream", context.info().name);
+    return streams[stream.index];
+  }
+  [[nodiscard]] driver::StreamHandle handle(Stream stream) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return entry(stream).handle;
+  }
+  void require_mine(const Event& event) const {
+    if (event.record().stream.device_id != id) throw DeviceMismatch("event", context.info().name);
+  }
+  [[nodiscard]] driver::Function function(Kernel kernel);
+  void close_all();
+};
+
+CudaDevice::CudaDevice(int ordinal, const std::string& library) {
+  close_parked();
+  state_ = std::make_unique<State>(ordinal, DriverLibrary::load(library));
+}
+
+CudaDevice::CudaDevice(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+CudaDevice::~CudaDevice() {
+  if (state_->fork_guard.in_forked_child()) {
+    state_->pinned.abandon_all();
+    static_cast<void>(state_.release());  // the child owns none of it
+  } else if (!state_->closed) {
+    parked<State>().push(state_.release());
+  }
+}
+
+void CudaDevice::close_parked() {
+  for (State* state = parked<State>().take_all(); state != nullptr;) {
+    State* next = state->next_returned;
+    const std::unique_ptr<State> owned(state);
+    try {
+      owned->closing = true;
+      owned->close_all();
+    } catch (const Error&) {
+      owned->pinned.abandon_all();  // still registered with the driver: the pages must stay
+    }
+    state = next;
+  }
+}
+
+const DeviceInfo& CudaDevice::info() const {
+  return state_->context.info();
+}
+
+Stream CudaDevice::create_stream(std::string_view name) {
+  const auto alive = state_->enter();
+  const CudaContext::Scope scope(state_->context, Capture::Relax);
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->streams.reserve(state_->streams.size() + 1);
+  StreamEntry entry;
+  entry.name = name;
+  entry.owned = true;
+  // Non-blocking: torch's default stream is the legacy one, with which an ordinary stream would synchronise at every
+  // call, and overlap would silently vanish.
+  state_->context.check(state_->context.driver().cuStreamCreate(&entry.handle, driver::stream_non_blocking),
+                        "cuStreamCreate");
+  state_->streams.push_back(std::move(entry));
+  return {state_->id, static_cast<std::uint32_t>(state_->streams.size() - 1)};
+}
+
+Stream CudaDevice::adopt_stream(std::uintptr_t native_handle) {
+  const auto alive = state_->enter();
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  auto& streams = state_->streams;
+  const auto* handle = reinterpret_cast<driver::StreamHandle>(native_handle);
+  for (std::size_t index = 0; index < streams.size(); ++index) {
+    if (!streams[index].owned && streams[index].handle == handle) {
+      return {state_->id, static_cast<std::uint32_t>(index)};
+    }
+  }
+  StreamEntry entry;
+  entry.handle = reinterpret_cast<driver::StreamHandle>(native_handle);
+  entry.name = native_handle == 0 ? "compute" : "compute-" + std::to_string(native_handle);
+  streams.push_back(std::move(entry));
+  return {state_->id, static_cast<std::uint32_t>(streams.size() - 1)};
+}
+
+std::string CudaDevice::stream_name(Stream stream) const {
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  return state_->entry(stream).name;
+}
+
+Event CudaDevice::record(Stream stream, Timing timing) {
+  const auto alive = state_->enter();
+  const CudaContext::Scope scope(state_->context);
+  // Held over the driver call: positions must grow in the order in which the driver saw the records.
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  StreamEntry& entry = state_->entry(stream);
+  return state_->events->record(state_->context, entry.handle, stream, ++entry.position, timing);
+}
+
+void CudaDevice::wait(Stream stream, const Event& event) {
+  const auto alive = state_->enter();
+  const driver::StreamHandle handle = state_->handle(stream);
+  if (event.empty()) return;
+  state_->require_mine(event);
+  const CudaContext::Scope scope(state_->context);
+  state_->context.check(state_->context.driver().cuStreamWaitEvent(handle, CudaEvents::handle_of(event), 0),
+                        "cuStreamWaitEvent");
+}
+
+bool CudaDevice::query(const Event& event) {
+  const auto alive = state_->enter();
+  if (event.empty()) return true;
+  state_->require_mine(event);
+  const CudaContext::Scope scope(state_->context, Capture::Relax);
+  const driver::Result result = state_->context.driver().cuEventQuery(CudaEvents::handle_of(event));
+  if (result == driver::not_ready) return false;
+  state_->context.check(result, "cuEventQuery");
+  return true;
+}
+
+void CudaDevice::synchronize(const Event& event) {
+  const auto alive = state_->enter();
+  if (event.empty()) return;
+  state_->require_mine(event);
+  const CudaContext::Scope scope(state_->context, Capture::Relax);
+  state_->context.check(state_->context.driver().cuEventSynchronize(CudaEvents::handle_of(event)),
+                        "cuEventSynchronize");
+}
+
+void CudaDevice::drain(Stream stream) {
+  const auto alive = state_->enter();
+  const driver::StreamHandle handle = state_->handle(stream);
+  const CudaContext::Scope scope(state_->context, Capture::Relax);
+  state_->context.check(state_->context.driver().cuStreamSynchronize(handle), "cuStreamSynchronize");
+}
+
+std::int64_t CudaDevice::elapsed_ns(const Event& begin, const Event& end) {
+  for (const Event* event : {&begin, &end}) {
+    if (event->empty() || !event->record().timed) {
+      throw InvalidArgument("event", "an event recorded with timing", event->empty() ? "an empty event" : "no timing");
+    }
+    synchronize(*event);
+  }
+  const auto alive = state_->enter();
+  const CudaContext::Scope scope(state_->context, Capture::Relax);
+  float milliseconds = 0;
+  state_->context.check(state_->context.driver().cuEventElapsedTime(&milliseconds, CudaEvents::handle_of(begin),
+                                                                    CudaEvents::handle_of(end)),
+                        "cuEventElapsedTime");
+  return static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6);
+}
+
+void CudaDevice::copy_async(Address target, Address source, std::uint64_t bytes, CopyDirection direction,
+                            Stream stream) {
+  const auto alive = state_->enter();
+  const driver::StreamHandle handle = state_->handle(stream);
+  require_copy_arguments(target, source, bytes);
+  if (bytes == 0) return;
+  const bool to_host = direction == CopyDirection::DeviceToHost;
+  {
+    const std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->pinned.require_inside({to_host ? target : source, bytes});
+  }
+  const CudaContext::Scope scope(state_->context);
+  const DriverLibrary& driver = state_->context.driver();
+  if (to_host) {
+    state_->context.check(driver.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(target), source, bytes, handle),
+                          "cuMemcpyDtoHAsync_v2", bytes);
+  } else {
+    state_->context.check(driver.cuMemcpyHtoDAsync_v2(target, reinterpret_cast<const void*>(source), bytes, handle),
+                          "cuMemcpyHtoDAsync_v2", bytes);
+  }
+}
+
+driver::Function CudaDevice::State::function(Kernel kernel) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (module == nullptr) {
+    if (embedded_device_code() == nullptr) {
+      throw KernelUnavailable(kernel_symbol(kernel), device_code_missing_reason());
+    }
+    context.check(context.driver().cuModuleLoadData(&module, embedded_device_code()), "cuModuleLoadData");
+  }
+  driver::Function& function = functions[static_cast<std::size_t>(kernel)];
+  if (function == nullptr) {
+    context.check(context.driver().cuModuleGetFunction(&function, module, kernel_symbol(kernel)),
+                  "cuModuleGetFunction");
+  }
+  return function;
+}
+
+void CudaDevice::launch(const KernelCall& call, Stream stream) {
+  const auto alive = state_->enter();
+  const driver::StreamHandle handle = state_->handle(stream);
+  check(call);
+  const CudaContext::Scope scope(state_->context, Capture::Relax);
+  const driver::Function function = state_->function(call.kernel);
+  const DriverLibrary& driver = state_->context.driver();
+  if (call.kernel == Kernel::ContentHash) {
+    // Its blocks add to the target.
+    state_->context.check(driver.cuMemsetD8Async(call.target, 0, target_bytes(call), handle), "cuMemsetD8Async",
+                          target_bytes(call));
+  }
+  const LaunchGeometry geometry = launch_geometry(call);
+  KernelCall argument = call;
+  void* parameters[] = {&argument};
+  state_->context.check(
+      driver.cuLaunchKernel(function, geometry.blocks, 1, 1, geometry.threads, 1, 1, 0, handle, parameters, nullptr),
+      "cuLaunchKernel", source_bytes(call));
+}
+
+Address CudaDevice::allocate_pinned(std::uint64_t bytes) {
+  const auto alive = state_->enter();
+  require_allocation_bytes(bytes);
+  const CudaContext::Scope scope(state_->context, Capture::Relax);
+  HostMapping mapping = HostMapping::map(bytes, info().numa_node);
+  const ByteRange range = mapping.range();
+  state_->context.check(state_->context.driver().cuMemHostRegister_v2(reinterpret_cast<void*>(range.address),
+                                                                      range.bytes, driver::host_register_portable),
+                        "cuMemHostRegister_v2", range.bytes);
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->pinned.add(std::move(mapping));
+  return range.address;
+}
+
+void CudaDevice::free_pinned(Address address) {
+  const auto alive = state_->enter();
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  const ByteRange range = state_->pinned.at(address);
+  lock.unlock();  // the driver waits for the device here, and other threads need their streams
+  const CudaContext::Scope scope(state_->context, Capture::Relax);
+  state_->context.check(state_->context.driver().cuMemHostUnregister(reinterpret_cast<void*>(address)),
+                        "cuMemHostUnregister", range.bytes);
+  lock.lock();
+  state_->pinned.remove(address);
+}
+
+Address CudaDevice::allocate_device(std::uint64_t bytes) {
+  const auto alive = state_->enter();
+  require_allocation_bytes(bytes);
+  const CudaContext::Scope scope(state_->context, Capture::Relax);
+  driver::DevicePointer address = 0;
+  state_->context.check(state_->context.driver().cuMemAlloc_v2(&address, bytes), "cuMemAlloc_v2", bytes);
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->allocations.add(address, bytes);
+  return address;
+}
+
+void CudaDevice::free_device(Address address) {
+  const auto alive = state_->enter();
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  state_->allocations.require(address);
+  lock.unlock();
+  const CudaContext::Scope scope(state_->context, Capture::Relax);
+  state_->context.check(state_->context.driver().cuMemFree_v2(address), "cuMemFree_v2");
+  lock.lock();
+  state_->allocations.remove(address);
+}
+
+void CudaDevice::note_access(ByteRange, Access, Stream stream, std::string_view) {
+  const auto alive = state_->enter();
+  static_cast<void>(state_->handle(stream));  // wrong use is wrong on every device
+}
+
+void CudaDevice::State::close_all() {
+  const DriverLibrary& driver = context.driver();
+  {
+    const CudaContext::Scope scope(context, Capture::Relax, Purpose::Close);
+    for (const StreamEntry& stream : streams) {
+      if (stream.owned) context.check_released(driver.cuStreamSynchronize(stream.handle), "cuStreamSynchronize");
+    }
+    if (module != nullptr) context.check_released(driver.cuModuleUnload(module), "cuModuleUnload");
+    module = nullptr;
+    events->destroy_all(context);
+    while (!streams.empty()) {
+      if (streams.back().owned) {
+        context.check_released(driver.cuStreamDestroy_v2(streams.back().handle), "cuStreamDestroy_v2");
+      }
+      streams.pop_back();
+    }
+    for (const Address address : pinned.addresses()) {
+      context.check_released(driver.cuMemHostUnregister(reinterpret_cast<void*>(address)), "cuMemHostUnregister",
+                             pinned.at(address).bytes);
+      pinned.remove(address);
+    }
+    for (const Address address : allocations.addresses()) {
+      context.check_released(driver.cuMemFree_v2(address), "cuMemFree_v2");
+      allocations.remove(address);
+    }
+  }
+  context.release();
+  closed = true;
+  context.throw_deferred();
+}
+
+void CudaDevice::close() {
+  if (state_->fork_guard.in_forked_child()) return;
+  const std::unique_lock<std::shared_mutex> alone(state_->life);
+  if (state_->closed) return;
+  state_->closing = true;
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->close_all();
+}
+
+bool CudaDevice::closed() const {
+  const std::shared_lock<std::shared_mutex> lock(state_->life);
+  return state_->closing;
+}
+
+}  // namespace vdnn

@@ -1,0 +1,193 @@
+// Clocks, claims and violations of the OrderingChecker.
+#include "device/ordering_checker.h"
+
+#include <algorithm>
+
+#include "codec/codec.h"
+#include "device/errors.h"
+#include "device/owned_memory.h"
+
+namespace vdnn {
+namespace {
+
+std::string phrase(const LoggedAccess& access) {
+  return std::string(to_string(access.access)) + " by " + access.label + " (operation " +
+         std::to_string(access.number) + ")";
+}
+
+}  // namespace
+
+std::string OrderingViolation::missing_edge() const {
+  return "stream '" + second_stream + "' has waited for no event recorded on stream '" + first_stream +
+         "' after that " + first.substr(0, first.find(' '));
+}
+
+OrderingChecker::OrderingChecker(std::shared_ptr<Device> inner, OnViolation on_violation)
+    : inner_(std::move(inner)), on_violation_(on_violation) {
+  if (inner_ == nullptr) throw InvalidArgument("device", "a device to wrap", "none");
+}
+
+std::vector<OrderingViolation> OrderingChecker::take_violations() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(violations_, {});
+}
+
+std::uint64_t OrderingChecker::checked_accesses() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return checked_accesses_;
+}
+
+VectorClock& OrderingChecker::clock_of(Stream stream) {
+  VectorClock& clock = clocks_[stream.index];
+  // Whatever is put on a stream comes after what the host has waited for.
+  clock.join(host_clock_);
+  return clock;
+}
+
+OrderingViolation OrderingChecker::describe(ByteRange range, const LoggedAccess& first, const LoggedAccess& second) {
+  OrderingViolation violation;
+  violation.range = range;
+  violation.first = phrase(first);
+  violation.first_stream = inner_->stream_name({device_id_, first.stream});
+  violation.second = phrase(second);
+  violation.second_stream = inner_->stream_name({device_id_, second.stream});
+  return violation;
+}
+
+void OrderingChecker::check_operation(Stream stream, const std::vector<Claim>& claims, const std::string& label) {
+  static_cast<void>(inner_->stream_name(stream));  // refuses a stream of another device before anything is logged
+  const std::lock_guard<std::mutex> lock(mutex_);
+  device_id_ = stream.device_id;
+  VectorClock& clock = clock_of(stream);
+  const std::uint64_t number = clock.tick(stream.index);
+  std::vector<OrderingViolation> found;
+  for (const Claim& claim : claims) {
+    const LoggedAccess access{stream.index, number, claim.access, label};
+    checked_accesses_ += claim.range.bytes != 0;
+    log_.add(claim.range, access, [&](ByteRange range, const LoggedAccess& earlier) {
+      if (clock.at(earlier.stream) < earlier.number) found.push_back(describe(range, earlier, access));
+    });
+  }
+  if (found.empty()) return;
+  if (on_violation_ == OnViolation::Collect) {
+    violations_.insert(violations_.end(), found.begin(), found.end());
+    return;
+  }
+  const OrderingViolation& violation = found.front();
+  throw Error("OrderingViolation", {{"range_address", std::uint64_t{violation.range.address}},
+                                    {"range_bytes", violation.range.bytes},
+                                    {"first", violation.first},
+                                    {"first_stream", violation.first_stream},
+                                    {"second", violation.second},
+                                    {"second_stream", violation.second_stream},
+                                    {"missing", violation.missing_edge()}});
+}
+
+Event OrderingChecker::record(Stream stream, Timing timing) {
+  // One lock over both, so that the clock attached is that of the point recorded.
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const Event event = inner_->record(stream, timing);
+  auto snapshot = std::make_shared<ClockSnapshot>();
+  snapshot->clock = clock_of(stream);
+  // Nobody else has seen the record yet; the device that made it keeps the field for this.
+  const_cast<EventRecord&>(event.record()).clock = std::move(snapshot);
+  return event;
+}
+
+void OrderingChecker::wait(Stream stream, const Event& event) {
+  inner_->wait(stream, event);
+  if (event.empty()) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (event.record().clock != nullptr) clock_of(stream).join(event.record().clock->clock);
+}
+
+void OrderingChecker::host_learns(const Event& event) {
+  if (event.empty() || event.record().clock == nullptr) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  host_clock_.join(event.record().clock->clock);
+}
+
+bool OrderingChecker::query(const Event& event) {
+  const bool happened = inner_->query(event);
+  if (happened) host_learns(event);
+  return happened;
+}
+
+void OrderingChecker::synchronize(const Event& event) {
+  inner_->synchronize(event);
+  host_learns(event);
+}
+
+void OrderingChecker::drain(Stream stream) {
+  VectorClock reached;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    reached = clock_of(stream);
+  }
+  inner_->drain(stream);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  host_clock_.join(reached);
+}
+
+std::int64_t OrderingChecker::elapsed_ns(const Event& begin, const Event& end) {
+  const std::int64_t elapsed = inner_->elapsed_ns(begin, end);
+  host_learns(begin);
+  host_learns(end);
+  return elapsed;
+}
+
+void OrderingChecker::copy_async(Address target, Address source, std::uint64_t bytes, CopyDirection direction,
+                                 Stream stream) {
+  require_copy_arguments(target, source, bytes);
+  check_operation(stream, {{{source, bytes}, Access::Read}, {{target, bytes}, Access::Write}},
+                  std::string("copy ") + to_string(direction));
+  inner_->copy_async(target, source, bytes, direction, stream);
+}
+
+void OrderingChecker::launch(const KernelCall& call, Stream stream) {
+  check(call);
+  check_operation(stream,
+                  {{{static_cast<Address>(call.source), source_bytes(call)}, Access::Read},
+                   {{static_cast<Address>(call.target), target_bytes(call)}, Access::Write}},
+                  std::string("kernel ") + kernel_symbol(call.kernel));
+  inner_->launch(call, stream);
+}
+
+Address OrderingChecker::remember(Address address, std::uint64_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  bytes_by_address_[address] = bytes;
+  return address;
+}
+
+void OrderingChecker::forget(Address address) {
+  // The free has waited for the device: whoever gets these addresses next is ordered behind all of it.
+  const std::lock_guard<std::mutex> lock(mutex_);
+  log_.forget({address, bytes_by_address_[address]});
+  bytes_by_address_.erase(address);
+}
+
+Address OrderingChecker::allocate_pinned(std::uint64_t bytes) {
+  return remember(inner_->allocate_pinned(bytes), bytes);
+}
+
+void OrderingChecker::free_pinned(Address address) {
+  inner_->free_pinned(address);
+  forget(address);
+}
+
+Address OrderingChecker::allocate_device(std::uint64_t bytes) {
+  return remember(inner_->allocate_device(bytes), bytes);
+}
+
+void OrderingChecker::free_device(Address address) {
+  inner_->free_device(address);
+  forget(address);
+}
+
+void OrderingChecker::note_access(ByteRange range, Access access, Stream stream, std::string_view label) {
+  require_copy_arguments(range.address, range.address, range.bytes);
+  check_operation(stream, {{range, access}}, std::string(label));
+  inner_->note_access(range, access, stream, label);
+}
+
+}  // namespace vdnn

@@ -1,0 +1,90 @@
+// Wraps any device and proves, call by call, that accesses to the same bytes are ordered by streams and events.
+//
+// A vector clock per stream and event; every copy, kernel and noted access is checked against the accesses before it.
+// [Note: Release is a write] Memory that is given back may be written by its next owner at once, so a release must be
+// ordered behind every reader and writer, exactly like a write. The check does not depend on timing: a missing edge
+// is found even when this run happened to be lucky. Host threads are taken to be ordered as their calls came in.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "device/access_log.h"
+#include "device/device.h"
+#include "device/vector_clock.h"
+
+namespace vdnn {
+
+// Two accesses to the same bytes with nothing that orders them.
+struct OrderingViolation {
+  ByteRange range;
+  std::string first;  // what the earlier one was, e.g. "write by copy device to host (operation 3)"
+  std::string first_stream;
+  std::string second;
+  std::string second_stream;
+  [[nodiscard]] std::string missing_edge() const;
+};
+
+enum class OnViolation { Throw, Collect };
+
+class OrderingChecker final : public Device {
+ public:
+  OrderingChecker(std::shared_ptr<Device> inner, OnViolation on_violation);
+
+  // Those collected since the last call.
+  [[nodiscard]] std::vector<OrderingViolation> take_violations();
+  // Accesses checked so far: a test that checked nothing proves nothing.
+  [[nodiscard]] std::uint64_t checked_accesses() const;
+  [[nodiscard]] const std::shared_ptr<Device>& inner() const noexcept { return inner_; }
+
+  [[nodiscard]] const DeviceInfo& info() const override { return inner_->info(); }
+  [[nodiscard]] Stream create_stream(std::string_view name) override { return inner_->create_stream(name); }
+  [[nodiscard]] Stream adopt_stream(std::uintptr_t native_handle) override {
+    return inner_->adopt_stream(native_handle);
+  }
+  [[nodiscard]] std::string stream_name(Stream stream) const override { return inner_->stream_name(stream); }
+  [[nodiscard]] Event record(Stream stream, Timing timing) override;
+  void wait(Stream stream, const Event& event) override;
+  [[nodiscard]] bool query(const Event& event) override;
+  void synchronize(const Event& event) override;
+  void drain(Stream stream) override;
+  [[nodiscard]] std::int64_t elapsed_ns(const Event& begin, const Event& end) override;
+  void copy_async(Address target, Address source, std::uint64_t bytes, CopyDirection direction, Stream stream) override;
+  void launch(const KernelCall& call, Stream stream) override;
+  [[nodiscard]] Address allocate_pinned(std::uint64_t bytes) override;
+  void free_pinned(Address address) override;
+  [[nodiscard]] Address allocate_device(std::uint64_t bytes) override;
+  void free_device(Address address) override;
+  void note_access(ByteRange range, Access access, Stream stream, std::string_view label) override;
+  void close() override { inner_->close(); }
+  [[nodiscard]] bool closed() const override { return inner_->closed(); }
+
+ private:
+  struct Claim {
+    ByteRange range;
+    Access access;
+  };
+  // Checks and logs one operation that makes these accesses, as the next one of `stream`.
+  void check_operation(Stream stream, const std::vector<Claim>& claims, const std::string& label);
+  Address remember(Address address, std::uint64_t bytes);
+  void forget(Address address);
+  VectorClock& clock_of(Stream stream);
+  void host_learns(const Event& event);
+  [[nodiscard]] OrderingViolation describe(ByteRange range, const LoggedAccess& first, const LoggedAccess& second);
+
+  const std::shared_ptr<Device> inner_;
+  const OnViolation on_violation_;
+  mutable std::mutex mutex_;  // guards what follows
+  std::uint32_t device_id_ = 0;
+  std::map<std::uint32_t, VectorClock> clocks_;  // by stream index
+  VectorClock host_clock_;
+  AccessLog log_;
+  std::map<Address, std::uint64_t> bytes_by_address_;  // of what was allocated through the checker
+  std::vector<OrderingViolation> violations_;
+  std::uint64_t checked_accesses_ = 0;
+};
+
+}  // namespace vdnn

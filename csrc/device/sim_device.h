@@ -1,0 +1,66 @@
+// A device made of host threads, for machines without a GPU: real ordering, virtual time.
+//
+// Ordinary host memory stands for device memory. Created streams are worker threads that really copy, in any legal
+// order (see sim_streams.h); adopted streams are the calling thread, where torch's CPU operations run. Memory that is
+// released is overwritten with 0xFF (a NaN in every float type), so that a late reader cannot be right by luck. Time
+// is kept by a VirtualClock. With moves_bytes off nothing is copied or allocated and only time is kept, for tensors
+// without data.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "device/device.h"
+#include "device/sim_streams.h"
+#include "device/virtual_clock.h"
+
+namespace vdnn {
+
+struct SimOptions {
+  Schedule schedule = Schedule::Eager;
+  std::uint64_t seed = 0;
+  bool poison = true;
+  bool moves_bytes = true;
+  LinkModel link;
+  std::string name = "simulated device";
+  std::uint64_t total_bytes = std::uint64_t{16} << 30;
+};
+
+class SimDevice final : public Device {
+ public:
+  explicit SimDevice(const SimOptions& options);
+  // What is still queued is dropped, not run: its memory may be gone.
+  ~SimDevice() override;
+
+  [[nodiscard]] const DeviceInfo& info() const override;
+  [[nodiscard]] Stream create_stream(std::string_view name) override;
+  [[nodiscard]] Stream adopt_stream(std::uintptr_t native_handle) override;
+  [[nodiscard]] std::string stream_name(Stream stream) const override;
+  [[nodiscard]] Event record(Stream stream, Timing timing) override;
+  void wait(Stream stream, const Event& event) override;
+  [[nodiscard]] bool query(const Event& event) override;
+  void synchronize(const Event& event) override;
+  void drain(Stream stream) override;
+  [[nodiscard]] std::int64_t elapsed_ns(const Event& begin, const Event& end) override;
+  void copy_async(Address target, Address source, std::uint64_t bytes, CopyDirection direction, Stream stream) override;
+  void launch(const KernelCall& call, Stream stream) override;
+  [[nodiscard]] Address allocate_pinned(std::uint64_t bytes) override;
+  void free_pinned(Address address) override;
+  [[nodiscard]] Address allocate_device(std::uint64_t bytes) override;
+  void free_device(Address address) override;
+  void note_access(ByteRange range, Access access, Stream stream, std::string_view label) override;
+  void close() override;
+  [[nodiscard]] bool closed() const override;
+
+  // Virtual time: the stream computes for this long; where it is; how long it stood waiting for other streams.
+  void advance(Stream stream, std::int64_t duration_ns);
+  [[nodiscard]] std::int64_t now_ns(Stream stream) const;
+  [[nodiscard]] std::int64_t stall_ns(Stream stream) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace vdnn

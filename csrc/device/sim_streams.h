@@ -1,0 +1,76 @@
+// The streams of a simulated device: one worker thread each, run as early, as late or as randomly as is legal.
+//
+// An operation may run once everything before it on its stream has run and what its stream waits for has happened.
+// Within that freedom the schedule decides: `eager` runs at once; `lazy` runs nothing until somebody needs it (a
+// host wait, an adopted stream's wait, close), which is the latest legal moment; `random` grants each stream a few
+// operations, drawn from the seed, at every call made to the device. Grants depend only on the seed and the order of
+// calls, so a failing schedule can be repeated. Adopted streams have no worker: their work is the calling thread's.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+namespace vdnn {
+
+enum class Schedule { Eager, Lazy, Random };
+
+class SimStreams {
+ public:
+  SimStreams(Schedule schedule, std::uint64_t seed);
+  SimStreams(const SimStreams&) = delete;  // threads refer to it
+  SimStreams& operator=(const SimStreams&) = delete;
+  // Ends the workers; what has not run never will.
+  ~SimStreams();
+
+  std::uint32_t add_worker();
+  std::uint32_t add_adopted();
+  // Puts `work` on a stream; on an adopted stream it runs now, on this thread.
+  void submit(std::uint32_t stream, std::function<void()> work);
+  // How much has been put on the stream.
+  [[nodiscard]] std::uint64_t position(std::uint32_t stream);
+  // Nothing later on `waiter` runs before `stream` has run `position` operations.
+  void wait(std::uint32_t waiter, std::uint32_t stream, std::uint64_t position);
+  [[nodiscard]] bool done(std::uint32_t stream, std::uint64_t position);
+  // Blocks the calling thread; makes what is needed run.
+  void synchronize(std::uint32_t stream, std::uint64_t position);
+  void drain_all();
+  // In a forked child there are no threads to end.
+  void abandon() noexcept;
+
+ private:
+  struct Operation {
+    std::function<void()> work;  // empty for a wait
+    std::uint32_t awaited_stream = 0;
+    std::uint64_t awaited_position = 0;
+  };
+  struct StreamState {
+    bool adopted = false;
+    std::uint64_t issued = 0;
+    std::uint64_t completed = 0;
+    std::uint64_t granted = 0;  // may run up to here
+    std::uint32_t fruitless_queries = 0;
+    std::deque<Operation> queue;
+    std::condition_variable has_work;
+    std::thread worker;
+  };
+  void run_worker(StreamState& state);
+  void force(std::uint32_t stream, std::uint64_t position);
+  void grant_randomly();
+  void block_until_done(std::unique_lock<std::mutex>& lock, std::uint32_t stream, std::uint64_t position);
+
+  const Schedule schedule_;
+  std::mutex mutex_;
+  std::condition_variable progress_;
+  std::mt19937_64 random_;
+  bool ending_ = false;
+  std::vector<std::unique_ptr<StreamState>> streams_;
+};
+
+}  // namespace vdnn

@@ -1,0 +1,123 @@
+// Pinned host memory for copies: exact sizes, reused behind events, under a hard cap.
+//
+// A block that is given back carries its last uses; whoever writes it next makes its stream wait for them, so a CPU
+// that runs ahead reuses memory at once and never polls. Growing pins exactly what is missing (a slab of at least
+// slab_bytes), on the calling thread or, ahead of need, on the pool's own. Idle slabs are given back before growth
+// takes the pool beyond `slack` times the most that was ever requested at once, and before the cap refuses.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "device/device.h"
+#include "device/fork_guard.h"
+#include "device/return_stack.h"
+#include "memory/slab_space.h"
+
+namespace vdnn {
+
+struct PoolOptions {
+  std::uint64_t cap_bytes = 0;  // 0: default_pinned_cap_bytes() of this host
+  std::uint64_t slab_bytes = std::uint64_t{1} << 20;
+  double slack = 1.05;
+};
+
+struct PoolStats {
+  std::uint64_t live_bytes = 0;  // as requested
+  std::uint64_t live_peak_bytes = 0;
+  std::uint64_t pinned_bytes = 0;
+  std::uint64_t pinned_peak_bytes = 0;
+  std::uint64_t cap_bytes = 0;
+  std::uint64_t slabs = 0;
+  std::uint64_t blocks_given = 0;
+  std::uint64_t growths_awaited = 0;  // an allocation had to wait for pinning
+  std::uint64_t growths_ahead = 0;    // pinned by the pool's own thread
+  std::uint64_t slabs_given_back = 0;
+  std::uint64_t refusals = 0;     // allocations answered with "not now"
+  std::string last_growth_error;  // of the pool's own thread
+};
+
+class PinnedPool;
+
+// A lease of host memory. Dropping the last reference gives it back: no lock, no driver call.
+class PinnedBlock {
+ public:
+  [[nodiscard]] Address address() const noexcept { return range_.address; }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return requested_bytes_; }
+  // Whoever writes the block makes its stream wait for these first.
+  [[nodiscard]] const LastUses& last_uses() const noexcept { return last_uses_; }
+  // A read or write of the block ends at `event`. One thread at a time.
+  void note_use(const Event& event) { last_uses_.add(event); }
+
+ private:
+  friend class PinnedPool;
+  friend class ReturnStack<PinnedBlock>;
+  ByteRange range_;
+  std::uint64_t requested_bytes_ = 0;
+  LastUses last_uses_;
+  PinnedBlock* next_returned = nullptr;  // for ReturnStack
+  std::shared_ptr<PinnedPool> home_;
+};
+
+enum class Growth { Now, Later };
+
+class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
+ public:
+  // Throws InvalidArgument on a cap or slab size that makes no sense.
+  [[nodiscard]] static std::shared_ptr<PinnedPool> create(std::shared_ptr<Device> device, const PoolOptions& options);
+  PinnedPool(const PinnedPool&) = delete;  // blocks refer to their pool
+  PinnedPool& operator=(const PinnedPool&) = delete;
+  // Parks the slabs if close() was not called; the next pool of this process frees them.
+  ~PinnedPool();
+
+  // Growth::Now blocks while memory is pinned and throws PinnedMemoryFull when that is refused. Growth::Later never
+  // blocks: without room it returns null, counts a refusal and has the pool's thread grow.
+  [[nodiscard]] std::shared_ptr<PinnedBlock> allocate(std::uint64_t bytes, Growth growth);
+  // Has the pool's thread pin what is missing for `bytes` in one slab. Returns at once.
+  void reserve(std::uint64_t bytes);
+  void wait_for_growth();
+  // Gives every idle slab back; returns the bytes.
+  std::uint64_t trim();
+  [[nodiscard]] PoolStats stats();
+  [[nodiscard]] const std::shared_ptr<Device>& device() const noexcept { return device_; }
+  // Unpins everything. Blocks still held keep no memory: using them through a device is refused.
+  void close();
+
+ private:
+  struct Leftovers;  // what a pool without close() leaves behind
+  PinnedPool(std::shared_ptr<Device> device, const PoolOptions& options);
+  using Lock = std::unique_lock<std::mutex>;
+  [[nodiscard]] std::shared_ptr<PinnedBlock> lease(std::uint64_t bytes, SlabSpace::Placement placement);
+  static void take_back(PinnedBlock* block) noexcept;
+  void collect_returned();
+  void require_open() const;
+  // These let go of the lock while the device works.
+  void grow(Lock& lock, std::uint64_t bytes);
+  bool give_slab_back(Lock& lock, bool even_if_busy);
+  void make_room(Lock& lock, std::uint64_t bytes);
+  void grow_ahead();
+  void ask_for_growth(std::uint64_t bytes);
+  [[nodiscard]] bool uses_are_over(const LastUses& uses);
+  static void free_leftovers();
+
+  const std::shared_ptr<Device> device_;
+  const PoolOptions options_;
+  const ForkGuard fork_guard_;
+  ReturnStack<PinnedBlock> returned_;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable growth_done_;
+  std::condition_variable growth_wanted_;
+  std::deque<std::uint64_t> wanted_bytes_;
+  std::uint64_t growing_bytes_ = 0;
+  SlabSpace space_;
+  PoolStats stats_;
+  bool closed_ = false;
+  std::thread grower_;  // started when first wanted
+};
+
+}  // namespace vdnn

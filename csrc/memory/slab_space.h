@@ -1,0 +1,65 @@
+// Which bytes of which slab are free: best fit, exact sizes, neighbours joined again.
+//
+// Pure bookkeeping over addresses: no memory is touched, no device called, no lock taken. A free range remembers the
+// last uses of what was there, and whoever gets it inherits them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "device/device.h"
+#include "memory/last_uses.h"
+
+namespace vdnn {
+
+// Every block starts and ends on a multiple of this: a DMA-friendly alignment, and small enough to waste nothing.
+inline constexpr std::uint64_t granule_bytes = 256;
+
+class SlabSpace {
+ public:
+  struct Placement {
+    Address address = 0;
+    LastUses last_uses;
+  };
+  struct Slab {
+    ByteRange range;
+    LastUses last_uses;
+  };
+
+  void add_slab(ByteRange range, LastUses last_uses = {});
+  // Wholly free slabs, the least recently emptied first.
+  [[nodiscard]] std::vector<Slab> idle_slabs() const;
+  // Forgets the slab, and with it whatever is taken from it.
+  void remove_slab(Address address);
+  [[nodiscard]] std::vector<Address> slabs() const;
+
+  // The smallest free range that holds `bytes` (a multiple of the granule), the lowest address among equals.
+  [[nodiscard]] std::optional<Placement> take(std::uint64_t bytes);
+  void give_back(ByteRange range, const LastUses& last_uses);
+  [[nodiscard]] std::uint64_t largest_free_bytes() const;
+
+ private:
+  struct FreeRange {
+    std::uint64_t bytes = 0;
+    LastUses last_uses;
+  };
+  struct SlabState {
+    std::uint64_t bytes = 0;
+    std::uint64_t taken_bytes = 0;
+    std::uint64_t emptied_at = 0;  // a counter, not a time
+    std::map<Address, FreeRange> free;
+  };
+  using Slabs = std::map<Address, SlabState>;
+  [[nodiscard]] Slabs::iterator slab_of(Address address);
+  void insert_free(SlabState& slab, Address address, FreeRange range);
+  void erase_free(SlabState& slab, std::map<Address, FreeRange>::iterator range);
+
+  Slabs slabs_;
+  std::set<std::pair<std::uint64_t, Address>> by_size_;  // (bytes, address) of every free range
+  std::uint64_t emptied_counter_ = 0;
+};
+
+}  // namespace vdnn

@@ -1,0 +1,54 @@
+// What a TransferQueue hands out: the copy of a storage off the device, and a copy on its way back.
+//
+// Both are shared with the queue while work is in flight, so dropping either at any moment is safe: the queue keeps
+// what running copies touch, and the host block goes back behind its last use.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "device/device.h"
+#include "memory/pinned_pool.h"
+
+namespace vdnn {
+
+// Whatever must live as long as a copy may touch its memory (a tensor, for Python). The queue never looks inside.
+using Keepalive = std::shared_ptr<void>;
+
+enum class CopyState {
+  Queued,     // waits in a batch; the device has not been told
+  Submitted,  // on the copy stream: ready() says when it is complete
+  Failed,     // the device refused it; the source is still the only copy and is held here
+};
+
+class HostCopy {
+ public:
+  HostCopy(std::shared_ptr<PinnedBlock> block, std::uint64_t bytes) : block_(std::move(block)), bytes_(bytes) {}
+
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] const std::shared_ptr<PinnedBlock>& block() const noexcept { return block_; }
+
+ private:
+  friend class TransferQueue;  // whose lock guards what follows
+  std::shared_ptr<PinnedBlock> block_;
+  std::uint64_t bytes_;
+  CopyState state_ = CopyState::Queued;
+  Event ready_;
+  std::string failure_;
+  Keepalive kept_source_;  // only when Failed
+};
+
+class Reload {
+ public:
+  explicit Reload(std::uint64_t bytes) : bytes_(bytes) {}
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+
+ private:
+  friend class TransferQueue;  // whose lock guards what follows
+  std::uint64_t bytes_;
+  Event done_;
+  bool waited_ = false;
+};
+
+}  // namespace vdnn

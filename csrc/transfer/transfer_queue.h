@@ -1,0 +1,134 @@
+// The mover: offloads and reloads on two copy streams of their own, within byte windows.
+//
+// What must outlive what is written down: an offload's source is held from offload() until its owner stream has been
+// made to wait for the copy; a reload's target until its consumer stream has been made to wait; a host block until
+// the event of its last use. Nothing is polled and the host never blocks on a GPU: windows are kept by making streams
+// wait. References to sources are handed back through take_released(), never dropped inside.
+//
+// Small offloads are batched: one ready event, one wait and one done event for all of them, submitted when the batch
+// is full or anybody needs one of them.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transfer/host_copy.h"
+
+namespace vdnn {
+
+struct QueueOptions {
+  std::uint64_t offload_window_bytes = std::uint64_t{512} << 20;  // sources held by copies in flight
+  std::uint64_t reload_window_bytes = std::uint64_t{512} << 20;   // targets issued and not yet waited for
+  std::uint64_t small_copy_bytes = std::uint64_t{64} << 10;       // up to here an offload joins a batch
+  std::uint64_t batch_bytes = std::uint64_t{1} << 20;
+};
+
+struct QueueStats {
+  std::uint64_t offloads = 0;
+  std::uint64_t offloaded_bytes = 0;
+  std::uint64_t reloads = 0;
+  std::uint64_t reloaded_bytes = 0;
+  std::uint64_t submissions = 0;  // batches count once
+  std::uint64_t offload_in_flight_bytes = 0;
+  std::uint64_t reload_in_flight_bytes = 0;
+  std::uint64_t window_waits = 0;      // a stream was made to wait because the offload window was full
+  std::uint64_t refused_offloads = 0;  // no host memory: the storage stays on the device
+  std::uint64_t refused_reloads = 0;   // the reload window was full
+  std::uint64_t cancelled = 0;         // dropped before the device was told
+  std::uint64_t failed = 0;
+};
+
+class TransferQueue {
+ public:
+  TransferQueue(std::shared_ptr<Device> device, std::shared_ptr<PinnedPool> pool, const QueueOptions& options);
+  TransferQueue(const TransferQueue&) = delete;  // copies in flight refer to it
+  TransferQueue& operator=(const TransferQueue&) = delete;
+  // Calls no driver: without close(), what copies may still touch is parked, and the next queue lets go of it.
+  ~TransferQueue();
+
+  // Copies [source, +bytes) off the device once `producer` has come this far. `owner` is the stream on which the
+  // source was allocated. Null when there is no host memory now (see Growth); then nothing is held.
+  [[nodiscard]] std::shared_ptr<HostCopy> offload(Address source, std::uint64_t bytes, Stream producer, Stream owner,
+                                                  Keepalive source_keepalive, Growth growth);
+  // Makes the owner stream wait for the copy and hands the source back. Idempotent. False if the copy failed.
+  bool release(const std::shared_ptr<HostCopy>& copy);
+  // Copies back into [target, +bytes), allocated on `consumer`. Null when the window is full, unless `demand`.
+  [[nodiscard]] std::shared_ptr<Reload> reload(const std::shared_ptr<HostCopy>& copy, Address target, Stream consumer,
+                                               Keepalive target_keepalive, bool demand);
+  // Whatever is put on `stream` from now on sees the reloaded bytes.
+  void wait(const std::shared_ptr<Reload>& reload, Stream stream);
+  // Submits what waits in a batch.
+  void flush();
+  // Takes care of copies whose handles were dropped. Also done by every offload, reload, release and wait.
+  void collect();
+
+  // The event after which the host may read the block; submits the copy if it still waits in a batch.
+  [[nodiscard]] Event ready(const std::shared_ptr<HostCopy>& copy);
+  [[nodiscard]] CopyState state(const std::shared_ptr<HostCopy>& copy);
+  // For a failed copy: why, and the source it was made from.
+  [[nodiscard]] std::pair<std::string, Keepalive> failure(const std::shared_ptr<HostCopy>& copy);
+  // Sources that may be dropped on their owner streams, in order of release.
+  [[nodiscard]] std::vector<Keepalive> take_released();
+  // References that the queue itself no longer needs; the caller destroys them where that is safe.
+  [[nodiscard]] std::vector<Keepalive> take_finished();
+
+  [[nodiscard]] QueueStats stats();
+  [[nodiscard]] Stream offload_stream() const noexcept { return to_host_; }
+  [[nodiscard]] Stream reload_stream() const noexcept { return to_device_; }
+  // Waits for all copies, then hands every reference back. Throws what the device says, after letting go.
+  void close();
+
+ private:
+  struct Offload {
+    std::shared_ptr<HostCopy> copy;
+    Address source;
+    Stream producer;
+    Stream owner;
+    Keepalive keepalive;
+  };
+  struct ReloadInFlight {
+    std::shared_ptr<Reload> reload;
+    std::shared_ptr<HostCopy> copy;
+    Stream consumer;
+    Keepalive keepalive;
+  };
+  struct Leftovers;  // what a queue without close() leaves behind
+  void take_leftovers();
+  void require_open() const;
+  void flush_batch();
+  void submit(std::vector<Offload> batch);
+  void put_on_stream(const std::vector<Offload>& batch, std::size_t& copies_issued);
+  void recover(std::vector<Offload>& batch, std::size_t copies_issued, const std::string& failure);
+  void mark_failed(Offload& offload, const std::string& failure);
+  void submit_or_queue(Offload offload);
+  [[nodiscard]] bool is_small(std::uint64_t bytes) const;
+  [[nodiscard]] bool settle(Stream stream) noexcept;
+  void keep_window(std::uint64_t bytes);
+  void release_oldest();
+  void release_in_flight(std::deque<Offload>::iterator offload);
+  void finish_reload(std::size_t index, Stream stream);
+  void collect_dropped();
+
+  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<PinnedPool> pool_;
+  const QueueOptions options_;
+  const Stream to_host_;
+  const Stream to_device_;
+  std::mutex mutex_;  // guards what follows
+  std::vector<Offload> batch_;
+  std::uint64_t batch_bytes_ = 0;
+  std::deque<Offload> in_flight_;  // submitted, source still held; oldest first
+  std::vector<ReloadInFlight> reloads_;
+  std::vector<Keepalive> released_;
+  std::vector<Keepalive> finished_;
+  std::vector<Keepalive> quarantine_;  // may be touched by copies whose end nobody can tell
+  std::vector<std::shared_ptr<PinnedBlock>> quarantined_blocks_;
+  QueueStats stats_;
+  bool closed_ = false;
+};
+
+}  // namespace vdnn
