@@ -61,7 +61,7 @@ void bind_codec(py::module_& m) {
   m.def("run_on_cpu", &run_on_cpu, py::arg("call"), py::call_guard<py::gil_scoped_release>(),
         "Runs the call's CPU reference on the calling thread; source and target are host memory. Blocks.");
   m.def(
-      "device_code_bytes_present", [] { return embedded_device_code() != nullptr; },
+      "device_code_present", [] { return embedded_device_code() != nullptr; },
       "True if this build carries the CUDA kernels.");
   m.def("device_code_missing_reason", &device_code_missing_reason, "Why it does not, as a sentence; \"\" if it does.");
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <fstream>
+#include <utility>
 
 #include "device/errors.h"
 
@@ -55,18 +56,20 @@ void CudaContext::read_info() {
   info_.numa_node = numa_node_of(info_.pci_bus_id);
 }
 
+void CudaContext::mark_lost(driver::Result result, const char* call) noexcept {
+  const std::lock_guard<std::mutex> lock(first_error_mutex_);
+  if (first_error_ == driver::success) {
+    first_error_ = result;
+    first_call_ = call;
+  }
+  lost_.store(true, std::memory_order_release);
+}
+
 void CudaContext::fail(driver::Result result, const char* call, std::uint64_t bytes) {
   if (!driver::is_asynchronous(result)) {
     throw DriverFailure(call, driver_.name_of(result), static_cast<std::uint64_t>(result), bytes);
   }
-  {
-    const std::lock_guard<std::mutex> lock(first_error_mutex_);
-    if (first_error_ == driver::success) {
-      first_error_ = result;
-      first_call_ = call;
-    }
-  }
-  lost_.store(true, std::memory_order_release);
+  mark_lost(result, call);
   throw DeviceLost(call, driver_.name_of(result), static_cast<std::uint64_t>(result), first_call_);
 }
 
@@ -75,8 +78,11 @@ void CudaContext::check(driver::Result result, const char* call, std::uint64_t b
 }
 
 void CudaContext::check_released(driver::Result result, const char* call, std::uint64_t bytes) {
-  if (result == driver::success || result == driver::deinitialized || driver::is_asynchronous(result)) return;
-  fail(result, call, bytes);
+  if (driver::is_asynchronous(result)) {
+    mark_lost(result, call);
+    return;
+  }
+  if (result != driver::success && result != driver::deinitialized) fail(result, call, bytes);
 }
 
 void CudaContext::throw_if_lost() {
@@ -93,6 +99,10 @@ void CudaContext::release() {
 }
 
 void CudaContext::defer(driver::Result result, const char* call) noexcept {
+  if (driver::is_asynchronous(result)) {
+    mark_lost(result, call);
+    return;
+  }
   deferred_result_.store(result, std::memory_order_relaxed);
   deferred_call_.store(call, std::memory_order_release);
 }
@@ -102,32 +112,36 @@ void CudaContext::throw_deferred() {
   if (call != nullptr) fail(deferred_result_.load(std::memory_order_relaxed), call, 0);
 }
 
-CudaContext::Scope::Scope(CudaContext& context, Capture capture, Purpose purpose) : context_(context) {
+CudaContext::Scope::Scope(CudaContext& context, Capture capture, Purpose purpose)
+    : context_(context), purpose_(purpose) {
   context_.throw_deferred();
   if (purpose == Purpose::Work) context_.throw_if_lost();
   const DriverLibrary& driver = context_.driver_;
   driver::Context current = nullptr;
-  context_.check(driver.cuCtxGetCurrent(&current), "cuCtxGetCurrent");
+  if (!entered(driver.cuCtxGetCurrent(&current), "cuCtxGetCurrent")) return;
   if (current != context_.context_) {
-    context_.check(driver.cuCtxPushCurrent_v2(context_.context_), "cuCtxPushCurrent_v2");
-    pushed_ = true;
+    pushed_ = entered(driver.cuCtxPushCurrent_v2(context_.context_), "cuCtxPushCurrent_v2");
   }
-  if (capture == Capture::Relax) relax_capture();
+  if (capture == Capture::Relax) {
+    previous_capture_mode_ = driver::capture_mode_relaxed;
+    relaxed_ = entered(driver.cuThreadExchangeStreamCaptureMode(&previous_capture_mode_),
+                       "cuThreadExchangeStreamCaptureMode");
+  }
 }
 
-void CudaContext::Scope::relax_capture() {
-  previous_capture_mode_ = driver::capture_mode_relaxed;
-  const driver::Result result = context_.driver_.cuThreadExchangeStreamCaptureMode(&previous_capture_mode_);
-  if (result == driver::success) {
-    relaxed_ = true;
-    return;
+// A lost device refuses even this, and close() must get past it.
+bool CudaContext::Scope::entered(driver::Result result, const char* call) {
+  if (result == driver::success) return true;
+  if (purpose_ == Purpose::Close && driver::is_asynchronous(result)) {
+    context_.mark_lost(result, call);
+    return false;
   }
   pop();  // the destructor does not run when a constructor throws
-  context_.fail(result, "cuThreadExchangeStreamCaptureMode", 0);
+  context_.fail(result, call, 0);
 }
 
 void CudaContext::Scope::pop() noexcept {
-  if (!pushed_) return;
+  if (!std::exchange(pushed_, false)) return;
   driver::Context popped = nullptr;
   driver::Result result = context_.driver_.cuCtxPopCurrent_v2(&popped);
   if (result == driver::success) return;

@@ -27,8 +27,8 @@ class CudaContext {
 
   // Throws unless `result` is success. `bytes` is the size the call asked for, 0 where it has none.
   void check(driver::Result result, const char* call, std::uint64_t bytes = 0);
-  // For giving things back: true if the object is gone, also when the driver reported an earlier asynchronous error
-  // (it releases all the same). Throws if the driver kept the object.
+  // For giving things back. An earlier asynchronous error reported here only marks the device lost: the driver has
+  // released the object all the same. Throws if it kept the object.
   void check_released(driver::Result result, const char* call, std::uint64_t bytes = 0);
   void throw_if_lost();
   void release();
@@ -47,9 +47,10 @@ class CudaContext {
     ~Scope();
 
    private:
-    void relax_capture();
+    [[nodiscard]] bool entered(driver::Result result, const char* call);
     void pop() noexcept;
     CudaContext& context_;
+    const Purpose purpose_;
     bool pushed_ = false;
     bool relaxed_ = false;
     int previous_capture_mode_ = 0;
@@ -60,6 +61,7 @@ class CudaContext {
 
  private:
   void defer(driver::Result result, const char* call) noexcept;
+  void mark_lost(driver::Result result, const char* call) noexcept;
   void read_info();
   [[noreturn]] void fail(driver::Result result, const char* call, std::uint64_t bytes);
 

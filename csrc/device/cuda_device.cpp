@@ -317,6 +317,7 @@ void CudaDevice::note_access(ByteRange, Access, Stream stream, std::string_view)
 
 void CudaDevice::State::close_all() {
   const DriverLibrary& driver = context.driver();
+  const bool was_lost = context.lost();
   {
     const CudaContext::Scope scope(context, Capture::Relax, Purpose::Close);
     for (const StreamEntry& stream : streams) {
@@ -344,6 +345,7 @@ void CudaDevice::State::close_all() {
   context.release();
   closed = true;
   context.throw_deferred();
+  if (!was_lost) context.throw_if_lost();  // nobody has been told yet
 }
 
 void CudaDevice::close() {

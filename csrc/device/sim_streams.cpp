@@ -2,6 +2,7 @@
 #include "device/sim_streams.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 
 namespace vdnn {
@@ -66,9 +67,9 @@ void SimStreams::run_worker(StreamState& state) {
 
 void SimStreams::submit(std::uint32_t stream, std::function<void()> work) {
   std::unique_lock<std::mutex> lock(mutex_);
-  grant_randomly();
   StreamState& state = *streams_[stream];
   if (state.adopted) {
+    run_randomly(lock);
     lock.unlock();
     work();
     lock.lock();
@@ -79,6 +80,7 @@ void SimStreams::submit(std::uint32_t stream, std::function<void()> work) {
   state.queue.push_back({std::move(work), 0, 0});
   ++state.issued;
   if (state.completed < state.granted) state.has_work.notify_one();
+  run_randomly(lock);
 }
 
 std::uint64_t SimStreams::position(std::uint32_t stream) {
@@ -88,7 +90,7 @@ std::uint64_t SimStreams::position(std::uint32_t stream) {
 
 void SimStreams::wait(std::uint32_t waiter, std::uint32_t stream, std::uint64_t position) {
   std::unique_lock<std::mutex> lock(mutex_);
-  grant_randomly();
+  run_randomly(lock);
   StreamState& state = *streams_[waiter];
   if (waiter == stream) return;  // its own order already says so
   if (state.adopted) {
@@ -102,8 +104,8 @@ void SimStreams::wait(std::uint32_t waiter, std::uint32_t stream, std::uint64_t 
 }
 
 bool SimStreams::done(std::uint32_t stream, std::uint64_t position) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  grant_randomly();
+  std::unique_lock<std::mutex> lock(mutex_);
+  run_randomly(lock);
   StreamState& state = *streams_[stream];
   if (state.completed >= position) {
     state.fruitless_queries = 0;
@@ -115,7 +117,7 @@ bool SimStreams::done(std::uint32_t stream, std::uint64_t position) {
 
 void SimStreams::synchronize(std::uint32_t stream, std::uint64_t position) {
   std::unique_lock<std::mutex> lock(mutex_);
-  grant_randomly();
+  run_randomly(lock);
   block_until_done(lock, stream, position);
 }
 
@@ -145,16 +147,26 @@ void SimStreams::force(std::uint32_t stream, std::uint64_t position) {
   }
 }
 
-void SimStreams::grant_randomly() {
+// It has run all it may, or waits for what another stream may not run yet.
+bool SimStreams::at_rest(const StreamState& state) const {
+  if (state.queue.empty() || state.completed >= state.granted) return true;
+  const Operation& next = state.queue.front();
+  return !next.work && streams_[next.awaited_stream]->completed < next.awaited_position;
+}
+
+void SimStreams::run_randomly(std::unique_lock<std::mutex>& lock) {
   if (schedule_ != Schedule::Random) return;
   for (const auto& state : streams_) {
     if (state->adopted) continue;
-    // Mostly nothing, sometimes a burst: long delays and races both ways.
-    const std::uint64_t draw = random_() % 8;
-    if (draw < 5) continue;
-    state->granted = std::min(state->issued, std::max(state->granted, state->completed) + (draw - 4));
+    // Often nothing, sometimes one or a few, now and then all that is there: delays of every length.
+    static constexpr std::uint64_t bursts[] = {0, 0, 0, 0, 1, 2, 4, 1 << 20};
+    const std::uint64_t burst = bursts[random_() % std::size(bursts)];
+    state->granted = std::min(state->issued, std::max(state->granted, state->completed) + burst);
     state->has_work.notify_one();
   }
+  progress_.wait(lock, [&] {
+    return std::all_of(streams_.begin(), streams_.end(), [&](const auto& state) { return at_rest(*state); });
+  });
 }
 
 void SimStreams::abandon() noexcept {

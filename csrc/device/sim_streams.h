@@ -2,9 +2,10 @@
 //
 // An operation may run once everything before it on its stream has run and what its stream waits for has happened.
 // Within that freedom the schedule decides: `eager` runs at once; `lazy` runs nothing until somebody needs it (a
-// host wait, an adopted stream's wait, close), which is the latest legal moment; `random` grants each stream a few
-// operations, drawn from the seed, at every call made to the device. Grants depend only on the seed and the order of
-// calls, so a failing schedule can be repeated. Adopted streams have no worker: their work is the calling thread's.
+// host wait, an adopted stream's wait, close), which is the latest legal moment; `random` has each stream run a few
+// operations, drawn from the seed, at every call made to the device, and goes on when they are done: what ran when
+// depends only on the seed and the order of calls, so a failing schedule can be repeated. Real concurrency is `eager`'s.
+// Adopted streams have no worker: their work is the calling thread's.
 #pragma once
 
 #include <condition_variable>
@@ -62,7 +63,8 @@ class SimStreams {
   };
   void run_worker(StreamState& state);
   void force(std::uint32_t stream, std::uint64_t position);
-  void grant_randomly();
+  void run_randomly(std::unique_lock<std::mutex>& lock);
+  [[nodiscard]] bool at_rest(const StreamState& state) const;
   void block_until_done(std::unique_lock<std::mutex>& lock, std::uint32_t stream, std::uint64_t position);
 
   const Schedule schedule_;

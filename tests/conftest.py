@@ -1,0 +1,86 @@
+"""The devices that one contract suite runs over, and how hypothesis speaks.
+
+`device` is every implementation of the seam: the simulated device under each schedule, CudaDevice on the fake driver
+(as early and as late as it may run), and CudaDevice on a GPU where there is one. VDNN_REQUIRE_CUDA=1 turns the skip
+on a machine without a GPU into a failure, so that a GPU runner cannot pass by skipping. Each device is closed after
+its test, and the fake driver must then count nothing alive.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+from tests.fake_driver.control import FakeDriver
+from vdnn import _C
+
+hypothesis.settings.register_profile("vdnn", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("vdnn")
+
+SCHEDULES = [_C.Schedule.EAGER, _C.Schedule.LAZY, _C.Schedule.RANDOM]
+SCHEDULE_IDS = [schedule.name.lower() for schedule in SCHEDULES]
+
+
+def require_cuda() -> None:
+    """Skips without a GPU, or fails where one is required."""
+    status = _C.driver_status()
+    if status["device_count"]:
+        return
+    if os.environ.get("VDNN_REQUIRE_CUDA") == "1":
+        pytest.fail(f"VDNN_REQUIRE_CUDA=1, but there is no GPU: {status['reason']}")
+    pytest.skip(f"no GPU: {status['reason']}")
+
+
+def open_fake_device(fake: FakeDriver) -> _C.CudaDevice:
+    return _C.CudaDevice(library=str(fake.path))
+
+
+@pytest.fixture
+def fake_driver() -> Iterator[FakeDriver]:
+    """The fake driver, as new; afterwards nothing may be alive in it."""
+    gc.collect()
+    driver = FakeDriver()
+    driver.reset()
+    if driver.leaks():  # left by a test that dropped a device without closing it
+        open_fake_device(driver).close()
+    yield driver
+    gc.collect()
+    driver.reset()
+    if driver.leaks():
+        open_fake_device(driver).close()
+    assert driver.leaks() == {}
+
+
+@pytest.fixture(
+    params=[
+        "sim-eager",
+        "sim-lazy",
+        "sim-random",
+        "fake",
+        "fake-late",
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ]
+)
+def device(request: pytest.FixtureRequest) -> Iterator[_C.Device]:
+    kind = request.param
+    if kind.startswith("sim-"):
+        made: _C.Device = _C.SimDevice(schedule=_C.Schedule.__members__[kind[4:].upper()], seed=7)
+        yield made
+        made.close()
+        return
+    if kind == "cuda":
+        require_cuda()
+        made = _C.CudaDevice()
+        yield made
+        made.close()
+        return
+    driver: FakeDriver = request.getfixturevalue("fake_driver")
+    made = open_fake_device(driver)
+    driver.hold_streams(kind == "fake-late")
+    yield made
+    made.close()
+    assert driver.leaks() == {}

@@ -1,0 +1,42 @@
+"""A forked child inherits device objects but neither threads nor contexts: it is told so, and it exits cleanly."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import pytest
+
+from tests.device.device_memory import TO_HOST
+from vdnn import _C, errors
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_is_refused_and_harms_nothing(device: _C.Device) -> None:
+    stream = device.create_stream("s")
+    memory, host = device.allocate_device(4096), device.allocate_pinned(4096)
+    pool = _C.PinnedPool(device, cap_bytes=1 << 20)
+    queue = _C.TransferQueue(device, pool)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            for call in (lambda: device.record(stream), lambda: device.allocate_pinned(1), lambda: pool.allocate(1)):
+                try:
+                    call()
+                except errors.ClosedError as error:
+                    assert "forked child" in str(error)
+                else:
+                    os._exit(2)
+            device.close()  # nothing to give back here
+            pool.close()
+            del queue, pool
+            gc.collect()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    device.copy_async(host, memory, 4096, TO_HOST, stream)  # the parent's device works on
+    device.drain(stream)
+    queue.close()
+    pool.close()
