@@ -87,11 +87,11 @@ std::shared_ptr<HostCopy> TransferQueue::offload(Address source, std::uint64_t b
   // Refuses streams of other devices before anything is held.
   static_cast<void>(device_->stream_name(producer));
   static_cast<void>(device_->stream_name(owner));
+  collect();  // first, so that the blocks of dropped copies can be had again
   // Outside the lock: this may pin memory, and other threads have copies to wait for.
   std::shared_ptr<PinnedBlock> block = pool_->allocate(bytes, growth);
   const std::lock_guard<std::mutex> lock(mutex_);
   require_open();
-  collect_dropped();
   if (block == nullptr) {
     ++stats_.refused_offloads;
     return nullptr;

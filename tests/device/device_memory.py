@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 
 from vdnn import _C
 
@@ -37,6 +38,7 @@ def download(device: _C.Device, stream: _C.Stream, address: int, size: int) -> b
     return content
 
 
+@cache
 def pattern(size: int, seed: int = 1) -> bytes:
     """Bytes that differ from place to place and from seed to seed."""
     return bytes((index * 31 + seed * 97 + index // 251) % 256 for index in range(size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 
 import pytest
@@ -251,6 +252,4 @@ def test_close_finishes_what_was_put_on_its_streams(device: _C.Device) -> None:
 
 
 def _address_of(buffer: bytearray) -> int:
-    import ctypes
-
     return ctypes.addressof((ctypes.c_char * len(buffer)).from_buffer(buffer))

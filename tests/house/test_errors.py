@@ -1,0 +1,215 @@
+"""vdnn.errors: the sentences, the facts behind them, and the way from the native core's kinds to both."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+from vdnn import errors
+from vdnn.errors import VdnnError, from_native
+
+ROOT = Path(__file__).resolve().parents[2]
+GIB = 2**30
+
+# One of each: class, the built-in it also is, its facts, its whole sentence.
+EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str]] = [
+    (
+        errors.InvalidArgumentError,
+        ValueError,
+        {"argument": "bytes", "expected": "between 1 byte and 128 TiB", "got": "0"},
+        "bytes: expected between 1 byte and 128 TiB, got 0.",
+    ),
+    (
+        errors.DeviceMismatchError,
+        ValueError,
+        {"what": "stream 3 of device 1", "device": "2 (sim)"},
+        "stream 3 of device 1 does not belong to device 2 (sim). Pass what this device made, or make the "
+        "call on the "
+        "device that made it.",
+    ),
+    (
+        errors.ClosedError,
+        RuntimeError,
+        {"what": "the pinned pool", "reason": "it was closed."},
+        "the pinned pool can no longer be used: it was closed. Make a new one.",
+    ),
+    (
+        errors.DriverError,
+        RuntimeError,
+        {"call": "cuMemAlloc_v2", "code_name": "CUDA_ERROR_OUT_OF_MEMORY", "code": 2, "bytes": 64 * 2**20},
+        "cuMemAlloc_v2 of 64.00 MiB (67108864 bytes) failed with CUDA_ERROR_OUT_OF_MEMORY (2). The device "
+        "still "
+        "works.",
+    ),
+    (
+        errors.DeviceLostError,
+        RuntimeError,
+        {
+            "call": "cuEventQuery",
+            "code_name": "CUDA_ERROR_ILLEGAL_ADDRESS",
+            "code": 700,
+            "first_call": "cuStreamSynchronize",
+        },
+        "cuEventQuery failed because the device is lost: CUDA_ERROR_ILLEGAL_ADDRESS (700), first reported "
+        "by cuStreamSynchronize. Work that had been accepted failed on the device, and nothing there can be "
+        "trusted. "
+        "Start the process again; CUDA_LAUNCH_BLOCKING=1 finds the kernel at fault.",
+    ),
+    (
+        errors.DriverUnavailableError,
+        RuntimeError,
+        {"library": "libcuda.so.1", "reason": "it could not be opened"},
+        "no CUDA device can be used through libcuda.so.1: it could not be opened. `python -m vdnn doctor` "
+        "shows what "
+        "was found.",
+    ),
+    (
+        errors.PinnedMemoryError,
+        MemoryError,
+        {
+            "requested_bytes": 2 * GIB,
+            "pinned_bytes": 3 * GIB,
+            "cap_bytes": 4 * GIB,
+            "reason": "the cap is reached",
+        },
+        "cannot pin 2.00 GiB of host memory: the cap is reached. 3.00 GiB are pinned already and the cap is "
+        "4.00 GiB. Raise the cap, or offload less.",
+    ),
+    (
+        errors.KernelUnavailableError,
+        RuntimeError,
+        {"kernel": "vdnn_pack_bits", "reason": "built without nvcc"},
+        "the kernel vdnn_pack_bits cannot run here: built without nvcc. `python -m vdnn doctor` lists the "
+        "kernels.",
+    ),
+    (
+        errors.OrderingError,
+        RuntimeError,
+        {
+            "range_address": 0x7F00,
+            "range_bytes": 4096,
+            "first": "write 'reload'",
+            "first_stream": "h2d",
+            "second": "read 'conv'",
+            "second_stream": "compute",
+            "missing": "a wait of compute on an event of h2d",
+        },
+        "race on 4.00 KiB at 0x7f00: write 'reload' on stream h2d and read 'conv' on stream compute are not "
+        "ordered. "
+        "Missing: a wait of compute on an event of h2d.",
+    ),
+    (
+        errors.TorchMissingError,
+        ImportError,
+        {"found": "no torch is installed", "needed": "torch>=2.8"},
+        "this part of vdnn needs torch>=2.8, but no torch is installed: run pip install 'torch>=2.8'.",
+    ),
+]
+NATIVE_KINDS = {
+    "InvalidArgument": errors.InvalidArgumentError,
+    "DeviceMismatch": errors.DeviceMismatchError,
+    "Closed": errors.ClosedError,
+    "DriverFailure": errors.DriverError,
+    "DeviceLost": errors.DeviceLostError,
+    "DriverUnavailable": errors.DriverUnavailableError,
+    "PinnedMemoryFull": errors.PinnedMemoryError,
+    "KernelUnavailable": errors.KernelUnavailableError,
+    "OrderingViolation": errors.OrderingError,
+}
+by_class = pytest.mark.parametrize(
+    ("kind", "builtin", "facts", "sentence"), EXAMPLES, ids=[example[0].__name__ for example in EXAMPLES]
+)
+
+
+def facts_of(kind: type[VdnnError]) -> dict[str, str | int]:
+    return next(facts for known, _, facts, _ in EXAMPLES if known is kind)
+
+
+@by_class
+def test_the_sentence_says_what_was_expected_and_what_came(
+    kind: type[VdnnError], builtin: type[Exception], facts: dict[str, str | int], sentence: str
+) -> None:
+    error = kind(**facts)
+    assert str(error) == sentence
+    assert isinstance(error, VdnnError)
+    assert isinstance(error, builtin)
+    assert {name: getattr(error, name) for name in facts} == facts
+
+
+@by_class
+@pytest.mark.parametrize("way", ["pickle", "copy", "deepcopy"])
+def test_an_error_survives_pickle_and_copy(
+    kind: type[VdnnError], builtin: type[Exception], facts: dict[str, str | int], sentence: str, way: str
+) -> None:
+    error = kind(**facts)
+    ways = {"pickle": lambda e: pickle.loads(pickle.dumps(e)), "copy": copy.copy, "deepcopy": copy.deepcopy}
+    again = ways[way](error)
+    assert type(again) is kind
+    assert str(again) == sentence
+    assert {name: getattr(again, name) for name in facts} == facts
+
+
+def test_every_class_has_an_example_here() -> None:
+    public = {
+        value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, VdnnError)
+    }
+    assert public == {example[0] for example in EXAMPLES} | {VdnnError}
+
+
+@pytest.mark.parametrize("native", sorted(NATIVE_KINDS))
+def test_a_native_kind_becomes_its_class(native: str) -> None:
+    kind = NATIVE_KINDS[native]
+    error = from_native(native, facts_of(kind))
+    assert type(error) is kind
+    assert str(error) == str(kind(**facts_of(kind)))
+
+
+def declared_kinds(header: str) -> set[str]:
+    return set(re.findall(r"struct (\w+) final : Error", header))
+
+
+def test_every_kind_the_native_core_declares_is_mapped() -> None:
+    headers = "".join(path.read_text() for path in sorted((ROOT / "csrc").rglob("*.h")))
+    declared = declared_kinds(headers)
+    assert len(declared) >= 8
+    assert declared <= set(NATIVE_KINDS)
+
+
+def test_the_native_facts_have_the_names_that_the_classes_take() -> None:
+    declared = (ROOT / "csrc" / "device" / "errors.h").read_text()
+    for native, parameters in re.findall(r"^  (\w+)\((std::[^;]*)\);", declared, re.MULTILINE | re.DOTALL):
+        names = re.findall(r"(\w+)(?:,|$)", parameters)
+        assert set(names) == set(facts_of(NATIVE_KINDS[native])), native
+
+
+def test_a_kind_without_words_is_shown_with_its_facts() -> None:
+    error = from_native("SolarFlare", {"strength": 9})
+    assert type(error) is VdnnError
+    assert "SolarFlare" in str(error)
+    assert "strength=9" in str(error)
+
+
+def test_facts_that_do_not_fit_their_kind_are_not_lost() -> None:
+    error = from_native("Closed", {"what": "pool", "colour": "blue"})
+    assert type(error) is VdnnError
+    assert "colour='blue'" in str(error)
+
+
+def test_a_driver_call_without_a_size_names_none() -> None:
+    error = errors.DriverError(call="cuInit", code_name="CUDA_ERROR_NO_DEVICE", code=100, bytes=0)
+    assert str(error) == "cuInit failed with CUDA_ERROR_NO_DEVICE (100). The device still works."
+
+
+def test_a_pool_without_a_cap_says_so() -> None:
+    error = errors.PinnedMemoryError(requested_bytes=1, pinned_bytes=0, cap_bytes=0, reason="mmap: no memory")
+    assert "there is no cap" in str(error)
+
+
+def test_notes_added_to_an_error_survive_pickle() -> None:
+    error = errors.ClosedError(what="pool", reason="closed")
+    error.__dict__["__notes__"] = ["in layers.3"]
+    assert pickle.loads(pickle.dumps(error)).__notes__ == ["in layers.3"]

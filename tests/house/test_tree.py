@@ -1,0 +1,83 @@
+"""The tree itself: names that say nothing are refused, files stay readable, text is ASCII, settings agree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("vdnn", "csrc", "tests", "benchmarks", "cmake")
+# Where a function with no home would go. Its concept has no name yet: find it.
+NAMELESS = re.compile(r"(^|_)(utils?|helpers?|common|misc|stuff|tools?)(_|$)")
+SUFFIXES = {".py", ".pyi", ".h", ".cpp", ".cu", ".cuh", ".cmake"}
+MAX_LINES = 350
+
+
+def sources(root: Path) -> Iterator[Path]:
+    for room in ROOMS:
+        for path in sorted((root / room).rglob("*")):
+            if path.suffix in SUFFIXES and "results" not in path.parts:
+                yield path
+
+
+def nameless(root: Path) -> list[str]:
+    parts = {(path, part) for path in sources(root) for part in path.relative_to(root).parts}
+    return sorted(str(path) for path, part in parts if NAMELESS.search(part.split(".")[0]))
+
+
+def too_long(root: Path) -> list[str]:
+    return [str(path) for path in sources(root) if len(path.read_text().splitlines()) > MAX_LINES]
+
+
+def not_ascii(root: Path) -> list[str]:
+    return [str(path) for path in sources(root) if not path.read_bytes().isascii()]
+
+
+def unintroduced(root: Path) -> list[str]:
+    """Files that do not begin by saying what they are."""
+    openings = ('"""', "//", "#", 'r"""')
+    return [str(path) for path in sources(root) if not path.read_text().startswith(openings)]
+
+
+DETECTORS = {
+    "nameless": (nameless, "vdnn/copy_utils.py", '"""What it is."""\n'),
+    "too_long": (too_long, "csrc/device/long.cpp", "// What it is.\n" * (MAX_LINES + 1)),
+    "not_ascii": (not_ascii, "tests/house/test_dash.py", '"""What it is \u2014 here."""\n'),
+    "unintroduced": (unintroduced, "vdnn/silent.py", "import os\n"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(DETECTORS))
+def test_the_tree_is_clean(name: str) -> None:
+    assert list(sources(ROOT))
+    assert DETECTORS[name][0](ROOT) == []
+
+
+@pytest.mark.parametrize("name", sorted(DETECTORS))
+def test_the_detector_fires(name: str, tmp_path: Path) -> None:
+    detector, path, text = DETECTORS[name]
+    offender = tmp_path / path
+    offender.parent.mkdir(parents=True)
+    offender.write_text(text, encoding="utf-8")
+    assert detector(tmp_path) == [str(offender)]
+
+
+def test_the_readme_names_both_commands() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert "make test" in text
+    assert "make bench" in text
+
+
+def test_the_needed_torch_is_the_same_everywhere() -> None:
+    from vdnn.torch_requirement import NEEDED
+
+    assert f'dependencies = ["{NEEDED}"]' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_every_command_of_the_makefile_is_in_its_help() -> None:
+    text = (ROOT / "Makefile").read_text()
+    shown = re.findall(r"make ([a-z-]+)", text.split("help:\n")[1].split("\n\n")[0])
+    assert set(re.findall(r"^\.PHONY: (.+)$", text, re.MULTILINE)) == {*shown, "help"}
