@@ -124,8 +124,8 @@ CudaContext::Scope::Scope(CudaContext& context, Capture capture, Purpose purpose
   }
   if (capture == Capture::Relax) {
     previous_capture_mode_ = driver::capture_mode_relaxed;
-    relaxed_ = entered(driver.cuThreadExchangeStreamCaptureMode(&previous_capture_mode_),
-                       "cuThreadExchangeStreamCaptureMode");
+    relaxed_ =
+        entered(driver.cuThreadExchangeStreamCaptureMode(&previous_capture_mode_), "cuThreadExchangeStreamCaptureMode");
   }
 }
 
@@ -143,21 +143,21 @@ bool CudaContext::Scope::entered(driver::Result result, const char* call) {
 void CudaContext::Scope::pop() noexcept {
   if (!std::exchange(pushed_, false)) return;
   driver::Context popped = nullptr;
-  driver::Result result = context_.driver_.cuCtxPopCurrent_v2(&popped);
+  const driver::Result result = context_.driver_.cuCtxPopCurrent_v2(&popped);
   if (result == driver::success) return;
   context_.defer(result, "cuCtxPopCurrent_v2");
   // Once more: a context left on the stack would change what other libraries on this thread see as current.
-  result = context_.driver_.cuCtxPopCurrent_v2(&popped);
+  context_.driver_.cuCtxPopCurrent_v2(&popped);
 }
 
 CudaContext::Scope::~Scope() {
   if (relaxed_) {
     int mode = previous_capture_mode_;
-    driver::Result result = context_.driver_.cuThreadExchangeStreamCaptureMode(&mode);
+    const driver::Result result = context_.driver_.cuThreadExchangeStreamCaptureMode(&mode);
     if (result != driver::success) {
       context_.defer(result, "cuThreadExchangeStreamCaptureMode");
       mode = previous_capture_mode_;
-      result = context_.driver_.cuThreadExchangeStreamCaptureMode(&mode);
+      context_.driver_.cuThreadExchangeStreamCaptureMode(&mode);
     }
   }
   pop();

@@ -27,6 +27,7 @@ class CudaContext {
 
   // Throws unless `result` is success. `bytes` is the size the call asked for, 0 where it has none.
   void check(driver::Result result, const char* call, std::uint64_t bytes = 0);
+  [[noreturn]] void fail(driver::Result result, const char* call, std::uint64_t bytes);
   // For giving things back. An earlier asynchronous error reported here only marks the device lost: the driver has
   // released the object all the same. Throws if it kept the object.
   void check_released(driver::Result result, const char* call, std::uint64_t bytes = 0);
@@ -63,7 +64,6 @@ class CudaContext {
   void defer(driver::Result result, const char* call) noexcept;
   void mark_lost(driver::Result result, const char* call) noexcept;
   void read_info();
-  [[noreturn]] void fail(driver::Result result, const char* call, std::uint64_t bytes);
 
   const DriverLibrary& driver_;
   DeviceInfo info_;

@@ -50,7 +50,7 @@ struct CudaDevice::State {
   State* next_returned = nullptr;
 
   [[nodiscard]] std::shared_lock<std::shared_mutex> enter() const {
-    if (fork_guard.in_forked_child()) throw Closed("device " + context.info().name, "this is a forked child process");
+    fork_guard.refuse_in_child("device " + context.info().name);
     std::shared_lock<std::shared_mutex> lock(life);
     if (closing) throw Closed("device " + context.info().name, "close() was called");
     return lock;
@@ -75,12 +75,10 @@ CudaDevice::CudaDevice(int ordinal, const std::string& library) {
   state_ = std::make_unique<State>(ordinal, DriverLibrary::load(library));
 }
 
-CudaDevice::CudaDevice(std::unique_ptr<State> state) : state_(std::move(state)) {}
-
 CudaDevice::~CudaDevice() {
   if (state_->fork_guard.in_forked_child()) {
     state_->pinned.abandon_all();
-    static_cast<void>(state_.release());  // the child owns none of it
+    [[maybe_unused]] const State* leaked = state_.release();  // the child owns none of it
   } else if (!state_->closed) {
     parked<State>().push(state_.release());
   }
@@ -358,6 +356,7 @@ void CudaDevice::close() {
 }
 
 bool CudaDevice::closed() const {
+  if (state_->fork_guard.in_forked_child()) return true;
   const std::shared_lock<std::shared_mutex> lock(state_->life);
   return state_->closing;
 }

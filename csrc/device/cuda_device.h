@@ -40,7 +40,6 @@ class CudaDevice final : public Device {
 
  private:
   struct State;
-  explicit CudaDevice(std::unique_ptr<State> state);
   static void close_parked();
   std::unique_ptr<State> state_;
 };

@@ -44,8 +44,9 @@ Event CudaEvents::record(CudaContext& context, driver::StreamHandle handle, Stre
   std::unique_ptr<Record> record = take(context, timing);
   const driver::Result result = context.driver().cuEventRecord(record->handle, handle);
   if (result != driver::success) {
-    (record->timed ? free_timed_ : free_untimed_).push_back(std::move(record));
-    context.check(result, "cuEventRecord");
+    auto& free = record->timed ? free_timed_ : free_untimed_;
+    free.push_back(std::move(record));
+    context.fail(result, "cuEventRecord", 0);
   }
   record->stream = stream;
   record->position = position;

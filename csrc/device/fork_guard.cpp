@@ -5,6 +5,8 @@
 
 #include <atomic>
 
+#include "device/errors.h"
+
 namespace vdnn {
 namespace {
 
@@ -26,6 +28,10 @@ ForkGuard::ForkGuard() noexcept : generation_(current_generation()) {}
 
 bool ForkGuard::in_forked_child() const noexcept {
   return forks_survived.load(std::memory_order_relaxed) != generation_;
+}
+
+void ForkGuard::refuse_in_child(std::string_view what) const {
+  if (in_forked_child()) throw Closed(what, "this is a forked child process");
 }
 
 }  // namespace vdnn

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 namespace vdnn {
 
@@ -12,6 +13,8 @@ class ForkGuard {
  public:
   ForkGuard() noexcept;
   [[nodiscard]] bool in_forked_child() const noexcept;
+  // Throws Closed there. Comes before any lock: a thread that does not exist in the child may have held it.
+  void refuse_in_child(std::string_view what) const;
 
  private:
   std::uint64_t generation_;

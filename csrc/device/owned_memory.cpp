@@ -52,6 +52,7 @@ void PinnedMappings::require_inside(ByteRange range) const {
 
 std::vector<Address> PinnedMappings::addresses() const {
   std::vector<Address> result;
+  result.reserve(by_address_.size());
   for (const auto& [address, mapping] : by_address_) result.push_back(address);
   return result;
 }
@@ -69,6 +70,7 @@ void DeviceAllocations::require(Address address) const {
 
 std::vector<Address> DeviceAllocations::addresses() const {
   std::vector<Address> result;
+  result.reserve(bytes_by_address_.size());
   for (const auto& [address, bytes] : bytes_by_address_) result.push_back(address);
   return result;
 }

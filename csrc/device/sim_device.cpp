@@ -57,7 +57,7 @@ struct SimDevice::State {
   std::map<Address, HostMapping> reserved;  // stands for device memory when no bytes move
 
   [[nodiscard]] std::shared_lock<std::shared_mutex> enter() const {
-    if (fork_guard.in_forked_child()) throw Closed("device " + info.name, "this is a forked child process");
+    fork_guard.refuse_in_child("device " + info.name);
     std::shared_lock<std::shared_mutex> lock(life);
     if (closed) throw Closed("device " + info.name, "close() was called");
     return lock;
@@ -87,7 +87,8 @@ SimDevice::~SimDevice() {
     state_->streams->abandon();
     state_->pinned.abandon_all();
     for (auto& [address, mapping] : state_->reserved) mapping.abandon();
-    static_cast<void>(state_.release());  // its mutexes may be held by threads that this process does not have
+    // Its mutexes may be held by threads that this process does not have.
+    [[maybe_unused]] const State* leaked = state_.release();
     return;
   }
   state_->streams.reset();
@@ -279,6 +280,7 @@ void SimDevice::close() {
 }
 
 bool SimDevice::closed() const {
+  if (state_->fork_guard.in_forked_child()) return true;
   const std::shared_lock<std::shared_mutex> lock(state_->life);
   return state_->closed;
 }

@@ -4,8 +4,8 @@
 // Within that freedom the schedule decides: `eager` runs at once; `lazy` runs nothing until somebody needs it (a
 // host wait, an adopted stream's wait, close), which is the latest legal moment; `random` has each stream run a few
 // operations, drawn from the seed, at every call made to the device, and goes on when they are done: what ran when
-// depends only on the seed and the order of calls, so a failing schedule can be repeated. Real concurrency is `eager`'s.
-// Adopted streams have no worker: their work is the calling thread's.
+// depends only on the seed and the order of calls, so a failing schedule can be repeated. Real concurrency is
+// `eager`'s. Adopted streams have no worker: their work is the calling thread's.
 #pragma once
 
 #include <condition_variable>

@@ -91,7 +91,6 @@ void PinnedPool::free_leftovers() {
 }
 
 void PinnedPool::require_open() const {
-  if (fork_guard_.in_forked_child()) throw Closed("pinned pool", "this is a forked child process");
   if (closed_) throw Closed("pinned pool", "close() was called");
   if (device_->closed()) throw Closed("pinned pool", "its device was closed");
 }
@@ -127,6 +126,7 @@ std::shared_ptr<PinnedBlock> PinnedPool::allocate(std::uint64_t bytes, Growth gr
     throw InvalidArgument("bytes", "between 1 byte and 128 TiB", std::to_string(bytes));
   }
   const std::uint64_t rounded = round_up(bytes, granule_bytes);
+  fork_guard_.refuse_in_child("pinned pool");
   Lock lock(mutex_);
   bool awaited = false;
   while (true) {
@@ -255,6 +255,7 @@ void PinnedPool::reserve(std::uint64_t bytes) {
   if (bytes > options_.cap_bytes) {
     throw PinnedMemoryFull(bytes, 0, options_.cap_bytes, "the reservation is larger than the cap");
   }
+  fork_guard_.refuse_in_child("pinned pool");
   const Lock lock(mutex_);
   require_open();
   collect_returned();
@@ -262,11 +263,13 @@ void PinnedPool::reserve(std::uint64_t bytes) {
 }
 
 void PinnedPool::wait_for_growth() {
+  fork_guard_.refuse_in_child("pinned pool");
   Lock lock(mutex_);
   growth_done_.wait(lock, [&] { return closed_ || wanted_bytes_.empty(); });
 }
 
 std::uint64_t PinnedPool::trim() {
+  fork_guard_.refuse_in_child("pinned pool");
   Lock lock(mutex_);
   require_open();
   collect_returned();
@@ -277,6 +280,7 @@ std::uint64_t PinnedPool::trim() {
 }
 
 PoolStats PinnedPool::stats() {
+  fork_guard_.refuse_in_child("pinned pool");
   const Lock lock(mutex_);
   collect_returned();
   stats_.slabs = space_.slabs().size();

@@ -43,6 +43,7 @@ TransferQueue::TransferQueue(std::shared_ptr<Device> device, std::shared_ptr<Pin
 }
 
 TransferQueue::~TransferQueue() {
+  // In a forked child nothing may be waited for, ever: what is held stays held until the child ends.
   if (closed_ || (in_flight_.empty() && reloads_.empty() && quarantine_.empty())) return;
   auto left = std::make_unique<Leftovers>();
   left->device = device_;
@@ -76,6 +77,11 @@ void TransferQueue::take_leftovers() {
   }
 }
 
+std::unique_lock<std::mutex> TransferQueue::lock() {
+  fork_guard_.refuse_in_child("transfer queue");
+  return std::unique_lock<std::mutex>(mutex_);
+}
+
 void TransferQueue::require_open() const {
   if (closed_) throw Closed("transfer queue", "close() was called");
 }
@@ -90,7 +96,7 @@ std::shared_ptr<HostCopy> TransferQueue::offload(Address source, std::uint64_t b
   collect();  // first, so that the blocks of dropped copies can be had again
   // Outside the lock: this may pin memory, and other threads have copies to wait for.
   std::shared_ptr<PinnedBlock> block = pool_->allocate(bytes, growth);
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto locked = lock();
   require_open();
   if (block == nullptr) {
     ++stats_.refused_offloads;
@@ -137,7 +143,7 @@ void TransferQueue::flush_batch() {
 }
 
 void TransferQueue::flush() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto locked = lock();
   require_open();
   collect_dropped();
   flush_batch();
@@ -229,7 +235,7 @@ void TransferQueue::keep_window(std::uint64_t bytes) {
 }
 
 bool TransferQueue::release(const std::shared_ptr<HostCopy>& copy) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto locked = lock();
   require_open();
   collect_dropped();
   if (copy->state_ == CopyState::Queued) flush_batch();
@@ -242,7 +248,7 @@ bool TransferQueue::release(const std::shared_ptr<HostCopy>& copy) {
 
 std::shared_ptr<Reload> TransferQueue::reload(const std::shared_ptr<HostCopy>& copy, Address target, Stream consumer,
                                               Keepalive target_keepalive, bool demand) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto locked = lock();
   require_open();
   collect_dropped();
   if (copy->state_ == CopyState::Queued) flush_batch();
@@ -290,7 +296,7 @@ void TransferQueue::finish_reload(std::size_t index, Stream stream) {
 }
 
 void TransferQueue::wait(const std::shared_ptr<Reload>& reload, Stream stream) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto locked = lock();
   require_open();
   for (std::size_t index = 0; index < reloads_.size(); ++index) {
     if (reloads_[index].reload != reload) continue;
@@ -326,13 +332,13 @@ void TransferQueue::collect_dropped() {
 }
 
 void TransferQueue::collect() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto locked = lock();
   require_open();
   collect_dropped();
 }
 
 Event TransferQueue::ready(const std::shared_ptr<HostCopy>& copy) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto locked = lock();
   if (copy->state_ == CopyState::Queued) {
     require_open();
     flush_batch();
@@ -341,32 +347,34 @@ Event TransferQueue::ready(const std::shared_ptr<HostCopy>& copy) {
 }
 
 CopyState TransferQueue::state(const std::shared_ptr<HostCopy>& copy) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto locked = lock();
   return copy->state_;
 }
 
 std::pair<std::string, Keepalive> TransferQueue::failure(const std::shared_ptr<HostCopy>& copy) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto locked = lock();
   return {copy->failure_, copy->kept_source_};
 }
 
 std::vector<Keepalive> TransferQueue::take_released() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto locked = lock();
   return std::exchange(released_, {});
 }
 
 std::vector<Keepalive> TransferQueue::take_finished() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  if (fork_guard_.in_forked_child()) return {};  // asked on every way out, also of a call that was refused
+  const auto locked = lock();
   return std::exchange(finished_, {});
 }
 
 QueueStats TransferQueue::stats() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto locked = lock();
   return stats_;
 }
 
 void TransferQueue::close() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  if (fork_guard_.in_forked_child()) return;
+  const auto locked = lock();
   if (closed_) return;
   closed_ = true;
   for (Offload& offload : batch_) mark_failed(offload, "the queue was closed before the copy was submitted");

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "device/fork_guard.h"
 #include "transfer/host_copy.h"
 
 namespace vdnn {
@@ -98,6 +99,7 @@ class TransferQueue {
   };
   struct Leftovers;  // what a queue without close() leaves behind
   void take_leftovers();
+  [[nodiscard]] std::unique_lock<std::mutex> lock();
   void require_open() const;
   void flush_batch();
   void submit(std::vector<Offload> batch);
@@ -118,6 +120,7 @@ class TransferQueue {
   const QueueOptions options_;
   const Stream to_host_;
   const Stream to_device_;
+  const ForkGuard fork_guard_;
   std::mutex mutex_;  // guards what follows
   std::vector<Offload> batch_;
   std::uint64_t batch_bytes_ = 0;

@@ -101,7 +101,7 @@ def test_many_threads_may_use_one_device(fake_driver: FakeDriver) -> None:
             for turn in range(20):
                 upload(device, stream, memory, pattern(4096, seed + turn))
                 assert download(device, stream, memory, 4096) == pattern(4096, seed + turn)
-        except BaseException as error:  # noqa: BLE001 - handed to the test's thread
+        except BaseException as error:
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]

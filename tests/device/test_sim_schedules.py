@@ -45,7 +45,7 @@ def test_a_wait_of_the_compute_stream_makes_a_lazy_copy_run() -> None:
 
 def test_forcing_a_stream_forces_what_it_waits_for() -> None:
     device = _C.SimDevice(schedule=_C.Schedule.LAZY)
-    memory, host, event = copy_out(device)
+    _, host, event = copy_out(device)
     second = device.create_stream("second")
     third = device.create_stream("third")
     device.wait(second, event)

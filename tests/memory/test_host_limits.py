@@ -13,7 +13,8 @@ MIB = 1 << 20
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    write(tmp_path / "proc/meminfo", "MemTotal: 16384 kB\nMemAvailable: 8192 kB\nHugePages_Free: 3\nHugepagesize: 2048 kB\n")
+    lines = ["MemTotal: 16384 kB", "MemAvailable: 8192 kB", "HugePages_Free: 3", "Hugepagesize: 2048 kB"]
+    write(tmp_path / "proc/meminfo", "\n".join(lines))
     write(tmp_path / "sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n")
     for node in ("node0", "node1", "possible", "nodes"):
         (tmp_path / "sys/devices/system/node" / node).mkdir(parents=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -305,7 +306,7 @@ def test_threads_share_a_pool(sim: _C.SimDevice) -> None:
             for turn in range(300):
                 blocks = [pool.allocate(size + turn) for _ in range(3)]
                 assert len({block.address for block in blocks}) == 3
-        except BaseException as error:  # noqa: BLE001 - handed to the test's thread
+        except BaseException as error:
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(size,)) for size in (100, 5_000, 70_000)]
@@ -351,7 +352,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert stats.live_bytes == sum(block.bytes for block in self.blocks)
         assert stats.live_bytes <= stats.pinned_bytes <= self.cap
         spans = sorted((block.address, block.address + block.bytes) for block in self.blocks)
-        assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
 
     def teardown(self) -> None:
         self.pool.close()

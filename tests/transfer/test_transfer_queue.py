@@ -386,7 +386,7 @@ def test_threads_with_streams_of_their_own_share_a_queue(rig: TransferRig) -> No
                 assert reload is not None
                 rig.queue.wait(reload, stream)
                 assert download(rig.device, stream, target, storage.size) == storage.content
-        except BaseException as error:  # noqa: BLE001 - handed to the test's thread
+        except BaseException as error:
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
