@@ -3,12 +3,12 @@
 
 #include <mutex>
 #include <shared_mutex>
-#include <vector>
 
 #include "codec/codec.h"
-#include "codec/launch_geometry.h"
 #include "device/cuda_context.h"
 #include "device/cuda_events.h"
+#include "device/cuda_kernels.h"
+#include "device/cuda_streams.h"
 #include "device/errors.h"
 #include "device/fork_guard.h"
 #include "device/owned_memory.h"
@@ -19,13 +19,6 @@ namespace {
 
 using Capture = CudaContext::Capture;
 using Purpose = CudaContext::Purpose;
-
-struct StreamEntry {
-  driver::StreamHandle handle = nullptr;
-  std::string name;
-  bool owned = false;
-  std::uint64_t position = 0;
-};
 
 }  // namespace
 
@@ -42,11 +35,10 @@ struct CudaDevice::State {
   bool closing = false;      // guarded by life
   bool closed = false;       // guarded by life
   mutable std::mutex mutex;  // guards what follows
-  std::vector<StreamEntry> streams;
+  CudaStreams streams;
   PinnedMappings pinned;
   DeviceAllocations allocations;
-  driver::Module module = nullptr;
-  driver::Function functions[kernel_count] = {};
+  CudaKernels kernels;
   State* next_returned = nullptr;
 
   [[nodiscard]] std::shared_lock<std::shared_mutex> enter() const {
@@ -55,9 +47,9 @@ struct CudaDevice::State {
     if (closing) throw Closed("device " + context.info().name, "close() was called");
     return lock;
   }
-  [[nodiscard]] StreamEntry& entry(Stream stream) {
-    if (stream.device_id != id || stream.index >= streams.size()) throw DeviceMismatch("stream", context.info().name);
-    return streams[stream.index];
+  [[nodiscard]] CudaStreams::Entry& entry(Stream stream) {
+    if (stream.device_id != id || !streams.has(stream.index)) throw DeviceMismatch("stream", context.info().name);
+    return streams.at(stream.index);
   }
   [[nodiscard]] driver::StreamHandle handle(Stream stream) {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -66,7 +58,6 @@ struct CudaDevice::State {
   void require_mine(const Event& event) const {
     if (event.record().stream.device_id != id) throw DeviceMismatch("event", context.info().name);
   }
-  [[nodiscard]] driver::Function function(Kernel kernel);
   void close_all();
 };
 
@@ -106,33 +97,13 @@ Stream CudaDevice::create_stream(std::string_view name) {
   const auto alive = state_->enter();
   const CudaContext::Scope scope(state_->context, Capture::Relax);
   const std::lock_guard<std::mutex> lock(state_->mutex);
-  state_->streams.reserve(state_->streams.size() + 1);
-  StreamEntry entry;
-  entry.name = name;
-  entry.owned = true;
-  // Non-blocking: torch's default stream is the legacy one, with which an ordinary stream would synchronise at every
-  // call, and overlap would silently vanish.
-  state_->context.check(state_->context.driver().cuStreamCreate(&entry.handle, driver::stream_non_blocking),
-                        "cuStreamCreate");
-  state_->streams.push_back(std::move(entry));
-  return {state_->id, static_cast<std::uint32_t>(state_->streams.size() - 1)};
+  return {state_->id, state_->streams.create(state_->context, name)};
 }
 
 Stream CudaDevice::adopt_stream(std::uintptr_t native_handle) {
   const auto alive = state_->enter();
   const std::lock_guard<std::mutex> lock(state_->mutex);
-  auto& streams = state_->streams;
-  const auto* handle = reinterpret_cast<driver::StreamHandle>(native_handle);
-  for (std::size_t index = 0; index < streams.size(); ++index) {
-    if (!streams[index].owned && streams[index].handle == handle) {
-      return {state_->id, static_cast<std::uint32_t>(index)};
-    }
-  }
-  StreamEntry entry;
-  entry.handle = reinterpret_cast<driver::StreamHandle>(native_handle);
-  entry.name = native_handle == 0 ? "compute" : "compute-" + std::to_string(native_handle);
-  streams.push_back(std::move(entry));
-  return {state_->id, static_cast<std::uint32_t>(streams.size() - 1)};
+  return {state_->id, state_->streams.adopt(native_handle)};
 }
 
 std::string CudaDevice::stream_name(Stream stream) const {
@@ -145,7 +116,7 @@ Event CudaDevice::record(Stream stream, Timing timing) {
   const CudaContext::Scope scope(state_->context);
   // Held over the driver call: positions must grow in the order in which the driver saw the records.
   const std::lock_guard<std::mutex> lock(state_->mutex);
-  StreamEntry& entry = state_->entry(stream);
+  CudaStreams::Entry& entry = state_->entry(stream);
   return state_->events->record(state_->context, entry.handle, stream, ++entry.position, timing);
 }
 
@@ -224,40 +195,15 @@ void CudaDevice::copy_async(Address target, Address source, std::uint64_t bytes,
   }
 }
 
-driver::Function CudaDevice::State::function(Kernel kernel) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (module == nullptr) {
-    if (embedded_device_code() == nullptr) {
-      throw KernelUnavailable(kernel_symbol(kernel), device_code_missing_reason());
-    }
-    context.check(context.driver().cuModuleLoadData(&module, embedded_device_code()), "cuModuleLoadData");
-  }
-  driver::Function& function = functions[static_cast<std::size_t>(kernel)];
-  if (function == nullptr) {
-    context.check(context.driver().cuModuleGetFunction(&function, module, kernel_symbol(kernel)),
-                  "cuModuleGetFunction");
-  }
-  return function;
-}
-
 void CudaDevice::launch(const KernelCall& call, Stream stream) {
   const auto alive = state_->enter();
   const driver::StreamHandle handle = state_->handle(stream);
   check(call);
   const CudaContext::Scope scope(state_->context, Capture::Relax);
-  const driver::Function function = state_->function(call.kernel);
-  const DriverLibrary& driver = state_->context.driver();
-  if (call.kernel == Kernel::ContentHash) {
-    // Its blocks add to the target.
-    state_->context.check(driver.cuMemsetD8Async(call.target, 0, target_bytes(call), handle), "cuMemsetD8Async",
-                          target_bytes(call));
-  }
-  const LaunchGeometry geometry = launch_geometry(call);
-  KernelCall argument = call;
-  void* parameters[] = {&argument};
-  state_->context.check(
-      driver.cuLaunchKernel(function, geometry.blocks, 1, 1, geometry.threads, 1, 1, 0, handle, parameters, nullptr),
-      "cuLaunchKernel", source_bytes(call));
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  const driver::Function function = state_->kernels.function(state_->context, call.kernel);
+  lock.unlock();
+  CudaKernels::launch(state_->context, function, call, handle);
 }
 
 Address CudaDevice::allocate_pinned(std::uint64_t bytes) {
@@ -318,18 +264,10 @@ void CudaDevice::State::close_all() {
   const bool was_lost = context.lost();
   {
     const CudaContext::Scope scope(context, Capture::Relax, Purpose::Close);
-    for (const StreamEntry& stream : streams) {
-      if (stream.owned) context.check_released(driver.cuStreamSynchronize(stream.handle), "cuStreamSynchronize");
-    }
-    if (module != nullptr) context.check_released(driver.cuModuleUnload(module), "cuModuleUnload");
-    module = nullptr;
+    streams.synchronize_owned(context);
+    kernels.unload(context);
     events->destroy_all(context);
-    while (!streams.empty()) {
-      if (streams.back().owned) {
-        context.check_released(driver.cuStreamDestroy_v2(streams.back().handle), "cuStreamDestroy_v2");
-      }
-      streams.pop_back();
-    }
+    streams.destroy_all(context);
     for (const Address address : pinned.addresses()) {
       context.check_released(driver.cuMemHostUnregister(reinterpret_cast<void*>(address)), "cuMemHostUnregister",
                              pinned.at(address).bytes);

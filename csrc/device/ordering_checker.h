@@ -69,6 +69,7 @@ class OrderingChecker final : public Device {
   };
   // Checks and logs one operation that makes these accesses, as the next one of `stream`.
   void check_operation(Stream stream, const std::vector<Claim>& claims, const std::string& label);
+  void withdraw(const std::vector<ByteRange>& ranges);
   Address remember(Address address, std::uint64_t bytes);
   void forget(Address address);
   VectorClock& clock_of(Stream stream);

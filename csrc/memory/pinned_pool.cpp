@@ -153,38 +153,32 @@ std::shared_ptr<PinnedBlock> PinnedPool::allocate(std::uint64_t bytes, Growth gr
   }
 }
 
-bool PinnedPool::uses_are_over(const LastUses& uses) {
-  return std::all_of(uses.events().begin(), uses.events().end(),
-                     [&](const Event& event) { return device_->query(event); });
-}
-
-bool PinnedPool::give_slab_back(Lock& lock, bool even_if_busy) {
-  for (const SlabSpace::Slab& slab : space_.idle_slabs()) {
-    if (!even_if_busy && !uses_are_over(slab.last_uses)) continue;
-    space_.remove_slab(slab.range.address);
-    lock.unlock();
-    try {
-      for (const Event& use : slab.last_uses.events()) device_->synchronize(use);
-      device_->free_pinned(slab.range.address);
-    } catch (...) {
-      lock.lock();
-      space_.add_slab(slab.range, slab.last_uses);
-      throw;
-    }
+bool PinnedPool::give_slab_back(Lock& lock) {
+  const std::vector<SlabSpace::Slab> idle = space_.idle_slabs();
+  if (idle.empty()) return false;
+  const SlabSpace::Slab& slab = idle.front();
+  space_.remove_slab(slab.range.address);
+  lock.unlock();
+  try {
+    for (const Event& use : slab.last_uses.events()) device_->synchronize(use);
+    device_->free_pinned(slab.range.address);
+  } catch (...) {
     lock.lock();
-    stats_.pinned_bytes -= slab.range.bytes;
-    ++stats_.slabs_given_back;
-    return true;
+    space_.add_slab(slab.range, slab.last_uses);
+    throw;
   }
-  return false;
+  lock.lock();
+  if (!closed_) stats_.pinned_bytes -= slab.range.bytes;  // close() has counted it already
+  ++stats_.slabs_given_back;
+  return true;
 }
 
 void PinnedPool::make_room(Lock& lock, std::uint64_t bytes) {
   const auto after = [&] { return stats_.pinned_bytes + growing_bytes_ + bytes; };
   const auto wanted = static_cast<double>(std::max(stats_.live_peak_bytes, stats_.live_bytes + bytes));
-  while (static_cast<double>(after()) > options_.slack * wanted && give_slab_back(lock, false)) {
+  while (static_cast<double>(after()) > options_.slack * wanted && give_slab_back(lock)) {
   }
-  while (after() > options_.cap_bytes && give_slab_back(lock, true)) {
+  while (after() > options_.cap_bytes && give_slab_back(lock)) {
   }
 }
 
@@ -274,7 +268,7 @@ std::uint64_t PinnedPool::trim() {
   require_open();
   collect_returned();
   const std::uint64_t before = stats_.pinned_bytes;
-  while (give_slab_back(lock, true)) {
+  while (give_slab_back(lock)) {
   }
   return before - std::min(before, stats_.pinned_bytes);
 }

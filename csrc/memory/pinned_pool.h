@@ -98,11 +98,11 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   void require_open() const;
   // These let go of the lock while the device works.
   void grow(Lock& lock, std::uint64_t bytes);
-  bool give_slab_back(Lock& lock, bool even_if_busy);
+  // The one that has been idle longest, after its last uses; false if none is idle.
+  bool give_slab_back(Lock& lock);
   void make_room(Lock& lock, std::uint64_t bytes);
   void grow_ahead();
   void ask_for_growth(std::uint64_t bytes);
-  [[nodiscard]] bool uses_are_over(const LastUses& uses);
   static void free_leftovers();
 
   const std::shared_ptr<Device> device_;

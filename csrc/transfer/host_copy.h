@@ -45,10 +45,9 @@ class Reload {
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
 
  private:
-  friend class TransferQueue;  // whose lock guards what follows
+  friend class ReloadLane;
   std::uint64_t bytes_;
-  Event done_;
-  bool waited_ = false;
+  Event done_;  // set before anybody else has the handle
 };
 
 }  // namespace vdnn

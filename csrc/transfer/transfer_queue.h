@@ -18,6 +18,8 @@
 
 #include "device/fork_guard.h"
 #include "transfer/host_copy.h"
+#include "transfer/reload_lane.h"
+#include "transfer/submission.h"
 
 namespace vdnn {
 
@@ -79,57 +81,40 @@ class TransferQueue {
 
   [[nodiscard]] QueueStats stats();
   [[nodiscard]] Stream offload_stream() const noexcept { return to_host_; }
-  [[nodiscard]] Stream reload_stream() const noexcept { return to_device_; }
+  [[nodiscard]] Stream reload_stream() const noexcept { return reloads_.stream(); }
   // Waits for all copies, then hands every reference back. Throws what the device says, after letting go.
   void close();
 
  private:
-  struct Offload {
-    std::shared_ptr<HostCopy> copy;
-    Address source;
-    Stream producer;
-    Stream owner;
-    Keepalive keepalive;
-  };
-  struct ReloadInFlight {
-    std::shared_ptr<Reload> reload;
-    std::shared_ptr<HostCopy> copy;
-    Stream consumer;
-    Keepalive keepalive;
-  };
-  struct Leftovers;  // what a queue without close() leaves behind
-  void take_leftovers();
   [[nodiscard]] std::unique_lock<std::mutex> lock();
   void require_open() const;
   void flush_batch();
-  void submit(std::vector<Offload> batch);
-  void put_on_stream(const std::vector<Offload>& batch, std::size_t& copies_issued);
-  void recover(std::vector<Offload>& batch, std::size_t copies_issued, const std::string& failure);
-  void mark_failed(Offload& offload, const std::string& failure);
-  void submit_or_queue(Offload offload);
+  void submit(std::vector<OutgoingCopy> batch);
+  void recover(std::vector<OutgoingCopy>& batch, const Submission& submission, const std::string& failure);
+  void mark_failed(OutgoingCopy& offload, const std::string& failure);
+  void submit_or_queue(OutgoingCopy offload);
   [[nodiscard]] bool is_small(std::uint64_t bytes) const;
-  [[nodiscard]] bool settle(Stream stream) noexcept;
   void keep_window(std::uint64_t bytes);
   void release_oldest();
-  void release_in_flight(std::deque<Offload>::iterator offload);
-  void finish_reload(std::size_t index, Stream stream);
+  void release_in_flight(std::deque<OutgoingCopy>::iterator offload);
   void collect_dropped();
 
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<PinnedPool> pool_;
   const QueueOptions options_;
+  const DropCount drops_;
   const Stream to_host_;
-  const Stream to_device_;
   const ForkGuard fork_guard_;
   std::mutex mutex_;  // guards what follows
-  std::vector<Offload> batch_;
+  std::vector<OutgoingCopy> batch_;
   std::uint64_t batch_bytes_ = 0;
-  std::deque<Offload> in_flight_;  // submitted, source still held; oldest first
-  std::vector<ReloadInFlight> reloads_;
+  std::deque<OutgoingCopy> in_flight_;  // submitted, source still held; oldest first
+  ReloadLane reloads_;
   std::vector<Keepalive> released_;
   std::vector<Keepalive> finished_;
   std::vector<Keepalive> quarantine_;  // may be touched by copies whose end nobody can tell
   std::vector<std::shared_ptr<PinnedBlock>> quarantined_blocks_;
+  std::uint64_t drops_seen_ = 0;
   QueueStats stats_;
   bool closed_ = false;
 };

@@ -83,9 +83,7 @@ def test_pooling_indices_of_torch_come_back_bit_for_bit(narrow: torch.dtype) -> 
     wide = torch.arange(121, dtype=torch.int64).reshape(11, 11).T.contiguous()
     narrowed = torch.full(wide.shape, 77, dtype=narrow)
     count, width = wide.numel(), narrow.itemsize
-    _C.run_on_cpu(
-        _C.KernelCall(Kernel.NARROW_INTEGERS, wide.data_ptr(), narrowed.data_ptr(), count, 8, width)
-    )
+    _C.run_on_cpu(_C.KernelCall(Kernel.NARROW_INTEGERS, wide.data_ptr(), narrowed.data_ptr(), count, 8, width))
     assert torch.equal(narrowed, wide.to(narrow))
     back = torch.full_like(wide, -1)
     _C.run_on_cpu(_C.KernelCall(Kernel.WIDEN_INTEGERS, narrowed.data_ptr(), back.data_ptr(), count, width, 8))

@@ -39,9 +39,7 @@ class FakeDriver:
     def __init__(self, path: Path | None = None) -> None:
         self.path = LIBRARY if path is None else path
         if not self.path.exists():
-            raise FileNotFoundError(
-                f"the fake driver is not built: {self.path} is missing. Run `make build`."
-            )
+            raise FileNotFoundError(f"the fake driver is not built: {self.path} is missing. Run `make build`.")
         self._library = ctypes.CDLL(str(self.path))
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._library, name)

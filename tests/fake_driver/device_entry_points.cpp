@@ -148,7 +148,8 @@ Result cuCtxPopCurrent_v2(Context* context) {
 
 Result cuThreadExchangeStreamCaptureMode(int* mode) {
   thread_local int current = 0;  // global, the driver's default
-  return call(__func__, Needs::HealthyDriver, [&](FakeDriver&, Lock&) -> Result {
+  // A setting of the thread and not of the context: a lost context leaves it alone.
+  return call(__func__, Needs::Driver, [&](FakeDriver&, Lock&) -> Result {
     if (mode == nullptr || *mode < 0 || *mode >= capture_mode_count) return invalid_value;
     std::swap(*mode, current);
     return success;

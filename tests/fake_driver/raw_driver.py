@@ -40,8 +40,7 @@ class KernelCall(ctypes.Structure):
     """csrc/codec/kernel_call.h."""
 
     _fields_ = [
-        (name, ctypes.c_uint64)
-        for name in ("kernel", "source", "target", "count", "source_width", "target_width")
+        (name, ctypes.c_uint64) for name in ("kernel", "source", "target", "count", "source_width", "target_width")
     ]
 
 

@@ -34,9 +34,7 @@ def read(address: int, size: int) -> bytes:
 
 
 def test_exports_exactly_the_entry_points_of_the_header(fake: FakeDriver) -> None:
-    symbols = subprocess.run(
-        ["nm", "-D", "--defined-only", str(fake.path)], capture_output=True, text=True, check=True
-    )
+    symbols = subprocess.run(["nm", "-D", "--defined-only", str(fake.path)], capture_output=True, text=True, check=True)
     exported = {line.split()[-1] for line in symbols.stdout.splitlines()}
     assert {name for name in exported if name.startswith("cu")} == set(declared_calls())
 

@@ -34,9 +34,7 @@ def check_imports() -> None:
     for name in ("vdnn", "vdnn._C"):
         module = importlib.import_module(name)
         path = Path(str(module.__file__)).resolve()
-        expect(
-            path.is_relative_to(Path(sys.prefix).resolve()), f"{name} comes from the environment, not {path}"
-        )
+        expect(path.is_relative_to(Path(sys.prefix).resolve()), f"{name} comes from the environment, not {path}")
     package = Path(str(importlib.import_module("vdnn").__file__)).parent
     for file in ("_C.pyi", "py.typed"):
         expect((package / file).is_file(), f"{file} is in the wheel")
@@ -52,9 +50,7 @@ def run_doctor(*options: str) -> str:
         text=True,
         timeout=120,
     )
-    expect(
-        done.returncode == 0, f"doctor {' '.join(options)} exits with 0, not {done.returncode}: {done.stderr}"
-    )
+    expect(done.returncode == 0, f"doctor {' '.join(options)} exits with 0, not {done.returncode}: {done.stderr}")
     expect(done.stderr == "", f"doctor {' '.join(options)} says nothing on stderr, not {done.stderr!r}")
     return done.stdout
 
@@ -66,12 +62,8 @@ def check_doctor(*, device_code: bool) -> None:
     expect(any("torch" in meaning for meaning in report["meanings"]), "the doctor says what no torch means")
     expect(len(report["codecs"]) > 0, "the doctor lists the codecs")
     for codec in report["codecs"]:
-        expect(
-            codec["available"] is device_code, f"device code is {'in' if device_code else 'not in'}: {codec}"
-        )
-        expect(
-            bool(codec["reason"]) is not device_code, f"a reason stands exactly where it is missing: {codec}"
-        )
+        expect(codec["available"] is device_code, f"device code is {'in' if device_code else 'not in'}: {codec}")
+        expect(bool(codec["reason"]) is not device_code, f"a reason stands exactly where it is missing: {codec}")
     text = run_doctor()
     expect(max(map(len, text.splitlines())) <= 200, "the text form has no endless lines")
 

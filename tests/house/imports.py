@@ -99,9 +99,7 @@ def floor_of(module: str) -> int | None:
 
 def offences(modules: Mapping[str, str]) -> list[str]:
     """What breaks the rules, a sentence each."""
-    homeless = [
-        f"{name} stands on no floor" for name in modules if name not in FACES and floor_of(name) is None
-    ]
+    homeless = [f"{name} stands on no floor" for name in modules if name not in FACES and floor_of(name) is None]
     return [*homeless, *_upward(modules), *_torch_seen(modules)]
 
 

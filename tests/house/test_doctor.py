@@ -72,9 +72,7 @@ class Core:
     __file__ = "/site/vdnn/_C.so"
     Kernel = Kernel
 
-    def __init__(
-        self, *, gpus: int = 1, loaded: bool = True, device_code: bool = True, broken: str = ""
-    ) -> None:
+    def __init__(self, *, gpus: int = 1, loaded: bool = True, device_code: bool = True, broken: str = "") -> None:
         self.gpus = gpus
         self.loaded = loaded
         self.device_code = device_code
@@ -224,9 +222,7 @@ def test_one_broken_fact_says_why_and_hides_no_other(call: str) -> None:
     assert "host memory" in render_text(report) or call == "host_limits"
 
 
-@pytest.mark.parametrize(
-    "name", ["driver_status", "CudaDevice", "host_limits", "device_code_missing_reason", "Kernel"]
-)
+@pytest.mark.parametrize("name", ["driver_status", "CudaDevice", "host_limits", "device_code_missing_reason", "Kernel"])
 def test_a_core_of_another_version_that_lacks_a_call_is_reported_on(name: str) -> None:
     class Older(Core):
         def __getattribute__(self, wanted: str) -> Any:

@@ -41,9 +41,7 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
         errors.DriverError,
         RuntimeError,
         {"call": "cuMemAlloc_v2", "code_name": "CUDA_ERROR_OUT_OF_MEMORY", "code": 2, "bytes": 64 * 2**20},
-        "cuMemAlloc_v2 of 64.00 MiB (67108864 bytes) failed with CUDA_ERROR_OUT_OF_MEMORY (2). The device "
-        "still "
-        "works.",
+        "cuMemAlloc_v2 of 64.00 MiB (67108864 bytes) failed with CUDA_ERROR_OUT_OF_MEMORY (2). The device still works.",
     ),
     (
         errors.DeviceLostError,
@@ -83,8 +81,7 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
         errors.KernelUnavailableError,
         RuntimeError,
         {"kernel": "vdnn_pack_bits", "reason": "built without nvcc"},
-        "the kernel vdnn_pack_bits cannot run here: built without nvcc. `python -m vdnn doctor` lists the "
-        "kernels.",
+        "the kernel vdnn_pack_bits cannot run here: built without nvcc. `python -m vdnn doctor` lists the kernels.",
     ),
     (
         errors.OrderingError,
@@ -154,9 +151,7 @@ def test_an_error_survives_pickle_and_copy(
 
 
 def test_every_class_has_an_example_here() -> None:
-    public = {
-        value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, VdnnError)
-    }
+    public = {value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, VdnnError)}
     assert public == {example[0] for example in EXAMPLES} | {VdnnError}
 
 

@@ -55,17 +55,13 @@ class Clockwork:
         self.clocks = dict.fromkeys(self.clocks, now_ns)
         return end.ns - begin.ns
 
-    def copy_async(
-        self, target: int, source: int, bytes: int, direction: CopyDirection, stream: str, /
-    ) -> None:
+    def copy_async(self, target: int, source: int, bytes: int, direction: CopyDirection, stream: str, /) -> None:
         assert bytes == self.blocks[target] == self.blocks[source]
         if self.fails_after_copies is not None and len(self.copies) >= self.fails_after_copies:
             raise RuntimeError("the copy was refused")
         self.copies.append(direction)
         to_host = direction == CopyDirection.DEVICE_TO_HOST
-        self.clocks[stream] += bytes // (
-            self.to_host_bytes_per_ns if to_host else self.to_device_bytes_per_ns
-        )
+        self.clocks[stream] += bytes // (self.to_host_bytes_per_ns if to_host else self.to_device_bytes_per_ns)
 
     def allocate_pinned(self, bytes: int, /) -> int:
         self.next_address += 4096
@@ -107,9 +103,7 @@ def test_every_phase_runs_once_more_than_it_counts() -> None:
 def test_both_directions_take_turns_when_both_are_busy() -> None:
     device = Clockwork(1, 1)
     measure_link(device, block_bytes=MIB, repeats=1)
-    assert (
-        device.copies[-2 * COPIES :] == [CopyDirection.DEVICE_TO_HOST, CopyDirection.HOST_TO_DEVICE] * COPIES
-    )
+    assert device.copies[-2 * COPIES :] == [CopyDirection.DEVICE_TO_HOST, CopyDirection.HOST_TO_DEVICE] * COPIES
 
 
 @pytest.mark.parametrize("copies", [None, 0, 5, 20])

@@ -19,9 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_importing_vdnn_imports_no_torch() -> None:
     program = "import sys, vdnn, vdnn.doctor, vdnn.cli; print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
 
@@ -67,9 +65,7 @@ def test_a_torch_that_does_not_load_says_why(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "torch.py").write_text("raise OSError('libtorch.so: cannot open')\n")
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(
-        TorchMissingError, match=r"importing torch failed \(OSError: libtorch\.so: cannot open\)"
-    ):
+    with pytest.raises(TorchMissingError, match=r"importing torch failed \(OSError: libtorch\.so: cannot open\)"):
         torch_version()
 
 

@@ -77,9 +77,7 @@ class Round:
                 reload = self.queue.reload(copy, taken[-1], self.compute, demand=True)
                 assert reload is not None
                 self.queue.wait(reload, self.compute)
-                device.copy_async(
-                    staging, taken[-1], copy.bytes, _C.CopyDirection.DEVICE_TO_HOST, self.compute
-                )
+                device.copy_async(staging, taken[-1], copy.bytes, _C.CopyDirection.DEVICE_TO_HOST, self.compute)
                 device.drain(self.compute)
                 assert _read(staging, copy.bytes) == content
         finally:

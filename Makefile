@@ -1,0 +1,98 @@
+# Everything a developer runs. `make test` and `make bench` need only Python 3.10+, a C++17 compiler and make.
+#
+# Programs of the environment are called as `.venv/bin/python -m ...`, by relative paths: a path with a space in it
+# then works, where the scripts that pip installs would not.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+# What must be there before pyproject.toml can be installed. Torch goes in first and alone, so that nothing else
+# chooses another one. The other versions are in pyproject.toml.
+TORCH := torch==2.13.0
+BUILD_TOOLS := setuptools==84.2.1 wheel==0.48.0 pybind11==3.1.0 cmake==4.4.4 ninja==1.13.2
+
+PIP := $(PY) -m pip --disable-pip-version-check
+CPP_FILES := find csrc tests \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0
+
+.PHONY: help
+help:
+	@echo "make test         build and run all tests (first time: makes .venv)"
+	@echo "make test-fast    the same without those marked slow"
+	@echo "make bench        transfers on the simulated device, as a table"
+	@echo "make figures      the pytest-benchmark figures"
+	@echo "make stress       the C++ stress program under ThreadSanitizer, AddressSanitizer and UBSan"
+	@echo "make lint         ruff, mypy, clang-format, clang-tidy"
+	@echo "make gpu-proof    on a CUDA machine, with what is installed there: build, CUDA tests, link"
+	@echo "make wheel-check  wheels without and with nvcc, each imported in a bare environment"
+	@echo "make build        build the native core in place; make venv: only make .venv; make clean"
+
+$(VENV)/made:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "vdnn needs Python 3.10 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/with-torch: $(VENV)/made Makefile
+	$(PIP) install $(TORCH)
+	$(PIP) install $(BUILD_TOOLS)
+	touch $@
+
+$(VENV)/with-everything: $(VENV)/with-torch pyproject.toml setup.py
+	VDNN_BUILD_TESTING=ON $(PIP) install --quiet --no-build-isolation --editable '.[test,lint]'
+	touch $@
+
+.PHONY: venv
+venv: $(VENV)/with-everything
+
+.PHONY: build
+build: venv
+	VDNN_BUILD_TESTING=ON $(PY) setup.py --quiet build_ext --inplace
+
+# Timings are off here: two workers disturb each other. `make figures` takes them.
+.PHONY: test
+test: build
+	$(PY) -m pytest -n 2 --benchmark-disable
+
+.PHONY: test-fast
+test-fast: build
+	$(PY) -m pytest -n 2 --benchmark-disable -m "not slow"
+
+.PHONY: figures
+figures: build
+	$(PY) -m pytest --benchmark-only
+
+.PHONY: bench
+bench: build
+	$(PY) -m benchmarks.transfers
+
+.PHONY: stress
+stress: venv
+	bash .ci/stress $(PY) thread
+	bash .ci/stress $(PY) address,undefined
+
+.PHONY: lint
+lint: build
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(CPP_FILES) | xargs -0 $(PY) -c 'from clang_format import clang_format; clang_format()' --dry-run -Werror
+	find csrc -name '*.cpp' -print0 | xargs -0 -n 1 -P 2 $(PY) -c 'from clang_tidy import clang_tidy; clang_tidy()' \
+	  -p build/inplace --quiet --warnings-as-errors='*'
+
+# Without the environment on purpose: a CUDA machine has its own torch and, often, no network.
+.PHONY: gpu-proof
+gpu-proof:
+	$(PYTHON) -m benchmarks.gpu_proof
+
+.PHONY: wheel-check
+wheel-check: venv
+	bash .ci/wheel $(PY) without-nvcc
+	bash .ci/wheel $(PY) with-nvcc
+
+.PHONY: clean
+clean:
+	rm -rf build dist vdnn.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks vdnn/_C.*.so
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

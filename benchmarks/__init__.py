@@ -1,0 +1,1 @@
+"""Programs that measure. They print; nothing in vdnn/ imports them."""

@@ -1,0 +1,32 @@
+// Parking and taking over.
+#include "transfer/leftovers.h"
+
+#include <iterator>
+
+#include "device/errors.h"
+#include "device/parked.h"
+
+namespace vdnn {
+
+void Leftovers::park(std::unique_ptr<Leftovers> leftovers) noexcept {
+  parked<Leftovers>().push(leftovers.release());
+}
+
+std::vector<Keepalive> Leftovers::take_all() {
+  std::vector<Keepalive> finished;
+  for (Leftovers* left = parked<Leftovers>().take_all(); left != nullptr;) {
+    const std::unique_ptr<Leftovers> owned(left);
+    left = owned->next_returned;
+    for (const Stream stream : {owned->to_host, owned->to_device}) {
+      try {
+        owned->device->drain(stream);
+      } catch (const Error&) {
+        continue;  // closed, and so drained; or lost, and nothing runs on it any more
+      }
+    }
+    std::move(owned->keepalives.begin(), owned->keepalives.end(), std::back_inserter(finished));
+  }
+  return finished;
+}
+
+}  // namespace vdnn

@@ -1,0 +1,57 @@
+// Reloads in flight: from the moment a copy back is issued until a stream has been made to wait for it.
+//
+// Owns what running copies touch: the target's keepalive and the host copy. Not synchronised: the queue's lock guards
+// it. References that are no longer needed are appended to a list that the queue destroys where that is safe.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "device/device.h"
+#include "transfer/drop_notice.h"
+#include "transfer/host_copy.h"
+#include "transfer/leftovers.h"
+
+namespace vdnn {
+
+class ReloadLane {
+ public:
+  ReloadLane(Device& device, Stream stream, DropCount drops)
+      : device_(device), stream_(stream), drops_(std::move(drops)) {}
+
+  [[nodiscard]] Stream stream() const noexcept { return stream_; }
+  [[nodiscard]] std::uint64_t in_flight_bytes() const noexcept { return in_flight_bytes_; }
+  [[nodiscard]] bool empty() const noexcept { return reloads_.empty() && quarantine_.empty(); }
+
+  // `ready` is the event after which the host copy is complete. If the device refuses, what it may still touch is
+  // kept until close, and the error goes on.
+  [[nodiscard]] std::shared_ptr<Reload> issue(const std::shared_ptr<HostCopy>& copy, const Event& ready, Address target,
+                                              Stream consumer, Keepalive target_keepalive);
+  // Makes `stream` wait for the reload, and the consumer stream too.
+  void wait(const std::shared_ptr<Reload>& reload, Stream stream, std::vector<Keepalive>& finished);
+  // Finishes the reloads whose handles are gone.
+  void finish_dropped(std::vector<Keepalive>& finished);
+  // Nothing is running any more.
+  void hand_back(std::vector<Keepalive>& finished);
+  // Something may be running, and nobody will wait for it.
+  void leave(Leftovers& leftovers);
+
+ private:
+  struct InFlight {
+    std::shared_ptr<Reload> reload;
+    std::shared_ptr<HostCopy> copy;
+    Stream consumer;
+    Keepalive keepalive;
+  };
+  void finish(std::size_t index, std::vector<Keepalive>& finished);
+  [[nodiscard]] bool settle() const noexcept;
+
+  Device& device_;
+  const Stream stream_;
+  const DropCount drops_;
+  std::vector<InFlight> reloads_;
+  std::uint64_t in_flight_bytes_ = 0;
+  std::vector<InFlight> quarantine_;  // may be touched by copies whose end nobody can tell
+};
+
+}  // namespace vdnn

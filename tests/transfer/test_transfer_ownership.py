@@ -1,0 +1,148 @@
+"""What must outlive what: sources, targets and host blocks while copies run, also when anything dies mid-flight."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from tests.transfer.transfer_rig import KIB, MIB, TransferRig
+from vdnn import _C, errors
+
+
+def test_a_source_is_held_until_its_owner_stream_waits_for_the_copy(lazy: _C.Device) -> None:
+    rig = TransferRig(lazy)
+    copy = rig.offload(rig.storage(MIB), "source")
+    gc.collect()
+    assert rig.gone == []
+    assert rig.queue.stats.offload_in_flight_bytes == MIB
+    assert rig.queue.release(copy)
+    assert rig.gone == [], "handed back, not dropped inside"
+    (released,) = rig.queue.take_released()
+    assert released.name == "source"
+    del released
+    assert rig.gone == ["source"]
+    assert rig.queue.stats.offload_in_flight_bytes == 0
+    assert rig.queue.release(copy), "again is harmless"
+    assert rig.queue.take_released() == []
+    rig.close()
+
+
+def test_a_target_is_held_until_a_stream_waits_for_the_reload(lazy: _C.Device) -> None:
+    rig = TransferRig(lazy)
+    reload, _ = rig.reload(rig.offload(rig.storage(MIB)), "target")
+    gc.collect()
+    assert rig.gone == []
+    rig.queue.wait(reload, rig.compute)
+    assert rig.gone == ["target"]
+    rig.close()
+
+
+def test_a_copy_dropped_in_flight_gives_its_source_and_its_block_back_in_order(lazy: _C.Device) -> None:
+    """A graph that dies right after its forward: the checker sees that nothing is reused too early."""
+    rig = TransferRig(lazy, cap_bytes=2 * MIB)
+    first = rig.storage(MIB, 1)
+    copy = rig.offload(first, "first")
+    address = copy.block.address
+    del copy
+    assert rig.gone == []
+    second = rig.storage(MIB, 2)
+    again = rig.offload(second, "second")
+    assert again.block.address == address, "the host block is reused behind the copy that still writes it"
+    assert [hold.name for hold in rig.queue.take_released()] == ["first"]
+    rig.device.note_access(first.address, MIB, _C.Access.RELEASE, rig.compute, "dropped")
+    reload, target = rig.reload(again)
+    rig.queue.wait(reload, rig.compute)
+    assert rig.read(target, MIB) == second.content
+    rig.close()
+
+
+def test_a_reload_dropped_unwaited_keeps_its_target_until_the_consumer_stream_waits(lazy: _C.Device) -> None:
+    rig = TransferRig(lazy)
+    reload, target = rig.reload(rig.offload(rig.storage(MIB)), "target")
+    del reload
+    assert rig.gone == []
+    rig.queue.collect()
+    assert rig.gone == ["target"]
+    rig.device.note_access(target, MIB, _C.Access.RELEASE, rig.compute, "dropped")
+    rig.close()
+
+
+def test_a_copy_dropped_while_still_in_a_batch_is_never_made(lazy: _C.Device) -> None:
+    rig = TransferRig(lazy)
+    copy = rig.offload(rig.storage(KIB), "source")
+    assert rig.queue.state(copy) == _C.CopyState.QUEUED
+    del copy
+    rig.queue.collect()
+    assert [hold.name for hold in rig.queue.take_released()] == ["source"]
+    assert rig.gone == ["source"]
+    assert rig.queue.stats.cancelled == 1
+    assert rig.queue.stats.submissions == 0
+    rig.close()
+
+
+def test_closing_waits_for_the_copies_and_hands_everything_back(rig: TransferRig) -> None:
+    storage = rig.storage(MIB)
+    copy = rig.offload(storage, "source")
+    reload, _ = rig.reload(copy, "target")
+    rig.queue.close()
+    assert [hold.name for hold in rig.queue.take_released()] == ["source"]
+    assert sorted(rig.gone) == ["source", "target"]
+    assert rig.queue.stats.offload_in_flight_bytes == rig.queue.stats.reload_in_flight_bytes == 0
+    for call in (
+        lambda: rig.offload(storage),
+        lambda: rig.reload(copy),
+        lambda: rig.queue.release(copy),
+        lambda: rig.queue.wait(reload, rig.compute),
+        rig.queue.flush,
+        rig.queue.collect,
+    ):
+        with pytest.raises(errors.ClosedError, match="transfer queue"):
+            call()
+    rig.queue.close()
+
+
+def test_a_queue_closed_with_a_batch_waiting_keeps_those_sources_reachable(lazy: _C.Device) -> None:
+    rig = TransferRig(lazy)
+    copy = rig.offload(rig.storage(KIB), "source")
+    rig.queue.close()
+    assert rig.queue.state(copy) == _C.CopyState.FAILED
+    reason, source = rig.queue.failure(copy)
+    assert "closed before the copy was submitted" in reason
+    assert source.name == "source"
+    del source, copy
+    gc.collect()
+    assert rig.gone == ["source"]
+    rig.close()
+
+
+def test_a_queue_dropped_without_close_keeps_what_copies_touch_until_the_next(lazy: _C.Device) -> None:
+    rig = TransferRig(lazy)
+    copy = rig.offload(rig.storage(MIB), "source")
+    reload, _ = rig.reload(copy, "target")
+    pool, gone = rig.pool, rig.gone
+    del rig, copy, reload
+    gc.collect()
+    assert gone == []
+    queue = _C.TransferQueue(lazy, pool)
+    queue.collect()
+    assert sorted(gone) == ["source", "target"]
+    queue.close()
+    pool.close()
+
+
+def test_keepalives_are_destroyed_where_python_code_may_run(lazy: _C.Device) -> None:
+    """A keepalive whose destructor calls the queue again: a lock held over the drop would dead-lock here."""
+    rig = TransferRig(lazy)
+
+    class Reentrant:
+        def __del__(self) -> None:
+            rig.queue.collect()
+            rig.gone.append(f"saw {rig.queue.stats.reloads} reloads")
+
+    copy = rig.offload(rig.storage(MIB))
+    target = rig.device.allocate_device(MIB)
+    reload = rig.queue.reload(copy, target, rig.compute, keepalive=Reentrant(), demand=True)
+    rig.queue.wait(reload, rig.compute)
+    assert rig.gone == ["saw 1 reloads"]
+    rig.close()

@@ -1,0 +1,10 @@
+"""`python -m vdnn`: hands over to vdnn.cli."""
+
+from __future__ import annotations
+
+import sys
+
+from vdnn.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

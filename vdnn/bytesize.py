@@ -1,0 +1,90 @@
+"""Byte counts as people write them: "12GiB" to 12884901888, and back for messages.
+
+The only place where a size is a string. Inside the package sizes are integers in bytes and their names say
+so. What is refused is refused aloud: a unit that could mean two things ("12G"), a bare fraction, zero, a
+bool. It raises ValueError and TypeError and no class of vdnn.errors, because the sentences of vdnn.errors are
+made with format_bytes: the import goes that way only.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+UNITS: dict[str, int] = {
+    "B": 1,
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+# What a signed 64-bit count holds. Anything above is a slip of the keyboard on every machine there is.
+MAX_BYTES = 2**63 - 1
+
+_EXPECTED = 'a size such as "12GiB", "1.5 GB" or an int of bytes'
+_SIZE = re.compile(r"\s*(?P<sign>[+-]?)(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[A-Za-z]*)\s*", re.ASCII)
+
+
+def parse_bytes(size: str | int) -> int:
+    """The number of bytes that `size` names, at least 1.
+
+    Computed exactly: "0.3GiB" is not a whole number of bytes and is rounded down, so that a budget is never
+    more than what was asked for. GiB is 2**30 and GB is 10**9.
+    """
+    if isinstance(size, bool):
+        raise TypeError(f"expected {_EXPECTED}, got the bool {size!r}. Write the size itself.")
+    if isinstance(size, int):
+        return _in_range(size, shown=str(size))
+    if isinstance(size, str):
+        return _parse_text(size)
+    if isinstance(size, float):
+        raise TypeError(f"expected {_EXPECTED}, got the float {size!r}. Write it as an int, or as a str with a unit.")
+    raise TypeError(f"expected {_EXPECTED}, got {type(size).__name__} {size!r}.")
+
+
+def format_bytes(count: int) -> str:
+    """`count` bytes for a message: "4.00 GiB", in the largest binary unit that gives at least 1.00."""
+    magnitude = abs(count)
+    sign = "-" if count < 0 else ""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        # From here on two decimals of the smaller unit would read "1024.00".
+        if magnitude >= UNITS[unit] * 0.999995:
+            return f"{sign}{magnitude / UNITS[unit]:.2f} {unit}"
+    return f"{sign}{magnitude} B"
+
+
+def _parse_text(text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"expected {_EXPECTED}, got {text!r}.")
+    number, unit = match["number"], match["unit"]
+    if match["sign"] == "-":
+        raise ValueError(f"expected a size above zero, got {text!r}.")
+    if unit == "":
+        if not number.isdigit():
+            raise ValueError(f"expected {_EXPECTED}, got {text!r}: a fraction needs a unit.")
+        return _in_range(int(number), shown=repr(text))
+    if unit not in UNITS:
+        raise ValueError(f"expected {_EXPECTED}, got {text!r}: {_unknown_unit(unit)}")
+    return _in_range(int(Fraction(number) * UNITS[unit]), shown=repr(text))
+
+
+def _unknown_unit(unit: str) -> str:
+    """Says which units there are, and which of them may have been meant."""
+    letter = unit[0].upper()
+    if unit.lower().rstrip("b").rstrip("i") == letter.lower() and letter in "KMGT":
+        return f"{unit!r} is no unit here; write {letter}iB (powers of 1024) or {letter}B (powers of 1000)."
+    return f"{unit!r} is no unit here; the units are {', '.join(UNITS)}."
+
+
+def _in_range(count: int, *, shown: str) -> int:
+    if count < 1:
+        raise ValueError(f"expected a size of at least 1 byte, got {shown}.")
+    if count > MAX_BYTES:
+        raise ValueError(f"expected a size of at most {format_bytes(MAX_BYTES)}, got {shown}.")
+    return count

@@ -1,0 +1,162 @@
+"""Reads every fact once and makes the Report. Never raises: what cannot be read becomes a sentence in its
+place.
+
+Broad `except Exception` is the point here and only here: the doctor runs on machines where things are broken
+in ways nobody has seen yet, and one broken subject must not hide the others.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import vdnn
+from vdnn.doctor.facts import (
+    CodecFacts,
+    DriverFacts,
+    ExtensionFacts,
+    GpuFacts,
+    HostFacts,
+    Report,
+    TorchFacts,
+)
+from vdnn.doctor.meanings import meanings_of
+from vdnn.doctor.sources import NativeCore, NativeDevice, Sources
+from vdnn.torch_requirement import NEEDED, in_range
+
+_T = TypeVar("_T")
+
+
+def examine(sources: Sources | None = None) -> Report:
+    """What this machine has for vdnn. With a GPU it blocks for a second or two, measuring the link."""
+    sources = sources if sources is not None else Sources()
+    native: NativeCore | None = None
+    try:
+        native = sources.native_core()
+        extension = ExtensionFacts(present=True, path=native.__file__, problem=None)
+    except Exception as error:
+        extension = ExtensionFacts(present=False, path=None, problem=_sentence(error))
+    driver = _read(lambda: _driver(_needed(native), sources.library), _unread_driver(sources.library))
+    gpus = tuple(
+        _read(partial(_gpu, native, sources, ordinal), _unread_gpu(ordinal)) for ordinal in range(driver.device_count)
+    )
+    codecs = () if native is None else _codecs(native)
+    host = _read(lambda: _host(_needed(native)), _unread_host)
+    torch = _read(lambda: _torch(sources), _unread_torch)
+    return Report(
+        vdnn_version=vdnn.__version__,
+        python_version=platform.python_version(),
+        platform=platform.platform(),
+        extension=extension,
+        driver=driver,
+        gpus=gpus,
+        codecs=codecs,
+        host=host,
+        torch=torch,
+        meanings=meanings_of(extension, driver, gpus, codecs, host, torch),
+    )
+
+
+def _read(read: Callable[[], _T], unread: Callable[[str], _T]) -> _T:
+    """What `read` returns; where it raises, what `unread` makes of the sentence about why."""
+    try:
+        return read()
+    except Exception as error:
+        return unread(_sentence(error))
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _needed(native: NativeCore | None) -> NativeCore:
+    if native is None:
+        raise LookupError("not read: the native core is missing")
+    return native
+
+
+def _driver(native: NativeCore, library: str) -> DriverFacts:
+    status = native.driver_status(library)
+    version = int(status["version"])
+    return DriverFacts(
+        library=str(status["library"]),
+        loaded=bool(status["loaded"]),
+        version=f"{version // 1000}.{version % 1000 // 10}" if version else None,
+        device_count=int(status["device_count"]),
+        problem=str(status["reason"]) or None,
+    )
+
+
+def _unread_driver(library: str) -> Callable[[str], DriverFacts]:
+    return lambda why: DriverFacts(library=library, loaded=False, version=None, device_count=0, problem=why)
+
+
+def _gpu(native: NativeCore | None, sources: Sources, ordinal: int) -> GpuFacts:
+    device = _needed(native).CudaDevice(ordinal, sources.library)
+    try:
+        facts = _described(device, ordinal)
+        try:
+            return replace(facts, link=sources.link(device))
+        except Exception as error:
+            return replace(facts, problem=f"its link was not measured: {_sentence(error)}")
+    finally:
+        device.close()
+
+
+def _described(device: NativeDevice, ordinal: int) -> GpuFacts:
+    info = device.info
+    capability = info.compute_capability
+    return GpuFacts(
+        ordinal=ordinal,
+        name=info.name,
+        total_bytes=info.total_bytes,
+        compute_capability=f"{capability // 10}.{capability % 10}" if capability else None,
+        pci_bus_id=info.pci_bus_id or None,
+        numa_node=info.numa_node if info.numa_node >= 0 else None,
+        integrated=info.integrated,
+        link=None,
+        problem=None,
+    )
+
+
+def _unread_gpu(ordinal: int) -> Callable[[str], GpuFacts]:
+    return lambda why: GpuFacts(ordinal, None, None, None, None, None, None, None, why)
+
+
+def _codecs(native: NativeCore) -> tuple[CodecFacts, ...]:
+    names = _read(lambda: sorted(native.Kernel.__members__), lambda _: ["ALL"])
+    # "" if the build has device code.
+    reason = _read(lambda: native.device_code_missing_reason(), lambda why: why)
+    return tuple(CodecFacts(name.lower(), available=not reason, reason=reason or None) for name in names)
+
+
+def _host(native: NativeCore) -> HostFacts:
+    limits = native.host_limits()
+    return HostFacts(
+        total_bytes=limits.total_bytes,
+        available_bytes=limits.available_bytes,
+        cgroup_limit_bytes=limits.cgroup_limit_bytes,
+        cgroup_used_bytes=limits.cgroup_used_bytes,
+        memlock_limit_bytes=limits.memlock_limit_bytes,
+        numa_nodes=limits.numa_nodes,
+        huge_page_bytes=limits.huge_page_bytes,
+        huge_pages_free=limits.huge_pages_free,
+        transparent_huge_pages=limits.transparent_huge_pages,
+        problem=None,
+    )
+
+
+def _unread_host(why: str) -> HostFacts:
+    return HostFacts(None, None, None, None, None, None, None, None, None, why)
+
+
+def _torch(sources: Sources) -> TorchFacts:
+    version = sources.torch_version()
+    return TorchFacts(version=version, needed=NEEDED, usable=in_range(version), problem=None)
+
+
+def _unread_torch(why: str) -> TorchFacts:
+    return TorchFacts(version=None, needed=NEEDED, usable=False, problem=why)

@@ -1,0 +1,102 @@
+"""What the doctor finds, as values: one frozen dataclass per subject, one Report for all.
+
+A subject that could not be read carries a `problem`: the sentence that says why. A fact that is None was not
+there to read. These classes are the JSON form (field for field), so FORMAT_VERSION grows when one of them
+changes meaning or loses a field; a new field alone leaves it as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vdnn.hardware import LinkFigures
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ExtensionFacts:
+    """The native core, vdnn._C."""
+
+    present: bool
+    path: str | None
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFacts:
+    """The CUDA driver library. `version` is the newest CUDA it supports, such as "13.0"."""
+
+    library: str
+    loaded: bool
+    version: str | None
+    device_count: int
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """One GPU. `link` is None where it could not be measured; `problem` says why."""
+
+    ordinal: int
+    name: str | None
+    total_bytes: int | None
+    compute_capability: str | None
+    pci_bus_id: str | None
+    numa_node: int | None
+    integrated: bool | None
+    link: LinkFigures | None
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CodecFacts:
+    """One kernel of the codecs. `available`: this build carries device code for it; else `reason` says why
+    not.
+    """
+
+    kernel: str
+    available: bool
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """The host's memory. A limit that is None does not exist; all are None where `problem` is set."""
+
+    total_bytes: int | None
+    available_bytes: int | None
+    cgroup_limit_bytes: int | None
+    cgroup_used_bytes: int | None
+    memlock_limit_bytes: int | None
+    numa_nodes: int | None
+    huge_page_bytes: int | None
+    huge_pages_free: int | None
+    transparent_huge_pages: str | None
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TorchFacts:
+    """The torch that an import gives. `usable`: its version is one that the runtime accepts."""
+
+    version: str | None
+    needed: str
+    usable: bool
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that one examination found. `meanings`: what each missing thing means, a sentence each."""
+
+    vdnn_version: str
+    python_version: str
+    platform: str
+    extension: ExtensionFacts
+    driver: DriverFacts
+    gpus: tuple[GpuFacts, ...]
+    codecs: tuple[CodecFacts, ...]
+    host: HostFacts
+    torch: TorchFacts
+    meanings: tuple[str, ...]
