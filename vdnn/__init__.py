@@ -6,20 +6,36 @@ that needs torch says so when it is touched.
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING
+
 from vdnn.bytesize import format_bytes, parse_bytes
 from vdnn.errors import VdnnError
 from vdnn.torch_requirement import require_torch
 
+if TYPE_CHECKING:
+    from vdnn.runtime.session import Session, keep, offload, paused
+
 __version__ = "0.1.0.dev0"
 
-__all__ = ["VdnnError", "__version__", "format_bytes", "parse_bytes", "require_torch"]
+__all__ = [
+    "Session",
+    "VdnnError",
+    "__version__",
+    "format_bytes",
+    "keep",
+    "offload",
+    "parse_bytes",
+    "paused",
+    "require_torch",
+]
 
 # Names of the runtime. They are looked up when touched, so that `import vdnn` never imports torch.
-_RUNTIME_NAMES = ("offload",)
+_RUNTIME_NAMES = ("Session", "keep", "offload", "paused")
 
 
 def __getattr__(name: str) -> object:
     if name in _RUNTIME_NAMES:
         require_torch()
-        raise AttributeError(f"vdnn.{name} is not in vdnn {__version__} yet: the runtime is to come, see README.md.")
+        return getattr(importlib.import_module("vdnn.runtime.session"), name)
     raise AttributeError(f"module 'vdnn' has no attribute {name!r}")

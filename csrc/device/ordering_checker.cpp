@@ -177,11 +177,25 @@ Address OrderingChecker::remember(Address address, std::uint64_t bytes) {
   return address;
 }
 
-void OrderingChecker::forget(Address address) {
-  // The free has waited for the device: whoever gets these addresses next is ordered behind all of it.
-  const std::lock_guard<std::mutex> lock(mutex_);
-  log_.forget({address, bytes_by_address_[address]});
-  bytes_by_address_.erase(address);
+// The free waits for the device: whoever gets these addresses next is ordered behind all that was logged of them. It is
+// forgotten before the free, because after it another thread may have been given the same addresses already.
+void OrderingChecker::forget_and_free(Address address, void (Device::*free)(Address)) {
+  std::uint64_t bytes = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto known = bytes_by_address_.find(address);
+    if (known != bytes_by_address_.end()) {
+      bytes = known->second;
+      bytes_by_address_.erase(known);
+      log_.forget({address, bytes});
+    }
+  }
+  try {
+    (inner_.get()->*free)(address);
+  } catch (...) {
+    if (bytes != 0) remember(address, bytes);  // refused: it is still there
+    throw;
+  }
 }
 
 Address OrderingChecker::allocate_pinned(std::uint64_t bytes) {
@@ -189,8 +203,7 @@ Address OrderingChecker::allocate_pinned(std::uint64_t bytes) {
 }
 
 void OrderingChecker::free_pinned(Address address) {
-  inner_->free_pinned(address);
-  forget(address);
+  forget_and_free(address, &Device::free_pinned);
 }
 
 Address OrderingChecker::allocate_device(std::uint64_t bytes) {
@@ -198,8 +211,7 @@ Address OrderingChecker::allocate_device(std::uint64_t bytes) {
 }
 
 void OrderingChecker::free_device(Address address) {
-  inner_->free_device(address);
-  forget(address);
+  forget_and_free(address, &Device::free_device);
 }
 
 void OrderingChecker::note_access(ByteRange range, Access access, Stream stream, std::string_view label) {

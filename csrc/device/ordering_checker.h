@@ -71,7 +71,7 @@ class OrderingChecker final : public Device {
   void check_operation(Stream stream, const std::vector<Claim>& claims, const std::string& label);
   void withdraw(const std::vector<ByteRange>& ranges);
   Address remember(Address address, std::uint64_t bytes);
-  void forget(Address address);
+  void forget_and_free(Address address, void (Device::*free)(Address));
   VectorClock& clock_of(Stream stream);
   void host_learns(const Event& event);
   [[nodiscard]] OrderingViolation describe(ByteRange range, const LoggedAccess& first, const LoggedAccess& second);

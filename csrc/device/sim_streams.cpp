@@ -136,14 +136,18 @@ void SimStreams::block_until_done(std::unique_lock<std::mutex>& lock, std::uint3
 
 void SimStreams::force(std::uint32_t stream, std::uint64_t position) {
   StreamState& state = *streams_[stream];
-  if (state.completed >= position) return;
+  // Without remembering what was forced before, streams that wait for each other in turn would be walked through as
+  // often as there are paths: exponentially often.
+  const std::uint64_t already = std::max(state.completed, state.forced);
+  if (already >= position) return;
+  state.forced = position;
   if (state.granted < position) state.granted = position;
   state.has_work.notify_one();
   // Waits refer to what was issued before them, so this ends.
   std::uint64_t at = state.completed;
   for (const Operation& operation : state.queue) {
     if (++at > position) break;
-    if (!operation.work) force(operation.awaited_stream, operation.awaited_position);
+    if (at > already && !operation.work) force(operation.awaited_stream, operation.awaited_position);
   }
 }
 

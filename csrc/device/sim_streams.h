@@ -56,6 +56,7 @@ class SimStreams {
     std::uint64_t issued = 0;
     std::uint64_t completed = 0;
     std::uint64_t granted = 0;  // may run up to here
+    std::uint64_t forced = 0;   // up to here, all that this stream waits for has been granted too
     std::uint32_t fruitless_queries = 0;
     std::deque<Operation> queue;
     std::condition_variable has_work;

@@ -15,14 +15,21 @@ void Leftovers::park(std::unique_ptr<Leftovers> leftovers) noexcept {
 std::vector<Keepalive> Leftovers::take_all() {
   std::vector<Keepalive> finished;
   for (Leftovers* left = parked<Leftovers>().take_all(); left != nullptr;) {
-    const std::unique_ptr<Leftovers> owned(left);
+    std::unique_ptr<Leftovers> owned(left);
     left = owned->next_returned;
+    bool running = false;
     for (const Stream stream : {owned->to_host, owned->to_device}) {
       try {
         owned->device->drain(stream);
+      } catch (const DriverFailure&) {
+        running = true;
       } catch (const Error&) {
         continue;  // closed, and so drained; or lost, and nothing runs on it any more
       }
+    }
+    if (running) {
+      park(std::move(owned));  // for the next queue
+      continue;
     }
     std::move(owned->keepalives.begin(), owned->keepalives.end(), std::back_inserter(finished));
   }

@@ -36,7 +36,7 @@ TransferQueue::TransferQueue(std::shared_ptr<Device> device, std::shared_ptr<Pin
 
 TransferQueue::~TransferQueue() {
   // In a forked child nothing may be waited for, ever: what is held stays held until the child ends.
-  if (closed_ || (in_flight_.empty() && reloads_.empty() && quarantine_.empty())) return;
+  if (in_flight_.empty() && reloads_.empty() && quarantine_.empty()) return;
   auto left = std::make_unique<Leftovers>();
   left->device = device_;
   left->to_host = to_host_;
@@ -304,17 +304,19 @@ QueueStats TransferQueue::stats() {
 void TransferQueue::close() {
   if (fork_guard_.in_forked_child()) return;
   const auto locked = lock();
-  if (closed_) return;
+  const bool nothing_held = in_flight_.empty() && reloads_.empty() && quarantine_.empty();
+  if (closed_ && nothing_held) return;
   closed_ = true;
   for (OutgoingCopy& offload : batch_) mark_failed(offload, "the queue was closed before the copy was submitted");
   batch_.clear();
-  std::exception_ptr first_error;
+  std::exception_ptr lost;
   for (const Stream stream : {to_host_, reloads_.stream()}) {
     try {
       if (!device_->closed()) device_->drain(stream);
-    } catch (...) {
-      if (first_error == nullptr) first_error = std::current_exception();
+    } catch (const DeviceLost&) {
+      lost = std::current_exception();  // nothing runs on it any more
     }
+    // Any other refusal leaves copies running: what they touch stays here, for the next close() or the destructor.
   }
   for (OutgoingCopy& offload : in_flight_) released_.push_back(std::move(offload.keepalive));
   reloads_.hand_back(finished_);
@@ -323,7 +325,7 @@ void TransferQueue::close() {
   quarantine_.clear();
   quarantined_blocks_.clear();
   stats_.offload_in_flight_bytes = 0;
-  if (first_error != nullptr) std::rethrow_exception(first_error);
+  if (lost != nullptr) std::rethrow_exception(lost);
 }
 
 }  // namespace vdnn

@@ -82,7 +82,8 @@ class TransferQueue {
   [[nodiscard]] QueueStats stats();
   [[nodiscard]] Stream offload_stream() const noexcept { return to_host_; }
   [[nodiscard]] Stream reload_stream() const noexcept { return reloads_.stream(); }
-  // Waits for all copies, then hands every reference back. Throws what the device says, after letting go.
+  // Waits for all copies, then hands every reference back. Where the device refuses to be waited for, copies may still
+  // run: what they touch is kept and the next close() tries again. Throws DeviceLost after letting go.
   void close();
 
  private:

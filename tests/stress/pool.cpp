@@ -61,7 +61,9 @@ class Tenant {
       pool_->reserve(dice_.between(1, cap_bytes));
     } else if (choice < 10) {
       pool_->wait_for_growth();
-    } else if (choice < 55 || leases_.size() == most_leases) {
+    } else if (choice < 18) {
+      pin_and_free();
+    } else if (choice < 57 || leases_.size() == most_leases) {
       drop_one();
     } else {
       lease_one();
@@ -81,6 +83,13 @@ class Tenant {
   };
   [[nodiscard]] Address source() { return reinterpret_cast<Address>(source_.data()); }
 
+  // Past the pool: the addresses go at once to whoever pins next, on another stream perhaps.
+  void pin_and_free() {
+    constexpr std::uint64_t bytes = 4096;
+    const Address address = device_->allocate_pinned(bytes);
+    device_->copy_async(address, source(), bytes, CopyDirection::DeviceToHost, stream_);
+    device_->free_pinned(address);
+  }
   void lease_one() {
     Block block;
     try {

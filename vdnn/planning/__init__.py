@@ -1,0 +1,1 @@
+"""The half that decides: plain data in, plain data out. Never imports torch."""

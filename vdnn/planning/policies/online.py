@@ -1,0 +1,32 @@
+"""What a policy without a recording is asked, and what it is told."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFacts:
+    """A tensor that autograd is about to hold, as a policy sees it.
+
+    `module_kind` is the class name of the innermost torch module whose forward is running, "" outside of all. `is_conv`
+    says whether that module is a convolution: known here because a subclass has another name.
+    """
+
+    storage_bytes: int
+    module_kind: str
+    is_conv: bool
+
+
+class OnlinePolicy(ABC):
+    """Decides at the save, from the save alone."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """As users write it."""
+
+    @abstractmethod
+    def offloads(self, save: SaveFacts) -> bool:
+        """True if the storage is to leave the device. Called for eligible saves only."""

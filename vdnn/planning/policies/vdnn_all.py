@@ -1,0 +1,16 @@
+"""vdnn-all: every eligible storage leaves the device (vDNN_all of Rhu et al., MICRO 2016)."""
+
+from __future__ import annotations
+
+from vdnn.planning.policies.online import OnlinePolicy, SaveFacts
+
+
+class VdnnAll(OnlinePolicy):
+    """The least device memory, and the most traffic."""
+
+    @property
+    def name(self) -> str:
+        return "vdnn-all"
+
+    def offloads(self, save: SaveFacts) -> bool:
+        return True

@@ -1,0 +1,77 @@
+"""Which module's forward is running, and whose storages are parameters and buffers: seen through torch's global hooks.
+
+Both are read anew at every call of a module, since FSDP and its like swap parameter storages between calls.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import torch
+from torch.nn.modules.conv import _ConvNd
+
+from vdnn.runtime.storage_table import StorageSet
+
+
+class ModuleWatch:
+    """While entered, follows module calls on all threads."""
+
+    def __init__(self) -> None:
+        self.parameters = StorageSet()
+        self.marked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._local = threading.local()
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> ModuleWatch:
+        module_hooks = torch.nn.modules.module
+        self._handles = [
+            module_hooks.register_module_forward_pre_hook(self._enter_module),
+            module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.parameters.forget_expired()
+        self._local = threading.local()
+
+    def _stack(self) -> list[torch.nn.Module]:
+        stack: list[torch.nn.Module] | None = getattr(self._local, "stack", None)
+        if stack is None:
+            stack = self._local.stack = []
+        return stack
+
+    def _enter_module(self, module: torch.nn.Module, args: object) -> None:
+        if torch.compiler.is_compiling():
+            return  # a traced module leaves no module behind: what it saves belongs to the region
+        self._stack().append(module)
+        for group in (module._parameters, module._buffers):
+            for tensor in group.values():
+                if tensor is not None and tensor.layout is torch.strided and type(tensor) in _WITH_STORAGE:
+                    self.parameters.add(tensor.untyped_storage())
+
+    def _leave_module(self, module: torch.nn.Module, args: object, output: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        stack = self._stack()
+        # An exception may have skipped the exits of inner modules, and a graph break the entry of this one.
+        while module in stack and stack.pop() is not module:
+            pass
+
+    def innermost(self) -> torch.nn.Module | None:
+        stack = self._stack()
+        return stack[-1] if stack else None
+
+    def in_marked(self) -> bool:
+        return bool(self.marked) and any(module in self.marked for module in self._stack())
+
+
+def is_conv(module: torch.nn.Module | None) -> bool:
+    return isinstance(module, _ConvNd)
+
+
+_WITH_STORAGE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

@@ -1,0 +1,40 @@
+"""The check that autograd makes of in-place writes, made here because hooks turn it off.
+
+[Note: Versions] A tensor's version counter grows with every in-place write, and views share it. A save remembers the
+version; a use that finds another raises what autograd would have raised. `x.data` and `x.detach()` differ: the former
+starts a counter of its own on the same bytes. So (storage, version) is no identity: the counter itself is held, by a
+tensor without bytes that shares it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def counter_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that shares `tensor`'s version counter and holds none of its bytes."""
+    witness = tensor.detach()
+    witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return witness
+
+
+def same_counter(witness: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether the two share one counter: only then does moving one move the other."""
+    version = tensor._version
+    if witness._version != version:
+        return False
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version + 1,))
+    try:
+        return witness._version == version + 1
+    finally:
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+def raise_modified(kind: str, shape: tuple[int, ...], found: int, expected: int) -> None:
+    """In autograd's own words, so that code and people that know them recognise the error."""
+    raise RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"[{kind} {list(shape)}] is at version {found}; expected version {expected} instead. "
+        "Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True)."
+    )
