@@ -21,6 +21,7 @@ CPP_FILES := find csrc tests \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o 
 .PHONY: help
 help:
 	@echo "make test         build and run all tests (first time: makes .venv)"
+	@echo "make test-full    every sample of torch's operation database, in every mode"
 	@echo "make test-fast    the same without those marked slow"
 	@echo "make bench        transfers on the simulated device, as a table"
 	@echo "make figures      the pytest-benchmark figures"
@@ -58,7 +59,12 @@ test: build
 
 .PHONY: test-fast
 test-fast: build
-	$(PY) -m pytest -n 2 --benchmark-disable -m "not slow"
+	$(PY) -m pytest -n 2 --benchmark-disable -m "not slow and not full"
+
+# All samples of torch's own operation and module databases, in every mode: about an hour on two cores.
+.PHONY: test-full
+test-full: build
+	$(PY) -m pytest -n 2 --benchmark-disable -m full tests/runtime/identity
 
 .PHONY: figures
 figures: build

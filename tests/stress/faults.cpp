@@ -160,7 +160,7 @@ std::uint64_t attempt(Run& run, const Trial& trial) {
 void try_faults(Run& run, const DeviceKind& kind, Runs runs, Dice& dice) {
   Trial trial{kind, runs, dice.seed()};
   const std::uint64_t calls = attempt(run, trial);
-  constexpr int refused_calls = 12;
+  constexpr int refused_calls = 8;
   for (int time = 0; time < refused_calls; ++time) {
     trial.fault = Fault::RefusedCall;
     // Half of them near the end, where things are given back.

@@ -82,7 +82,7 @@ class Packer:
             return Kept.PAUSED
         storage = tensor.untyped_storage()
         base = tensor if tensor._base is None else tensor._base
-        if storage in self._modules.parameters or (base.is_leaf and base.requires_grad):
+        if storage in self._modules.parameters or _is_grad_leaf(base) or _is_grad_leaf(tensor):
             return Kept.PARAMETER
         if _is_cast_of_parameter(base):
             return Kept.PARAMETER_CAST
@@ -168,7 +168,7 @@ class Packer:
 
 
 def _keep_dynamo_out(hook: Callable[..., object]) -> None:
-    """torch.compile would trace a hook that runs amid compiled code, and all it calls: they are no part of the program."""
+    """torch.compile would trace a hook that runs amid compiled code, and all that it calls: no part of the program."""
     frames = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(hook.__code__, frames._FrameExecStrategy(skip, skip))
@@ -188,6 +188,11 @@ def _bytes_to_manage(tensor: torch.Tensor, storage: torch.UntypedStorage) -> tup
     if 2 * (last - first) < whole:
         return first, last - first
     return 0, whole
+
+
+def _is_grad_leaf(tensor: torch.Tensor) -> bool:
+    """A leaf may also be a view of a tensor without grad, and a view of a leaf is none: both need asking."""
+    return tensor.requires_grad and tensor.is_leaf
 
 
 def _is_cast_of_parameter(tensor: torch.Tensor) -> bool:

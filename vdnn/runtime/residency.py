@@ -52,7 +52,8 @@ class SourceHold:
         self._managed = weakref.ref(managed)
         self._storage: torch.UntypedStorage | None = storage
         self._stream = stream
-        self._device = managed.transport.device  # not the transport: its queue holds us, and no collector sees that cycle
+        # Not the transport: its queue holds us, and no collector sees that cycle.
+        self._device = managed.transport.device
         self._counters = managed.counters
         self._range = (storage.data_ptr() + managed.begin, managed.nbytes)
 

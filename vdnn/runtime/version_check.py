@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 
+_set_versions = torch._C._autograd._unsafe_set_version_counter
+
 
 def counter_of(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that shares `tensor`'s version counter and holds none of its bytes."""
@@ -23,18 +25,31 @@ def same_counter(witness: torch.Tensor, tensor: torch.Tensor) -> bool:
     version = tensor._version
     if witness._version != version:
         return False
-    torch._C._autograd._unsafe_set_version_counter((tensor,), (version + 1,))
-    try:
-        return witness._version == version + 1
-    finally:
-        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+    # One call moves it and puts it back: another thread that saw a shared counter in between, in autograd or here,
+    # would take the tensor for modified.
+    _set_versions((witness, tensor), (version + 1, version))
+    if witness._version == version:
+        return True
+    _set_versions((witness,), (version,))
+    return False
 
 
 def raise_modified(kind: str, shape: tuple[int, ...], found: int, expected: int) -> None:
     """In autograd's own words, so that code and people that know them recognise the error."""
     raise RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{kind} {list(shape)}] is at version {found}; expected version {expected} instead. "
+        f"[{_as_autograd_calls(kind)} {list(shape)}] is at version {found}; expected version {expected} instead. "
         "Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
         "torch.autograd.set_detect_anomaly(True)."
     )
+
+
+def _as_autograd_calls(kind: str) -> str:
+    """What tensor.type() says, as that message has it: dtypes younger than the old type names go by another one."""
+    *place, name = kind.removesuffix("Tensor").split(".")
+    if name in _OLD_TYPE_NAMES:
+        return kind
+    return f"{place[1].upper() if len(place) > 1 else 'CPU'}{name}Type"
+
+
+_OLD_TYPE_NAMES = ("Byte", "Char", "Short", "Int", "Long", "Half", "Float", "Double")

@@ -1,0 +1,64 @@
+"""Sessions over CPU tensors on the simulated device, under every schedule, poisoned and under the ordering checker.
+
+A session of `open_session` moves everything (min_bytes=0) through windows of a few KiB, so that a tiny model has copies
+waiting, in flight and behind them at any moment. After its test nothing may be alive in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import pytest
+import torch
+
+from tests.conftest import SCHEDULE_IDS, SCHEDULES
+from tests.runtime.side_by_side import assert_nothing_alive
+from vdnn import _C
+from vdnn.runtime.session import Session, offload
+
+
+class OpenSession(Protocol):
+    """Makes a session on a device of its own; options as of vdnn.offload."""
+
+    def __call__(self, policy: str = "vdnn-all", **options: Any) -> Session: ...
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_each_time() -> Iterator[None]:
+    """The same random numbers; and one thread, since the operations are tiny and torch's threads would only spin."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(20)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=SCHEDULES, ids=SCHEDULE_IDS)
+def schedule(request: pytest.FixtureRequest) -> _C.Schedule:
+    schedule: _C.Schedule = request.param
+    return schedule
+
+
+@pytest.fixture
+def open_session(schedule: _C.Schedule) -> Iterator[OpenSession]:
+    opened: list[tuple[Session, _C.OrderingChecker]] = []
+
+    def make(policy: str = "vdnn-all", **options: Any) -> Session:
+        device = _C.OrderingChecker(_C.SimDevice(schedule=schedule, seed=7 + len(opened)))
+        sizes = {"min_bytes": 0, "offload_window": "2KiB", "reload_window": "6KiB", **options}
+        opened.append((offload(policy, device=device, **sizes), device))
+        return opened[-1][0]
+
+    yield make
+    for session, device in opened:
+        if not device.closed:
+            assert_nothing_alive(session)
+        session.close()
+        device.close()
+        assert device.take_violations() == []
+
+
+@pytest.fixture
+def session(open_session: OpenSession) -> Session:
+    return open_session()

@@ -1,0 +1,136 @@
+"""A session on a checked, poisoning, simulated device with windows so small that everything leaves and comes back."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tests.conftest import SCHEDULES
+from tests.runtime.identity.outcome import Outcome, differences
+from tests.runtime.identity.runs import NUDGE_SAVES, nudge
+from vdnn import _C
+from vdnn.runtime.counters import Counters, Kept
+from vdnn.runtime.session import offload
+
+# Empty tensors, and those whose bytes are not in one storage.
+NOTHING_TO_MOVE = frozenset({Kept.SMALL, Kept.SUBCLASS})
+_SHOWN = 50
+
+
+class IdentityRig:
+    """Compares runs in its session with plain ones, and collects what is wrong, by name."""
+
+    def __init__(self, schedule: _C.Schedule, seed: int = 0) -> None:
+        self._device = _C.OrderingChecker(_C.SimDevice(schedule=schedule, seed=seed), _C.OnViolation.COLLECT)
+        self._schedule = schedule.name.lower()
+        self._session = offload("vdnn-all", device=self._device, min_bytes=0, offload_window=1, reload_window=4096)
+        self.counters: Counters = self._session.counters
+        self.compared = 0
+        self.saved_nothing: list[str] = []
+        self.offloaded_nothing: list[str] = []  # of runs that did save
+        self.failures: list[str] = []
+        self.checked_accesses = 0
+        self.report = ""
+
+    def compare(self, name: str, run: Callable[[], Outcome], *, may_stay: frozenset[Kept] | None = None) -> None:
+        """Two plain runs, which have to agree, and one in the session, which has to agree with them.
+
+        With `may_stay`, every use of a save must have been served by a reload, but of those kept for one of these
+        reasons. That is so unless the call is given tensors that others hold, or saves while backward runs.
+        """
+        plain, again = run(), run()
+        unreproducible = differences(plain, again)
+        if unreproducible:
+            self._fail(name, "two plain runs differ", unreproducible)
+            return
+        with self._session:
+            pending = nudge()  # has what the run before left over issued, and leaves one save of its own
+            before = copy.deepcopy(self.counters)
+            offloaded = run()
+            offloaded.nudges.append(nudge())
+        del pending
+        self.compared += 1
+        self._fail(name, "not as in a plain run", differences(plain, offloaded))
+        self._fail(name, "ordering", [violation.missing for violation in self._device.take_violations()])
+        accounts = _accounts(before, self.counters, NUDGE_SAVES * len(offloaded.nudges))
+        if not accounts.saves:
+            self.saved_nothing.append(name)
+        elif not accounts.offloaded:
+            self.offloaded_nothing.append(name)
+        if may_stay is not None:
+            self._fail(name, "not every save left and came back", accounts.complaints(may_stay))
+
+    def close(self) -> None:
+        self.checked_accesses = self._device.checked_accesses
+        self.report = f"{self._session.report()}\n  checked {self.checked_accesses} accesses"
+        self._session.close()
+        self._fail("closing", "ordering", [violation.missing for violation in self._device.take_violations()])
+
+    def _fail(self, name: str, what: str, lines: list[str]) -> None:
+        self.failures += [f"{name} ({self._schedule}): {what}: {line}" for line in lines]
+
+
+@dataclass(frozen=True, slots=True)
+class _Accounts:
+    """What became of the saves of one call."""
+
+    saves: int
+    offloaded: int
+    kept: Counter[Kept]
+    used_in_place: int
+
+    def complaints(self, may_stay: frozenset[Kept]) -> list[str]:
+        lines = [f"stayed: {reason.value}" for reason in self.kept if reason not in may_stay]
+        if self.used_in_place:
+            lines.append(f"{self.used_in_place} uses without a reload")
+        return lines
+
+
+def _accounts(before: Counters, after: Counters, nudges: int) -> _Accounts:
+    """Without those of nudges. Of two nudges the last save is issued by the nudge that follows: that cancels out."""
+    return _Accounts(
+        saves=after.saves - before.saves - nudges,
+        offloaded=after.storages - before.storages - nudges,
+        kept=after.kept - before.kept,
+        used_in_place=after.used_in_place - before.used_in_place,
+    )
+
+
+@contextmanager
+def identity_rigs(seed: int, record: Callable[[str, object], None]) -> Iterator[list[IdentityRig]]:
+    """One rig per schedule, closed afterwards. Then everything has to have gone well, and to have happened at all.
+
+    The figures go to `record`, which is pytest's record_property: --junit-xml shows them.
+    """
+    rigs = [IdentityRig(schedule, seed) for schedule in SCHEDULES]
+    try:
+        with _quiet():
+            yield rigs
+    finally:
+        for rig in rigs:
+            rig.close()
+    for figure in ("compared", "saved_nothing", "offloaded_nothing"):
+        record(figure, [getattr(rig, figure) for rig in rigs])
+    for rig in rigs:
+        record("report", rig.report)
+    failures = [failure for rig in rigs for failure in rig.failures]
+    assert not failures, f"{len(failures)} failures:\n" + "\n".join(failures[:_SHOWN])
+    assert sum(rig.counters.reloads for rig in rigs)
+    assert sum(rig.counters.freed_bytes for rig in rigs)
+    assert sum(rig.checked_accesses for rig in rigs)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Many operations save nothing, and the session would say so."""
+    logger = logging.getLogger("vdnn")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
