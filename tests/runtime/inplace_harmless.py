@@ -106,6 +106,7 @@ def unsafe_chunks_have_versions_of_their_own(leave: Leave) -> list[torch.Tensor]
         second.mul_(2)
     product = second * second
     leave()
+    del first, second
     return gradient(square + product, start)
 
 

@@ -1,6 +1,6 @@
 """Steps in which something that is still needed is written to: plain PyTorch raises in backward.
 
-A step calls `leave` where, in a session, the copies of what was saved are to be made and the sources released; in a a
+A step calls `leave` where, in a session, the copies of what was saved are to be made and the sources released; in a
 plain run that does nothing.
 """
 

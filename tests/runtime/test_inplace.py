@@ -110,6 +110,33 @@ def test_a_write_through_data_is_not_seen_when_the_tensor_has_left_and_nobody_ho
     assert same(session_outcome_of(case, _C.Schedule.EAGER, sources_leave=True), plain_outcome_of(unwritten))
 
 
+def test_a_source_that_others_hold_is_used_where_it_is() -> None:
+    session = offload(device="sim", min_bytes=0, offload_window=1)
+    start = leaf()
+    with session:
+        factor = start + 0
+        square, held = factor * factor, nudge()
+        gradient(square, start)
+    assert session.counters.copied_not_freed_bytes == factor.nbytes
+    assert (session.counters.uses, session.counters.used_in_place, session.counters.reloads) == (2, 2, 0)
+    del held
+    session.close()
+
+
+def test_a_source_that_its_owner_shrank_comes_from_the_host() -> None:
+    session = offload(device="sim", min_bytes=0, offload_window=1)
+    start = leaf()
+    with session:
+        factor = start + 0
+        square, held = factor * factor, nudge()
+        factor.untyped_storage().resize_(0)
+        (found,) = gradient(square, start)
+    assert torch.equal(found, 2 * start)
+    assert session.counters.reloads == 1
+    del held
+    session.close()
+
+
 def test_data_that_is_replaced_does_not_replace_what_was_saved() -> None:
     """Where the runtime differs from plain PyTorch, except for leaves: that saves the tensor, and we its storage."""
 

@@ -18,15 +18,19 @@ constexpr int illegal_address = 700;
 constexpr std::uint64_t steps = 3;
 constexpr std::uint64_t layers = 10;
 
-enum class Fault { None, RefusedCall, LostDevice };
+enum class Fault {
+  None,
+  RefusedCall,
+  RefusedTakeover,  // a call refused to a queue that takes over what one dropped without close() left
+  LostDevice,
+};
 
 struct Trial {
   DeviceKind kind;
   Runs runs = Runs::OnCallers;
   std::uint64_t seed = 0;
   Fault fault = Fault::None;
-  std::uint64_t nth = 0;     // call, or copy, from 1
-  bool drops_queue = false;  // without close(), for the next queue to take over
+  std::uint64_t nth = 0;  // call, or copy, from 1
 };
 
 void arm(const FakeDriverControls& driver, const Trial& trial) {
@@ -64,7 +68,7 @@ class Trainer {
 
   void close() {
     network_.reset();
-    if (trial_.drops_queue && rig_.queue != nullptr && !lost_) replace_queue();
+    if (trial_.fault == Fault::RefusedTakeover) replace_queue();
     std::vector<Keepalive> returned = close_queue();
     // On a refused call everything has ended with the queue, so late accesses show. On a lost device another copy may
     // be half way, and only the device's close() waits for that.
@@ -103,7 +107,8 @@ class Trainer {
 
   void replace_queue() {
     rig_.queue.reset();
-    if (!attempt([&] { add_queue(rig_, dice_); }) && !lost_) add_queue(rig_, dice_);
+    run_.fake_driver->fail_nth(trial_.nth, out_of_memory);
+    if (!attempt([&] { add_queue(rig_, dice_); })) add_queue(rig_, dice_);
   }
 
   std::vector<Keepalive> close_queue() {
@@ -137,6 +142,7 @@ std::string describe(const FakeDriverControls& driver, const Trial& trial) {
   if (trial.fault == Fault::None) return "without a fault" + where;
   const std::string nth = std::to_string(trial.nth);
   if (trial.fault == Fault::LostDevice) return "device lost in copy " + nth + where;
+  if (trial.fault == Fault::RefusedTakeover) return "refused call " + nth + " of a takeover" + where;
   return "refused call " + nth + ", " + driver.call_name(trial.nth - 1) + where;
 }
 
@@ -164,11 +170,16 @@ void try_faults(Run& run, const DeviceKind& kind, Runs runs, Dice& dice) {
   for (int time = 0; time < refused_calls; ++time) {
     trial.fault = Fault::RefusedCall;
     // Half of them near the end, where things are given back.
-    trial.drops_queue = dice.percent(30);
     trial.nth = dice.percent(50) ? dice.between(1, calls) : calls - dice.below(calls / 16);
     attempt(run, trial);
   }
-  trial.drops_queue = false;
+  constexpr int refused_takeovers = 4;
+  constexpr std::uint64_t takeover_calls = 24;  // two streams made, two waited for
+  for (int time = 0; time < refused_takeovers; ++time) {
+    trial.fault = Fault::RefusedTakeover;
+    trial.nth = dice.between(1, takeover_calls);
+    attempt(run, trial);
+  }
   constexpr int lost_devices = 4;
   for (int time = 0; time < lost_devices; ++time) {
     trial.fault = Fault::LostDevice;

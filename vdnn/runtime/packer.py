@@ -49,6 +49,8 @@ class Packer:
         self._table = ManagedTable()
         self._order: list[weakref.ref[ManagedStorage]] = []
         self._positions: weakref.WeakKeyDictionary[ManagedStorage, int] = weakref.WeakKeyDictionary()
+        self._last_used = 0  # position of the last use, and up to where reloads were issued before it
+        self._ahead = 0
         self._local = threading.local()
         self._pid = os.getpid()
 
@@ -115,6 +117,7 @@ class Packer:
                 known = reference()
                 if known is not None:
                     self._positions[known] = index
+            self._last_used = 0  # positions have moved: begin anew
         self._positions[managed] = len(self._order)
         self._order.append(weakref.ref(managed))
 
@@ -154,12 +157,18 @@ class Packer:
         position = self._positions.get(managed)
         if position is None:
             return
-        for index in range(min(position, len(self._order)) - 1, -1, -1):
+        # Within one backward it goes on where it stopped: looking at everything again at each use would take a step of
+        # n saves n * n looks.
+        begin = self._ahead if position < self._last_used else position
+        self._last_used = position
+        for index in range(min(begin, position, len(self._order)) - 1, -1, -1):
+            self._ahead = index + 1
             earlier = self._order[index]()
             if earlier is None or earlier.transport is not managed.transport:
                 continue
             if not earlier.reload_early():
                 return
+        self._ahead = 0
 
     # Pausing.
 
