@@ -44,6 +44,7 @@ class Session(contextlib.ContextDecorator):
         self._modules = ModuleWatch()
         self._packer = Packer(policy, min_bytes, self.counters, self._modules, _marked_storages, self._transport_for)
         self._entered: list[contextlib.ExitStack] = []
+        self._has_warned = False
 
     # Life.
 
@@ -119,7 +120,10 @@ class Session(contextlib.ContextDecorator):
 
     def _say_if_nothing_was_offloaded(self) -> None:
         counters = self.counters
+        if self._has_warned:
+            return
         if counters.saves and not counters.storages and self.policy.name != "keep":
+            self._has_warned = True
             reasons = ", ".join(f"{count} x {reason.value}" for reason, count in counters.kept.most_common(3))
             logger.warning("vdnn: nothing was offloaded, of %d saves (%s).", counters.saves, reasons or "none eligible")
 
