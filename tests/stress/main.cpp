@@ -34,7 +34,7 @@ constexpr Scenario scenarios[] = {
 
 struct Arguments {
   std::uint64_t seed = 1;
-  std::uint64_t rounds = 3;
+  std::uint64_t rounds = 2;
   std::string scenario;
   std::string fake_driver = vdnn::stress::fake_driver_beside_program();
   bool list = false;
