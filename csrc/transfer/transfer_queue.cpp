@@ -78,8 +78,9 @@ std::shared_ptr<HostCopy> TransferQueue::offload(Address source, std::uint64_t b
   }
   keep_window(bytes);
   auto copy = std::make_shared<HostCopy>(std::move(block), bytes);
-  OutgoingCopy offload{copy, source, producer, owner, std::move(source_keepalive)};
+  // Before the source is ours: if this throws, the source must not be dropped under our lock.
   if (!batch_.empty() && (!is_small(bytes) || !(batch_.front().producer == producer))) flush_batch();
+  OutgoingCopy offload{copy, source, producer, owner, std::move(source_keepalive)};
   ++stats_.offloads;
   stats_.offloaded_bytes += bytes;
   stats_.offload_in_flight_bytes += bytes;
