@@ -9,6 +9,7 @@ description of the extension; docs/device.md explains the whole.
 
 from typing import ClassVar, Final, Literal, TypedDict, overload, type_check_only
 
+import typing_extensions
 from typing_extensions import Never, Self
 
 DEFAULT_DRIVER_LIBRARY: Final[str]
@@ -239,6 +240,17 @@ class SimDevice(Device):
         """The virtual time at which `stream` has done all it was given."""
     def stall_ns(self, stream: Stream) -> int:
         """How much of it `stream` stood waiting for other streams."""
+    def set_eager(self, stream: Stream, eager: bool) -> None:
+        """`stream` runs at once, or only when somebody needs it. Not under Schedule.RANDOM."""
+    def runnable(self) -> list[Stream]:
+        """Its own streams whose next operation may run now. For exploring schedules, under Schedule.LAZY."""
+    def run_one(self, stream: Stream) -> None:
+        """Runs the next operation of `stream`, and blocks until it has run."""
+    def event_ns(self, event: Event) -> int:
+        """The virtual time of `event`. Waits for nothing and changes no time."""
+
+def sim_table(device: Device) -> typing_extensions.CapsuleType:
+    """What the deferred accelerator calls of a SimDevice, or of a checker of one, as a capsule."""
 
 class OnViolation(_NativeEnum):
     """What a checker does with a violation."""
@@ -394,6 +406,9 @@ class Reload(_Native):
 
     @property
     def bytes(self) -> int: ...
+    @property
+    def span(self) -> tuple[Event, Event]:
+        """Runs between these two. The first is empty unless the queue is timed."""
 
 class QueueStats(_Native):
     """A snapshot. `submissions` counts a batch once; `cancelled` were dropped before the device was told."""
@@ -442,6 +457,7 @@ class TransferQueue(_Native):
         reload_window_bytes: int = 536870912,
         small_copy_bytes: int = 65536,
         batch_bytes: int = 1048576,
+        timed: bool = False,
     ) -> None: ...
     def offload(
         self,
@@ -482,10 +498,14 @@ class TransferQueue(_Native):
         """Takes care of copies whose handles were dropped. Most calls do it too."""
     def ready(self, copy: HostCopy) -> Event:
         """The event after which the host may read the block. Submits the copy if it waits in a batch."""
+    def span(self, copy: HostCopy) -> tuple[Event, Event]:
+        """The copy runs between these two; the first is empty unless the queue is `timed`. Submits as ready() does."""
+    def set_windows(self, offload_bytes: int, reload_bytes: int) -> None:
+        """From the next offload or reload on."""
     def state(self, copy: HostCopy) -> CopyState: ...
     def failure(self, copy: HostCopy) -> tuple[str, object]:
         """Of a failed copy: why, and its keepalive. Else ("", None)."""
     def take_released(self) -> list[object]:
-        """Keepalives of sources that may be dropped on their owner streams, in order of release."""
+        """Keepalives of sources that may be dropped on their owner streams, in order of release. Collects first."""
     def close(self) -> None:
         """Waits for all copies, then hands every reference back, and raises what the device said. Blocks."""

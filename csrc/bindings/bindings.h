@@ -7,6 +7,7 @@ namespace vdnn {
 
 void bind_errors(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
+void bind_sim_table(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_transfer(pybind11::module_& module);
 void bind_codec(pybind11::module_& module);

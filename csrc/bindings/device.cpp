@@ -159,7 +159,11 @@ void bind_devices(py::module_& module) {
            arg("total_bytes") = defaults.total_bytes)
       .def("advance", &SimDevice::advance, arg("stream"), arg("duration_ns"))
       .def("now_ns", &SimDevice::now_ns, arg("stream"))
-      .def("stall_ns", &SimDevice::stall_ns, arg("stream"));
+      .def("stall_ns", &SimDevice::stall_ns, arg("stream"))
+      .def("set_eager", &SimDevice::set_eager, arg("stream"), arg("eager"))
+      .def("runnable", &SimDevice::runnable)
+      .def("run_one", &SimDevice::run_one, arg("stream"), py::call_guard<py::gil_scoped_release>())
+      .def("event_ns", &SimDevice::event_ns, arg("event"));
 }
 
 void bind_checker(py::module_& module) {

@@ -9,6 +9,7 @@ PYBIND11_MODULE(_C, module) {
   vdnn::bind_errors(module);
   vdnn::bind_codec(module);
   vdnn::bind_device(module);
+  vdnn::bind_sim_table(module);
   vdnn::bind_memory(module);
   vdnn::bind_transfer(module);
 }

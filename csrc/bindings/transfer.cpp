@@ -48,7 +48,10 @@ void bind_handles(py::module_& module) {
   py::class_<HostCopy, std::shared_ptr<HostCopy>>(module, "HostCopy")
       .def_property_readonly("bytes", &HostCopy::bytes)
       .def_property_readonly("block", &HostCopy::block);
-  py::class_<Reload, std::shared_ptr<Reload>>(module, "Reload").def_property_readonly("bytes", &Reload::bytes);
+  py::class_<Reload, std::shared_ptr<Reload>>(module, "Reload")
+      .def_property_readonly("bytes", &Reload::bytes)
+      .def_property_readonly("span",
+                             [](const Reload& reload) { return py::make_tuple(reload.began(), reload.done()); });
   py::class_<QueueStats>(module, "QueueStats")
       .def_readonly("offloads", &QueueStats::offloads)
       .def_readonly("offloaded_bytes", &QueueStats::offloaded_bytes)
@@ -83,8 +86,9 @@ py::tuple failure(TransferQueue& queue, const std::shared_ptr<HostCopy>& copy) {
 }
 
 py::list take_released(TransferQueue& queue) {
+  const std::vector<Keepalive> keepalives = on_queue(queue, [&] { return queue.take_released(); });
   py::list released;
-  for (const Keepalive& keepalive : queue.take_released()) released.append(object_of(keepalive));
+  for (const Keepalive& keepalive : keepalives) released.append(object_of(keepalive));
   return released;
 }
 
@@ -96,15 +100,17 @@ void bind_transfer(py::module_& module) {
   py::class_<TransferQueue, std::shared_ptr<TransferQueue>>(module, "TransferQueue")
       .def(py::init([](std::shared_ptr<Device> device, std::shared_ptr<PinnedPool> pool,
                        std::uint64_t offload_window_bytes, std::uint64_t reload_window_bytes,
-                       std::uint64_t small_copy_bytes, std::uint64_t batch_bytes) {
+                       std::uint64_t small_copy_bytes, std::uint64_t batch_bytes, bool timed) {
              return std::make_shared<TransferQueue>(
                  std::move(device), std::move(pool),
-                 QueueOptions{offload_window_bytes, reload_window_bytes, small_copy_bytes, batch_bytes});
+                 QueueOptions{offload_window_bytes, reload_window_bytes, small_copy_bytes, batch_bytes,
+                              timed ? Timing::On : Timing::Off});
            }),
            arg("device").none(false), arg("pool").none(false),
            arg("offload_window_bytes") = defaults.offload_window_bytes,
            arg("reload_window_bytes") = defaults.reload_window_bytes,
-           arg("small_copy_bytes") = defaults.small_copy_bytes, arg("batch_bytes") = defaults.batch_bytes)
+           arg("small_copy_bytes") = defaults.small_copy_bytes, arg("batch_bytes") = defaults.batch_bytes,
+           arg("timed") = false)
       .def("offload", &offload, arg("source"), arg("bytes"), arg("producer"), arg("owner") = py::none(),
            arg("keepalive") = py::none(), arg("growth") = Growth::Now)
       .def(
@@ -129,6 +135,13 @@ void bind_transfer(py::module_& module) {
             return on_queue(queue, [&] { return queue.ready(copy); });
           },
           arg("copy").none(false))
+      .def(
+          "span",
+          [](TransferQueue& queue, const std::shared_ptr<HostCopy>& copy) {
+            return on_queue(queue, [&] { return queue.span(copy); });
+          },
+          arg("copy").none(false))
+      .def("set_windows", &TransferQueue::set_windows, arg("offload_bytes"), arg("reload_bytes"))
       .def("state", &TransferQueue::state, arg("copy").none(false))
       .def("failure", &failure, arg("copy").none(false))
       .def("take_released", &take_released)

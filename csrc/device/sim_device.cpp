@@ -84,7 +84,7 @@ SimDevice::SimDevice(const SimOptions& options) : state_(std::make_unique<State>
 
 SimDevice::~SimDevice() {
   if (state_->fork_guard.in_forked_child()) {
-    state_->streams->abandon();
+    if (state_->streams) state_->streams->abandon();  // none are left in a device that was closed before the fork
     state_->pinned.abandon_all();
     for (auto& [address, mapping] : state_->reserved) mapping.abandon();
     // Its mutexes may be held by threads that this process does not have.
@@ -170,6 +170,12 @@ void SimDevice::drain(Stream stream) {
   synchronize(record(stream, Timing::Off));
 }
 
+std::int64_t SimDevice::event_ns(const Event& event) const {
+  if (event.empty()) throw InvalidArgument("event", "a recorded event", "an empty event");
+  state_->require_mine(event.record().stream);
+  return time_of(event);
+}
+
 std::int64_t SimDevice::elapsed_ns(const Event& begin, const Event& end) {
   for (const Event* event : {&begin, &end}) {
     if (event->empty() || !event->record().timed) {
@@ -199,6 +205,35 @@ void SimDevice::launch(const KernelCall& call, Stream stream) {
   state_->require_mine(stream);
   check(call);
   state_->submit(stream, [call] { run_on_cpu(call); });
+}
+
+void SimDevice::enqueue(Stream stream, std::function<void()> work) {
+  const auto alive = state_->enter();
+  state_->require_mine(stream);
+  state_->submit(stream, std::move(work));
+}
+
+void SimDevice::set_eager(Stream stream, bool eager) {
+  const auto alive = state_->enter();
+  state_->require_mine(stream);
+  if (state_->options.moves_bytes) state_->streams->set_eager(stream.index, eager);
+}
+
+std::vector<Stream> SimDevice::runnable() const {
+  const auto alive = state_->enter();
+  std::vector<Stream> found;
+  for (const std::uint32_t index : state_->streams->runnable()) found.push_back({state_->id, index});
+  return found;
+}
+
+void SimDevice::run_one(Stream stream) {
+  const auto alive = state_->enter();
+  state_->require_mine(stream);
+  state_->streams->run_one(stream.index);
+}
+
+std::uint32_t SimDevice::id() const noexcept {
+  return state_->id;
 }
 
 Address SimDevice::allocate_pinned(std::uint64_t bytes) {

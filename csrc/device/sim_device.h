@@ -7,9 +7,11 @@
 // without data.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "device/device.h"
 #include "device/sim_streams.h"
@@ -53,10 +55,21 @@ class SimDevice final : public Device {
   void close() override;
   [[nodiscard]] bool closed() const override;
 
+  // Puts somebody else's work on one of the device's own streams.
+  void enqueue(Stream stream, std::function<void()> work);
+  // One of the device's own streams runs at once, or only when somebody needs it. Not under the random schedule.
+  void set_eager(Stream stream, bool eager);
+  [[nodiscard]] std::uint32_t id() const noexcept;
+  // Under the lazy schedule: its own streams whose next operation may run now, and running just that one. Blocks.
+  [[nodiscard]] std::vector<Stream> runnable() const;
+  void run_one(Stream stream);
+
   // Virtual time: the stream computes for this long; where it is; how long it stood waiting for other streams.
   void advance(Stream stream, std::int64_t duration_ns);
   [[nodiscard]] std::int64_t now_ns(Stream stream) const;
   [[nodiscard]] std::int64_t stall_ns(Stream stream) const;
+  // The time an event has; unlike elapsed_ns it waits for nothing, so asking changes no time.
+  [[nodiscard]] std::int64_t event_ns(const Event& event) const;
 
  private:
   struct State;

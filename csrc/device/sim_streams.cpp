@@ -44,6 +44,35 @@ std::uint32_t SimStreams::add_worker() {
   return static_cast<std::uint32_t>(streams_.size() - 1);
 }
 
+void SimStreams::set_eager(std::uint32_t stream, bool eager) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  StreamState& state = *streams_[stream];
+  state.granted = eager ? everything : state.completed;
+  state.has_work.notify_one();
+}
+
+std::vector<std::uint32_t> SimStreams::runnable() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::uint32_t> found;
+  for (std::uint32_t stream = 0; stream < streams_.size(); ++stream) {
+    const StreamState& state = *streams_[stream];
+    if (state.queue.empty()) continue;
+    const Operation& next = state.queue.front();
+    if (next.work || streams_[next.awaited_stream]->completed >= next.awaited_position) found.push_back(stream);
+  }
+  return found;
+}
+
+void SimStreams::run_one(std::uint32_t stream) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  StreamState& state = *streams_[stream];
+  if (state.queue.empty()) return;
+  const std::uint64_t position = state.completed + 1;
+  state.granted = std::max(state.granted, position);
+  state.has_work.notify_one();
+  progress_.wait(lock, [&] { return state.completed >= position; });
+}
+
 void SimStreams::run_worker(StreamState& state) {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {

@@ -31,7 +31,12 @@ class SimStreams {
   ~SimStreams();
 
   std::uint32_t add_worker();
+  // From now on the stream runs at once, or only when somebody needs it, whatever the schedule. Not for `random`.
+  void set_eager(std::uint32_t stream, bool eager);
   std::uint32_t add_adopted();
+  // For exploring schedules one by one, under `lazy`: streams whose next operation may run now; running just that one.
+  [[nodiscard]] std::vector<std::uint32_t> runnable();
+  void run_one(std::uint32_t stream);
   // Puts `work` on a stream; on an adopted stream it runs now, on this thread.
   void submit(std::uint32_t stream, std::function<void()> work);
   // How much has been put on the stream.

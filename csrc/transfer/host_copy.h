@@ -4,6 +4,7 @@
 // what running copies touch, and the host block goes back behind its last use.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -28,12 +29,16 @@ class HostCopy {
 
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] const std::shared_ptr<PinnedBlock>& block() const noexcept { return block_; }
+  // Whether the queue still holds its source. A hint for whoever drops it: may be read at any moment.
+  [[nodiscard]] bool in_flight() const noexcept { return in_flight_.load(std::memory_order_relaxed); }
 
  private:
   friend class TransferQueue;  // whose lock guards what follows
   std::shared_ptr<PinnedBlock> block_;
   std::uint64_t bytes_;
+  std::atomic<bool> in_flight_{true};
   CopyState state_ = CopyState::Queued;
+  Event began_;  // empty unless the queue times its copies
   Event ready_;
   std::string failure_;
   Keepalive kept_source_;  // only when Failed
@@ -43,10 +48,17 @@ class Reload {
  public:
   explicit Reload(std::uint64_t bytes) : bytes_(bytes) {}
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
+  // The copy runs between these two; the first is empty unless the queue times its copies.
+  [[nodiscard]] const Event& began() const noexcept { return began_; }
+  [[nodiscard]] const Event& done() const noexcept { return done_; }
+  // Whether the queue still holds its target. A hint, as for HostCopy.
+  [[nodiscard]] bool in_flight() const noexcept { return in_flight_.load(std::memory_order_relaxed); }
 
  private:
   friend class ReloadLane;
   std::uint64_t bytes_;
+  std::atomic<bool> in_flight_{true};
+  Event began_;
   Event done_;  // set before anybody else has the handle
 };
 

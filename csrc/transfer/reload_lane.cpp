@@ -14,9 +14,10 @@ std::shared_ptr<Reload> ReloadLane::issue(const std::shared_ptr<HostCopy>& copy,
     // The target's memory may have been freed by work that the consumer stream has yet to run.
     device_.wait(stream_, device_.record(consumer));
     device_.wait(stream_, ready);
+    if (timing_ == Timing::On) reload->began_ = device_.record(stream_, timing_);
     device_.copy_async(target, copy->block()->address(), copy->bytes(), CopyDirection::HostToDevice, stream_);
     issued = true;
-    reload->done_ = device_.record(stream_);
+    reload->done_ = device_.record(stream_, timing_);
   } catch (const std::exception&) {
     if (issued && !settle()) quarantine_.push_back({nullptr, copy, consumer, std::move(target_keepalive)});
     throw;
@@ -40,6 +41,7 @@ bool ReloadLane::settle() const noexcept {
 void ReloadLane::finish(std::size_t index, std::vector<Keepalive>& finished) {
   InFlight& in_flight = reloads_[index];
   device_.wait(in_flight.consumer, in_flight.reload->done_);
+  in_flight.reload->in_flight_.store(false, std::memory_order_relaxed);
   in_flight_bytes_ -= in_flight.reload->bytes();
   finished.push_back(std::move(in_flight.keepalive));
   reloads_.erase(reloads_.begin() + static_cast<std::ptrdiff_t>(index));

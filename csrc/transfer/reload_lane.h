@@ -16,8 +16,8 @@ namespace vdnn {
 
 class ReloadLane {
  public:
-  ReloadLane(Device& device, Stream stream, DropCount drops)
-      : device_(device), stream_(stream), drops_(std::move(drops)) {}
+  ReloadLane(Device& device, Stream stream, Timing timing, DropCount drops)
+      : device_(device), stream_(stream), timing_(timing), drops_(std::move(drops)) {}
 
   [[nodiscard]] Stream stream() const noexcept { return stream_; }
   [[nodiscard]] std::uint64_t in_flight_bytes() const noexcept { return in_flight_bytes_; }
@@ -48,6 +48,7 @@ class ReloadLane {
 
   Device& device_;
   const Stream stream_;
+  const Timing timing_;
   const DropCount drops_;
   std::vector<InFlight> reloads_;
   std::uint64_t in_flight_bytes_ = 0;

@@ -5,6 +5,7 @@ namespace vdnn {
 
 Event Submission::put_on_stream(const std::vector<OutgoingCopy>& batch) {
   device_.wait(copy_stream_, device_.record(batch.front().producer));
+  if (timing_ == Timing::On) began_ = device_.record(copy_stream_, timing_);
   for (const OutgoingCopy& outgoing : batch) {
     const PinnedBlock& block = *outgoing.copy->block();
     // Its last reader may not have run yet: the stream waits for it, and the host does not.
@@ -13,7 +14,7 @@ Event Submission::put_on_stream(const std::vector<OutgoingCopy>& batch) {
                        copy_stream_);
     ++copies_issued_;
   }
-  return device_.record(copy_stream_);
+  return device_.record(copy_stream_, timing_);
 }
 
 bool Submission::settle() const noexcept {

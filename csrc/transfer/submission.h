@@ -23,10 +23,13 @@ struct OutgoingCopy {
 
 class Submission {
  public:
-  Submission(Device& device, Stream copy_stream) : device_(device), copy_stream_(copy_stream) {}
+  Submission(Device& device, Stream copy_stream, Timing timing)
+      : device_(device), copy_stream_(copy_stream), timing_(timing) {}
 
   // The event after which all copies of the batch are complete. The batch has one producer stream.
   [[nodiscard]] Event put_on_stream(const std::vector<OutgoingCopy>& batch);
+  // Before its first copy; empty without timing.
+  [[nodiscard]] const Event& began() const noexcept { return began_; }
   // How many of the batch the device took before it refused something.
   [[nodiscard]] std::size_t copies_issued() const noexcept { return copies_issued_; }
   // Waits for them; false if even that is refused.
@@ -35,6 +38,8 @@ class Submission {
  private:
   Device& device_;
   const Stream copy_stream_;
+  const Timing timing_;
+  Event began_;
   std::size_t copies_issued_ = 0;
 };
 

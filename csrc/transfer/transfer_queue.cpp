@@ -17,8 +17,7 @@ std::shared_ptr<Device> checked(std::shared_ptr<Device> device, const std::share
                                 const QueueOptions& options) {
   if (device == nullptr || pool == nullptr) throw InvalidArgument("device and pool", "one of each", "none");
   if (pool->device() != device) throw DeviceMismatch("pinned pool", device->info().name);
-  if (options.offload_window_bytes == 0) throw InvalidArgument("offload_window_bytes", "at least 1 byte", "0");
-  if (options.reload_window_bytes == 0) throw InvalidArgument("reload_window_bytes", "at least 1 byte", "0");
+  require_windows(options.offload_window_bytes, options.reload_window_bytes);
   return device;
 }
 
@@ -28,10 +27,10 @@ TransferQueue::TransferQueue(std::shared_ptr<Device> device, std::shared_ptr<Pin
                              const QueueOptions& options)
     : device_(checked(std::move(device), pool, options)),
       pool_(std::move(pool)),
-      options_(options),
       drops_(std::make_shared<std::atomic<std::uint64_t>>(0)),
       to_host_(device_->create_stream("vdnn offload")),
-      reloads_(*device_, device_->create_stream("vdnn reload"), drops_),
+      options_(options),
+      reloads_(*device_, device_->create_stream("vdnn reload"), options.timing, drops_),
       finished_(Leftovers::take_all()) {}
 
 TransferQueue::~TransferQueue() {
@@ -126,7 +125,7 @@ void TransferQueue::flush() {
 }
 
 void TransferQueue::submit(std::vector<OutgoingCopy> batch) {
-  Submission submission(*device_, to_host_);
+  Submission submission(*device_, to_host_, options_.timing);
   Event done;
   try {
     done = submission.put_on_stream(batch);
@@ -137,6 +136,7 @@ void TransferQueue::submit(std::vector<OutgoingCopy> batch) {
   ++stats_.submissions;
   for (OutgoingCopy& outgoing : batch) {
     outgoing.copy->state_ = CopyState::Submitted;
+    outgoing.copy->began_ = submission.began();
     outgoing.copy->ready_ = done;
     outgoing.copy->block_->note_use(done);
     in_flight_.push_back(std::move(outgoing));
@@ -176,6 +176,7 @@ void TransferQueue::mark_failed(OutgoingCopy& offload, const std::string& failur
 
 void TransferQueue::release_in_flight(std::deque<OutgoingCopy>::iterator offload) {
   device_->wait(offload->owner, offload->copy->ready_);
+  offload->copy->in_flight_.store(false, std::memory_order_relaxed);
   stats_.offload_in_flight_bytes -= offload->copy->bytes_;
   released_.push_back(std::move(offload->keepalive));
   in_flight_.erase(offload);
@@ -241,10 +242,10 @@ void TransferQueue::wait(const std::shared_ptr<Reload>& reload, Stream stream) {
 void TransferQueue::collect_dropped() {
   const std::uint64_t drops = drops_->load(std::memory_order_acquire);
   if (drops == drops_seen_) return;
-  drops_seen_ = drops;
+  std::uint64_t missing = drops - std::exchange(drops_seen_, drops);  // looked for from the newest: it goes first
   // use_count() == 1: only the queue still refers to it. Nobody can get a new reference meanwhile.
   const auto dropped = [](const OutgoingCopy& offload) { return offload.copy.use_count() == 1; };
-  for (std::size_t index = batch_.size(); index-- > 0;) {
+  for (std::size_t index = batch_.size(); index-- > 0 && missing > 0;) {
     if (!dropped(batch_[index])) continue;
     const std::uint64_t bytes = batch_[index].copy->bytes_;
     batch_bytes_ -= bytes;
@@ -252,10 +253,12 @@ void TransferQueue::collect_dropped() {
     released_.push_back(std::move(batch_[index].keepalive));
     batch_.erase(batch_.begin() + static_cast<std::ptrdiff_t>(index));
     ++stats_.cancelled;
+    --missing;
   }
-  for (std::size_t index = in_flight_.size(); index-- > 0;) {
-    const auto offload = in_flight_.begin() + static_cast<std::ptrdiff_t>(index);
-    if (dropped(*offload)) release_in_flight(offload);
+  for (std::size_t index = in_flight_.size(); index-- > 0 && missing > 0;) {
+    if (!dropped(in_flight_[index])) continue;
+    release_in_flight(in_flight_.begin() + static_cast<std::ptrdiff_t>(index));
+    --missing;
   }
   reloads_.finish_dropped(finished_);
 }
@@ -275,6 +278,19 @@ Event TransferQueue::ready(const std::shared_ptr<HostCopy>& copy) {
   return copy->ready_;
 }
 
+std::pair<Event, Event> TransferQueue::span(const std::shared_ptr<HostCopy>& copy) {
+  Event done = ready(copy);
+  const auto locked = lock();
+  return {copy->began_, std::move(done)};
+}
+
+void TransferQueue::set_windows(std::uint64_t offload_bytes, std::uint64_t reload_bytes) {
+  require_windows(offload_bytes, reload_bytes);
+  const auto locked = lock();
+  options_.offload_window_bytes = offload_bytes;
+  options_.reload_window_bytes = reload_bytes;
+}
+
 CopyState TransferQueue::state(const std::shared_ptr<HostCopy>& copy) {
   const auto locked = lock();
   return copy->state_;
@@ -287,6 +303,8 @@ std::pair<std::string, Keepalive> TransferQueue::failure(const std::shared_ptr<H
 
 std::vector<Keepalive> TransferQueue::take_released() {
   const auto locked = lock();
+  // A graph may have gone since the last call: what its copies held can go too, and nobody else may call for long.
+  if (!closed_) collect_dropped();
   return std::exchange(released_, {});
 }
 

@@ -18,17 +18,11 @@
 
 #include "device/fork_guard.h"
 #include "transfer/host_copy.h"
+#include "transfer/queue_options.h"
 #include "transfer/reload_lane.h"
 #include "transfer/submission.h"
 
 namespace vdnn {
-
-struct QueueOptions {
-  std::uint64_t offload_window_bytes = std::uint64_t{512} << 20;  // sources held by copies in flight
-  std::uint64_t reload_window_bytes = std::uint64_t{512} << 20;   // targets issued and not yet waited for
-  std::uint64_t small_copy_bytes = std::uint64_t{64} << 10;       // up to here an offload joins a batch
-  std::uint64_t batch_bytes = std::uint64_t{1} << 20;
-};
 
 struct QueueStats {
   std::uint64_t offloads = 0;
@@ -69,8 +63,13 @@ class TransferQueue {
   // Takes care of copies whose handles were dropped. Also done by every offload, reload, release and wait.
   void collect();
 
+  // What is in flight shrinks to a smaller window at the next offload.
+  void set_windows(std::uint64_t offload_bytes, std::uint64_t reload_bytes);
+
   // The event after which the host may read the block; submits the copy if it still waits in a batch.
   [[nodiscard]] Event ready(const std::shared_ptr<HostCopy>& copy);
+  // The copy runs between these two; submits it if it still waits in a batch. For a queue that times its copies.
+  [[nodiscard]] std::pair<Event, Event> span(const std::shared_ptr<HostCopy>& copy);
   [[nodiscard]] CopyState state(const std::shared_ptr<HostCopy>& copy);
   // For a failed copy: why, and the source it was made from.
   [[nodiscard]] std::pair<std::string, Keepalive> failure(const std::shared_ptr<HostCopy>& copy);
@@ -102,11 +101,11 @@ class TransferQueue {
 
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<PinnedPool> pool_;
-  const QueueOptions options_;
   const DropCount drops_;
   const Stream to_host_;
   const ForkGuard fork_guard_;
   std::mutex mutex_;  // guards what follows
+  QueueOptions options_;
   std::vector<OutgoingCopy> batch_;
   std::uint64_t batch_bytes_ = 0;
   std::deque<OutgoingCopy> in_flight_;  // submitted, source still held; oldest first

@@ -7,7 +7,9 @@ import os
 
 import pytest
 
+from tests.conftest import open_fake_device
 from tests.device.device_memory import TO_HOST
+from tests.fake_driver.control import FakeDriver
 from vdnn import _C, errors
 
 
@@ -42,3 +44,23 @@ def test_a_forked_child_is_refused_and_harms_nothing(device: _C.Device) -> None:
     device.drain(stream)
     queue.close()
     pool.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_drops_a_device_that_was_closed_before(fake_driver: FakeDriver) -> None:
+    """A DataLoader's worker that collects garbage drops what its parent has closed and not dropped yet."""
+    closed = [_C.SimDevice(), _C.OrderingChecker(_C.SimDevice()), open_fake_device(fake_driver)]
+    for device in closed:
+        device.create_stream("s")
+        device.close()
+    del device
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            closed.clear()
+            gc.collect()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
