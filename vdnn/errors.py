@@ -148,6 +148,35 @@ class OrderingError(VdnnError, RuntimeError):
         )
 
 
+class BudgetError(VdnnError, ValueError):
+    """No plan stays under the budget. `least_bytes` is the smallest one that some plan stays under."""
+
+    def __init__(self, *, budget_bytes: int, least_bytes: int, where: str, resident_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.least_bytes = least_bytes
+        self.where = where
+        self.resident_bytes = resident_bytes
+        super().__init__(
+            f"budget {format_bytes(budget_bytes)} cannot be met: {format_bytes(least_bytes)} are needed at "
+            f"{_bare(where)}, even with everything offloaded; {format_bytes(resident_bytes)} were there when the step "
+            f"began. Raise the budget to {format_bytes(least_bytes)} ({least_bytes} bytes), or make the batch smaller."
+        )
+
+
+class IntegrityError(VdnnError, RuntimeError):
+    """Bytes that came back are not the bytes that left."""
+
+    def __init__(self, *, storages: int, first: str, step: int) -> None:
+        self.storages = storages
+        self.first = first
+        self.step = step
+        super().__init__(
+            f"{storages} storages came back with other bytes than they left with, in step {step}; the first is "
+            f"{_bare(first)}. The gradients of this step are wrong: do not use them. Memory or the link may be at "
+            "fault, or something wrote to a storage while it was away."
+        )
+
+
 class TorchMissingError(VdnnError, ImportError):
     """The runtime was touched where torch is absent or too old. `found` is what was found: a version or a
     reason.

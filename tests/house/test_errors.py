@@ -66,6 +66,21 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
         "was found.",
     ),
     (
+        errors.BudgetError,
+        ValueError,
+        {"budget_bytes": 2 * GIB, "least_bytes": 3 * GIB, "where": "point 7", "resident_bytes": GIB},
+        "budget 2.00 GiB cannot be met: 3.00 GiB are needed at point 7, even with everything offloaded; 1.00 GiB were "
+        "there when the step began. Raise the budget to 3.00 GiB (3221225472 bytes), or make the batch smaller.",
+    ),
+    (
+        errors.IntegrityError,
+        RuntimeError,
+        {"storages": 2, "first": "4096 bytes saved as number 3", "step": 5},
+        "2 storages came back with other bytes than they left with, in step 5; the first is 4096 bytes saved as number "
+        "3. The gradients of this step are wrong: do not use them. Memory or the link may be at fault, or something "
+        "wrote to a storage while it was away.",
+    ),
+    (
         errors.PinnedMemoryError,
         MemoryError,
         {

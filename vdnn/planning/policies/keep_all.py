@@ -12,5 +12,9 @@ class KeepAll(OnlinePolicy):
     def name(self) -> str:
         return "keep"
 
+    @property
+    def may_offload(self) -> bool:
+        return False
+
     def offloads(self, save: SaveFacts) -> bool:
         return False

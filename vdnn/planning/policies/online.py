@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class SaveFacts:
+class SaveFacts(NamedTuple):
     """A tensor that autograd is about to hold, as a policy sees it.
 
     `module_kind` is the class name of the innermost torch module whose forward is running, "" outside of all. `is_conv`
@@ -27,6 +26,16 @@ class OnlinePolicy(ABC):
     def name(self) -> str:
         """As users write it."""
 
+    @property
+    def may_offload(self) -> bool:
+        """False: nothing is ever offloaded, and nobody needs asking."""
+        return True
+
+    @property
+    def offloads_everything(self) -> bool:
+        """True: every eligible storage leaves, and nobody needs asking."""
+        return False
+
     @abstractmethod
     def offloads(self, save: SaveFacts) -> bool:
-        """True if the storage is to leave the device. Called for eligible saves only."""
+        """True if the storage is to leave the device. Asked at every eligible save until one says so."""

@@ -12,5 +12,9 @@ class VdnnAll(OnlinePolicy):
     def name(self) -> str:
         return "vdnn-all"
 
+    @property
+    def offloads_everything(self) -> bool:
+        return True
+
     def offloads(self, save: SaveFacts) -> bool:
         return True

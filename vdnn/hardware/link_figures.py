@@ -1,4 +1,4 @@
-"""What a machine's hardware can do, as measured: values that the doctor shows and a planner reckons with.
+"""The link of this machine, as measured: values that the doctor shows and a planner reckons with.
 
 Only numbers; how they are measured is in vdnn/runtime/link_probe.py.
 """

@@ -1,0 +1,291 @@
+"""Hardware profiles: every shipped one is sound and sourced, and a file that is none is refused in one sentence."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vdnn.errors import InvalidArgumentError
+from vdnn.hardware import HardwareProfile, LinkFigures, load_profile, profile_names
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "vdnn" / "hardware" / "profiles"
+NAMES = (
+    "a100-40",
+    "a100-80",
+    "h100",
+    "h200",
+    "k40c",
+    "p100",
+    "rtx-2080ti",
+    "rtx-4090",
+    "titan-x",
+    "v100-16",
+    "v100-32",
+)
+# One card of each generation that trained networks in its day, oldest first.
+GENERATIONS = ("titan-x", "p100", "v100-32", "a100-80", "h200")
+
+
+@pytest.fixture(autouse=True)
+def no_folders_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VDNN_HARDWARE_PATH", raising=False)
+
+
+def content_of(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((SHIPPED / f"{name}.json").read_text())
+    return content
+
+
+def written(folder: Path, content: object, name: str = "mine") -> Path:
+    path = folder / f"{name}.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def test_the_names_are_those_of_the_files() -> None:
+    assert profile_names() == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_profile_loads_and_every_figure_has_a_source(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.name == name
+    assert profile.description.startswith("NVIDIA ")
+    for figure in profile.figure_names:
+        # A source is more than a word: a document with a figure, or an assumption with its reason.
+        assert len(profile.source_of(figure).split()) >= 3, figure
+        assert profile.source_of(figure).isascii()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_profile_is_plausible(name: str) -> None:
+    profile = load_profile(name)
+    assert 10 * 2**30 < profile.memory_bytes < 144 * 2**30
+    # A link attains less than its nominal rate: 16, 32 and 64 GB/s each way for PCIe gen 3, 4 and 5.
+    nominal = next(rate for gen, rate in ((3, 16e9), (4, 32e9), (5, 64e9)) if f"PCIe gen {gen}" in profile.description)
+    for attained in (profile.to_host_bytes_per_s, profile.to_device_bytes_per_s):
+        assert 0.6 * nominal < attained < 0.9 * nominal
+    assert profile.duplex_bytes_per_s <= profile.to_host_bytes_per_s + profile.to_device_bytes_per_s
+    # The card's own memory is some twenty to a hundred times as fast as the link.
+    assert 20 < profile.memory_bytes_per_s / profile.to_host_bytes_per_s < 100
+    peaks = profile.flop_per_s
+    assert peaks["float32"] <= peaks.get("tf32", peaks["float32"]) <= peaks.get("float16", peaks["float32"])
+    assert peaks.get("bfloat16") in (None, peaks.get("float16"))
+    assert peaks["float64"] <= peaks["float32"] / 2 * 1.02  # a half at most; datasheets round
+
+
+def test_cards_since_ampere_have_tf32_and_earlier_ones_do_not() -> None:
+    with_tf32 = {name for name in NAMES if "tf32" in load_profile(name).flop_per_s}
+    assert with_tf32 == {"a100-40", "a100-80", "h100", "h200", "rtx-4090"}
+
+
+def test_arithmetic_outgrows_the_link_from_generation_to_generation() -> None:
+    def flop_per_link_byte(name: str) -> float:
+        profile = load_profile(name)
+        return max(profile.flop_per_s.values()) / profile.to_host_bytes_per_s
+
+    ratios = [flop_per_link_byte(name) for name in GENERATIONS]
+    assert ratios == sorted(ratios)
+    assert ratios[0] == pytest.approx(547, abs=1)  # 7 TFLOP/s over 12.8 GB/s
+    assert ratios[-1] > 30 * ratios[0]
+
+
+def test_the_titan_x_is_the_machine_of_the_vdnn_paper() -> None:
+    profile = load_profile("titan-x")
+    assert profile.memory_bytes == 12 * 2**30
+    assert profile.flop_per_s["float32"] == 7_000_000_000_000
+    assert profile.memory_bytes_per_s == 336_000_000_000
+    assert profile.to_host_bytes_per_s == profile.to_device_bytes_per_s == 12_800_000_000
+
+
+def test_a_profile_is_a_value() -> None:
+    profile = load_profile("h200")
+    assert profile == load_profile("h200")
+    assert hash(profile) == hash(load_profile("h200"))
+    assert pickle.loads(pickle.dumps(profile)) == copy.deepcopy(profile) == profile
+    with pytest.raises(AttributeError):
+        profile.memory_bytes = 1  # type: ignore[misc]
+
+
+def test_link_figures_are_where_they_were() -> None:
+    assert LinkFigures.__module__ == "vdnn.hardware.link_figures"
+
+
+def test_a_profile_loads_from_a_path(tmp_path: Path) -> None:
+    content = content_of("titan-x")
+    content["name"] = "my workstation"
+    content["figures"]["memory_bytes_per_s"]["value"] = 336e9  # as people write it
+    path = written(tmp_path, content, "anything")
+    for given in (path, str(path)):
+        profile = load_profile(given)
+        assert profile.name == "my workstation"
+        assert profile.memory_bytes_per_s == 336_000_000_000
+        assert isinstance(profile.memory_bytes_per_s, int)
+
+
+def test_the_folders_of_the_user_go_first_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder, memory_bytes in ((first, 2**30), (second, 2**31)):
+        folder.mkdir()
+        content = content_of("h100")
+        content["figures"]["memory_bytes"] = {"value": memory_bytes, "source": "measured on this machine"}
+        written(folder, content, "h100")
+    written(second, {**content_of("h100"), "name": "bench"}, "bench")
+    monkeypatch.setenv("VDNN_HARDWARE_PATH", f"{first}:{second}")
+    assert load_profile("h100").memory_bytes == 2**30
+    assert (
+        load_profile("bench").memory_bytes
+        == json.loads((SHIPPED / "h100.json").read_text())["figures"]["memory_bytes"]["value"]
+    )
+    assert profile_names() == tuple(sorted((*NAMES, "bench")))
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        load_profile("gtx-9090")
+    assert str(caught.value) == (
+        f"hardware profile: expected one of {', '.join(NAMES)} or the path of a JSON file, got 'gtx-9090'."
+    )
+
+
+def test_an_unknown_figure_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"source_of: expected one of memory_bytes, .*flop_per_s.float64, got 'speed'"):
+        load_profile("titan-x").source_of("speed")
+
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def set_value(figure: str, value: object) -> Change:
+    return lambda content: content["figures"][figure].update(value=value)
+
+
+def set_source(figure: str, source: object) -> Change:
+    return lambda content: content["figures"][figure].update(source=source)
+
+
+def drop(figure: str) -> Change:
+    return lambda content: content["figures"].pop(figure)
+
+
+WHOLE = "a whole number above zero"
+BAD_CONTENT: dict[str, tuple[Change, str]] = {
+    "zero": (set_value("memory_bytes", 0), f"memory_bytes: expected {WHOLE}, got 0."),
+    "negative": (set_value("link_latency_ns", -5), f"link_latency_ns: expected {WHOLE}, got -5."),
+    "nan": (set_value("to_host_bytes_per_s", float("nan")), f"to_host_bytes_per_s: expected {WHOLE}, got nan."),
+    "infinite": (set_value("memory_bytes_per_s", float("inf")), f"memory_bytes_per_s: expected {WHOLE}, got inf."),
+    "text": (set_value("kernel_launch_ns", "5 us"), f"kernel_launch_ns: expected {WHOLE}, got '5 us'."),
+    "bool": (set_value("kernel_launch_ns", True), f"kernel_launch_ns: expected {WHOLE}, got True."),
+    "half a byte": (set_value("memory_bytes", 1.5), f"memory_bytes: expected {WHOLE}, got 1.5."),
+    "percent": (
+        set_value("compute_efficiency", 79),
+        "compute_efficiency: expected a fraction above 0 and at most 1, got 79.",
+    ),
+    "nan fraction": (
+        set_value("bandwidth_efficiency", float("nan")),
+        "bandwidth_efficiency: expected a fraction above 0 and at most 1, got nan.",
+    ),
+    "missing": (drop("memory_bytes"), "memory_bytes: expected a value and its source, got nothing."),
+    "bare value": (
+        lambda content: content["figures"].update(memory_bytes=12),
+        "memory_bytes: expected a value and its source, got 12.",
+    ),
+    "no source": (set_source("memory_bytes", "  "), "memory_bytes: expected a source in words, got none."),
+    "source is a number": (set_source("memory_bytes", 7), "memory_bytes: expected a source in words, got none."),
+    "slow duplex": (
+        set_value("duplex_bytes_per_s", 12_000_000_000),
+        "duplex_bytes_per_s: expected at least the 12800000000 of the faster direction alone, got 12000000000.",
+    ),
+    "misspelt": (
+        lambda content: content["figures"].update(memory_byte={"value": 1, "source": "s"}),
+        "figures: expected no others than a profile has, got memory_byte.",
+    ),
+    "no peaks": (drop("flop_per_s"), "flop_per_s: expected an object of figures by dtype, got None."),
+    "no float32": (
+        lambda content: content["figures"]["flop_per_s"].pop("float32"),
+        "flop_per_s: expected a figure for float32, got float64.",
+    ),
+    "unknown dtype": (
+        lambda content: content["figures"]["flop_per_s"].update(fp8={"value": 1, "source": "s"}),
+        "flop_per_s: expected dtypes among float64, float32, tf32, float16, bfloat16, got 'fp8'.",
+    ),
+    "wrong version": (lambda content: content.update(version=2), "version: expected 1, got 2."),
+    "no version": (lambda content: content.pop("version"), "version: expected 1, got None."),
+    "other form": (
+        lambda content: content.update(form="vdnn plan"),
+        "form: expected 'vdnn hardware profile', got 'vdnn plan'.",
+    ),
+    "no name": (lambda content: content.pop("name"), "name: expected a text, got None."),
+    "no figures": (lambda content: content.pop("figures"), "figures: expected an object, got None."),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(BAD_CONTENT))
+def test_a_bad_profile_is_refused_in_one_sentence(fault: str, tmp_path: Path) -> None:
+    change, sentence = BAD_CONTENT[fault]
+    content = content_of("titan-x")
+    change(content)
+    path = written(tmp_path, content)
+    with pytest.raises(InvalidArgumentError) as caught:
+        load_profile(path)
+    assert isinstance(caught.value, ValueError)
+    said = str(caught.value)
+    assert said.endswith(sentence)
+    assert said.removesuffix(sentence) in (f"{path}, ", "hardware profile 'titan-x', ")
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, (SHIPPED / "titan-x.json").read_text()[:500])
+    with pytest.raises(ValueError, match=r"mine.json, file: expected complete JSON, got .* line \d+ column \d+"):
+        load_profile(path)
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"mine.json, file: expected an object, got list."):
+        load_profile(written(tmp_path, []))
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none.json, file: expected a profile to read, got No such file"):
+        load_profile(tmp_path / "none.json")
+
+
+def test_a_file_under_another_name_than_its_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, content_of("h100"), "h300")
+    monkeypatch.setenv("VDNN_HARDWARE_PATH", str(tmp_path))
+    with pytest.raises(ValueError, match=r"h300.json, name: expected 'h300', as the file is called, got 'h100'."):
+        load_profile("h300")
+
+
+def test_figures_made_in_a_program_are_checked_too() -> None:
+    whole = dict.fromkeys(
+        (
+            "memory_bytes",
+            "memory_bytes_per_s",
+            "to_host_bytes_per_s",
+            "to_device_bytes_per_s",
+            "duplex_bytes_per_s",
+            "link_latency_ns",
+            "kernel_launch_ns",
+        ),
+        1,
+    )
+    with pytest.raises(
+        ValueError, match=r"hardware profile 'made', memory_bytes: expected a source in words, got none."
+    ):
+        HardwareProfile(
+            name="made",
+            description="of ones",
+            flop_per_s={"float32": 1},
+            compute_efficiency=1.0,
+            bandwidth_efficiency=1.0,
+            sources={},
+            **whole,
+        )

@@ -1,0 +1,73 @@
+"""Small recordings for tests of planning: made by hand, and by hypothesis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import strategies
+
+from vdnn.recording import Lifetime, Point, PointKind, Recording, SaveKey
+
+RESIDENT = 100
+
+
+def key(number: int) -> SaveKey:
+    return SaveKey("OpBackward0", f"layer{number}", "float32", (number + 1,), (1,), 0)
+
+
+def chain(sizes: Sequence[int], compute_ns: int = 1000) -> Recording:
+    """Saved in order, used in reverse, each by one operation; nobody else holds anything.
+
+    An operation's result is allocated before its save; a use's storage goes before the next point.
+    """
+    count = len(sizes)
+    points, live = [], RESIDENT
+    for index, size in enumerate(sizes):
+        live += size
+        points.append(Point(PointKind.SAVE, index, key(index), compute_ns, live, live))
+    for index in reversed(range(count)):
+        peak = live  # before this point the storage used last was still there
+        live = RESIDENT + sum(sizes[: index + 1])
+        points.append(Point(PointKind.USE, index, None, compute_ns, live, peak))
+    points.append(Point(PointKind.END, None, None, compute_ns, RESIDENT, live))
+    lifetimes = tuple(
+        Lifetime(size, (index,), (2 * count - 1 - index,), (2 * count - index,), index, index, 2 * count - index)
+        for index, size in enumerate(sizes)
+    )
+    return Recording("cpu", "by hand", 1 << 40, "none", "virtual", RESIDENT, 0, tuple(points), lifetimes)
+
+
+@strategies.composite
+def any_recording(draw: strategies.DrawFn, most: int = 6) -> Recording:
+    """Saves and uses in any order that a program could have: forks, joins, dead ends, late holders."""
+    count = draw(strategies.integers(1, most))
+    sizes = [draw(strategies.integers(1, 50)) for _ in range(count)]
+    uses_of = [draw(strategies.integers(0, 2)) for _ in range(count)]
+    events: list[tuple[PointKind, int]] = []
+    waiting: list[int] = []
+    unsaved = list(range(count))
+    while unsaved or waiting:
+        if unsaved and (not waiting or draw(strategies.booleans())):
+            index = unsaved.pop(0)
+            events.append((PointKind.SAVE, index))
+            waiting += [index] * uses_of[index]
+        else:
+            events.append((PointKind.USE, waiting.pop(draw(strategies.integers(0, len(waiting) - 1)))))
+    end = len(events)
+    lifetimes = []
+    for index in range(count):
+        saved = events.index((PointKind.SAVE, index))
+        uses = tuple(place for place, event in enumerate(events) if event == (PointKind.USE, index))
+        last = uses[-1] + 1 if uses else draw(strategies.integers(saved + 1, end))
+        copied = draw(strategies.integers(saved, min(saved + 1, last)))
+        freed = draw(strategies.integers(saved, last))
+        lifetimes.append(Lifetime(sizes[index], (saved,), uses, tuple(use + 1 for use in uses), copied, freed, last))
+    points = []
+    for place in range(end + 1):
+        live = RESIDENT + sum(one.nbytes for one in lifetimes if one.saves[0] <= place < one.end_point)
+        before = RESIDENT + sum(one.nbytes for one in lifetimes if one.saves[0] < place <= one.end_point)
+        working = draw(strategies.integers(0, 20))
+        kind, lifetime = events[place] if place < end else (PointKind.END, None)
+        saved_key = key(lifetime) if kind is PointKind.SAVE and lifetime is not None else None
+        points.append(Point(kind, lifetime, saved_key, 10, live, max(before, live) + working))
+    return Recording("cpu", "any", 1 << 40, "none", "virtual", RESIDENT, 0, tuple(points), tuple(lifetimes))

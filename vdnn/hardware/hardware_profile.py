@@ -1,0 +1,95 @@
+"""One card with its link to the host, as figures that each name their source.
+
+Peaks are what the vendor states, dense; the link's rates are what copies attain. A figure that is no number above
+zero, one without a source and a link that is slower both ways than one way are refused here, so that whatever is
+computed from a profile need not ask again. Where profiles come from is in profile_files.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from vdnn.errors import InvalidArgumentError
+
+# What flop_per_s may be given for. "tf32" is no dtype of torch, but what tensor cores make of float32.
+DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16")
+WHOLE_FIGURES = (
+    "memory_bytes",
+    "memory_bytes_per_s",
+    "to_host_bytes_per_s",
+    "to_device_bytes_per_s",
+    "duplex_bytes_per_s",
+    "link_latency_ns",
+    "kernel_launch_ns",
+)
+FRACTIONS = ("compute_efficiency", "bandwidth_efficiency")
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareProfile:
+    """The figures of one card. `sources` names a source for each, by the names that `figure_names` gives.
+
+    `memory_bytes` is what one program can allocate. `flop_per_s` and `memory_bytes_per_s` are peaks;
+    `compute_efficiency` and `bandwidth_efficiency` are the fractions of them that a good kernel reaches.
+    `duplex_bytes_per_s` is the sum of both directions of the link while both are busy.
+    """
+
+    name: str
+    description: str
+    memory_bytes: int
+    flop_per_s: Mapping[str, int] = field(hash=False)
+    memory_bytes_per_s: int
+    to_host_bytes_per_s: int
+    to_device_bytes_per_s: int
+    duplex_bytes_per_s: int
+    link_latency_ns: int
+    kernel_launch_ns: int
+    compute_efficiency: float
+    bandwidth_efficiency: float
+    sources: Mapping[str, str] = field(hash=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for figure in WHOLE_FIGURES:
+            self._check_whole(figure, getattr(self, figure))
+        for figure in FRACTIONS:
+            self._check_fraction(figure, getattr(self, figure))
+        self._check_dtypes()
+        for figure in self.figure_names:
+            if not self.sources.get(figure, "").strip():
+                raise self._refusal(figure, "a source in words", "none")
+        fastest = max(self.to_host_bytes_per_s, self.to_device_bytes_per_s)
+        if self.duplex_bytes_per_s < fastest:
+            expected = f"at least the {fastest} of the faster direction alone"
+            raise self._refusal("duplex_bytes_per_s", expected, str(self.duplex_bytes_per_s))
+
+    @property
+    def figure_names(self) -> tuple[str, ...]:
+        """Every figure that has a source, as `source_of` takes it."""
+        return (*WHOLE_FIGURES, *FRACTIONS, *(f"flop_per_s.{dtype}" for dtype in self.flop_per_s))
+
+    def source_of(self, figure: str) -> str:
+        """Where `figure` comes from, such as source_of("memory_bytes") or source_of("flop_per_s.float32")."""
+        if figure not in self.figure_names:
+            raise self._refusal("source_of", f"one of {', '.join(self.figure_names)}", repr(figure))
+        return self.sources[figure]
+
+    def _check_dtypes(self) -> None:
+        if "float32" not in self.flop_per_s:
+            raise self._refusal("flop_per_s", "a figure for float32", f"{', '.join(self.flop_per_s) or 'none'}")
+        for dtype, flop_per_s in self.flop_per_s.items():
+            if dtype not in DTYPES:
+                raise self._refusal("flop_per_s", f"dtypes among {', '.join(DTYPES)}", repr(dtype))
+            self._check_whole(f"flop_per_s.{dtype}", flop_per_s)
+
+    def _check_whole(self, figure: str, value: object) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise self._refusal(figure, "a whole number above zero", repr(value))
+
+    def _check_fraction(self, figure: str, value: object) -> None:
+        # Not a number is not above 0 either.
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+            raise self._refusal(figure, "a fraction above 0 and at most 1", repr(value))
+
+    def _refusal(self, figure: str, expected: str, got: str) -> InvalidArgumentError:
+        return InvalidArgumentError(argument=f"hardware profile {self.name!r}, {figure}", expected=expected, got=got)

@@ -1,0 +1,119 @@
+"""Profiles as JSON files: those of the package, and a user's own.
+
+A file holds "form", "version", "name", "description" and "figures", each figure as {"value": ..., "source": ...};
+vdnn/hardware/profiles/titan-x.json is one to copy. Folders named in VDNN_HARDWARE_PATH are looked through first, in
+their order, so that what was measured here goes before what a datasheet says. Files are read anew at each call.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vdnn.errors import InvalidArgumentError
+from vdnn.hardware.hardware_profile import FRACTIONS, WHOLE_FIGURES, HardwareProfile
+
+_FORM, _VERSION = "vdnn hardware profile", 1
+# Folders of the user's own profiles, separated as in PATH.
+PATH_VARIABLE = "VDNN_HARDWARE_PATH"
+_OWN_FOLDER = Path(__file__).parent / "profiles"
+
+
+def load_profile(name_or_path: str | os.PathLike[str]) -> HardwareProfile:
+    """The profile of that name, such as "titan-x", or the one in the JSON file at that path.
+
+    A text that ends in ".json" or has a separator in it is a path. Raises InvalidArgumentError, a ValueError, for a
+    name or a file that is not there and for a file that is no profile.
+    """
+    text = os.fspath(name_or_path)
+    if isinstance(name_or_path, os.PathLike) or text.endswith(".json") or Path(text).name != text:
+        return _read(Path(text))
+    for folder in _folders():
+        path = folder / f"{text}.json"
+        if path.is_file():
+            profile = _read(path)
+            if profile.name != text:
+                raise _refusal(path, "name", f"{text!r}, as the file is called", repr(profile.name))
+            return profile
+    known = ", ".join(profile_names())
+    raise InvalidArgumentError(
+        argument="hardware profile", expected=f"one of {known} or the path of a JSON file", got=repr(text)
+    )
+
+
+def profile_names() -> tuple[str, ...]:
+    """The names that `load_profile` knows, in alphabetical order, with those of the user's own folders."""
+    return tuple(sorted({path.stem for folder in _folders() for path in folder.glob("*.json")}))
+
+
+def _folders() -> Iterator[Path]:
+    for folder in os.environ.get(PATH_VARIABLE, "").split(os.pathsep):
+        if folder:
+            yield Path(folder)
+    yield _OWN_FOLDER
+
+
+def _read(path: Path) -> HardwareProfile:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise _refusal(path, "file", "a profile to read", reason) from error
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise _refusal(path, "file", "complete JSON", str(error)) from error
+    if not isinstance(content, dict):
+        raise _refusal(path, "file", "an object", type(content).__name__)
+    for key, expected in (("form", _FORM), ("version", _VERSION)):
+        if content.get(key) != expected:
+            raise _refusal(path, key, repr(expected), repr(content.get(key)))
+    return _profile(path, content)
+
+
+def _profile(path: Path, content: dict[str, Any]) -> HardwareProfile:
+    figures = content.get("figures")
+    if not isinstance(figures, dict):
+        raise _refusal(path, "figures", "an object", repr(figures))
+    peaks = figures.get("flop_per_s")
+    if not isinstance(peaks, dict):
+        raise _refusal(path, "flop_per_s", "an object of figures by dtype", repr(peaks))
+    unknown = sorted(set(figures) - {"flop_per_s", *WHOLE_FIGURES, *FRACTIONS})
+    if unknown:
+        raise _refusal(path, "figures", "no others than a profile has", ", ".join(unknown))
+    sources: dict[str, str] = {}
+    values = {name: _figure(path, name, figures.get(name), sources) for name in (*WHOLE_FIGURES, *FRACTIONS)}
+    flop_per_s = {dtype: _figure(path, f"flop_per_s.{dtype}", peak, sources) for dtype, peak in peaks.items()}
+    return HardwareProfile(
+        name=_text(path, "name", content),
+        description=_text(path, "description", content),
+        flop_per_s=flop_per_s,
+        sources=sources,
+        **values,
+    )
+
+
+def _figure(path: Path, name: str, figure: object, sources: dict[str, str]) -> Any:
+    """The value of one figure, whose source goes into `sources`. Whether the value is sound, HardwareProfile says."""
+    if figure is None:
+        raise _refusal(path, name, "a value and its source", "nothing")
+    if not isinstance(figure, dict) or set(figure) != {"value", "source"}:
+        raise _refusal(path, name, "a value and its source", json.dumps(figure))
+    value, source = figure["value"], figure["source"]
+    sources[name] = source if isinstance(source, str) else ""
+    # 336e9 is a float to JSON, and reads better than its twelve digits.
+    whole = isinstance(value, float) and math.isfinite(value) and value.is_integer() and name not in FRACTIONS
+    return int(value) if whole else value
+
+
+def _text(path: Path, name: str, content: dict[str, Any]) -> str:
+    text = content.get(name)
+    if not isinstance(text, str) or not text.strip():
+        raise _refusal(path, name, "a text", repr(text))
+    return text
+
+
+def _refusal(path: Path, part: str, expected: str, got: str) -> InvalidArgumentError:
+    return InvalidArgumentError(argument=f"{path}, {part}", expected=expected, got=got)

@@ -1,0 +1,113 @@
+"""The JSON form of the values that cross the seam: frozen dataclasses of numbers, text, enums, tuples and each other.
+
+Every file says what it is and in which version, so that a truncated file, another file or one from another version is
+refused in one sentence. Files are written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import os
+import types
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vdnn.errors import VdnnError
+
+_Value = TypeVar("_Value")
+
+
+class FormatError(VdnnError):
+    """A file does not hold the value that was asked for."""
+
+
+def to_json(value: object, form: str, version: int) -> str:
+    """One JSON object: what it is, its version, and its fields."""
+    return json.dumps({"form": form, "version": version, **_encode(value)}, indent=None, separators=(",", ":"))
+
+
+def from_json(text: str, kind: type[_Value], form: str, version: int) -> _Value:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise FormatError(f"{form}: this is no JSON, or was cut off: {error}.") from None
+    if not isinstance(found, dict) or found.get("form") != form:
+        named = found.get("form") if isinstance(found, dict) else type(found).__name__
+        raise FormatError(f"{form}: expected a JSON object with form {form!r}, got {named!r}.")
+    if found.get("version") != version:
+        raise FormatError(
+            f"{form}: this vdnn reads version {version}, and the file has version {found.get('version')!r}: "
+            "make it anew with this vdnn."
+        )
+    fields = {name: held for name, held in found.items() if name not in ("form", "version")}
+    value: _Value = _decode(fields, kind, form)
+    return value
+
+
+def load_file(path: str | os.PathLike[str], kind: type[_Value], form: str, version: int) -> _Value:
+    """What is wrong with a file is said with its name."""
+    try:
+        return from_json(Path(path).read_text(encoding="utf-8"), kind, form, version)
+    except UnicodeDecodeError:
+        raise FormatError(f"{path}: {form}: this is no text.") from None
+    except VdnnError as error:
+        raise FormatError(f"{path}: {error}") from None
+
+
+def save_text(text: str, path: str | os.PathLike[str]) -> None:
+    """Beside its place first, so that an interrupted write leaves what was there before."""
+    target = Path(path)
+    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _encode(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, (tuple, list)):
+        return [_encode(one) for one in value]
+    return value
+
+
+def _decode(found: Any, kind: Any, where: str) -> Any:
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        if found is None:
+            return None
+        (kind,) = (one for one in typing.get_args(kind) if one is not type(None))
+        return _decode(found, kind, where)
+    if origin is tuple:
+        if not isinstance(found, list):
+            raise FormatError(f"{where}: expected a list, got {found!r}.")
+        return tuple(_decode(one, typing.get_args(kind)[0], f"{where}[{index}]") for index, one in enumerate(found))
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(found, kind, where)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        try:
+            return kind(found)
+        except ValueError:
+            known = ", ".join(repr(member.value) for member in kind)
+            raise FormatError(f"{where}: expected one of {known}, got {found!r}.") from None
+    if type(found) is not kind:
+        raise FormatError(f"{where}: expected {kind.__name__}, got {found!r}.")
+    return found
+
+
+def _decode_dataclass(found: Any, kind: Any, where: str) -> Any:
+    if not isinstance(found, dict):
+        raise FormatError(f"{where}: expected an object, got {found!r}.")
+    hints = typing.get_type_hints(kind)
+    missing = sorted(set(hints) - set(found))
+    unknown = sorted(set(found) - set(hints))
+    if missing or unknown:
+        raise FormatError(f"{where}: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}.")
+    return kind(**{name: _decode(found[name], hint, f"{where}.{name}") for name, hint in hints.items()})

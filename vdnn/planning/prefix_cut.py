@@ -1,0 +1,110 @@
+"""Plan under a byte budget: offload what was saved first, keep what was saved last, as SSDTrain cuts a step in two.
+
+What is saved last is used first: it would hardly have gone before it must be back. So storages are kept from the end
+of the forward pass backwards as long as the budget holds at every point; the rest goes. Within what the budget
+leaves, each is given up late (the copy has more time before anybody waits for it) and asked back early, the first
+needed first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vdnn.errors import BudgetError
+from vdnn.plan import Absence, Action, Plan, PlannedLifetime, make_plan
+from vdnn.planning.footprint import absent_intervals, interval_bytes, offload_everything, use_after
+from vdnn.recording import Lifetime, Recording
+
+
+def prefix_cut(recording: Recording, budget_bytes: int) -> Plan:
+    """A plan whose peak is at most `budget_bytes`. BudgetError if even offloading everything does not get there."""
+    everything = offload_everything(recording)
+    peaks = interval_bytes(recording, everything)
+    _require_feasible(recording, peaks, budget_bytes)
+    room = [budget_bytes - peak for peak in peaks]
+    away = [list(planned.absences) for planned in everything]
+    for lifetime, absences in reversed(list(zip(recording.lifetimes, away, strict=True))):
+        _stay_if_it_fits(lifetime, absences, room)
+    offloaded = [(lifetime, absences) for lifetime, absences in zip(recording.lifetimes, away, strict=True) if absences]
+    for lifetime, absences in sorted(offloaded, key=lambda one: use_after(one[0], one[1][0].release_point) or 0):
+        for place, absence in enumerate(absences):
+            absences[place] = _back_early(lifetime, absence, room)
+    for lifetime, absences in offloaded:
+        for place, absence in enumerate(absences):
+            absences[place] = _gone_late(lifetime, absence, room)
+    planned = (
+        PlannedLifetime(lifetime.nbytes, Action.OFFLOAD if absences else Action.KEEP, tuple(absences))
+        for lifetime, absences in zip(recording.lifetimes, away, strict=True)
+    )
+    return make_plan(recording, "prefix-cut", tuple(planned), budget_bytes)
+
+
+def _require_feasible(recording: Recording, peaks: list[int], budget_bytes: int) -> None:
+    least = max(peaks)
+    if least <= budget_bytes:
+        return
+    where = peaks.index(least)
+    raise BudgetError(
+        budget_bytes=budget_bytes,
+        least_bytes=least,
+        where=_place(recording, where),
+        resident_bytes=recording.resident_bytes,
+    )
+
+
+def _place(recording: Recording, interval: int) -> str:
+    """The interval in words."""
+    point = recording.points[interval]
+    if point.key is not None:
+        return f"point {interval}, before the save of {point.key}"
+    if point.lifetime is not None:
+        key = recording.points[recording.lifetimes[point.lifetime].saves[0]].key
+        return f"point {interval}, in backward, before the use of {key}"
+    return f"point {interval}, after the last use (the optimizer's step, if it is part of the step)"
+
+
+def _stay_if_it_fits(lifetime: Lifetime, absences: list[Absence], room: list[int]) -> None:
+    """For the whole step, else from one use to the next."""
+    intervals = [interval for absence in absences for interval in absent_intervals(lifetime, absence)]
+    if all(room[interval] >= lifetime.nbytes for interval in intervals):
+        _take(room, intervals, lifetime.nbytes)
+        absences.clear()
+        return
+    for absence in absences[:0:-1]:
+        between = absent_intervals(lifetime, absence)
+        if all(room[interval] >= lifetime.nbytes for interval in between):
+            _take(room, between, lifetime.nbytes)
+            absences.remove(absence)
+
+
+def _back_early(lifetime: Lifetime, absence: Absence, room: list[int]) -> Absence:
+    """The earliest point from which the room holds up to the use."""
+    use = use_after(lifetime, absence.release_point)
+    if use is None:
+        return absence
+    away = absent_intervals(lifetime, absence)
+    point = use
+    while point - 1 >= away.start and room[point] >= lifetime.nbytes:
+        point -= 1
+    if point == use:
+        return absence
+    _take(room, range(point + 1, use + 1), lifetime.nbytes)
+    return Absence(absence.release_point, point)
+
+
+def _gone_late(lifetime: Lifetime, absence: Absence, room: list[int]) -> Absence:
+    """The latest point up to which the room holds; before the copy back, and never past a use."""
+    away = absent_intervals(lifetime, absence)
+    while True:
+        later = Absence(absence.release_point + 1, absence.reload_point)
+        shorter = absent_intervals(lifetime, later)
+        lost = range(away.start, shorter.start)
+        if not shorter or shorter.stop != away.stop or any(room[interval] < lifetime.nbytes for interval in lost):
+            return absence
+        _take(room, lost, lifetime.nbytes)
+        absence, away = later, shorter
+
+
+def _take(room: list[int], intervals: Iterable[int], nbytes: int) -> None:
+    for interval in intervals:
+        room[interval] -= nbytes
