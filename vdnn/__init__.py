@@ -10,17 +10,28 @@ import importlib
 from typing import TYPE_CHECKING
 
 from vdnn.bytesize import format_bytes, parse_bytes
-from vdnn.errors import VdnnError
+from vdnn.errors import BudgetError, VdnnError
+from vdnn.plan import Plan
+from vdnn.recording import Recording
+from vdnn.timeline import Timeline
 from vdnn.torch_requirement import require_torch
 
 if TYPE_CHECKING:
-    from vdnn.runtime.session import Session, keep, offload, paused
+    from vdnn.runtime.offload import keep, offload, paused
+    from vdnn.runtime.save_on_cpu import save_on_cpu
+    from vdnn.runtime.session import Session
+    from vdnn.runtime.virtual_machine import VirtualMachine
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "BudgetError",
+    "Plan",
+    "Recording",
     "Session",
+    "Timeline",
     "VdnnError",
+    "VirtualMachine",
     "__version__",
     "format_bytes",
     "keep",
@@ -28,14 +39,22 @@ __all__ = [
     "parse_bytes",
     "paused",
     "require_torch",
+    "save_on_cpu",
 ]
 
 # Names of the runtime. They are looked up when touched, so that `import vdnn` never imports torch.
-_RUNTIME_NAMES = ("Session", "keep", "offload", "paused")
+_RUNTIME_NAMES = {
+    "Session": "vdnn.runtime.session",
+    "VirtualMachine": "vdnn.runtime.virtual_machine",
+    "keep": "vdnn.runtime.offload",
+    "offload": "vdnn.runtime.offload",
+    "paused": "vdnn.runtime.offload",
+    "save_on_cpu": "vdnn.runtime.save_on_cpu",
+}
 
 
 def __getattr__(name: str) -> object:
     if name in _RUNTIME_NAMES:
         require_torch()
-        return getattr(importlib.import_module("vdnn.runtime.session"), name)
+        return getattr(importlib.import_module(_RUNTIME_NAMES[name]), name)
     raise AttributeError(f"module 'vdnn' has no attribute {name!r}")

@@ -38,7 +38,13 @@ def check_imports() -> None:
     package = Path(str(importlib.import_module("vdnn").__file__)).parent
     for file in ("_C.pyi", "py.typed"):
         expect((package / file).is_file(), f"{file} is in the wheel")
-    expect(not list(package.rglob("*.cpp")), "no sources are in the wheel")
+    deferred = package / "testing" / "deferred"  # built where it is used, against the torch that is there
+    sources = {path.name for path in deferred.glob("*.cpp")}
+    expect({"accelerator.cpp", "operations.cpp"} <= sources, f"the deferred accelerator is in the wheel, not {sources}")
+    expect((deferred / "sim_table.h").is_file(), "and its headers are")
+    expect(len(list(package.rglob("*.cpp"))) == len(sources), "no other sources are in the wheel")
+    hardware = importlib.import_module("vdnn.hardware")
+    expect("titan-x" in hardware.profile_names(), f"hardware profiles are in the wheel, not {hardware.profile_names()}")
 
 
 def run_doctor(*options: str) -> str:

@@ -15,13 +15,15 @@ import torch
 from tests.conftest import SCHEDULE_IDS, SCHEDULES
 from tests.runtime.side_by_side import assert_nothing_alive
 from vdnn import _C
-from vdnn.runtime.session import Session, offload
+from vdnn.plan import Plan
+from vdnn.runtime.offload import offload
+from vdnn.runtime.session import Session
 
 
 class OpenSession(Protocol):
     """Makes a session on a device of its own; options as of vdnn.offload."""
 
-    def __call__(self, policy: str = "vdnn-all", **options: Any) -> Session: ...
+    def __call__(self, policy: str | Plan = "vdnn-all", **options: Any) -> Session: ...
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,7 @@ def schedule(request: pytest.FixtureRequest) -> _C.Schedule:
 def open_session(schedule: _C.Schedule) -> Iterator[OpenSession]:
     opened: list[tuple[Session, _C.OrderingChecker]] = []
 
-    def make(policy: str = "vdnn-all", **options: Any) -> Session:
+    def make(policy: str | Plan = "vdnn-all", **options: Any) -> Session:
         device = _C.OrderingChecker(_C.SimDevice(schedule=schedule, seed=7 + len(opened)))
         sizes = {"min_bytes": 0, "offload_window": "2KiB", "reload_window": "6KiB", **options}
         opened.append((offload(policy, device=device, **sizes), device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -64,7 +65,7 @@ def assert_same_as_plain(session: Session, step: Step, *owners: Owner) -> None:
 
 def alive(session: Session) -> dict[str, int]:
     """What a session still holds, on the host, in flight and in its books; {} when nothing."""
-    found = {"managed storages": len(session._packer._positions), "table entries": len(session._packer._table)}
+    found = {"managed storages": len(session._packer.managed), "table entries": len(session._packer._table)}
     for transport in session._transports.values():
         if transport is None:
             continue
@@ -83,6 +84,25 @@ def assert_nothing_alive(session: Session) -> None:
         gc.collect()
     left = alive(session)
     assert not left, f"still alive: {left}"
+
+
+def on_threads(*programs: Callable[[], None]) -> None:
+    """Runs them at once, and raises what one of them raised."""
+    problems: list[BaseException] = []
+
+    def guarded(program: Callable[[], None]) -> None:
+        try:
+            program()
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(program,)) for program in programs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if problems:
+        raise problems[0]
 
 
 def _state(owner: Owner) -> dict[str, torch.Tensor]:

@@ -30,7 +30,7 @@ from tests.runtime.inplace_writes import (
     square_written_to,
 )
 from vdnn import _C
-from vdnn.runtime.session import offload
+from vdnn.runtime.offload import offload
 
 MODIFIED = re.compile(
     r"^one of the variables needed for gradient computation has been modified by an inplace operation: "

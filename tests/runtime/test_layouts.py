@@ -16,7 +16,8 @@ from tests.runtime.networks import conv_chain, images, small_resnet
 from tests.runtime.side_by_side import assert_same_as_plain, same_bits
 from vdnn import _C
 from vdnn.runtime.counters import Kept
-from vdnn.runtime.session import Session, offload
+from vdnn.runtime.offload import offload
+from vdnn.runtime.session import Session
 
 Make = Callable[[], torch.Tensor]
 

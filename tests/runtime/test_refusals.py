@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -16,9 +19,10 @@ from tests.runtime.conftest import OpenSession
 from tests.runtime.networks import images, small_resnet
 from tests.runtime.side_by_side import assert_nothing_alive, assert_same_as_plain, differences, outcome
 from vdnn import _C
-from vdnn.errors import DeviceLostError, DriverError
+from vdnn.errors import ClosedError, DeviceLostError, DriverError
 from vdnn.runtime.counters import Kept
-from vdnn.runtime.session import Session, offload
+from vdnn.runtime.offload import offload
+from vdnn.runtime.session import Session
 
 OUT_OF_MEMORY = 2
 ILLEGAL_ADDRESS = 700
@@ -178,6 +182,8 @@ def test_a_lost_device_is_raised_at_the_next_hook_and_refuses_further_work(
         session.close()
     gc.collect()
     session.close()
+    with contextlib.suppress(DeviceLostError):
+        device.close()
     assert device.closed
 
 
@@ -187,6 +193,7 @@ def test_a_forked_child_passes_through(session: Session, training: Training) -> 
         training.step()
         training.model.zero_grad()
         moved = session.counters.storages
+        gc.collect()  # what earlier tests left is not the child's to collect
         child = os.fork()
         if child == 0:
             status = 1
@@ -199,3 +206,37 @@ def test_a_forked_child_passes_through(session: Session, training: Training) -> 
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         training.step()
     assert session.counters.storages == 2 * moved
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_forked_amid_another_threads_hook_is_not_locked_out(session: Session, training: Training) -> None:
+    with session:
+        waiting = training.model(training.x).square().sum()
+        in_hook, has_forked = threading.Event(), threading.Event()
+
+        def hook() -> None:
+            with session._packer.lock:
+                in_hook.set()
+                assert has_forked.wait(60)
+
+        thread = threading.Thread(target=hook)
+        thread.start()
+        assert in_hook.wait(60)
+        gc.collect()  # what earlier tests left is not the child's to collect
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                signal.alarm(60)  # ends a child that hangs
+                training.step()
+                with pytest.raises(ClosedError, match="forked child"):
+                    waiting.backward()
+                torch.optim.SGD(training.model.parameters(), lr=0.1).step()
+                session.step()
+                status = 0
+            finally:
+                os._exit(status)
+        has_forked.set()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        thread.join()
+        waiting.backward()

@@ -116,7 +116,7 @@ def test_a_topology_is_the_same_as_plain_with_one_copy_per_storage_version(sessi
     saved = storage_versions_saved(lambda: model(x).square().sum(), model)
     with session:
         loss = model(x).square().sum()
-        copies = [managed.nbytes for managed in session._packer._positions]
+        copies = [managed.nbytes for managed in session._packer.managed]
         if name == "attention":  # of queries, keys and values in one storage, each part in use is a copy of its own
             assert sum(copies) < sum(saved)
         elif name == "gru":  # its three gates share a storage but no version counter: unsure, and so copied again

@@ -19,11 +19,15 @@ class Kept(Enum):
     SUBCLASS = "a tensor subclass or layout that is passed through (sparse, quantized, nested, DTensor, ...)"
     OTHER_DEVICE = "on a device that this session does not manage"
     POLICY = "the policy keeps it"
+    PLAN = "the plan keeps it"
     MARKED = "marked with vdnn.keep"
     PAUSED = "saved under vdnn.paused"
     SLICE = "a small part of a large storage"
     HOST_FULL = "no host memory"
     REFUSED = "the driver refused the copy"
+
+    # Enum's own hash is Python code, and these are counted at every save.
+    __hash__ = object.__hash__
 
 
 @dataclass

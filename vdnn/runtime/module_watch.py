@@ -13,16 +13,18 @@ import torch
 from torch.nn.modules.conv import _ConvNd
 
 from vdnn.runtime.storage_table import StorageSet
+from vdnn.runtime.tensor_kinds import has_plain_storage
 
 
 class ModuleWatch:
-    """While entered, follows module calls on all threads."""
+    """While entered, follows module calls on all threads. `marked` is looked at anew at every question."""
 
-    def __init__(self) -> None:
+    def __init__(self, marked: weakref.WeakSet[torch.nn.Module]) -> None:
         self.parameters = StorageSet()
-        self.marked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.marked = marked
         self._local = threading.local()
         self._handles: list[Any] = []
+        self._paths: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
 
     def __enter__(self) -> ModuleWatch:
         module_hooks = torch.nn.modules.module
@@ -36,7 +38,6 @@ class ModuleWatch:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self.parameters.forget_expired()
         self._local = threading.local()
 
     def _stack(self) -> list[torch.nn.Module]:
@@ -51,7 +52,7 @@ class ModuleWatch:
         self._stack().append(module)
         for group in (module._parameters, module._buffers):
             for tensor in group.values():
-                if tensor is not None and tensor.layout is torch.strided and type(tensor) in _WITH_STORAGE:
+                if tensor is not None and has_plain_storage(tensor):
                     self.parameters.add(tensor.untyped_storage())
 
     def _leave_module(self, module: torch.nn.Module, args: object, output: object) -> None:
@@ -66,12 +67,20 @@ class ModuleWatch:
         stack = self._stack()
         return stack[-1] if stack else None
 
+    def path(self) -> str:
+        """The name of the innermost module within the outermost, as named_modules() has it; its class for itself."""
+        stack = self._stack()
+        if not stack:
+            return ""
+        root, module = stack[0], stack[-1]
+        names = self._paths.get(root)
+        if names is None or id(module) not in names:
+            names = self._paths[root] = {id(one): name for name, one in root.named_modules()}
+        return names.get(id(module)) or type(module).__name__
+
     def in_marked(self) -> bool:
         return bool(self.marked) and any(module in self.marked for module in self._stack())
 
 
 def is_conv(module: torch.nn.Module | None) -> bool:
     return isinstance(module, _ConvNd)
-
-
-_WITH_STORAGE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

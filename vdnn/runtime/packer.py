@@ -1,13 +1,17 @@
 """The two hooks: what autograd hands over at a save, and what it gets back at a use.
 
-[Note: Copies wait for their operation] An operation may pack a tensor that its kernel fills only afterwards (rrelu does
-so with its noise). A copy is therefore issued when the operation is over: at the first hook that finds autograd's
-sequence number moved on, on the same thread. Until then the storage simply is still on the device.
+[Note: Copies wait for their operation] An operation may pack a tensor that its kernel fills only afterwards (rrelu
+does so with its noise). Only a tensor with a history is sure to be complete when it is packed: its copy is issued at
+once. That of any other is issued when the operation is over: at the first hook that finds autograd's sequence number
+moved on, on the same thread. Until then the storage simply is still on the device.
+
+[Note: One hook at a time] Forwards and backwards run on any threads, and one storage may be used by several of them.
+So a hook that reaches managed storages holds the packer's lock. It is a lock of Python: destructors never take it, and
+native code never waits for it. A forked child may have inherited it taken, and does not use it.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -15,21 +19,30 @@ from collections.abc import Callable
 import torch
 
 from vdnn.planning.policies import OnlinePolicy, SaveFacts
+from vdnn.runtime import process_forks
 from vdnn.runtime.counters import Counters, Kept
 from vdnn.runtime.kept import KeptTensor
+from vdnn.runtime.lookahead import Lookahead
 from vdnn.runtime.module_watch import ModuleWatch, is_conv
-from vdnn.runtime.residency import ManagedStorage, PackedView
-from vdnn.runtime.storage_table import ManagedTable, StorageSet
+from vdnn.runtime.packed_view import PackedView
+from vdnn.runtime.residency import ManagedStorage
+from vdnn.runtime.step_watch import StepWatch
+from vdnn.runtime.storage_table import ManagedTable, StorageSet, split_of
+from vdnn.runtime.tensor_kinds import PLAIN_CLASSES, is_fake
 from vdnn.runtime.transport import Transport
 from vdnn.runtime.version_check import counter_of
 
 Packed = KeptTensor | PackedView
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_STRIDED = torch.strided
 _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 class Packer:
-    """Packs and unpacks for one session. Its methods run inside autograd, on any thread."""
+    """Packs and unpacks for one session. Its methods run inside autograd, on any thread.
+
+    With `steps`, every save that may move is managed and told of, whatever becomes of it; without, what the policy
+    keeps costs next to nothing.
+    """
 
     def __init__(
         self,
@@ -39,6 +52,7 @@ class Packer:
         modules: ModuleWatch,
         marked: StorageSet,
         transport_for: Callable[[torch.device], Transport | None],
+        steps: StepWatch | None = None,
     ) -> None:
         self._policy = policy
         self._min_bytes = max(min_bytes, 1)  # an empty tensor has nothing to move
@@ -46,43 +60,72 @@ class Packer:
         self._modules = modules
         self._marked = marked
         self._transport_for = transport_for
+        self._steps = steps
         self._table = ManagedTable()
-        self._order: list[weakref.ref[ManagedStorage]] = []
-        self._positions: weakref.WeakKeyDictionary[ManagedStorage, int] = weakref.WeakKeyDictionary()
-        self._last_used = 0  # position of the last use, and up to where reloads were issued before it
-        self._ahead = 0
+        self.lookahead = Lookahead()
         self._local = threading.local()
-        self._pid = os.getpid()
+        self.lock = threading.RLock()  # see [Note: One hook at a time]
+        self._forks = process_forks.count()
+
+    @property
+    def in_forked_child(self) -> bool:
+        """Of the process that made this: hooks are inherited (by DataLoader workers), devices and threads are not."""
+        return process_forks.count() != self._forks
+
+    @property
+    def managed(self) -> list[ManagedStorage]:
+        """What graphs still hold."""
+        return self.lookahead.living()
 
     # Saving.
 
     def pack(self, tensor: torch.Tensor) -> Packed:
         counters = self._counters
         counters.saves += 1
-        if tensor.layout is not torch.strided or type(tensor) not in _PLAIN or tensor.is_quantized:
+        # What is small is the most frequent: for that nothing is asked but what has to be.
+        if type(tensor) not in PLAIN_CLASSES or tensor.layout is not _STRIDED:
             return self._keep(tensor, Kept.SUBCLASS, 0)
         nbytes = tensor.nbytes
         counters.saved_bytes += nbytes
+        storage = tensor.untyped_storage()
         # By what is held, not by what is seen: a small view may be the last holder of a large storage.
-        if tensor.untyped_storage().nbytes() < self._min_bytes or not nbytes:
+        if storage.nbytes() < self._min_bytes or not nbytes:
             return self._keep(tensor, Kept.SMALL, nbytes)
-        reason = self._reason_to_keep(tensor)
+        if tensor.is_quantized:
+            return self._keep(tensor, Kept.SUBCLASS, nbytes)
+        reason = self._exemption(tensor, storage)
         if reason is not None:
             return self._keep(tensor, reason, nbytes)
-        transport = self._transport_for(tensor.device)
-        if transport is None or os.getpid() != self._pid:
+        if self.in_forked_child:
             return self._keep(tensor, Kept.OTHER_DEVICE, nbytes)
+        with self.lock:
+            return self._take(tensor, storage, nbytes)
+
+    def _take(self, tensor: torch.Tensor, storage: torch.UntypedStorage, nbytes: int) -> Packed:
+        transport = self._transport_for(tensor.device)
+        if transport is None:
+            return self._keep(tensor, Kept.OTHER_DEVICE, nbytes)
+        if transport.fake is not is_fake(tensor):
+            return self._keep(tensor, Kept.SUBCLASS, nbytes)
+        if self._steps is not None:
+            return self._take_watched(tensor, storage, transport, self._steps)
+        if not self._policy.may_offload:
+            return self._keep(tensor, Kept.POLICY, nbytes)
         self.submit_finished(transport)
-        return self._take(tensor, transport)
+        packed, is_new = self._manage(tensor, storage, transport)
+        self._follow_policy(packed.managed, tensor, storage, is_new=is_new)
+        return packed
 
     def _keep(self, tensor: torch.Tensor, reason: Kept, nbytes: int) -> KeptTensor:
-        self._counters.keep(reason, nbytes)
+        counters = self._counters
+        counters.kept[reason] += 1
+        counters.kept_bytes[reason] += nbytes
         return KeptTensor(tensor)
 
-    def _reason_to_keep(self, tensor: torch.Tensor) -> Kept | None:
+    def _exemption(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Kept | None:
+        """Why it stays whatever a policy or a plan says."""
         if getattr(self._local, "paused", 0):
             return Kept.PAUSED
-        storage = tensor.untyped_storage()
         base = tensor if tensor._base is None else tensor._base
         if storage in self._modules.parameters or _is_grad_leaf(base) or _is_grad_leaf(tensor):
             return Kept.PARAMETER
@@ -90,41 +133,76 @@ class Packer:
             return Kept.PARAMETER_CAST
         if storage in self._marked or self._modules.in_marked():
             return Kept.MARKED
-        module = self._modules.innermost()
-        kind = "" if module is None else type(module).__name__
-        if not self._policy.offloads(SaveFacts(storage.nbytes(), kind, is_conv(module))):
-            return Kept.POLICY
         return None
 
-    def _take(self, tensor: torch.Tensor, transport: Transport) -> PackedView:
-        storage = tensor.untyped_storage()
-        begin, nbytes = _bytes_to_manage(tensor, storage)
-        managed = self._table.find(storage, begin, nbytes, tensor)
-        if managed is None:
-            managed = ManagedStorage(transport, self._counters, storage, begin, nbytes, counter_of(tensor))
-            self._table.add(storage, managed)
-            self._note_order(managed)
-            self._deferred().append(weakref.ref(managed))
-            self._local.sequence_nr = _sequence_nr()
-        else:
-            self._counters.shared_saves += 1
-        return PackedView(managed, tensor)
+    def _policy_offloads(self, storage: torch.UntypedStorage) -> bool:
+        if self._policy.offloads_everything:
+            return True
+        module = self._modules.innermost()
+        kind = "" if module is None else type(module).__name__
+        return self._policy.offloads(SaveFacts(storage.nbytes(), kind, is_conv(module)))
 
-    def _note_order(self, managed: ManagedStorage) -> None:
-        if len(self._order) > 64 and len(self._order) > 4 * len(self._positions):
-            self._order = [reference for reference in self._order if reference() is not None]
-            for index, reference in enumerate(self._order):
-                known = reference()
-                if known is not None:
-                    self._positions[known] = index
-            self._last_used = 0  # positions have moved: begin anew
-        self._positions[managed] = len(self._order)
-        self._order.append(weakref.ref(managed))
+    def _manage(
+        self, tensor: torch.Tensor, storage: torch.UntypedStorage, transport: Transport
+    ) -> tuple[PackedView, bool]:
+        """What stands for the tensor, and whether its managed storage is new."""
+        begin, nbytes = _bytes_to_manage(tensor, storage)
+        known = self._table.find(storage, begin, nbytes, tensor)
+        if known is not None:
+            self._counters.shared_saves += 1
+            return PackedView(known[0], tensor, known[1]), False
+        managed = ManagedStorage(transport, self._counters, storage, begin, nbytes, counter_of(tensor))
+        managed.split = split_of(tensor)
+        module = self._modules.innermost()
+        managed.label = (tensor.dtype, tensor.shape, "no module" if module is None else type(module).__name__)
+        self._table.add(storage, managed)
+        self.lookahead.note(managed)
+        return PackedView(managed, tensor, managed.witness), True
+
+    def _follow_policy(
+        self, managed: ManagedStorage, tensor: torch.Tensor, storage: torch.UntypedStorage, *, is_new: bool
+    ) -> None:
+        """What one save of a storage offloads no other can keep: it is one storage, however often it is saved."""
+        if managed.is_to_leave:
+            return
+        managed.is_to_leave = self._policy_offloads(storage)
+        if is_new or managed.is_to_leave:
+            self._when_complete(managed, tensor, offloads=managed.is_to_leave)
+        if not managed.is_to_leave:
+            self._counters.keep(Kept.POLICY, managed.nbytes)
+
+    def _take_watched(
+        self, tensor: torch.Tensor, storage: torch.UntypedStorage, transport: Transport, steps: StepWatch
+    ) -> PackedView:
+        if steps.step_ends_before_this_save():
+            steps.end_step()
+        with steps.hook(transport):
+            self.submit_finished(transport)
+            is_aliased = self._table.holds(storage)
+            packed, is_new = self._manage(tensor, storage, transport)
+            managed = packed.managed
+            planned = steps.saved(managed, tensor, is_new=is_new, is_aliased=is_new and is_aliased)
+            if planned is None:
+                self._follow_policy(managed, tensor, storage, is_new=is_new)
+            elif is_new:
+                managed.is_to_leave = planned
+                self._when_complete(managed, tensor, offloads=planned)
+                if not planned:
+                    self._counters.keep(Kept.PLAN, managed.nbytes)
+        return packed
 
     # Copies wait for their operation.
 
-    def _deferred(self) -> list[weakref.ref[ManagedStorage]]:
-        deferred: list[weakref.ref[ManagedStorage]] | None = getattr(self._local, "deferred", None)
+    def _when_complete(self, managed: ManagedStorage, tensor: torch.Tensor, *, offloads: bool) -> None:
+        """See [Note: Copies wait for their operation]."""
+        if tensor.grad_fn is not None:
+            managed.complete(offloads=offloads)
+            return
+        self._deferred().append((weakref.ref(managed), offloads))
+        self._local.sequence_nr = _sequence_nr()
+
+    def _deferred(self) -> list[tuple[weakref.ref[ManagedStorage], bool]]:
+        deferred: list[tuple[weakref.ref[ManagedStorage], bool]] | None = getattr(self._local, "deferred", None)
         if deferred is None:
             deferred = self._local.deferred = []
         return deferred
@@ -134,10 +212,10 @@ class Packer:
         deferred = self._deferred()
         if deferred and self._local.sequence_nr != _sequence_nr():
             self._local.deferred = []
-            for reference in deferred:
+            for reference, offloads in deferred:
                 managed = reference()
                 if managed is not None:  # else its graph is gone
-                    managed.offload()
+                    managed.complete(offloads=offloads)
         transport.drop_released()
 
     # Using.
@@ -146,29 +224,26 @@ class Packer:
         if type(packed) is KeptTensor:
             return packed.unpack()
         assert isinstance(packed, PackedView)
-        managed = packed.managed
-        self.submit_finished(managed.transport)
-        tensor = packed.unpack()
-        self._reload_ahead(managed)
-        return tensor
+        if self.in_forked_child:
+            return packed.unpack()
+        with self.lock:
+            return self._use(packed)
 
-    def _reload_ahead(self, managed: ManagedStorage) -> None:
-        """Backward goes the way of forward in reverse: reloads what was saved before, as far as the window reaches."""
-        position = self._positions.get(managed)
-        if position is None:
-            return
-        # Within one backward it goes on where it stopped: looking at everything again at each use would take a step of
-        # n saves n * n looks.
-        begin = self._ahead if position < self._last_used else position
-        self._last_used = position
-        for index in range(min(begin, position, len(self._order)) - 1, -1, -1):
-            self._ahead = index + 1
-            earlier = self._order[index]()
-            if earlier is None or earlier.transport is not managed.transport:
-                continue
-            if not earlier.reload_early():
-                return
-        self._ahead = 0
+    def _use(self, packed: PackedView) -> torch.Tensor:
+        managed = packed.managed
+        steps = self._steps
+        if steps is None:
+            self.submit_finished(managed.transport)
+            tensor = packed.unpack()
+            self.lookahead.used(managed)
+            return tensor
+        with steps.hook(managed.transport):
+            self.submit_finished(managed.transport)
+            with steps.reloading(managed.transport):
+                tensor = packed.unpack()
+            if not steps.used(managed):
+                self.lookahead.used(managed)
+        return tensor
 
     # Pausing.
 
@@ -189,11 +264,13 @@ _keep_dynamo_out(Packer.unpack)
 
 def _bytes_to_manage(tensor: torch.Tensor, storage: torch.UntypedStorage) -> tuple[int, int]:
     """The whole storage, so that all its views share one copy; of a large one that is hardly used, the part in use."""
+    whole = storage.nbytes()
+    if tensor.nbytes == whole:
+        return 0, whole
     itemsize = tensor.itemsize
     first = int(tensor.storage_offset()) * itemsize
     reach = sum((int(size) - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     last = first + itemsize * (1 + reach)
-    whole = storage.nbytes()
     if 2 * (last - first) < whole:
         return first, last - first
     return 0, whole

@@ -1,4 +1,4 @@
-"""One storage version that leaves the device and comes back, and the views of it that autograd holds.
+"""One storage version that leaves the device and comes back, wherever it is.
 
 Ownership lives in the packed object: views own their managed storage, which owns the host copy and whatever is on the
 device; when a graph dies, whole or in part, all of it goes with it. There is no global list that must become empty.
@@ -6,10 +6,9 @@ device; when a graph dies, whole or in part, all of it goes with it. There is no
 
 from __future__ import annotations
 
-import sys
-import weakref
+from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -17,20 +16,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from vdnn import _C
 from vdnn.errors import DriverError
 from vdnn.runtime.counters import Counters, Kept
+from vdnn.runtime.holders import Label, label_text
+from vdnn.runtime.source_hold import SourceHold
+from vdnn.runtime.spans import in_span, span
 from vdnn.runtime.transport import Transport
-from vdnn.runtime.version_check import raise_modified
 
 # torch's CPU kernels may differ in the last bit by alignment, so a reload is as aligned as the original was.
 _ALIGNMENT = 64
-
-
-def _count_of_one() -> int:
-    """What sys.getrefcount says of an object that one local variable holds: 2, or 1 from Python 3.14 on."""
-    alone = object()
-    return sys.getrefcount(alone)
-
-
-_HELD_ONCE = _count_of_one()
 
 
 class Residency(Enum):
@@ -43,41 +35,61 @@ class Residency(Enum):
     RELOADED = "on the host, and a reloaded copy on the device"
 
 
-class SourceHold:
-    """Keeps a source storage alive while a copy reads it; says so when it goes."""
+class CopyObserver(Protocol):
+    """Is told of every copy: when it may be made, when it was, and before the target of one back is allocated."""
 
-    __slots__ = ("__weakref__", "_counters", "_device", "_managed", "_range", "_storage", "_stream")
+    def completed(self, managed: ManagedStorage) -> None: ...
 
-    def __init__(self, managed: ManagedStorage, storage: torch.UntypedStorage, stream: _C.Stream) -> None:
-        self._managed = weakref.ref(managed)
-        self._storage: torch.UntypedStorage | None = storage
-        self._stream = stream
-        # Not the transport: its queue holds us, and no collector sees that cycle.
-        self._device = managed.transport.device
-        self._counters = managed.counters
-        self._range = (storage.data_ptr() + managed.begin, managed.nbytes)
+    def about_to_reload(self, managed: ManagedStorage) -> None: ...
 
-    def dropped(self) -> None:
-        managed = self._managed()
-        if managed is not None:
-            managed.source_is_gone()
-        storage, self._storage = self._storage, None
-        if storage is None:
-            return
-        address, nbytes = self._range
-        if torch._C._storage_Use_Count(storage._cdata) > 1 or sys.getrefcount(storage) > _HELD_ONCE:
-            # Somebody else holds it (the model, an optimizer, a cache, a second save of it at another version, which
-            # shares the Python object): it was copied and will not be freed.
-            self._counters.copied_not_freed_bytes += nbytes
-            if managed is not None:
-                managed.source_stays(storage)
-            return
-        self._counters.freed_bytes += nbytes
-        self._device.note_access(address, nbytes, _C.Access.RELEASE, self._stream, "storage dropped")
+    def gave_up_reload(self, managed: ManagedStorage) -> None: ...
+
+    def offloaded(self, managed: ManagedStorage, copy: _C.HostCopy) -> None: ...
+
+    def reloaded(self, managed: ManagedStorage, reload: _C.Reload) -> None: ...
 
 
 class ManagedStorage:
-    """The bytes [begin, begin + nbytes) of one storage at one version, wherever they are."""
+    """The bytes [begin, begin + nbytes) of one storage at one version, wherever they are.
+
+    `position` is its place in the order of saves. `lifetime` is its number in the step `epoch`, None when nobody
+    counts. `keeps_reloaded`: a reloaded copy stays until the graph lets go, as the original would have; else until
+    its last known use.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_copy",
+        "_hash",
+        "_held_by_others",
+        "_reload",
+        "_reload_stream",
+        "_reloaded",
+        "_reloaded_address",
+        "_reloaded_begin",
+        "_source",
+        "_unused_views",
+        "address",
+        "begin",
+        "counters",
+        "epoch",
+        "is_to_leave",
+        "keeps_reloaded",
+        "label",
+        "lifetime",
+        "misalignment",
+        "nbytes",
+        "observer",
+        "on_end",
+        "position",
+        "residency",
+        "split",
+        "stream",
+        "transport",
+        "version",
+        "views",
+        "witness",
+    )
 
     def __init__(
         self,
@@ -96,34 +108,52 @@ class ManagedStorage:
         self.version = witness._version
         self.residency = Residency.DEVICE
         self.stream = transport.current_stream()
-        self.misalignment = (storage.data_ptr() + begin) % _ALIGNMENT
+        self.address = transport.address_of(storage) + begin
+        self.misalignment = self.address % _ALIGNMENT
+        self.position = -1
+        self.label: Label | None = None
+        self.lifetime: int | None = None
+        self.epoch = 0
+        self.observer: CopyObserver | None = None
+        self.split: int | None = None  # see [Note: Siblings]
+        self.is_to_leave = False  # decided; the copy may have to wait
+        self.keeps_reloaded = False
+        self.on_end: Callable[[], None] | None = None  # called when the graph lets go of it
+        self._hash: torch.Tensor | None = None
         self._source: torch.UntypedStorage | None = storage
         self._held_by_others: StorageWeakRef | None = None
         self._copy: _C.HostCopy | None = None
         self._reload: _C.Reload | None = None
         self._reloaded: torch.UntypedStorage | None = None
         self._reloaded_begin = 0
+        self._reloaded_address = 0
         self._reload_stream: _C.Stream | None = None
         self._unused_views = 0  # views that have not been used since the reload
         self.views = 0
 
-    def check_version(self, kind: str, shape: tuple[int, ...]) -> None:
-        if self.witness._version != self.version:
-            raise_modified(kind, shape, self.witness._version, self.version)
-
     # To the host.
+
+    def complete(self, *, offloads: bool) -> None:
+        """The operation that saved it is over: its bytes may be copied from now on."""
+        if self.observer is not None:
+            self.observer.completed(self)
+        if offloads:
+            self.offload()
 
     def offload(self) -> None:
         """Issues the copy; on refusal the storage stays where it is, counted."""
         source = self._source
         if source is None or self._copy is not None or self.witness._version != self.version:
             return
-        queue = self.transport.queue
-        address = source.data_ptr() + self.begin
-        self.transport.device.note_access(address, self.nbytes, _C.Access.WRITE, self.stream, "producer")
+        transport = self.transport
+        transport.note(self.address, self.nbytes, _C.Access.WRITE, self.stream, "producer")
         try:
+            if transport.integrity is not None:
+                self._hash = transport.integrity.hash(self.address, self.nbytes, self.stream)
             hold = SourceHold(self, source, self.stream)
-            self._copy = queue.offload(address, self.nbytes, self.stream, keepalive=hold)
+            self._copy = in_span(
+                "offload", transport.queue.offload, self.address, self.nbytes, self.stream, keepalive=hold
+            )
         except MemoryError:
             self.counters.keep(Kept.HOST_FULL, self.nbytes)
             return
@@ -133,9 +163,32 @@ class ManagedStorage:
         if self._copy is None:
             self.counters.keep(Kept.HOST_FULL, self.nbytes)
             return
+        if len(transport.streams) > 1:
+            hold.copied = transport.queue.ready(self._copy)
         self.residency = Residency.OFFLOADING
         self.counters.storages += 1
         self.counters.storage_bytes += self.nbytes
+        if self.observer is not None:
+            self.observer.offloaded(self, self._copy)
+
+    def release(self) -> None:
+        """Gives up what is on the device: the original behind its copy, or what came back and was used."""
+        if self.residency is Residency.RELOADED:
+            self._forget_reload()
+        if self.residency is Residency.OFFLOADING and self._copy is not None:
+            with span("release"):
+                self.transport.queue.release(self._copy)
+                self.transport.drop_released()
+
+    @property
+    def source_storage(self) -> torch.UntypedStorage | None:
+        """The original on the device, as long as this holds it."""
+        return self._source
+
+    @property
+    def source_references(self) -> int:
+        """How many references to it are the runtime's own."""
+        return 2 if self.residency is Residency.OFFLOADING else 1
 
     def source_is_gone(self) -> None:
         """Called when the owner stream waits for the copy: from now on the bytes are on the host."""
@@ -163,16 +216,15 @@ class ManagedStorage:
 
     # Back to the device.
 
-    def reload_early(self) -> bool:
+    def reload_early(self, *, whatever_the_window: bool = False) -> bool:
         """Issues a reload if the window has room. True if there is nothing left to do for this storage."""
         if self.residency is not Residency.HOST or self.witness._version != self.version:
             return True
         if self._source_on_device() is not None:
             return True
         transport = self.transport
-        in_flight = transport.reload_in_flight_bytes
-        if in_flight and in_flight + self.nbytes > transport.reload_window_bytes:
-            return False
+        if not whatever_the_window and (transport.reload_in_flight_bytes + self.nbytes > transport.reload_window_bytes):
+            return False  # also one that is larger than the window: what waits to be used is not to cost more than that
         try:
             self._issue_reload(transport.current_stream())
         except (DriverError, torch.OutOfMemoryError):
@@ -182,11 +234,17 @@ class ManagedStorage:
 
     def _issue_reload(self, stream: _C.Stream) -> None:
         """The one place where a copy back is made: early or on demand, it has the same edges."""
-        target = self._allocate_target()
         copy = self._copy
         assert copy is not None, "a storage on the host has a host copy"
-        self._reload = self.transport.queue.reload(
-            copy, target.data_ptr() + self._reloaded_begin, stream, keepalive=target, demand=True
+        target = self._allocate_target()
+        self._reload = in_span(
+            "reload",
+            self.transport.queue.reload,
+            copy,
+            self._reloaded_address,
+            stream,
+            keepalive=target,
+            demand=True,
         )
         self._reloaded = target
         self._reload_stream = stream
@@ -194,15 +252,24 @@ class ManagedStorage:
         self.residency = Residency.RELOADING
         self.transport.reload_in_flight_bytes += self.nbytes
         self.counters.reloaded_bytes += self.nbytes
+        if self.observer is not None:
+            self.observer.reloaded(self, self._reload)
 
     def _allocate_target(self) -> torch.UntypedStorage:
         """From torch's allocator, on the current stream, as aligned as the original was."""
-        with torch.no_grad():
-            target = torch.empty(
-                self.nbytes + _ALIGNMENT, dtype=torch.uint8, device=self.transport.torch_device
-            ).untyped_storage()
-        self._reloaded_begin = (self.misalignment - target.data_ptr()) % _ALIGNMENT
+        if self.observer is not None:
+            self.observer.about_to_reload(self)
+        # Torch's allocators align to 64 bytes or more, so that this is all it takes; if one does not, there is padding.
+        target = self._allocate(self.nbytes + self.misalignment)
+        if not self.transport.fake and target.data_ptr() % _ALIGNMENT:
+            target = self._allocate(self.nbytes + _ALIGNMENT)
+        address = self.transport.address_of(target)
+        self._reloaded_begin = (self.misalignment - address) % _ALIGNMENT
+        self._reloaded_address = address + self._reloaded_begin
         return target
+
+    def _allocate(self, nbytes: int) -> torch.UntypedStorage:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.transport.torch_device).untyped_storage()
 
     def use(self) -> tuple[torch.UntypedStorage, int]:
         """A storage on the device that holds the bytes, and where in it `begin` is now."""
@@ -219,20 +286,31 @@ class ManagedStorage:
             self.counters.demand_reloads += 1
         if self.residency is Residency.RELOADING:
             assert self._reload is not None
-            self.transport.queue.wait(self._reload, stream)
+            in_span("wait for reload", self.transport.queue.wait, self._reload, stream)
             self._leave_window()
             self.residency = Residency.RELOADED
+            if self._hash is not None and self.transport.integrity is not None:
+                self.transport.integrity.compare(
+                    label_text(self.label), self._hash, self._reloaded_address, self.nbytes, stream
+                )
         storage, begin = self._reloaded, self._reloaded_begin
         assert storage is not None
-        self.transport.device.note_access(storage.data_ptr() + begin, self.nbytes, _C.Access.READ, stream, "use")
+        self.transport.note(self._reloaded_address, self.nbytes, _C.Access.READ, stream, "use")
         self._unused_views -= 1
-        if self._unused_views <= 0:
+        if self._unused_views <= 0 and not self.keeps_reloaded:
             # The last known use: the caller's view keeps the bytes for as long as it needs them.
             self._forget_reload()
         return storage, begin
 
+    def forget_unused_reload(self) -> None:
+        """Of a reload made early that the backward has passed by: its room is needed."""
+        if self.residency is Residency.RELOADING:
+            self._forget_reload()
+
     def _forget_reload(self) -> None:
         self._leave_window()
+        if self.observer is not None and self._reloaded is not None:
+            self.observer.gave_up_reload(self)
         self._reloaded = None
         self._reload = None
         if self.residency is not Residency.DEVICE:
@@ -245,43 +323,5 @@ class ManagedStorage:
     def __del__(self) -> None:
         # Of a reload that nobody waited for the queue still holds the target, and finishes it at the next hook.
         self._leave_window()
-
-
-class PackedView:
-    """What autograd holds instead of a tensor: which bytes of which storage, and how they were shaped."""
-
-    __slots__ = ("_conj", "_dtype", "_kind", "_neg", "_offset_bytes", "_size", "_stride", "managed")
-
-    def __init__(self, managed: ManagedStorage, tensor: torch.Tensor) -> None:
-        self.managed = managed
-        self._conj = tensor.is_conj()
-        self._neg = tensor.is_neg()
-        self._dtype = tensor.dtype
-        self._size = tensor.size()
-        self._stride = tensor.stride()
-        self._offset_bytes = int(tensor.storage_offset()) * tensor.itemsize - managed.begin
-        self._kind = tensor.type()
-        managed.views += 1
-
-    def unpack(self) -> torch.Tensor:
-        managed = self.managed
-        managed.check_version(self._kind, tuple(self._size))
-        storage, begin = managed.use()
-        # Under create_graph this runs with grad mode on, and our own hooks would fire.
-        with torch.no_grad():
-            tensor = _view_of(storage, begin + self._offset_bytes, self._dtype, self._size, self._stride)
-            if self._conj:
-                tensor = torch._conj(tensor)
-            if self._neg:
-                tensor = torch._neg_view(tensor)
-        return tensor
-
-    def __del__(self) -> None:
-        self.managed.views -= 1
-
-
-def _view_of(storage: torch.UntypedStorage, begin: int, dtype: torch.dtype, size: Any, stride: Any) -> torch.Tensor:
-    offset, rest = divmod(begin, dtype.itemsize)
-    if rest:
-        raise RuntimeError(f"a reload of {dtype} at byte {begin} is not aligned to its {dtype.itemsize} bytes")
-    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
+        if self.on_end is not None:
+            self.on_end()

@@ -1,8 +1,8 @@
-"""vdnn.offload: the context manager around a training loop, and the session it yields.
+"""The session: the context manager around a training loop.
 
 Entering installs the hooks on this thread; leaving removes them. What was saved inside may be used outside, at any time
-later: packed objects carry all they need. A session may be entered again; while one is active on a thread, another one
-is refused there.
+later: packed objects carry all they need. A session may be entered again, and on several threads at once; while one is
+active on a thread, another one is refused there, unless one of the two nests: then the innermost wins.
 """
 
 from __future__ import annotations
@@ -10,122 +10,254 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import NamedTuple
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from vdnn import _C
-from vdnn.bytesize import format_bytes, parse_bytes
 from vdnn.errors import VdnnError
-from vdnn.planning.policies import OnlinePolicy, make_policy
-from vdnn.runtime.counters import Counters, Kept
+from vdnn.plan import Plan
+from vdnn.planning.policies import OnlinePolicy
+from vdnn.recording import Recording
+from vdnn.runtime.counters import Counters
+from vdnn.runtime.integrity import IntegrityCheck
 from vdnn.runtime.module_watch import ModuleWatch
 from vdnn.runtime.packer import Packer
+from vdnn.runtime.session_report import session_report
+from vdnn.runtime.step_watch import StepWatch, Ways
 from vdnn.runtime.storage_table import StorageSet
-from vdnn.runtime.transport import Transport, TransportOptions
+from vdnn.runtime.tensor_device import TensorDevice
+from vdnn.runtime.transport import Integrity, Transport, TransportOptions
+from vdnn.timeline import Timeline
 
 logger = logging.getLogger("vdnn")
 
-_active = threading.local()
 _marked_storages = StorageSet()
-_marked_modules: list[Any] = []
+_marked_modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+_this_thread = threading.local()
+
+
+class _Entry(NamedTuple):
+    """A session that a thread is inside of, and the hooks that it has there."""
+
+    session: Session
+    hooks: torch.autograd.graph.saved_tensors_hooks
+
+
+def _entered_here() -> list[_Entry]:
+    """On this thread, the outermost first."""
+    entered: list[_Entry] | None = getattr(_this_thread, "entered", None)
+    if entered is None:
+        entered = _this_thread.entered = []
+    return entered
 
 
 class Session(contextlib.ContextDecorator):
     """What runs inside `with vdnn.offload(...)`. Also works as a decorator."""
 
-    def __init__(self, policy: OnlinePolicy, device: str | _C.Device | None, min_bytes: int, options: TransportOptions):
+    def __init__(
+        self,
+        policy: OnlinePolicy,
+        device: str | _C.Device | TensorDevice | None,
+        min_bytes: int,
+        options: TransportOptions,
+        *,
+        steps: Ways | None = None,
+        integrity: bool = False,
+        nests: bool = False,
+    ) -> None:
         self.policy = policy
         self.counters = Counters()
         self._device = device
         self._options = options
+        self._integrity = integrity
         self._transports: dict[torch.device, Transport | None] = {}
-        self._modules = ModuleWatch()
-        self._packer = Packer(policy, min_bytes, self.counters, self._modules, _marked_storages, self._transport_for)
-        self._entered: list[contextlib.ExitStack] = []
+        self._nests = nests
+        self._modules = ModuleWatch(_marked_modules)
+        self._steps = None if steps is None else StepWatch(steps, self._modules, self._compare_hashes)
+        self._steps_ended = 0  # where nothing watches them
+        self._packer = Packer(
+            policy, min_bytes, self.counters, self._modules, _marked_storages, self._transport_for, self._steps
+        )
+        self._entering = threading.Lock()
+        self._inside = 0  # entries of all threads
+        self._installed = contextlib.ExitStack()
         self._has_warned = False
 
     # Life.
 
     def __enter__(self) -> Session:
-        if getattr(_active, "session", None) not in (None, self):
+        entered = _entered_here()
+        if not self._nests and not all(entry.session is self or entry.session._nests for entry in entered):
             raise VdnnError("a vdnn session is active on this thread already: leave it before entering another one.")
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise VdnnError("vdnn.offload cannot be entered while a CUDA graph is being captured: capture without it.")
-        stack = contextlib.ExitStack()
-        if not self._entered:
-            self._modules.marked.update(_marked())
-            stack.enter_context(self._modules)
-        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._packer.pack, self._packer.unpack))
-        self._entered.append(stack)
-        _active.session = self
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._packer.pack, self._packer.unpack)
+        self._install()
+        try:
+            hooks.__enter__()
+        except BaseException:  # somebody has disabled hooks
+            self._uninstall()
+            raise
+        entered.append(_Entry(self, hooks))
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._entered.pop().__exit__(None, None, None)
-        if not self._entered:
-            _active.session = None
+    def __exit__(self, kind: object, *exception: object) -> None:
+        entered = _entered_here()
+        if not entered or entered[-1].session is not self:
+            raise VdnnError("a vdnn session is left on the thread that entered it, the one entered last first.")
+        entered.pop().hooks.__exit__()
+        self._uninstall()
+        if kind is None and all(entry.session is not self for entry in entered):
+            if self._steps is not None:
+                with self._packer.lock:
+                    self._steps.end_step_if_graphs_are_gone()
             self._say_if_nothing_was_offloaded()
+            self._compare_hashes()
+
+    def _install(self) -> None:
+        """What torch has once for all threads: there as long as any of them is inside."""
+        with self._entering:
+            if not self._inside:
+                with contextlib.ExitStack() as stack:
+                    stack.enter_context(self._modules)
+                    stack.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
+                    self._installed = stack.pop_all()
+            self._inside += 1
+
+    def _uninstall(self) -> None:
+        with self._entering:
+            self._inside -= 1
+            if not self._inside:
+                self._installed.close()
 
     def close(self) -> None:
         """Waits for all copies and gives host memory and streams back. Graphs saved inside can no longer run backward
         unless their storages are still on the device. Dropping a session does the same, later."""
-        while self._transports:
-            _, transport = self._transports.popitem()
-            if transport is not None:
-                transport.close()
+        with self._packer.lock:
+            while self._transports:
+                _, transport = self._transports.popitem()
+                if transport is not None:
+                    transport.close()
+
+    # Steps.
+
+    def step(self) -> None:
+        """Marks the end of a training step. Without it steps are found by themselves."""
+        if self._packer.in_forked_child:
+            return
+        with self._packer.lock:
+            if self._steps is not None:
+                self._steps.end_step()
+            else:
+                self._step_ended()
+
+    @property
+    def steps(self) -> int:
+        """How many are over. Where nothing needs to know, those that session.step() or an optimizer ended."""
+        return self._steps_ended if self._steps is None else self._steps.steps
+
+    def _optimizer_stepped(self, *_: object) -> None:
+        if self._packer.in_forked_child or all(entry.session is not self for entry in _entered_here()):
+            return  # another thread's, of a model that is not in here
+        with self._packer.lock:
+            if self._steps is not None:
+                self._steps.optimizer_stepped()
+            else:
+                self._step_ended()
+
+    def _step_ended(self) -> None:
+        self._steps_ended += 1
+        self._compare_hashes()
+
+    def _compare_hashes(self) -> None:
+        for check in self._checks():
+            check.finish_step(self.steps)
+
+    @property
+    def recording(self) -> Recording | None:
+        """What one step saved and used. None before a whole step after the warm-up was seen; only when measuring."""
+        return None if self._steps is None else self._steps.recording
+
+    @property
+    def plan(self) -> Plan | None:
+        """What is being followed."""
+        return None if self._steps is None else self._steps.plan
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """Of the last whole step after the warm-up; only when measuring. May block until the device has passed it."""
+        return None if self._steps is None else self._steps.timeline
 
     # Devices.
 
     def _transport_for(self, device: torch.device) -> Transport | None:
+        """The caller holds the packer's lock: two threads must not open one device twice."""
         try:
             return self._transports[device]
         except KeyError:
             return self._transports.setdefault(device, self._open_transport(device))
 
     def _open_transport(self, device: torch.device) -> Transport | None:
-        if device.type == "cuda" and self._device in (None, "cuda"):
-            return Transport(device, _C.CudaDevice(device.index or 0), self._options)
-        if device.type == "cpu" and self._device == "sim":
-            return Transport(device, _C.SimDevice(), self._options)
-        if device.type == "cpu" and isinstance(self._device, _C.Device):
-            return Transport(device, self._device, self._options)
-        if device.type == "cpu":
-            logger.warning(
-                "vdnn: tensors on the CPU are passed through. Move the model to a GPU, or use "
-                "vdnn.offload(device='sim') to try it on the CPU."
+        place = self._device
+        if isinstance(place, TensorDevice):
+            if device.type != place.torch_type:
+                return None
+            transport = Transport(
+                device, place.device, self._options, fake=place.fake, stream_of_torch=place.current_stream
             )
+        else:
+            native = self._native_device(device)
+            if native is None:
+                return None
+            transport = Transport(device, native, self._options, owns_device=native is not place)
+        if self._integrity and not transport.fake:
+            transport.integrity = IntegrityCheck(transport)
+        return transport
+
+    def _native_device(self, device: torch.device) -> _C.Device | None:
+        """The device that stands for torch's."""
+        if device.type == "cuda" and self._device in (None, "cuda"):
+            return _C.CudaDevice(device.index or 0)
+        if device.type != "cpu":
+            return None
+        if self._device == "sim":
+            return _C.SimDevice()
+        if isinstance(self._device, _C.Device):
+            return self._device
+        logger.warning(
+            "vdnn: tensors on the CPU are passed through. Move the model to a GPU, or use "
+            "vdnn.offload(device='sim') to try it on the CPU."
+        )
         return None
 
     # Reports.
 
     def report(self) -> str:
         """What was saved, moved and kept, and why, as text."""
-        counters = self.counters
-        lines = [
-            f"policy {self.policy.name}: {counters.saves} saves of {format_bytes(counters.saved_bytes)}",
-            f"  offloaded {counters.storages} storages, {format_bytes(counters.storage_bytes)}"
-            f" (and {counters.shared_saves} saves that share them)",
-            f"  freed {format_bytes(counters.freed_bytes)}; copied but not freed, because somebody else holds it: "
-            f"{format_bytes(counters.copied_not_freed_bytes)}",
-            f"  {counters.uses} uses: {counters.used_in_place} still on the device, {counters.prefetched_reloads} "
-            f"reloaded ahead, {counters.demand_reloads} on demand; {format_bytes(counters.reloaded_bytes)} back",
-        ]
-        lines += [
-            f"  kept {count} saves, {format_bytes(counters.kept_bytes[reason])}: {reason.value}"
-            for reason, count in counters.kept.most_common()
-        ]
-        return "\n".join(lines)
+        return session_report(self.policy.name, self.counters, self._opened(), self._steps)
+
+    def _checks(self) -> list[Integrity]:
+        return [transport.integrity for transport in self._opened() if transport.integrity is not None]
+
+    def _opened(self) -> list[Transport]:
+        return [transport for transport in list(self._transports.values()) if transport is not None]
 
     def _say_if_nothing_was_offloaded(self) -> None:
         counters = self.counters
-        if self._has_warned:
+        if self._has_warned or self._fits_as_it_is():
             return
         if counters.saves and not counters.storages and self.policy.name != "keep":
             self._has_warned = True
             reasons = ", ".join(f"{count} x {reason.value}" for reason, count in counters.kept.most_common(3))
             logger.warning("vdnn: nothing was offloaded, of %d saves (%s).", counters.saves, reasons or "none eligible")
+
+    def _fits_as_it_is(self) -> bool:
+        plan = self.plan
+        return plan is not None and plan.offloaded_bytes == 0
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -136,62 +268,15 @@ class Session(contextlib.ContextDecorator):
             self._packer.pause(False)
 
 
-def offload(
-    policy: str | OnlinePolicy = "vdnn-all",
-    *,
-    device: str | _C.Device | None = None,
-    min_bytes: int | str = "1MiB",
-    host_budget: int | str | None = None,
-    offload_window: int | str = "256MiB",
-    reload_window: int | str = "256MiB",
-) -> Session:
-    """A session that offloads what autograd saves inside `with`.
-
-    `policy` is one of vdnn.planning.policies. `device` is "cuda", "sim" (tensors on the CPU, on a simulated device), a
-    native device to stand for the CPU's tensors, or None for whatever GPU the tensors are on. Saves smaller than
-    `min_bytes` stay. `host_budget` caps pinned memory; the windows cap what copies in flight hold on the device.
-
-        with vdnn.offload("vdnn-all") as session:
-            model(x).sum().backward()
-        print(session.report())
-    """
-    if isinstance(device, str) and device not in ("cuda", "sim"):
-        raise ValueError(f"device: expected 'cuda', 'sim' or a device of the native core, got {device!r}.")
-    options = TransportOptions(
-        0 if host_budget is None else parse_bytes(host_budget), parse_bytes(offload_window), parse_bytes(reload_window)
-    )
-    return Session(make_policy(policy), device, parse_bytes(min_bytes) if min_bytes else 0, options)
+def active_session() -> Session | None:
+    """The innermost on this thread."""
+    entered = _entered_here()
+    return entered[-1].session if entered else None
 
 
-def keep(what: torch.Tensor | torch.nn.Module) -> Any:
-    """Marks a tensor's storage, or whatever is saved inside a module's forward, to stay on the device. Returns it."""
-    if isinstance(what, torch.nn.Module):
-        import weakref
-
-        _marked_modules.append(weakref.ref(what))
-        session = getattr(_active, "session", None)
-        if session is not None:
-            session._modules.marked.add(what)
-    elif isinstance(what, torch.Tensor):
+def mark_to_keep(what: torch.Tensor | torch.nn.Module) -> None:
+    """In every session, from now on."""
+    if isinstance(what, torch.Tensor):
         _marked_storages.add(what.untyped_storage())
     else:
-        raise TypeError(f"keep: expected a tensor or a module, got {type(what).__name__}.")
-    return what
-
-
-def _marked() -> list[torch.nn.Module]:
-    return [module for reference in _marked_modules if (module := reference()) is not None]
-
-
-@contextlib.contextmanager
-def paused() -> Iterator[None]:
-    """Inside, saves on this thread stay on the device. Without a session it does nothing."""
-    session: Session | None = getattr(_active, "session", None)
-    if session is None:
-        yield
-        return
-    with session.paused():
-        yield
-
-
-__all__ = ["Counters", "Kept", "Session", "keep", "offload", "paused"]
+        _marked_modules.add(what)

@@ -1,18 +1,28 @@
 """Everything that moves bytes for one torch device: the native device, its pinned pool and its queue.
 
 The current stream is read at every call, before anything else. Sources handed back by the queue are dropped here, on
-the thread of a hook; nothing is dropped inside native code.
+the thread of a hook; nothing is dropped inside native code. A transport for tensors without data hands out addresses of
+its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from vdnn import _C
+from vdnn.runtime.holders import HeldStorage
+
+# What a machine without data may pin when nobody says: more than any model needs.
+_FAKE_HOST_BYTES = 1 << 46
+_FAKE_ALIGNMENT = 256
+_NO_LIMIT_BYTES = 1 << 62
+_MOST_HELD = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +32,7 @@ class TransportOptions:
     host_budget_bytes: int = 0
     offload_window_bytes: int = 256 << 20
     reload_window_bytes: int = 256 << 20
+    timed: bool = False  # every copy can be asked when it ran; small copies then go one by one
 
 
 class Source(Protocol):
@@ -31,28 +42,89 @@ class Source(Protocol):
         """The owner stream waits for the copy: the storage may go."""
 
 
+class Integrity(Protocol):
+    """Compares what comes back with what left."""
+
+    compared: int
+    failed: int
+
+    def hash(self, address: int, nbytes: int, stream: _C.Stream) -> torch.Tensor: ...
+
+    def compare(self, label: str, left: torch.Tensor, address: int, nbytes: int, stream: _C.Stream) -> None: ...
+
+    def finish_step(self, step: int) -> None: ...
+
+
 class Transport:
     """One device's way to the host and back."""
 
-    def __init__(self, torch_device: torch.device, device: _C.Device, options: TransportOptions) -> None:
+    def __init__(
+        self,
+        torch_device: torch.device,
+        device: _C.Device,
+        options: TransportOptions,
+        *,
+        fake: bool = False,
+        owns_device: bool = False,
+        stream_of_torch: Callable[[], _C.Stream] | None = None,
+    ) -> None:
         self.torch_device = torch_device
         self.device = device
-        self.pool = _C.PinnedPool(device, cap_bytes=options.host_budget_bytes)
+        self.fake = fake
+        self._owns_device = owns_device
+        self._stream_of_torch = stream_of_torch
+        self.streams: dict[_C.Stream, None] = {}  # on which hooks have run, see [Note: Who allocated it]
+        self._options = options
+        cap_bytes = options.host_budget_bytes or (_FAKE_HOST_BYTES if fake else 0)
+        self.pool = _C.PinnedPool(device, cap_bytes=cap_bytes)
+        batching = {"small_copy_bytes": 0} if options.timed else {}
         self.queue = _C.TransferQueue(
             device,
             self.pool,
             offload_window_bytes=options.offload_window_bytes,
             reload_window_bytes=options.reload_window_bytes,
+            timed=options.timed,
+            **batching,
         )
         self.reload_window_bytes = options.reload_window_bytes
         self.reload_in_flight_bytes = 0
-        self._is_cuda = torch_device.type == "cuda"
+        # Only a checker acts on notes of reads and writes, and a simulated device on those of releases.
+        self.is_checked = isinstance(device, _C.OrderingChecker)
+        self.takes_releases = not isinstance(device, _C.CudaDevice)
+        self.integrity: Integrity | None = None
+        # On the CPU torch computes on the calling thread, whichever that is.
+        self._calling_thread = device.adopt_stream(0) if torch_device.type == "cpu" else None
+        self._next_address = 1 << 20
+        self.held: deque[HeldStorage] = deque(maxlen=_MOST_HELD)  # given up, and not freed by that
 
     def current_stream(self) -> _C.Stream:
         """The stream on which torch computes now, on this thread."""
-        if self._is_cuda:
-            return self.device.adopt_stream(torch.cuda.current_stream(self.torch_device).cuda_stream)
-        return self.device.adopt_stream(0)
+        if self._calling_thread is not None:
+            return self._calling_thread
+        if self._stream_of_torch is not None:
+            stream = self._stream_of_torch()
+        else:
+            stream = self.device.adopt_stream(torch.cuda.current_stream(self.torch_device).cuda_stream)
+        self.streams[stream] = None
+        return stream
+
+    def address_of(self, storage: torch.UntypedStorage) -> int:
+        """Where it lies. Ask once for each storage: one without data gets an address of its own at every call."""
+        if not self.fake:
+            return storage.data_ptr()
+        address = self._next_address
+        self._next_address += -(-storage.nbytes() // _FAKE_ALIGNMENT) * _FAKE_ALIGNMENT + _FAKE_ALIGNMENT
+        return address
+
+    def note(self, address: int, nbytes: int, access: _C.Access, stream: _C.Stream, label: str) -> None:
+        if self.is_checked:
+            self.device.note_access(address, nbytes, access, stream, label)
+
+    def set_windows(self, *, open_wide: bool) -> None:
+        """How much the device may hold for copies in flight from the next copy on: what was asked for, or anything."""
+        offload_bytes = _NO_LIMIT_BYTES if open_wide else self._options.offload_window_bytes
+        self.reload_window_bytes = _NO_LIMIT_BYTES if open_wide else self._options.reload_window_bytes
+        self.queue.set_windows(offload_bytes, self.reload_window_bytes)
 
     def drop_released(self) -> None:
         released: list[Source] = self.queue.take_released()  # type: ignore[assignment]
@@ -60,9 +132,10 @@ class Transport:
             source.dropped()
 
     def close(self) -> None:
-        """Waits for all copies, then gives everything back."""
+        """Waits for all copies, then gives everything back; the device too, if it was made for this."""
         with contextlib.ExitStack() as stack:  # each in its turn, also when the device is lost and all of them say so
-            stack.callback(self.device.close)
+            if self._owns_device:
+                stack.callback(self.device.close)
             stack.callback(self.pool.close)
             stack.callback(self.drop_released)
             self.queue.close()

@@ -9,14 +9,23 @@ tensor without bytes that shares it.
 from __future__ import annotations
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
+_empty: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}  # no bytes each, so they may be shared
 _set_versions = torch._C._autograd._unsafe_set_version_counter
 
 
 def counter_of(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that shares `tensor`'s version counter and holds none of its bytes."""
     witness = tensor.detach()
-    witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    if type(tensor) is FakeTensor:
+        witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return witness
+    place = (tensor.dtype, tensor.device)
+    empty = _empty.get(place)
+    if empty is None:
+        empty = _empty[place] = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    witness.data = empty
     return witness
 
 

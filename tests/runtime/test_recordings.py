@@ -1,0 +1,108 @@
+"""A recording tells what a step saved and used, as it would be with everything kept: whatever policy really ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import vdnn
+from tests.runtime.virtual_training import MODELS, trained_virtually
+from vdnn.recording import PointKind, Recording
+from vdnn.runtime.virtual_machine import VirtualMachine
+
+
+def recorded(name: str, policy: str, **options: str) -> Recording:
+    recording = trained_virtually(name, policy, **options).recording
+    assert recording is not None
+    return recording
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_was_moved_is_put_back_on_paper(name: str) -> None:
+    """Every point, byte and nanosecond is the same under any policy and any window."""
+    kept = recorded(name, "keep")
+    assert kept.lifetimes, "nothing was recorded"
+    assert recorded(name, "vdnn-all") == kept
+    assert recorded(name, "vdnn-all", offload_window="1KiB", reload_window="1KiB") == kept
+    assert recorded(name, "vdnn-conv") == kept
+
+
+def test_of_a_chain_it_can_be_said_by_hand() -> None:
+    """x -> tanh -> tanh -> sum: two maps of 4,000 bytes, each saved once, used in reverse."""
+    with VirtualMachine("titan-x") as machine:
+        x = torch.randn(1000, requires_grad=True)
+        with vdnn.offload(device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
+            x.tanh().tanh().sum().backward()
+            session.step()
+    recording = session.recording
+    assert recording is not None
+    kinds = [(point.kind, point.lifetime) for point in recording.points]
+    save, use, end = PointKind.SAVE, PointKind.USE, PointKind.END
+    assert kinds == [(save, 0), (save, 1), (use, 1), (use, 0), (end, None)]
+    assert [one.nbytes for one in recording.lifetimes] == [4000, 4000]
+    assert [(one.saves, one.uses) for one in recording.lifetimes] == [((0,), (3,)), ((1,), (2,))]
+    # Each result is held by the operation on it as long as that runs: the first until after the save of the second.
+    assert [one.free_point for one in recording.lifetimes] == [2, 2]
+    assert [one.end_point for one in recording.lifetimes] == [4, 3]
+    # x, then one result more at each save. Behind the sum: x, both results, the sum and its gradient, of one number
+    # each; the gradient of the second result is made of that before the second result goes.
+    one_map, number = 4000, 4
+    assert [point.allocated_bytes for point in recording.points[:2]] == [2 * one_map, 3 * one_map]
+    assert recording.points[3].peak_bytes == 4 * one_map + 2 * number
+    keys = [point.key for point in recording.points[:2]]
+    assert [key.producer for key in keys if key is not None] == ["TanhBackward0"] * 2
+    assert [key.occurrence for key in keys if key is not None] == [0, 1]
+
+
+def test_compute_time_is_without_stalls() -> None:
+    """Tiny windows make the stream stand still; the recording's step is as long as with everything kept."""
+    narrow = trained_virtually("perceptron", offload_window="1KiB", reload_window="1KiB")
+    assert narrow.timeline is not None
+    assert narrow.recording is not None
+    assert narrow.timeline.stall_ns > 0
+    assert narrow.recording.compute_ns == narrow.timeline.step_ns - narrow.timeline.stall_ns
+
+
+def test_a_storage_that_the_program_holds_is_known_to_be_held() -> None:
+    with VirtualMachine("titan-x") as machine:
+        x = torch.randn(1000, requires_grad=True)
+        with vdnn.offload(device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
+            held = x.tanh()
+            held.tanh().sum().backward()
+            session.step()
+    assert session.recording is not None
+    first, second = session.recording.lifetimes
+    assert first.free_point == first.end_point or first.free_point > first.uses[-1]
+    assert second.free_point <= second.uses[0]
+    assert "held by somebody else for all of its life: 3.91 KiB" in session.report()
+    assert held.shape == (1000,)
+
+
+def test_views_and_shared_saves_are_one_lifetime() -> None:
+    with VirtualMachine("titan-x") as machine:
+        x = torch.randn(32, 32, requires_grad=True)
+        with vdnn.offload(device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
+            y = x.tanh()  # saved as a result, as an operand twice, and as its transpose
+            (y * y.t()).sum().backward()
+            session.step()
+    assert session.recording is not None
+    (lifetime,) = session.recording.lifetimes
+    assert len(lifetime.saves) == 3
+    assert len(lifetime.uses) == 3
+
+
+def test_modules_are_named_as_the_model_names_them() -> None:
+    recording = recorded("resnet", "vdnn-all")
+    modules = {point.key.module for point in recording.points if point.key is not None}
+    assert "3.first" in modules, modules  # the fourth of the sequence is a residual block, with a convolution so called
+    assert nn.Module.__name__ not in modules
+
+
+def test_it_survives_the_way_to_a_file_and_back(tmp_path: Path) -> None:
+    recording = recorded("join", "vdnn-all")
+    recording.save(tmp_path / "step.json")
+    assert Recording.load(tmp_path / "step.json") == recording
+    assert [path.name for path in tmp_path.iterdir()] == ["step.json"]

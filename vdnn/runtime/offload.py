@@ -1,0 +1,149 @@
+"""vdnn.offload, keep and paused: what users call. Checks what it was asked for and makes the session."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from vdnn import _C
+from vdnn.bytesize import format_bytes, parse_bytes
+from vdnn.errors import VdnnError
+from vdnn.plan import Plan
+from vdnn.planning.policies import OnlinePolicy, make_policy
+from vdnn.planning.prefix_cut import prefix_cut
+from vdnn.runtime.gauges import CudaGauges, Gauges, VirtualGauges
+from vdnn.runtime.session import Session, active_session, mark_to_keep
+from vdnn.runtime.step_watch import Ways
+from vdnn.runtime.tensor_device import TensorDevice
+from vdnn.runtime.transport import Transport, TransportOptions
+from vdnn.runtime.virtual_machine import VirtualMachine
+
+
+def offload(
+    policy: str | OnlinePolicy | Plan = "vdnn-all",
+    *,
+    budget: int | str | None = None,
+    device: str | _C.Device | TensorDevice | None = None,
+    min_bytes: int | str = "1MiB",
+    host_budget: int | str | None = None,
+    offload_window: int | str = "256MiB",
+    reload_window: int | str = "256MiB",
+    warmup_steps: int = 1,
+    measure: bool = False,
+    integrity: bool = False,
+) -> Session:
+    """A session that offloads what autograd saves inside `with`.
+
+    `policy` is one of vdnn.planning.policies, or a Plan to follow. With a `budget` the first steps run under the
+    policy, one of them is recorded, and from then on a plan is followed that keeps as much as stays under it.
+    `device` is "cuda", "sim" (tensors on the CPU, on a simulated device), a VirtualMachine, a native device to stand
+    for the CPU's tensors, or None for whatever GPU the tensors are on. Saves smaller than `min_bytes` stay.
+    `host_budget` caps pinned memory; the windows cap what copies in flight hold on the device. `measure`: after
+    `warmup_steps` steps one is recorded (`session.recording`), and every one is measured (`session.timeline`).
+    `integrity`: what comes back is compared with what left.
+
+        with vdnn.offload("vdnn-all") as session:
+            model(x).sum().backward()
+        print(session.report())
+    """
+    check_device(device)
+    if type(warmup_steps) is not int or warmup_steps < 0:
+        raise ValueError(f"warmup_steps: expected a number of steps, 0 or more, got {warmup_steps!r}.")
+    online = make_policy("vdnn-all" if isinstance(policy, Plan) else policy)
+    budget_bytes = None if budget is None else _budget_bytes(budget, device)
+    plan = policy if isinstance(policy, Plan) else None
+    if plan is not None and budget_bytes is not None:
+        raise ValueError("budget: a plan brings its own; give one of the two.")
+    if integrity and isinstance(device, TensorDevice) and device.fake:
+        raise ValueError("integrity: tensors without data cannot be compared; make the VirtualMachine with fake=False.")
+    ways = None
+    if plan is not None or budget_bytes is not None or measure:
+        planner = None if budget_bytes is None else functools.partial(prefix_cut, budget_bytes=budget_bytes)
+        gauges_for = None
+        if measure or planner is not None:
+            _require_clock(device)
+            gauges_for = functools.partial(_gauges, device)
+        ways = Ways(gauges_for, warmup_steps, plan, planner)
+    options = TransportOptions(
+        0 if host_budget is None else _bytes_of("host_budget", host_budget),
+        _bytes_of("offload_window", offload_window),
+        _bytes_of("reload_window", reload_window),
+        timed=ways is not None and ways.gauges_for is not None,
+    )
+    everything = min_bytes == 0 and not isinstance(min_bytes, bool)
+    least = 0 if everything else _bytes_of("min_bytes", min_bytes)
+    return Session(online, device, least, options, steps=ways, integrity=integrity)
+
+
+def check_device(device: object) -> None:
+    """Raises unless it is what a session can run on."""
+    if device in (None, "cuda", "sim") or isinstance(device, (_C.Device, TensorDevice)):
+        return
+    got = repr(device) if isinstance(device, str) else type(device).__name__
+    kind = ValueError if isinstance(device, str) else TypeError
+    raise kind(f"device: expected 'cuda', 'sim', a VirtualMachine or a device of the native core, got {got}.")
+
+
+def _bytes_of(argument: str, size: int | str) -> int:
+    """What is wrong with a size is said with the name of the argument."""
+    try:
+        return parse_bytes(size)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{argument}: {error}") from None
+
+
+def _budget_bytes(budget: int | str, device: object) -> int:
+    budget_bytes = _bytes_of("budget", budget)
+    device_bytes = _device_bytes(device)
+    if device_bytes is not None and budget_bytes > device_bytes:
+        raise ValueError(
+            f"budget: {format_bytes(budget_bytes)} is more than the device has, {format_bytes(device_bytes)}."
+        )
+    return budget_bytes
+
+
+def _device_bytes(device: object) -> int | None:
+    if isinstance(device, VirtualMachine):
+        return device.profile.memory_bytes
+    if isinstance(device, _C.Device):
+        return device.info.total_bytes
+    if device in (None, "cuda") and torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+    return None
+
+
+def _require_clock(device: object) -> None:
+    if device == "sim" or isinstance(device, _C.Device):
+        raise VdnnError(
+            "budgets and measure=True need a clock and a count of memory, which tensors on the CPU do not have: "
+            "use a GPU, or a vdnn.VirtualMachine as device."
+        )
+
+
+def _gauges(device: object, transport: Transport) -> Gauges:
+    if isinstance(device, VirtualMachine):
+        return VirtualGauges(device)
+    return CudaGauges(transport.torch_device, transport.device)
+
+
+def keep(what: torch.Tensor | torch.nn.Module) -> Any:
+    """Marks a tensor's storage, or whatever is saved inside a module's forward, to stay on the device. Returns it."""
+    if not isinstance(what, (torch.nn.Module, torch.Tensor)):
+        raise TypeError(f"keep: expected a tensor or a module, got {type(what).__name__}.")
+    mark_to_keep(what)
+    return what
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Inside, saves on this thread stay on the device. Without a session it does nothing."""
+    session = active_session()
+    if session is None:
+        yield
+        return
+    with session.paused():
+        yield

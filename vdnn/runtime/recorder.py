@@ -1,0 +1,236 @@
+"""Makes the Recording of one step, while it runs under whatever policy.
+
+What was moved is put back on paper: bytes that are on the host only because they were offloaded count as allocated,
+and time that the compute stream spent waiting for copies counts for nothing. So the recording tells what the step
+would have been with everything kept, also where that could not run.
+
+[Note: Who else holds it] Giving up a storage frees it only when nobody else holds it: the model's own variables, a view
+that a later layer has yet to read. While the runtime holds it too its references are counted at every point; afterwards
+the end of the storage itself tells.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from vdnn.recording import Lifetime, Point, PointKind, Recording, SaveKey
+from vdnn.runtime.gauges import Gauges, Mark
+from vdnn.runtime.residency import ManagedStorage
+from vdnn.runtime.source_hold import HELD_ONCE
+
+
+@dataclass(slots=True)
+class _Life:
+    """A lifetime so far."""
+
+    nbytes: int
+    saves: list[int]
+    uses: list[int] = field(default_factory=list)
+    copy_point: int | None = None
+    free_point: int | None = None
+    end_point: int | None = None
+    absent_bytes: int = 0  # of it, on the host only
+    is_shared: bool = False
+    watched: weakref.ref[torch.UntypedStorage] | None = None
+
+
+@dataclass(slots=True)
+class _PointSoFar:
+    kind: PointKind
+    lifetime: int | None
+    key: SaveKey | None
+    begin: Mark
+    allocated_bytes: int
+    peak_bytes: int
+    end: Mark | None = None
+    operation: tuple[str, int] | None = None  # of a use: which node of the graph asked for it
+
+
+class Recorder:
+    """Of one step of one device."""
+
+    def __init__(self, gauges: Gauges, begin: Mark, parameter_bytes: int) -> None:
+        self._gauges = gauges
+        self._begin = begin
+        self._parameter_bytes = parameter_bytes
+        self._points: list[_PointSoFar] = []
+        self._lives: list[_Life] = []
+        self._others: list[tuple[_Life, weakref.ref[ManagedStorage]]] = []
+        self._resident_bytes = gauges.allocated_bytes() + gauges.absent_bytes
+
+    # At the hooks, in order.
+
+    def reached(self, mark: Mark, peak_bytes: int) -> None:
+        """A hook has begun; what happens at it is said next. The peak is that since the last was left, nothing
+        moved."""
+        self._look_for_others()
+        allocated_bytes = self._gauges.allocated_bytes() + self._gauges.absent_bytes
+        self._points.append(_PointSoFar(PointKind.END, None, None, mark, allocated_bytes, peak_bytes))
+
+    def saved(self, managed: ManagedStorage, lifetime: int, key: SaveKey, *, is_new: bool, is_aliased: bool) -> None:
+        point = len(self._points) - 1
+        here = self._points[point]
+        here.kind, here.lifetime, here.key = PointKind.SAVE, lifetime, key
+        if is_new:
+            life = _Life(managed.nbytes, [])
+            self._lives.append(life)
+            self._follow(life, managed)
+            if is_aliased:
+                self._share(life)
+        self._lives[lifetime].saves.append(point)
+
+    def used(self, lifetime: int) -> None:
+        here = self._points[-1]
+        here.kind, here.lifetime = PointKind.USE, lifetime
+        node: Any = torch._C._current_autograd_node()  # None outside of a backward, whatever the stubs say
+        here.operation = None if node is None else (node.name(), node._sequence_nr())
+        self._lives[lifetime].uses.append(len(self._points) - 1)
+
+    def used_another(self) -> None:
+        """Something of an earlier step: no point of this one."""
+        self._points.pop()
+
+    def left(self, mark: Mark) -> None:
+        """The hook is over."""
+        if self._points:
+            self._points[-1].end = mark
+
+    def completed(self, lifetime: int) -> None:
+        """From this point on it may be copied."""
+        life = self._lives[lifetime]
+        if life.copy_point is None:
+            life.copy_point = len(self._points) - 1
+
+    def about_to_reload(self, lifetime: int) -> None:
+        self._put_back(self._lives[lifetime])
+
+    def gave_up_reload(self, lifetime: int) -> None:
+        life = self._lives[lifetime]
+        if life.end_point is None:
+            self._is_absent(life)
+
+    # What happens to storages meanwhile.
+
+    def _follow(self, life: _Life, managed: ManagedStorage) -> None:
+        storage = managed.source_storage
+        if storage is None:
+            return
+        managed.keeps_reloaded = True
+        life.watched = weakref.ref(storage, functools.partial(self._storage_ended, life))
+        self._others.append((life, weakref.ref(managed)))
+
+    def _share(self, life: _Life) -> None:
+        """Several versions lie in one storage: none of them can free it alone, and no plan shall try."""
+        storage = None if life.watched is None else life.watched()
+        for one in self._lives:
+            if one.watched is not None and one.watched() is storage and storage is not None:
+                one.is_shared = True
+        life.watched = None  # one of them keeps the books
+
+    def _storage_ended(self, life: _Life, _: object) -> None:
+        """May be called anywhere, on any thread."""
+        if life.end_point is not None:
+            self._put_back(life)  # its graph went first, and a copy held it until now
+            return
+        if life.free_point is None:
+            life.free_point = len(self._points)
+        self._is_absent(life)
+
+    def _is_absent(self, life: _Life) -> None:
+        self._put_back(life)
+        life.absent_bytes = life.nbytes
+        self._gauges.absent_bytes += life.nbytes
+
+    def _put_back(self, life: _Life) -> None:
+        self._gauges.absent_bytes -= life.absent_bytes
+        life.absent_bytes = 0
+
+    def ended(self, lifetime: int) -> None:
+        """Its graph has let go of it."""
+        life = self._lives[lifetime]
+        if life.end_point is not None:
+            return
+        life.end_point = len(self._points)
+        self._put_back(life)
+        if life.free_point is not None and life.watched is not None and life.watched() is not None:
+            # Only a copy in flight still holds it. With everything kept it would be gone.
+            life.absent_bytes = -life.nbytes
+            self._gauges.absent_bytes -= life.nbytes
+
+    def _look_for_others(self) -> None:
+        """See [Note: Who else holds it]."""
+        still: list[tuple[_Life, weakref.ref[ManagedStorage]]] = []
+        for life, reference in self._others:
+            managed = reference()
+            storage = None if managed is None else managed.source_storage
+            if storage is None or life.free_point is not None:
+                continue
+            assert managed is not None, "its storage was asked of it"
+            # Held once natively, by the wrapper; the wrapper by the managed storage, its copy's hold, and here.
+            held_by_us = managed.source_references + HELD_ONCE
+            if torch._C._storage_Use_Count(storage._cdata) == 1 and sys.getrefcount(storage) <= held_by_us:
+                life.free_point = len(self._points)
+            else:
+                still.append((life, reference))
+        self._others = still
+
+    # The end.
+
+    def finish(self, mark: Mark, peak_bytes: int, backend: str, device_name: str, device_bytes: int) -> Recording:
+        """The step is over at `mark`. May block until the device has passed it."""
+        self.reached(mark, peak_bytes)
+        end = len(self._points) - 1
+        points, before, read = [], self._begin, self._read_by()
+        for point in self._points:
+            compute_ns = self._gauges.ns_between(before, point.begin)
+            before = point.begin if point.end is None else point.end
+            points.append(
+                Point(point.kind, point.lifetime, point.key, compute_ns, point.allocated_bytes, point.peak_bytes)
+            )
+        return Recording(
+            backend=backend,
+            device_name=device_name,
+            device_bytes=device_bytes,
+            torch_version=str(torch.__version__),
+            clock=self._gauges.clock,
+            resident_bytes=self._resident_bytes,
+            parameter_bytes=self._parameter_bytes,
+            points=tuple(points),
+            lifetimes=tuple(_lifetime(life, end, read) for life in self._lives),
+        )
+
+    def _read_by(self) -> list[int]:
+        """For every point the one at which what was used there has been read: behind the last use of its operation."""
+        read = list(range(1, len(self._points) + 1))
+        for index in reversed(range(len(self._points) - 1)):
+            operation = self._points[index].operation
+            if operation is not None and operation == self._points[index + 1].operation:
+                read[index] = read[index + 1]
+        return read
+
+    def abandon(self) -> None:
+        """The step will not be recorded: takes its bytes off the books."""
+        for life in self._lives:
+            if life.end_point is None:
+                life.end_point = len(self._points)
+                self._put_back(life)
+
+
+def _lifetime(life: _Life, end: int, read: list[int]) -> Lifetime:
+    end_point = end if life.end_point is None else life.end_point
+    free_point = end if life.free_point is None else life.free_point
+    return Lifetime(
+        nbytes=life.nbytes,
+        saves=tuple(life.saves),
+        uses=tuple(life.uses),
+        read=tuple(read[use] for use in life.uses),
+        copy_point=life.saves[0] if life.copy_point is None else life.copy_point,
+        free_point=end_point if life.is_shared else free_point,
+        end_point=end_point,
+    )

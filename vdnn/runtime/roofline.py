@@ -1,0 +1,67 @@
+"""What an operation costs on given hardware: the longer of its arithmetic and its memory traffic, plus its launch.
+
+Arithmetic comes from torch's own FLOP registry; traffic is what the operation reads and writes, each tensor once. Views
+and bare allocations cost nothing. Measured times differ: what matters here is that the same step costs the same on
+every machine, and that the proportions of layers are right.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from vdnn.hardware import HardwareProfile
+
+_DTYPE_NAMES = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+# They make or re-point tensors and run no kernel.
+_NO_KERNEL = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "resize_", "detach_", "device"}
+)
+
+
+def operation_ns(profile: HardwareProfile, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """Of one call of an aten operation. Works on tensors without data."""
+    packet = func._overloadpacket
+    if func.is_view or packet.__name__ in _NO_KERNEL:
+        return 0
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+    if not tensors and not written:
+        return 0
+    traffic = sum(_touched_bytes(tensor) for tensor in tensors) + sum(_touched_bytes(tensor) for tensor in written)
+    traffic_ns = traffic / (profile.memory_bytes_per_s * profile.bandwidth_efficiency) * 1e9
+    arithmetic_ns = 0.0
+    if packet in flop_registry:
+        flop = flop_registry[packet](*args, **kwargs, out_val=out)
+        rate = _flop_per_s(profile, packet.__name__, tensors) * profile.compute_efficiency
+        arithmetic_ns = flop / rate * 1e9
+    return round(max(traffic_ns, arithmetic_ns)) + profile.kernel_launch_ns
+
+
+def _touched_bytes(tensor: torch.Tensor) -> int:
+    """Of an expanded tensor, what is really there."""
+    touched = tensor.itemsize
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if tensor.layout is torch.strided else ():
+        touched *= int(size) if stride else 1
+    return int(touched)
+
+
+def _flop_per_s(profile: HardwareProfile, operation: str, tensors: list[torch.Tensor]) -> float:
+    name = next((_DTYPE_NAMES[one.dtype] for one in tensors if one.dtype in _DTYPE_NAMES), "float32")
+    if name == "float32" and _uses_tf32(operation):
+        name = "tf32"
+    return float(profile.flop_per_s.get(name) or profile.flop_per_s["float32"])
+
+
+def _uses_tf32(operation: str) -> bool:
+    """As torch's switches say: by default convolutions do, where the hardware can, and products do not."""
+    convolution = "convolution" in operation
+    return torch.backends.cudnn.allow_tf32 if convolution else torch.backends.cuda.matmul.allow_tf32

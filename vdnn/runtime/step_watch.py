@@ -1,0 +1,350 @@
+"""Follows a session's steps: where each begins and ends, what happens in it, and who needs to know.
+
+A step ends with session.step(), else with an optimizer's step (torch's global hook), else, as long as no optimizer was
+seen, when a save comes after uses and no graph holds anything any more: that holds under gradient accumulation, several
+forwards before backwards and pipelines alike. Steps that do nothing are not counted.
+
+The first step after the warm-up whose first save no plan knows is recorded; with a planner, its plan is followed from
+the next such step on. Every step after the warm-up is measured. Of several devices the first is watched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from vdnn import _C
+from vdnn.plan import Plan
+from vdnn.recording import Recording, SaveKey
+from vdnn.runtime.executor import Executor
+from vdnn.runtime.gauges import Gauges, Mark
+from vdnn.runtime.meter import Meter
+from vdnn.runtime.module_watch import ModuleWatch
+from vdnn.runtime.recorder import Recorder
+from vdnn.runtime.residency import ManagedStorage
+from vdnn.runtime.spans import span
+from vdnn.runtime.transport import Transport
+from vdnn.timeline import Timeline, Track
+
+logger = logging.getLogger("vdnn")
+
+# Plans for steps that begin differently (two models in turn, training and another loss): more are not remembered.
+_MOST_PLANS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What a session does with its steps. Without gauges nothing is recorded and measured: a plan needs none."""
+
+    gauges_for: Callable[[Transport], Gauges] | None = None
+    warmup_steps: int = 1
+    plan: Plan | None = None
+    planner: Callable[[Recording], Plan] | None = None
+
+
+class StepWatch:
+    """Of one session."""
+
+    def __init__(self, ways: Ways, modules: ModuleWatch, on_step_end: Callable[[], None]) -> None:
+        self._ways = ways
+        self._on_step_end = on_step_end
+        self._modules = modules
+        self._executors: dict[SaveKey | None, Executor] = {}
+        if ways.plan is not None:
+            executor = Executor(ways.plan)
+            self._executors[executor.first_key] = executor
+        self.steps = 0  # that are over
+        self.recording: Recording | None = None
+        self._meter_of_last_step: Meter | None = None
+        self._timeline: Timeline | None = None
+        self._transport: Transport | None = None
+        self._gauges: Gauges | None = None
+        self._optimizer_seen = False
+        self._living = 0
+        self._in_hook = threading.local()
+        self._busy = False
+        self._epoch = 0  # tells the lifetimes of one step from those of another
+        self._clear()
+
+    def _clear(self) -> None:
+        self._saves = 0
+        self._uses = 0
+        self._point = -1
+        self._lifetimes = 0
+        self._occurrences: Counter[tuple[object, ...]] = Counter()
+        self._executor: Executor | None = None
+        self._recorder: Recorder | None = None
+        self._meter: Meter | None = None
+        self._planned: dict[int, int] = {}  # lifetime of this step -> lifetime of the plan
+        self._epoch += 1
+
+    # What was found out.
+
+    @property
+    def plan(self) -> Plan | None:
+        executor = self._executor or next(reversed(self._executors.values()), None)
+        return None if executor is None else executor.plan
+
+    @property
+    def first_difference(self) -> str | None:
+        return next((one.first_difference for one in self._executors.values() if one.first_difference), None)
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """Of the last step that was measured. May block until the device has passed its end."""
+        if self._meter_of_last_step is not None:
+            self._timeline = self._meter_of_last_step.timeline()
+            self._meter_of_last_step = None
+        return self._timeline
+
+    # Steps.
+
+    def optimizer_stepped(self, *_: object) -> None:
+        if not self._optimizer_seen:
+            # Until now graphs that were gone ended steps, and may have cut this one in pieces.
+            self._optimizer_seen = True
+            if self.steps:
+                self.steps = 0
+                self.recording = None
+                if self._ways.plan is None:
+                    self._executors.clear()
+                self._drop_recorder()
+        self.end_step()
+
+    def end_step(self) -> None:
+        if not self._saves and not self._uses:
+            return
+        self._finish_observers()
+        self.steps += 1
+        self._clear()
+        self._begin_observers()
+        self._on_step_end()
+
+    def end_step_if_graphs_are_gone(self) -> None:
+        """On leaving the session: a backward that is to come outside belongs to the step."""
+        if self._uses and self._living == 0:
+            self.end_step()
+
+    def _begin_observers(self) -> None:
+        """The mark where the next step begins, whoever will want it."""
+        if self._gauges is None or self._transport is None:
+            return
+        self._begin = self._gauges.mark(self._transport.current_stream())
+        self._gauges.take_peaks()
+        if self.steps >= self._ways.warmup_steps:
+            self._meter = Meter(self._gauges, self._begin)
+            if self._ways.planner is not None or self.recording is None:
+                self._recorder = Recorder(self._gauges, self._begin, self._modules.parameters.nbytes())
+
+    def _drop_recorder(self) -> None:
+        if self._recorder is not None:
+            self._recorder.abandon()
+            self._recorder = None
+
+    def _finish_observers(self) -> None:
+        transport, gauges = self._transport, self._gauges
+        if transport is None or gauges is None:
+            return
+        begin, peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
+        # What copies of graphs that are gone still hold is no part of the next step.
+        transport.drop_released()
+        if self._meter is not None:
+            self._meter.finish(begin, gauges.mark(transport.current_stream()), peaks[0])
+            self._meter_of_last_step = self._meter
+        if self._recorder is not None:
+            backend = transport.torch_device.type
+            info = transport.device.info
+            self.recording = self._recorder.finish(begin, peaks[1], backend, info.name, info.total_bytes)
+            if self._ways.planner is not None and self.recording.lifetimes:
+                with span("plan"):
+                    self._remember(Executor(self._ways.planner(self.recording)))
+
+    def _remember(self, executor: Executor) -> None:
+        while len(self._executors) >= _MOST_PLANS:
+            del self._executors[next(iter(self._executors))]
+        self._executors[executor.first_key] = executor
+
+    # At the hooks, in order.
+
+    @contextlib.contextmanager
+    def hook(self, transport: Transport) -> Iterator[None]:
+        """Around all that a hook does to the device."""
+        if self._transport is None:
+            self._transport = transport
+            self._gauges = None if self._ways.gauges_for is None else self._ways.gauges_for(transport)
+            self._begin_observers()
+        if self._busy or transport is not self._transport:
+            yield
+            return
+        self._busy = self._in_hook.here = True
+        try:
+            with self._observed(transport):
+                yield
+                if self._executor is not None:
+                    self._executor.make_moves()
+        finally:
+            self._busy = self._in_hook.here = False
+
+    @contextlib.contextmanager
+    def _observed(self, transport: Transport) -> Iterator[None]:
+        gauges = self._gauges
+        if gauges is None:
+            yield
+            return
+        self._reload_marks: tuple[Mark | None, Mark | None] = (None, None)
+        begin, peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
+        if self._recorder is not None:
+            self._recorder.reached(begin, peaks[1])
+        try:
+            yield
+        finally:
+            end, own_peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
+            if self._recorder is not None:
+                self._recorder.left(end)
+            if self._meter is not None:
+                marks = (begin, *self._reload_marks, end)
+                self._meter.hook(max(self._point, 0), marks, max(peaks[0], own_peaks[0]))
+
+    @property
+    def _here(self) -> bool:
+        """Whether this thread is in a hook that is watched."""
+        return getattr(self._in_hook, "here", False)
+
+    @contextlib.contextmanager
+    def reloading(self, transport: Transport) -> Iterator[None]:
+        """Around what a use waits for."""
+        if self._meter is None or not self._here or self._gauges is None:
+            yield
+            return
+        begin = self._gauges.mark(transport.current_stream())
+        yield
+        self._reload_marks = (begin, self._gauges.mark(transport.current_stream()))
+
+    def step_ends_before_this_save(self) -> bool:
+        """By the graphs alone."""
+        return not self._optimizer_seen and self._uses > 0 and self._living == 0
+
+    def saved(self, managed: ManagedStorage, tensor: torch.Tensor, *, is_new: bool, is_aliased: bool) -> bool | None:
+        """Whether the plan offloads it; None if there is no plan that knows. `is_aliased`: its storage is known
+        already, as another version."""
+        if not self._here:
+            return None
+        if not is_new and self._lifetime_of(managed) is None:  # of an earlier step: no point of this one
+            if self._recorder is not None:
+                self._recorder.used_another()
+            return None
+        key = self._key(tensor)
+        if not self._saves:
+            self._choose_executor(key)
+        self._saves += 1
+        self._point += 1
+        lifetime = self._adopt(managed) if is_new else managed.lifetime
+        assert lifetime is not None, "known to be of this step"
+        if self._recorder is not None:
+            self._recorder.saved(managed, lifetime, key, is_new=is_new, is_aliased=is_aliased)
+        if self._executor is None:
+            return None
+        planned = self._executor.saved(managed, key, is_new)
+        if planned is not None:
+            self._planned[lifetime] = planned
+        known = self._planned.get(lifetime)
+        return None if known is None else self._executor.offloads(known)
+
+    def _adopt(self, managed: ManagedStorage) -> int:
+        lifetime = managed.lifetime = self._lifetimes
+        managed.epoch = self._epoch
+        managed.observer = self
+        managed.on_end = functools.partial(self._ended, self._lifetimes, self._recorder)
+        self._lifetimes += 1
+        self._living += 1
+        return lifetime
+
+    def _ended(self, lifetime: int, recorder: Recorder | None) -> None:
+        self._living -= 1
+        if recorder is not None:
+            recorder.ended(lifetime)
+
+    def _lifetime_of(self, managed: ManagedStorage) -> int | None:
+        return managed.lifetime if managed.epoch == self._epoch else None
+
+    def _choose_executor(self, first: SaveKey) -> None:
+        """A step that begins as no plan does follows the only plan there is, if it was given: then it says how it
+        differs."""
+        self._executor = self._executors.get(first)
+        if self._executor is None and self._ways.plan is not None:
+            self._executor = next(iter(self._executors.values()))
+        if self._transport is not None:
+            # Under a plan the plan itself bounds what copies in flight hold.
+            self._transport.set_windows(open_wide=self._executor is not None)
+        if self._executor is not None:
+            self._executor.begin_step()
+            if self._ways.planner is not None:
+                self._drop_recorder()
+
+    def _key(self, tensor: torch.Tensor) -> SaveKey:
+        node = tensor.grad_fn
+        alike = (
+            "" if node is None else node.name(),
+            self._modules.path(),
+            str(tensor.dtype).removeprefix("torch."),
+            tuple(int(size) for size in tensor.shape),
+            tuple(int(stride) for stride in tensor.stride()),
+        )
+        occurrence = self._occurrences[alike]
+        self._occurrences[alike] = occurrence + 1
+        return SaveKey(*alike, occurrence)
+
+    def used(self, managed: ManagedStorage) -> bool:
+        """Whether a plan says when it, and what comes after it, is reloaded."""
+        if not self._here:
+            return False
+        lifetime = self._lifetime_of(managed)
+        if lifetime is None:
+            if self._recorder is not None:
+                self._recorder.used_another()
+            return False
+        self._uses += 1
+        self._point += 1
+        if self._recorder is not None:
+            self._recorder.used(lifetime)
+        planned = self._planned.get(lifetime)
+        if self._executor is None or planned is None:
+            return False
+        self._executor.used(planned)
+        return True
+
+    # What residency tells of its copies.
+
+    def completed(self, managed: ManagedStorage) -> None:
+        lifetime = self._lifetime_of(managed)
+        if self._recorder is not None and lifetime is not None:
+            self._recorder.completed(lifetime)
+
+    def gave_up_reload(self, managed: ManagedStorage) -> None:
+        lifetime = self._lifetime_of(managed)
+        if self._recorder is not None and lifetime is not None:
+            self._recorder.gave_up_reload(lifetime)
+
+    def about_to_reload(self, managed: ManagedStorage) -> None:
+        lifetime = self._lifetime_of(managed)
+        if self._recorder is not None and lifetime is not None:
+            self._recorder.about_to_reload(lifetime)
+
+    def offloaded(self, managed: ManagedStorage, copy: _C.HostCopy) -> None:
+        lifetime = self._lifetime_of(managed)
+        if lifetime is None:
+            return
+        if self._meter is not None:
+            self._meter.copied(Track.TO_HOST, lifetime, managed.nbytes, managed.transport.queue.span(copy))
+
+    def reloaded(self, managed: ManagedStorage, reload: _C.Reload) -> None:
+        lifetime = self._lifetime_of(managed)
+        if self._meter is not None and lifetime is not None:
+            self._meter.copied(Track.TO_DEVICE, lifetime, managed.nbytes, reload.span)
