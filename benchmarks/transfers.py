@@ -21,7 +21,7 @@ from benchmarks.pool_replay import PoolFigures, measure_pool
 from benchmarks.power_of_two_cache import pinned_by_cache_bytes
 from benchmarks.text_table import render_table
 from benchmarks.vgg16 import CONVOLUTIONS
-from benchmarks.virtual_step import FLOP_PER_S, LINK_BYTES_PER_S, StepFigures, measure_steps
+from benchmarks.virtual_step import FLOP_PER_S, PROFILE, StepFigures, measure_steps
 from vdnn.bytesize import format_bytes
 
 BLOCK_BYTES = (64 * 2**10, 2**20, 16 * 2**20, 64 * 2**20)
@@ -114,9 +114,10 @@ def render_steps(rows: Sequence[StepFigures]) -> str:
         for row in rows
     ]
     remark = (
-        "Computed in virtual time: 13 convolutions in float32, each its FLOP at "
-        f"{FLOP_PER_S / 1e12:.1f} TFLOP/s, its backward twice that; link {LINK_BYTES_PER_S / 1e9:.1f} GB/s each "
-        "way at once. Serial: computing and copies one after the other; hidden: the part of the copies that "
+        f"Computed in virtual time on the profile {PROFILE.name}: 13 convolutions in float32, each its FLOP at "
+        f"{FLOP_PER_S / 1e12:.1f} TFLOP/s, its backward twice that; link {PROFILE.to_host_bytes_per_s / 1e9:.1f} GB/s "
+        f"each way, {PROFILE.duplex_bytes_per_s / 1e9:.1f} both together. Serial: computing and copies one after the "
+        "other; hidden: the part of the copies that "
         "ran beside computing. One map, 1 GiB, 2 GiB out: sources held while their copies run; 1, 2 ahead: "
         "maps on their way back before a convolution needs them. Peak: feature maps on the device."
     )

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from benchmarks.allocation_sequences import FLOAT32_BYTES
 from benchmarks.vgg16 import CONVOLUTIONS, Convolution
 from vdnn import _C
+from vdnn.hardware import load_profile
 
-# The card and the link of the vDNN paper: a Titan X (Maxwell), whose 3072 lanes do a multiplication and an
-# addition each at a base clock of 1.0 GHz, and PCIe gen 3 x16 as its DMA reaches it.
-FLOP_PER_S = 6.1e12
-LINK_BYTES_PER_S = 12.8e9
+# The card and the link of the vDNN paper, as the profile that virtual machines reckon with has them.
+PROFILE = load_profile("titan-x")
+FLOP_PER_S = PROFILE.flop_per_s["float32"] * PROFILE.compute_efficiency
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,10 @@ class VirtualMachine:
     def __init__(self, batch: int, window_bytes: int) -> None:
         self.batch = batch
         link = _C.LinkModel(
-            to_host_bytes_per_s=LINK_BYTES_PER_S,
-            to_device_bytes_per_s=LINK_BYTES_PER_S,
-            duplex_bytes_per_s=2 * LINK_BYTES_PER_S,
+            to_host_bytes_per_s=PROFILE.to_host_bytes_per_s,
+            to_device_bytes_per_s=PROFILE.to_device_bytes_per_s,
+            duplex_bytes_per_s=PROFILE.duplex_bytes_per_s,
+            latency_ns=PROFILE.link_latency_ns,
         )
         self.link = link
         self.device = _C.SimDevice(moves_bytes=False, link=link)
@@ -111,12 +112,13 @@ class VirtualMachine:
     def figures(self, way: str) -> StepFigures:
         stats, compute_ns = self.queue.stats, self.computing_ns()
         copies = stats.offloads + stats.reloads
-        moved_ns = (stats.offloaded_bytes + stats.reloaded_bytes) / LINK_BYTES_PER_S * 1e9
+        out_ns = stats.offloaded_bytes / PROFILE.to_host_bytes_per_s * 1e9
+        back_ns = stats.reloaded_bytes / PROFILE.to_device_bytes_per_s * 1e9
         return StepFigures(
             way=way,
             step_ns=self.device.now_ns(self.compute),
             compute_ns=compute_ns,
-            serial_ns=compute_ns + round(moved_ns) + copies * self.link.latency_ns,
+            serial_ns=compute_ns + round(out_ns + back_ns) + copies * self.link.latency_ns,
             stall_ns=self.device.stall_ns(self.compute),
             offloaded_bytes=stats.offloaded_bytes,
             reloaded_bytes=stats.reloaded_bytes,

@@ -1,0 +1,47 @@
+"""Real architectures from torch.nn alone, each a function of its batch that returns a Workload.
+
+One file per family. They can be made and stepped under FakeTensorMode at any batch, and their parameter counts are
+those that were published. `VDNN_NETWORKS` lists the ten of the vDNN paper.
+"""
+
+from __future__ import annotations
+
+from benchmarks.models.alexnet import alexnet, alexnet_227
+from benchmarks.models.bert import bert_large
+from benchmarks.models.densenet import densenet121
+from benchmarks.models.googlenet import googlenet
+from benchmarks.models.gpt import gpt2_xl
+from benchmarks.models.inception_v3 import inception_v3
+from benchmarks.models.llama import llama_8b
+from benchmarks.models.overfeat import overfeat
+from benchmarks.models.resnet import resnet50, resnet152
+from benchmarks.models.unet import unet
+from benchmarks.models.vdnn_networks import VDNN_NETWORKS, VdnnNetwork
+from benchmarks.models.vgg import vgg16, vgg116, vgg216, vgg316, vgg416
+from benchmarks.models.vit import vit_large
+from benchmarks.models.workload import CrossEntropy, Workload
+
+__all__ = [
+    "VDNN_NETWORKS",
+    "CrossEntropy",
+    "VdnnNetwork",
+    "Workload",
+    "alexnet",
+    "alexnet_227",
+    "bert_large",
+    "densenet121",
+    "googlenet",
+    "gpt2_xl",
+    "inception_v3",
+    "llama_8b",
+    "overfeat",
+    "resnet50",
+    "resnet152",
+    "unet",
+    "vgg16",
+    "vgg116",
+    "vgg216",
+    "vgg316",
+    "vgg416",
+    "vit_large",
+]

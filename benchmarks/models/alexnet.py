@@ -1,0 +1,47 @@
+"""AlexNet, twice: as convnet-benchmarks has it, which vDNN's evaluation follows, and wider on 227 x 227 images.
+
+alexnet() is the one tower of "One weird trick" (Krizhevsky 2014); alexnet_227() has the layers of the 2012 paper
+without its two groups, as the reimplementations of vDNN have it. Every ReLU is in place; no dropout, no local
+response normalization.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from benchmarks.models.workload import IMAGENET_CLASSES, Workload, image_workload
+
+HIDDEN = 4096
+
+
+def alexnet(batch: int) -> Workload:
+    return image_workload(_alexnet((64, 192, 384, 256, 256), padding=2), batch, 224)
+
+
+def alexnet_227(batch: int) -> Workload:
+    return image_workload(_alexnet((96, 256, 384, 384, 256), padding=0), batch, 227)
+
+
+def _alexnet(channels: tuple[int, int, int, int, int], padding: int) -> nn.Sequential:
+    first, second, third, fourth, fifth = channels
+    return nn.Sequential(
+        nn.Conv2d(3, first, 11, stride=4, padding=padding),  # to 55 x 55
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, stride=2),  # to 27 x 27
+        nn.Conv2d(first, second, 5, padding=2),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, stride=2),  # to 13 x 13
+        nn.Conv2d(second, third, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(third, fourth, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(fourth, fifth, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, stride=2),  # to 6 x 6
+        nn.Flatten(),
+        nn.Linear(fifth * 6 * 6, HIDDEN),
+        nn.ReLU(inplace=True),
+        nn.Linear(HIDDEN, HIDDEN),
+        nn.ReLU(inplace=True),
+        nn.Linear(HIDDEN, IMAGENET_CLASSES),
+    )

@@ -1,0 +1,79 @@
+"""GPT-2 XL, a language model of 1.5 billion parameters, on 1024 tokens.
+
+Radford and others 2019: 48 blocks of width 1600 with 25 heads, norms before the sums. Attention is torch's fused
+scaled_dot_product_attention; no dropout, as such models are trained today. The head's matrix is the embedding's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.models.workload import CrossEntropy, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class GptShape:
+    """Of GPT-2 XL, unless said otherwise."""
+
+    vocabulary: int = 50257
+    tokens: int = 1024
+    layers: int = 48
+    width: int = 1600
+    heads: int = 25
+
+
+XL = GptShape()
+
+
+class Block(nn.Module):
+    """Causal attention, then a perceptron, each added to what came in."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.mixed = nn.Linear(width, width)
+        self.perceptron = nn.Sequential(
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(4 * width, width),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.query_key_value(self.attention_norm(x)).chunk(3, -1)
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in made)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.mixed(attended.transpose(1, 2).flatten(2))
+        out: Tensor = x + self.perceptron(x)
+        return out
+
+
+class Gpt(nn.Module):
+    """Tokens to logits over the vocabulary."""
+
+    def __init__(self, shape: GptShape) -> None:
+        super().__init__()
+        self.words = nn.Embedding(shape.vocabulary, shape.width)
+        self.places = nn.Embedding(shape.tokens, shape.width)
+        self.blocks = nn.Sequential(*(Block(shape.width, shape.heads) for _ in range(shape.layers)))
+        self.norm = nn.LayerNorm(shape.width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens) + self.places.weight[: tokens.shape[1]]
+        return functional.linear(self.norm(self.blocks(x)), self.words.weight)
+
+
+def gpt2_xl(batch: int, tokens: int = XL.tokens, layers: int = XL.layers) -> Workload:
+    return gpt(batch, tokens, GptShape(layers=layers))
+
+
+def gpt(batch: int, tokens: int, shape: GptShape) -> Workload:
+    """Of any shape, on at most its number of tokens."""
+    inputs = torch.randint(shape.vocabulary, (batch, tokens))
+    return Workload(Gpt(shape), (inputs,), CrossEntropy(shape.vocabulary, batch, tokens, last=True))

@@ -1,0 +1,68 @@
+"""ResNet-50 and ResNet-152 on 224 x 224 images, and smaller ones of the same make.
+
+He and others 2015, with the stride in the 3x3 convolution as torchvision and fb.resnet.torch have it. Every ReLU is
+in place, as in both.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from benchmarks.models.workload import IMAGENET_CLASSES, Workload, image_workload
+
+EXPANSION = 4
+SIDE = 224
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 around a shortcut, which is projected where the shape changes."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = width * EXPANSION
+        self.residual = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        summed = self.residual(x)
+        summed += self.shortcut(x)
+        out: Tensor = self.relu(summed)
+        return out
+
+
+def resnet50(batch: int) -> Workload:
+    return resnet(batch, (3, 4, 6, 3))
+
+
+def resnet152(batch: int) -> Workload:
+    return resnet(batch, (3, 8, 36, 3))
+
+
+def resnet(batch: int, blocks: tuple[int, ...], side: int = SIDE) -> Workload:
+    """`blocks` in each stage, which halves the side and doubles the channels of the one before."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+    ]
+    inputs = 64
+    for stage, count in enumerate(blocks):
+        width = 64 * 2**stage
+        for place in range(count):
+            layers.append(Bottleneck(inputs, width, stride=2 if stage and not place else 1))
+            inputs = width * EXPANSION
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, IMAGENET_CLASSES)]
+    return image_workload(nn.Sequential(*layers), batch, side)

@@ -1,0 +1,64 @@
+"""U-Net on 572 x 572 grey images, two classes for each of the inner 388 x 388 pixels.
+
+Ronneberger and others 2015: convolutions without padding, so what goes across is cropped. The maps that go across live
+from the way down to the way up: the longest lifetimes that a convolutional network has. Every ReLU is in place.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.models.workload import CrossEntropy, Workload
+
+SIDE = 572
+OUTPUT_SIDE = 388
+CLASSES = 2
+WIDTHS = (64, 128, 256, 512, 1024)
+
+
+class UNet(nn.Module):
+    """Down through WIDTHS and up again; at each level the way up reads what the way down left there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(_two_convolutions(inputs, width) for inputs, width in pairwise((1, *WIDTHS)))
+        self.pool = nn.MaxPool2d(2)
+        upward = tuple(reversed(WIDTHS))
+        self.widen = nn.ModuleList(nn.ConvTranspose2d(inputs, width, 2, 2) for inputs, width in pairwise(upward))
+        self.up = nn.ModuleList(_two_convolutions(inputs, width) for inputs, width in pairwise(upward))
+        self.classifier = nn.Conv2d(WIDTHS[0], CLASSES, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        across = []
+        for level in self.down[:-1]:
+            across.append(level(x))
+            x = self.pool(across[-1])
+        x = self.down[-1](x)
+        for widen, level in zip(self.widen, self.up, strict=True):
+            x = widen(x)
+            x = level(torch.cat([_cropped(across.pop(), x.shape[-1]), x], 1))
+        out: Tensor = self.classifier(x)
+        return out
+
+
+def unet(batch: int) -> Workload:
+    loss = CrossEntropy(CLASSES, batch, OUTPUT_SIDE, OUTPUT_SIDE)
+    return Workload(UNet(), (torch.randn(batch, 1, SIDE, SIDE),), loss)
+
+
+def _two_convolutions(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(outputs, outputs, 3),
+        nn.ReLU(inplace=True),
+    )
+
+
+def _cropped(x: Tensor, side: int) -> Tensor:
+    """The middle of `x`."""
+    edge = (x.shape[-1] - side) // 2
+    return x[:, :, edge : edge + side, edge : edge + side]

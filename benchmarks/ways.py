@@ -1,0 +1,22 @@
+"""The ways of running a step that the benchmarks compare: a policy, and perhaps a budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What vdnn.offload is given."""
+
+    name: str
+    policy: str
+    budget: str | None = None
+
+
+KEEP = Way("keep", "keep")
+VDNN_ALL = Way("vdnn-all", "vdnn-all")
+VDNN_CONV = Way("vdnn-conv", "vdnn-conv")
+BUDGET = Way("budget 12 GiB", "vdnn-all", budget="12GiB")
+# Everything kept goes first: others are compared with it.
+WAYS = (KEEP, VDNN_ALL, VDNN_CONV, BUDGET)

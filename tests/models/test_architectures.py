@@ -1,0 +1,152 @@
+"""The architectures are the published ones: parameter counts, output shapes, and a step at the published batch.
+
+All of it under FakeTensorMode, so that a batch of 4096 images needs no memory; a few small ones also for real.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from benchmarks import models
+from benchmarks.models import Workload
+
+
+class Published(NamedTuple):
+    """What is known of a network. `count_source` and `batch_source` say from where."""
+
+    make: Callable[[int], Workload]
+    parameter_count: int
+    count_source: str
+    batch: int
+    batch_source: str
+    output_shape: tuple[int, ...]  # of one sample
+
+
+TORCHVISION = "torchvision's model table"
+VDNN = "vDNN, section IV"
+PUBLISHED = {
+    "alexnet": Published(models.alexnet, 61_100_840, TORCHVISION, 128, VDNN, (1000,)),
+    "alexnet_227": Published(
+        models.alexnet_227, 62_378_344, "the usual count of AlexNet without groups", 128, VDNN, (1000,)
+    ),
+    "overfeat": Published(
+        models.overfeat, 145_920_872, "OverFeat paper, table 4: 145 million for the fast model", 128, VDNN, (1000,)
+    ),
+    "googlenet": Published(models.googlenet, 6_998_552, "BVLC GoogLeNet without auxiliary heads", 128, VDNN, (1000,)),
+    "vgg16": Published(models.vgg16, 138_357_544, TORCHVISION, 256, VDNN, (1000,)),
+    # Each 100 layers: 20 convolutions of n channels, 9 n^2 weights and n biases, in groups of 64, 128, 256, 512, 512.
+    "vgg116": Published(models.vgg116, 138_357_544 + 109_884_160, "VGG-16 and 100 layers", 32, VDNN, (1000,)),
+    "vgg216": Published(models.vgg216, 138_357_544 + 2 * 109_884_160, "VGG-16 and 200 layers", 32, VDNN, (1000,)),
+    "vgg316": Published(models.vgg316, 138_357_544 + 3 * 109_884_160, "VGG-16 and 300 layers", 32, VDNN, (1000,)),
+    "vgg416": Published(models.vgg416, 138_357_544 + 4 * 109_884_160, "VGG-16 and 400 layers", 32, VDNN, (1000,)),
+    "resnet50": Published(models.resnet50, 25_557_032, TORCHVISION, 256, "ResNet paper, section 3.4", (1000,)),
+    "resnet152": Published(models.resnet152, 60_192_808, TORCHVISION, 256, "ResNet paper, section 3.4", (1000,)),
+    "densenet121": Published(models.densenet121, 7_978_856, TORCHVISION, 256, "DenseNet paper, section 4.2", (1000,)),
+    "unet": Published(
+        models.unet, 31_030_658, "zhixuhao/unet, 31,031,685, less its further head", 1, "U-Net paper", (2, 388, 388)
+    ),
+    "bert_large": Published(
+        models.bert_large, 335_174_458, "transformers' BertForMaskedLM", 256, "BERT paper, A.2", (512, 30522)
+    ),
+    "gpt2_xl": Published(
+        models.gpt2_xl, 1_557_611_200, "transformers' gpt2-xl", 512, "GPT-2 paper, section 2.3", (1024, 50257)
+    ),
+    "vit_large": Published(models.vit_large, 304_326_632, TORCHVISION, 4096, "ViT paper, section 4.1", (1000,)),
+    # 8,030,261,248 for 32 layers of 218,112,000; the slice has four.
+    "llama_8b": Published(
+        models.llama_8b,
+        8_030_261_248 - 28 * 218_112_000,
+        "transformers' Llama 3 8B, less 28 layers",
+        1,
+        "one sequence of a batch of 4 million tokens",
+        (8192, 128256),
+    ),
+}
+
+
+def gradients_missing(model: nn.Module) -> list[str]:
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.grad is None or parameter.grad.shape != parameter.shape
+    ]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_network_is_the_published_one_and_steps_at_its_published_batch(name: str) -> None:
+    published = PUBLISHED[name]
+    with FakeTensorMode():
+        workload = published.make(published.batch)
+        assert workload.parameter_count == published.parameter_count
+        output = workload.model(*workload.inputs)
+        assert output.shape == (published.batch, *published.output_shape)
+        loss = workload.loss(output)
+        assert loss.shape == ()
+        loss.backward()
+        assert gradients_missing(workload.model) == []
+
+
+def test_inception_v3_has_two_classifiers_and_both_learn() -> None:
+    with FakeTensorMode():
+        workload = models.inception_v3(32)  # the paper trains at 32 on each of 50 machines
+        assert workload.parameter_count == 27_161_264  # torchvision's model table, with the auxiliary classifier
+        assert [tuple(output.shape) for output in workload.model(*workload.inputs)] == [(32, 1000), (32, 1000)]
+        workload.step()
+        assert gradients_missing(workload.model) == []
+
+
+def test_the_whole_of_llama_3_8b_has_its_published_count() -> None:
+    with FakeTensorMode():
+        assert models.llama_8b(1, layers=32).parameter_count == 8_030_261_248
+
+
+def test_every_network_of_the_package_is_checked_here() -> None:
+    made = {name for name in models.__all__ if name.islower()}
+    assert made == {*PUBLISHED, "inception_v3"}
+
+
+@pytest.mark.parametrize("name", ["alexnet", "overfeat", "googlenet", "vgg16", "resnet50", "densenet121", "unet"])
+def test_the_relus_are_in_place(name: str) -> None:
+    with FakeTensorMode():
+        model = PUBLISHED[name].make(1).model
+    relus = [module for module in model.modules() if isinstance(module, nn.ReLU)]
+    assert relus
+    assert all(relu.inplace for relu in relus)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: models.googlenet(1),
+        lambda: models.bert_large(2, tokens=8, layers=1),
+        lambda: models.gpt2_xl(2, tokens=8, layers=1),
+        lambda: models.vit_large(1, layers=1),
+    ],
+    ids=["googlenet", "bert", "gpt", "vit"],
+)
+def test_a_small_one_steps_for_real(make: Callable[[], Workload]) -> None:
+    torch.manual_seed(0)
+    workload = make()
+    loss = workload.loss(workload.model(*workload.inputs))
+    loss.backward()
+    assert math.isfinite(loss.item())
+    assert gradients_missing(workload.model) == []
+
+
+def test_a_language_model_does_not_look_ahead() -> None:
+    torch.manual_seed(0)
+    workload = models.gpt2_xl(1, tokens=6, layers=2)
+    (tokens,) = workload.inputs
+    changed = tokens.clone()
+    changed[0, 4] = (changed[0, 4] + 1) % 50257
+    with torch.no_grad():
+        before, after = workload.model(tokens), workload.model(changed)
+    assert torch.equal(before[:, :4], after[:, :4])
+    assert not torch.equal(before[:, 4:], after[:, 4:])
