@@ -1,0 +1,28 @@
+"""The deferred accelerator under every mode. Loaded before torch's first backward: the engine counts devices then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from vdnn.testing.deferred import Mode
+from vdnn.testing.deferred.extension import load_extension
+
+load_extension()
+
+
+@pytest.fixture(params=list(Mode), ids=[mode.name.lower() for mode in Mode])
+def mode(request: pytest.FixtureRequest) -> Mode:
+    mode: Mode = request.param
+    return mode
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_each_time() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(11)
+    yield
+    torch.set_num_threads(threads)

@@ -1,0 +1,325 @@
+"""The runtime on the accelerator: whatever a step does, its numbers are those without the runtime, no access is
+unordered, and nothing is left. Each test runs for as many seeds as VDNN_DEFERRED_SEEDS says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import vdnn
+from tests.deferred.models import MODELS, on_the_accelerator, step_of, vectors
+from tests.deferred.test_faithful import CANNOT_RUN
+from tests.runtime.networks import conv_chain, images, perceptron, small_resnet
+from tests.runtime.side_by_side import alive, differences, outcome
+from tests.runtime.test_topologies import TOPOLOGIES
+from tests.runtime.virtual_training import train as train_virtually
+from vdnn.planning.footprint import interval_bytes, offload_everything
+from vdnn.planning.prefix_cut import prefix_cut
+from vdnn.runtime.session import Session
+from vdnn.testing.deferred import DeferredAccelerator, Mode
+
+SEEDS = range(int(os.environ.get("VDNN_DEFERRED_SEEDS", "1")))
+
+Step = Callable[[], torch.Tensor | Sequence[torch.Tensor]]
+# Given its models and inputs on the accelerator: the step.
+MakeStep = Callable[..., Step]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_garbage() -> Iterator[None]:
+    gc.collect()
+    gc.freeze()  # the accelerator collects garbage whenever it is left
+    yield
+    gc.unfreeze()
+
+
+def seeds_of(mode: Mode) -> Sequence[int]:
+    return SEEDS if mode is Mode.RANDOM else SEEDS[:1]  # the others draw nothing
+
+
+def open_session(accelerator: DeferredAccelerator, policy: Any = "vdnn-all", **options: Any) -> Session:
+    sizes = {"min_bytes": 0, "offload_window": "2KiB", "reload_window": "6KiB", **options}
+    return vdnn.offload(policy, device=accelerator, **sizes)
+
+
+def on_cpu(named: list[tuple[str, torch.Tensor | None]]) -> list[tuple[str, torch.Tensor | None]]:
+    return [(name, None if found is None else found.cpu()) for name, found in named]
+
+
+def assert_same_on_it(
+    mode: Mode,
+    owners: Sequence[nn.Module],
+    inputs: Sequence[torch.Tensor],
+    make_step: MakeStep,
+    *,
+    policy: Any = "vdnn-all",
+    steps: int = 2,
+    **options: Any,
+) -> None:
+    """Some steps with and without a session, on one accelerator after the other; nothing differs, nothing is left."""
+    for seed in seeds_of(mode):
+        with DeferredAccelerator(mode, seed=seed, capacity="8MiB") as accelerator:
+            there = _copies(owners, inputs)
+            plain = on_cpu(outcome(make_step(*there), there[: len(owners)]))
+            del there
+            assert accelerator.violations == [], "the step itself is wrong"
+        with DeferredAccelerator(mode, seed=seed, capacity="8MiB") as accelerator:
+            there = _copies(owners, inputs)
+            before = accelerator.memory.allocated_bytes
+            session = open_session(accelerator, policy, **options)
+            for _ in range(steps):
+                with session:
+                    ours = on_cpu(outcome(make_step(*there), there[: len(owners)]))
+                assert not differences(plain, ours), f"seed {seed}"
+            assert session.counters.storages
+            accelerator.synchronize()
+            if alive(session):
+                gc.collect()
+            assert alive(session) == {}
+            assert accelerator.memory.allocated_bytes == before
+            session.close()
+            del there
+            assert accelerator.violations == [], f"seed {seed}"
+
+
+def _copies(owners: Sequence[nn.Module], inputs: Sequence[torch.Tensor]) -> list[Any]:
+    return [copied for one in (*owners, *inputs) for copied in on_the_accelerator(one)]
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in CANNOT_RUN])
+def test_a_model_is_the_same_as_without(name: str, mode: Mode) -> None:
+    assert_same_on_it(mode, [MODELS[name].make()], [MODELS[name].make_input()], step_of)
+
+
+@pytest.mark.parametrize("name", [name for name in TOPOLOGIES if name not in CANNOT_RUN])
+def test_a_topology_is_the_same_as_without(name: str, mode: Mode) -> None:
+    make, make_input = TOPOLOGIES[name]
+    assert_same_on_it(mode, [make()], [make_input()], step_of)
+
+
+# Lives of graphs.
+
+
+def backward_twice(model: nn.Module, x: torch.Tensor) -> Step:
+    def step() -> torch.Tensor:
+        loss: torch.Tensor = model(x).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return loss
+
+    return step
+
+
+def dead_branch(model: nn.Module, x: torch.Tensor) -> Step:
+    def step() -> list[torch.Tensor]:
+        hidden = model[:2](x)
+        aside = model[2:](hidden.exp()).square().sum()
+        loss = model[2:](hidden).square().sum()
+        loss.backward()
+        return [loss, aside]
+
+    return step
+
+
+def two_forwards_then_two_backwards(model: nn.Module, x: torch.Tensor) -> Step:
+    def step() -> list[torch.Tensor]:
+        losses = [model(batch).square().sum() for batch in (x, x * 2)]
+        for loss in losses:
+            loss.backward()
+        return losses
+
+    return step
+
+
+def one_forward_one_backward(model: nn.Module, x: torch.Tensor) -> Step:
+    def step() -> list[torch.Tensor]:
+        waiting: deque[torch.Tensor] = deque()
+        done = []
+        for number in range(7):
+            waiting.append(model(x + number).square().sum())
+            if len(waiting) == 4:
+                done.append(waiting.popleft())
+                done[-1].backward()
+        while waiting:
+            done.append(waiting.popleft())
+            done[-1].backward()
+        return done
+
+    return step
+
+
+def double_backward(model: nn.Module, x: torch.Tensor) -> Step:
+    def step() -> list[torch.Tensor]:
+        leaf = x.detach().requires_grad_()
+        loss = model[:2](leaf).square().sum()
+        (slope,) = torch.autograd.grad(loss, leaf, create_graph=True)
+        penalty = slope.square().sum()
+        penalty.backward()
+        return [loss, slope, penalty]
+
+    return step
+
+
+def written_in_place(model: nn.Module, x: torch.Tensor) -> Step:
+    def step() -> torch.Tensor:
+        hidden = model[0](x)
+        hidden.mul_(2).relu_()
+        loss: torch.Tensor = model[1:](hidden).square().sum()
+        loss.backward()
+        return loss
+
+    return step
+
+
+def stopped_and_repeated(model: nn.Module, x: torch.Tensor) -> Step:
+    def stop(gradient: torch.Tensor) -> None:
+        raise RuntimeError("enough")
+
+    def step() -> torch.Tensor:
+        hidden = model[:3](x)
+        hidden.register_hook(stop)
+        with contextlib.suppress(RuntimeError):
+            model[3:](hidden).square().sum().backward()
+        model.zero_grad()
+        loss: torch.Tensor = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    return step
+
+
+LIVES: list[MakeStep] = [
+    backward_twice,
+    dead_branch,
+    two_forwards_then_two_backwards,
+    one_forward_one_backward,
+    double_backward,
+    written_in_place,
+    stopped_and_repeated,
+]
+
+
+@pytest.mark.parametrize("life", LIVES, ids=lambda life: life.__name__)
+@pytest.mark.parametrize("make", [lambda: perceptron(depth=3), conv_chain], ids=["linear", "conv"])
+def test_a_life_is_the_same_as_without(make: Callable[[], nn.Module], life: MakeStep, mode: Mode) -> None:
+    model = make()
+    x = vectors() if isinstance(model[0], nn.Linear) else images()  # type: ignore[index]
+    assert_same_on_it(mode, [model], [x], life)
+
+
+def test_two_models_interleaved(mode: Mode) -> None:
+    def make_step(left: nn.Module, right: nn.Module, x: torch.Tensor) -> Step:
+        def step() -> list[torch.Tensor]:
+            first = left(x).square().sum()
+            second = right(x).square().sum()
+            first.backward()
+            third = left(x).exp().sum()
+            second.backward()
+            third.backward()
+            return [first, second, third]
+
+        return step
+
+    assert_same_on_it(mode, [conv_chain(), small_resnet()], [images()], make_step)
+
+
+# Streams.
+
+
+def used_on(stream: torch.Stream, *tensors: torch.Tensor | None) -> None:
+    """As torch asks of a program that reads on one stream what was made on another."""
+    for tensor in tensors:
+        if tensor is not None:
+            tensor.record_stream(stream)
+
+
+def on_a_side_stream(model: nn.Module, x: torch.Tensor) -> Step:
+    """The forward on a stream of its own, and the backward begun on the default one."""
+
+    def step() -> torch.Tensor:
+        side = torch.Stream(device="deferred")
+        main = torch.accelerator.current_stream()
+        side.wait_stream(main)
+        with side:
+            loss: torch.Tensor = model(x).square().sum()
+        main.wait_stream(side)
+        loss.backward()
+        used_on(main, loss, *(weight.grad for weight in model.parameters()))
+        return loss
+
+    return step
+
+
+def half_on_a_side_stream(model: nn.Module, x: torch.Tensor) -> Step:
+    """A graph of which each half was computed on a stream of its own."""
+
+    def step() -> torch.Tensor:
+        side = torch.Stream(device="deferred")
+        main = torch.accelerator.current_stream()
+        side.wait_stream(main)
+        with side:
+            hidden = model[:3](x)
+        main.wait_stream(side)
+        used_on(main, hidden)
+        loss: torch.Tensor = model[3:](hidden).square().sum()
+        loss.backward()
+        used_on(main, *(weight.grad for weight in model.parameters()))
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("make_step", [on_a_side_stream, half_on_a_side_stream], ids=lambda made: made.__name__)
+def test_streams_of_the_users(make_step: MakeStep, mode: Mode) -> None:
+    assert_same_on_it(mode, [perceptron(depth=3)], [vectors()], make_step)
+
+
+# Options.
+
+
+@pytest.mark.parametrize("window", [1, "64KiB"])
+def test_windows_of_any_size(window: int | str, mode: Mode) -> None:
+    assert_same_on_it(mode, [small_resnet()], [images()], step_of, offload_window=window, reload_window=window)
+
+
+def test_integrity_is_checked_and_kept(mode: Mode) -> None:
+    assert_same_on_it(mode, [conv_chain()], [images()], step_of, integrity=True)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_plan_made_on_a_virtual_machine_is_followed(share: float, mode: Mode) -> None:
+    with vdnn.VirtualMachine("titan-x") as machine:
+        recording = train_virtually(machine, "perceptron")[0].recording
+    assert recording is not None
+    plan = plan_for(recording, share)
+    torch.manual_seed(3)
+    model, x = perceptron(64, 6), torch.randn(128, 64)
+
+    def make_step(there: nn.Module, x_there: torch.Tensor) -> Step:
+        def step() -> torch.Tensor:
+            optimizer = torch.optim.SGD(there.parameters(), lr=0.01)
+            for number in range(2):
+                optimizer.zero_grad()
+                loss: torch.Tensor = there(x_there).square().sum()
+                loss.backward()
+                if number == 0:
+                    optimizer.step()
+            return loss
+
+        return step
+
+    assert_same_on_it(mode, [model], [x], make_step, policy=plan)
+
+
+def plan_for(recording: Any, share: float) -> vdnn.Plan:
+    least = max(interval_bytes(recording, offload_everything(recording)))
+    return prefix_cut(recording, least + round(share * (recording.peak_bytes - least)))

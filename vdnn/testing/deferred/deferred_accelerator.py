@@ -1,0 +1,137 @@
+"""The accelerator as programs use it: enter it, and torch.device("deferred") computes later than it is told to.
+
+The program's thread gets its tensors at once; the operations run in order on threads of their own, over memory that is
+handed out again as soon as the rules allow. Who reads before a copy has come, or lets go of memory that a copy still
+reads, gets wrong numbers here, and is named by the checker.
+
+    with DeferredAccelerator(Mode.RANDOM, seed=3) as accelerator:
+        model.to("deferred")
+        with vdnn.offload("vdnn-all", device=accelerator):
+            model(x.to("deferred")).sum().backward()
+    assert not accelerator.violations
+"""
+
+from __future__ import annotations
+
+import gc
+from enum import Enum
+from typing import Any
+
+import torch
+
+from vdnn import _C
+from vdnn.bytesize import parse_bytes
+from vdnn.runtime.tensor_device import TensorDevice
+from vdnn.testing.deferred.extension import TORCH_TYPE, load_extension
+
+
+class Mode(Enum):
+    """When a stream runs what it may. Stream 0 computes; all others copy."""
+
+    EARLY = "all streams run at once"
+    COPIES_LATE = "computing runs at once, copies when somebody waits for them"
+    COPIES_EARLY = "copies run at once, computing when somebody waits for it"
+    COMPUTE_LATE = "everything runs only when somebody waits for it"
+    RANDOM = "each stream runs a few operations at every call, drawn from the seed"
+
+
+class DeferredAccelerator(TensorDevice):
+    """Only one at a time in a process. Tensors made in it are of no use after it."""
+
+    torch_type = TORCH_TYPE
+
+    def __init__(
+        self,
+        mode: Mode = Mode.COMPUTE_LATE,
+        *,
+        seed: int = 0,
+        capacity: int | str = "256MiB",
+        streams: int = 4,
+        checked: bool = True,
+    ) -> None:
+        if streams < 1:
+            raise ValueError(f"streams: expected 1 or more, got {streams}.")
+        self._extension = load_extension()
+        copies_late = mode in (Mode.COPIES_LATE, Mode.COMPUTE_LATE)
+        schedule = _C.Schedule.LAZY if copies_late else _C.Schedule.EAGER
+        if mode is Mode.RANDOM:
+            schedule = _C.Schedule.RANDOM
+        self.mode = mode
+        self._capacity_bytes = parse_bytes(capacity)
+        self.simulated = _C.SimDevice(schedule=schedule, seed=seed, name=f"deferred accelerator ({mode.name})")
+        self._checker = _C.OrderingChecker(self.simulated, on_violation=_C.OnViolation.COLLECT) if checked else None
+        self.device = self.simulated if self._checker is None else self._checker
+        self._streams = [self.device.create_stream(_name(number)) for number in range(streams)]
+        if mode is not Mode.RANDOM:
+            self.simulated.set_eager(self._streams[0], mode in (Mode.EARLY, Mode.COPIES_LATE))
+        self._table = _C.sim_table(self.device)
+        self._violations: list[_C.OrderingViolation] = []
+        self._is_running = False
+
+    def __enter__(self) -> DeferredAccelerator:
+        self._extension.start(self._table, [stream.index for stream in self._streams], self._capacity_bytes)
+        self._is_running = True
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        gc.collect()  # graphs in cycles give their memory back while there is somebody to take it
+        try:
+            if kind is None:
+                self.synchronize()
+        finally:
+            self._is_running = False
+            self._extension.stop()
+            if kind is None:
+                self._violations += self._take_violations()
+            self.device.close()
+
+    def current_stream(self) -> _C.Stream:
+        number: int = self._extension.current_stream()
+        return self._streams[number]
+
+    def synchronize(self) -> None:
+        """Waits for everything; raises if an operation failed."""
+        self._extension.drain_all()
+
+    # What was seen.
+
+    @property
+    def violations(self) -> list[_C.OrderingViolation]:
+        """Accesses to the same bytes that nothing orders, since it was made."""
+        if self._is_running:
+            self._violations += self._take_violations()
+        return self._violations
+
+    def _take_violations(self) -> list[_C.OrderingViolation]:
+        return [] if self._checker is None else self._checker.take_violations()
+
+    @property
+    def checked_accesses(self) -> int:
+        return 0 if self._checker is None else self._checker.checked_accesses
+
+    @property
+    def memory(self) -> Any:
+        """Bytes allocated now and at most, and how often memory was handed out again."""
+        return self._extension.memory_stats()
+
+    def reset_peak(self) -> None:
+        self._extension.reset_peak()
+
+    @property
+    def deferred_operations(self) -> int:
+        operations: int = self._extension.deferred()
+        return operations
+
+    @property
+    def synchronous_operations(self) -> dict[str, int]:
+        """Operations that could not be deferred, by name: they waited for everything and ran at once."""
+        operations: dict[str, int] = self._extension.synchronous_operations()
+        return operations
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device(TORCH_TYPE, 0)
+
+
+def _name(number: int) -> str:
+    return "compute" if number == 0 else f"side {number}"

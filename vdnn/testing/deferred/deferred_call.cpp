@@ -1,0 +1,253 @@
+// Asking for shapes, making results, and putting the rest on the current stream.
+#include "deferred_call.h"
+
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "accelerator.h"
+#include "arguments.h"
+
+namespace vdnn::deferred {
+
+namespace {
+
+class Call {
+ public:
+  Call(const c10::OperatorHandle& operation, torch::jit::Stack& stack, std::optional<at::MemoryFormat> format)
+      : operation_(operation),
+        stack_(stack),
+        format_(format),
+        accelerator_(*Accelerator::running()),
+        name_(c10::toString(operation.operator_name())) {
+    const std::size_t count = operation.schema().arguments().size();
+    arguments_.assign(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
+    torch::jit::drop(stack, count);
+  }
+
+  void make() {
+    std::vector<c10::IValue> shapes;
+    if (!ask_for_shapes(shapes)) {
+      run_synchronously();
+      return;
+    }
+    std::vector<c10::IValue> results;
+    if (!results_for(shapes, results)) return;  // a view: nothing runs
+    note_arguments();
+    for (const at::Tensor& fresh : fresh_) note(accelerator_, fresh, write_access, name_.c_str());
+    enqueue();
+    for (c10::IValue& result : results) stack_.push_back(std::move(result));
+  }
+
+ private:
+  [[nodiscard]] bool ask_for_shapes(std::vector<c10::IValue>& shapes) const {
+    torch::jit::Stack metas;
+    for (const c10::IValue& argument : arguments_) {
+      metas.push_back(with_device(changed(argument, &as_meta), c10::DeviceType::Meta));
+    }
+    try {
+      operation_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &metas);
+    } catch (const std::exception&) {
+      return false;
+    }
+    shapes.assign(metas.begin(), metas.end());
+    return true;
+  }
+
+  [[nodiscard]] at::Tensor allocated(const at::Tensor& shape) {
+    if (!shape.defined()) {
+      fresh_.push_back(shape);
+      return shape;
+    }
+    const auto options = shape.options().device(c10::Device(c10::DeviceType::PrivateUse1, 0));
+    at::Tensor fresh = format_.has_value() && shape.dim() == 4
+                           ? at::empty(shape.sizes(), options.memory_format(*format_))
+                           : at::empty_strided(shape.sizes(), shape.strides(), options);
+    fresh_.push_back(fresh);
+    return fresh;
+  }
+
+  // The argument that a return aliases, by its alias set.
+  [[nodiscard]] const c10::IValue* aliased(const c10::AliasInfo& alias) const {
+    const auto& declared = operation_.schema().arguments();
+    for (std::size_t index = 0; index < declared.size(); ++index) {
+      const auto* other = declared[index].alias_info();
+      if (other != nullptr && other->beforeSets() == alias.beforeSets()) return &arguments_[index];
+    }
+    return nullptr;
+  }
+
+  [[nodiscard]] static at::Tensor view_of(const at::Tensor& base, const at::Tensor& shape) {
+    const auto bytes = base.storage_offset() * base.element_size() + shape.storage_offset() * shape.element_size();
+    at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(base.storage()),
+                                                               base.key_set(), shape.dtype());
+    view.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes(), shape.strides(), bytes / shape.element_size());
+    if (shape.is_conj() != view.is_conj()) view._set_conj(shape.is_conj());
+    if (shape.is_neg() != view.is_neg()) view._set_neg(shape.is_neg());
+    return view;
+  }
+
+  // False if the operation only makes views: then they are on the stack.
+  [[nodiscard]] bool results_for(const std::vector<c10::IValue>& shapes, std::vector<c10::IValue>& results) {
+    const auto& returns = operation_.schema().returns();
+    bool only_views = !returns.empty();
+    for (std::size_t index = 0; index < returns.size(); ++index) {
+      const auto* alias = returns[index].alias_info();
+      const c10::IValue* base = alias == nullptr ? nullptr : aliased(*alias);
+      const bool is_view = base != nullptr && !alias->isWrite();
+      only_views = only_views && is_view;
+      if (base == nullptr) {
+        results.push_back(changed(shapes[index], [this](const at::Tensor& shape) { return allocated(shape); }));
+      } else if (is_view) {
+        results.push_back(
+            changed(shapes[index], [&](const at::Tensor& shape) { return view_of(base->toTensor(), shape); }));
+      } else {
+        if (base->isTensor() && shapes[index].isTensor()) grow(base->toTensor(), shapes[index].toTensor());
+        results.push_back(*base);
+      }
+    }
+    if (only_views) {
+      for (c10::IValue& result : results) stack_.push_back(std::move(result));
+    }
+    return !only_views;
+  }
+
+  // An `out` argument may have had to be resized.
+  static void grow(const at::Tensor& tensor, const at::Tensor& shape) {
+    if (tensor.sizes() != shape.sizes()) tensor.resize_(shape.sizes());
+  }
+
+  void note_arguments() {
+    const auto& declared = operation_.schema().arguments();
+    for (std::size_t index = 0; index < declared.size(); ++index) {
+      const auto* alias = declared[index].alias_info();
+      const int access = alias != nullptr && alias->isWrite() ? write_access : read_access;
+      changed(arguments_[index], [&](const at::Tensor& tensor) {
+        note(accelerator_, tensor, access, name_.c_str());
+        return tensor;
+      });
+    }
+  }
+
+  // What is put on the stream: no tensor of the device, so that memory is free as soon as the program lets go of it.
+  struct Deferred {
+    c10::OperatorHandle operation;
+    std::vector<c10::IValue> arguments;  // without tensors
+    std::vector<std::vector<Reference>> tensors;
+    std::vector<Reference> fresh;
+    std::string name;
+    std::weak_ptr<Accelerator> accelerator;
+
+    [[nodiscard]] torch::jit::Stack on_cpu() const {
+      torch::jit::Stack stack;
+      for (std::size_t index = 0; index < arguments.size(); ++index) {
+        std::size_t next = 0;
+        const auto& references = tensors[index];
+        stack.push_back(
+            changed(arguments[index], [&](const at::Tensor& /*was*/) { return references[next++].on_cpu(); }));
+      }
+      return stack;
+    }
+
+    void run() const {
+      const at::AutoDispatchBelowADInplaceOrView below_autograd;
+      torch::jit::Stack stack = on_cpu();
+      operation.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+      std::size_t next = 0;
+      const auto& returns = operation.schema().returns();
+      for (std::size_t index = 0; index < returns.size(); ++index) {
+        if (returns[index].alias_info() != nullptr) continue;
+        changed(stack[index], [&](const at::Tensor& result) {
+          // Meta kernels make results that nobody asked for, and the CPU's leave them out: one place for each all the
+          // same.
+          const Reference& place = fresh.at(next++);
+          if (place.defined && result.defined()) place.on_cpu().copy_(result);
+          if (place.defined && !result.defined()) place.on_cpu().zero_();
+          return result;
+        });
+      }
+    }
+  };
+
+  static void run_deferred(void* task) {
+    const auto& deferred = *static_cast<Deferred*>(task);
+    try {
+      deferred.run();
+    } catch (const std::exception& error) {
+      if (const auto accelerator = deferred.accelerator.lock())
+        accelerator->failed(deferred.name + ": " + error.what());
+    }
+  }
+
+  static void destroy_deferred(void* task) { delete static_cast<Deferred*>(task); }
+
+  [[nodiscard]] std::unique_ptr<Deferred> deferred() const {
+    auto task = std::make_unique<Deferred>(
+        Deferred{operation_, {}, {}, {}, name_, std::weak_ptr<Accelerator>(Accelerator::running())});
+    for (const c10::IValue& argument : arguments_) {
+      std::vector<Reference> references;
+      // A place for each tensor, that none of them is kept for.
+      task->arguments.push_back(with_device(changed(argument,
+                                                    [&](const at::Tensor& tensor) {
+                                                      references.push_back(reference_to(tensor));
+                                                      return at::Tensor();
+                                                    }),
+                                            c10::DeviceType::CPU));
+      task->tensors.push_back(std::move(references));
+    }
+    for (const at::Tensor& fresh : fresh_) task->fresh.push_back(reference_to(fresh));
+    return task;
+  }
+
+  void enqueue() {
+    auto task = deferred();
+    const auto& table = accelerator_.table();
+    accelerator_.deferred_one();
+    table.enqueue(table.device, accelerator_.native(Accelerator::current_stream()), &run_deferred, &destroy_deferred,
+                  task.release());
+  }
+
+  void run_synchronously() {
+    accelerator_.ran_synchronously(name_);
+    note_arguments();
+    accelerator_.drain_all();
+    const auto task = deferred();
+    torch::jit::Stack stack = task->on_cpu();
+    {
+      const at::AutoDispatchBelowADInplaceOrView below_autograd;
+      operation_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+    }
+    const auto& returns = operation_.schema().returns();
+    for (std::size_t index = 0; index < returns.size(); ++index) {
+      const auto* alias = returns[index].alias_info();
+      const c10::IValue* base = alias == nullptr ? nullptr : aliased(*alias);
+      if (base != nullptr) {
+        stack_.push_back(*base);
+        continue;
+      }
+      stack_.push_back(changed(stack[index], [&](const at::Tensor& result) {
+        if (!result.defined()) return result;
+        at::Tensor fresh = allocated(result);
+        note(accelerator_, fresh, write_access, name_.c_str());
+        reference_to(fresh).on_cpu().copy_(result);
+        return fresh;
+      }));
+    }
+  }
+
+  const c10::OperatorHandle& operation_;
+  torch::jit::Stack& stack_;
+  const std::optional<at::MemoryFormat> format_;
+  Accelerator& accelerator_;
+  const std::string name_;
+  std::vector<c10::IValue> arguments_;
+  std::vector<at::Tensor> fresh_;
+};
+
+}  // namespace
+
+void make_deferred_call(const c10::OperatorHandle& operation, torch::jit::Stack& stack,
+                        std::optional<at::MemoryFormat> format) {
+  Call(operation, stack, format).make();
+}
+
+}  // namespace vdnn::deferred

@@ -1,0 +1,109 @@
+"""Builds and loads the accelerator's extension, once, against the torch that is installed, and makes it torch's
+"deferred" device.
+
+The first build takes about half a minute; torch keeps it in its cache of extensions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vdnn.errors import VdnnError
+
+_SOURCES = (
+    "accelerator.cpp",
+    "arguments.cpp",
+    "deferred_call.cpp",
+    "module.cpp",
+    "operations.cpp",
+    "storage.cpp",
+    "stream_ordered_memory.cpp",
+)
+TORCH_TYPE = "deferred"
+
+
+@functools.cache
+def load_extension() -> Any:
+    """The extension. Afterwards torch.device("deferred") exists, for the rest of the process."""
+    # Shapes are asked of meta kernels, and many of those are registered by this.
+    import torch._meta_registrations
+    from torch.utils import backend_registration as backend
+    from torch.utils import cpp_extension
+
+    _find_ninja()
+    here = Path(__file__).parent
+    try:
+        with _torch_without_spaces():
+            extension = cpp_extension.load(
+                f"vdnn_deferred_{torch.__version__.split('+')[0].replace('.', '_')}",
+                [str(here / name) for name in _SOURCES],
+                extra_cflags=["-O1", "-g0", "-std=c++20"],
+                extra_include_paths=[str(here)],
+                build_directory=os.environ.get("VDNN_DEFERRED_BUILD"),
+            )
+    except (RuntimeError, OSError) as error:
+        raise VdnnError(
+            f"the deferred accelerator could not be built: {error}. A C++20 compiler and ninja are needed."
+        ) from error
+    backend.rename_privateuse1_backend(TORCH_TYPE)
+    torch._register_device_module(TORCH_TYPE, _device_module())  # type: ignore[no-untyped-call]
+    backend.generate_methods_for_privateuse1_backend(for_storage=True)
+    return extension
+
+
+@contextlib.contextmanager
+def _torch_without_spaces() -> Iterator[None]:
+    """Torch hands the folder of its libraries to the linker unquoted: one with a space in its path goes by a link."""
+    from torch.utils import cpp_extension
+
+    libraries = cpp_extension.TORCH_LIB_PATH
+    if " " not in libraries:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        link = Path(folder) / "torch_lib"
+        link.symlink_to(libraries)
+        cpp_extension.TORCH_LIB_PATH = str(link)
+        try:
+            yield
+        finally:
+            cpp_extension.TORCH_LIB_PATH = libraries
+
+
+def _find_ninja() -> None:
+    """Where it is installed beside this Python, and that is not on PATH."""
+    if shutil.which("ninja") is None:
+        beside = Path(sys.executable).parent
+        os.environ["PATH"] = f"{beside}{os.pathsep}{os.environ.get('PATH', '')}"
+
+
+def _device_module() -> types.ModuleType:
+    """What torch looks for under torch.deferred."""
+    module = types.ModuleType(TORCH_TYPE)
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda index: None,
+        "_is_in_bad_fork": lambda: False,
+        "manual_seed": lambda seed: None,  # operations draw from the CPU's generator
+        "manual_seed_all": lambda seed: None,
+        "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
+    }
+    for name, answer in answers.items():
+        setattr(module, name, answer)
+    return module

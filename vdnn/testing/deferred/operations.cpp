@@ -1,0 +1,122 @@
+// Which operations the accelerator has: all of torch's, deferred; those that torch asks every accelerator to bring, as
+// the CPU's; and what crosses to the host, which waits.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "accelerator.h"
+#include "arguments.h"
+#include "deferred_call.h"
+
+namespace vdnn::deferred {
+
+namespace {
+
+void defer(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
+  make_deferred_call(operation, *stack);
+}
+
+// --- Operations of which torch asks every accelerator for a kernel of its own: here the CPU's, deferred.
+
+void defer_instead(const char* name, torch::jit::Stack& stack, std::optional<at::MemoryFormat> format) {
+  const auto operation = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+  make_deferred_call(operation, stack, format);
+}
+
+// oneDNN's results are channels_last where one of these is.
+std::optional<at::MemoryFormat> format_of(const at::Tensor& input, const at::Tensor& weight) {
+  const auto is_last = [](const at::Tensor& tensor) {
+    return tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+  };
+  if (input.dim() == 4 && (is_last(input) || is_last(weight))) return at::MemoryFormat::ChannelsLast;
+  return std::nullopt;
+}
+
+at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                       c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                       bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups) {
+  torch::jit::Stack stack{input,
+                          weight,
+                          bias,
+                          C10_AS_INTARRAYREF_SLOW(stride),
+                          C10_AS_INTARRAYREF_SLOW(padding),
+                          C10_AS_INTARRAYREF_SLOW(dilation),
+                          transposed,
+                          C10_AS_INTARRAYREF_SLOW(output_padding),
+                          groups.guard_int(__FILE__, __LINE__)};
+  defer_instead("aten::convolution", stack, format_of(input, weight));
+  return stack.at(0).toTensor();
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
+    const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& weight, c10::SymIntArrayRef stride,
+    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding,
+    c10::SymInt groups, std::array<bool, 3> wanted) {
+  torch::jit::Stack stack{gradient,
+                          input,
+                          weight,
+                          std::vector<std::int64_t>{gradient.size(1)},
+                          C10_AS_INTARRAYREF_SLOW(stride),
+                          C10_AS_INTARRAYREF_SLOW(padding),
+                          C10_AS_INTARRAYREF_SLOW(dilation),
+                          transposed,
+                          C10_AS_INTARRAYREF_SLOW(output_padding),
+                          groups.guard_int(__FILE__, __LINE__),
+                          c10::List<bool>({wanted[0], wanted[1], wanted[2]})};
+  defer_instead("aten::convolution_backward", stack, format_of(input, weight));
+  return {stack.at(0).toTensor(), stack.at(1).toTensor(), stack.at(2).toTensor()};
+}
+
+// --- Copies between devices, and what the host reads.
+
+void wait_for(const at::Tensor& tensor, const char* label) {
+  auto& accelerator = *Accelerator::running();
+  note(accelerator, tensor, read_access, label);
+  accelerator.drain(Accelerator::current_stream());
+}
+
+at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool /*non_blocking*/) {
+  if (target.is_cpu()) {
+    wait_for(source, "copy to the host");
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    target.copy_(reference_to(source).on_cpu());
+    return target;
+  }
+  // From the host a snapshot goes along, as a GPU stages pageable memory; on the device it is an operation.
+  static const auto operation = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  torch::jit::Stack stack{target, source, false};
+  make_deferred_call(operation, stack);
+  return target;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& source, const at::Tensor& target) {
+  target.resize_(source.sizes());
+  return copy_from(source, target, false);
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& tensor) {
+  wait_for(tensor, "read by the host");
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return reference_to(tensor).on_cpu().item();
+}
+
+}  // namespace
+
+}  // namespace vdnn::deferred
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&vdnn::deferred::defer>());
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  using namespace vdnn::deferred;
+  // These have a kernel made of others, which would come before the fallback and add up in another order.
+  for (const char* name :
+       {"_stack", "native_layer_norm", "addr", "native_group_norm", "all.dims", "any.dims", "linalg__powsum"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&defer>());
+  }
+  library.impl("convolution_overrideable", &convolution);
+  library.impl("convolution_backward_overrideable", &convolution_backward);
+  library.impl("_copy_from", &copy_from);
+  library.impl("_copy_from_and_resize", &copy_from_and_resize);
+  library.impl("_local_scalar_dense", &local_scalar_dense);
+}
