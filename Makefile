@@ -16,14 +16,14 @@ TORCH := torch==2.13.0
 BUILD_TOOLS := setuptools==84.2.1 wheel==0.48.0 pybind11==3.1.0 cmake==4.4.4 ninja==1.13.2
 
 PIP := $(PY) -m pip --disable-pip-version-check
-CPP_FILES := find csrc tests \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0
+CPP_FILES := find csrc tests vdnn/testing \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0
 
 .PHONY: help
 help:
 	@echo "make test         build and run all tests (first time: makes .venv)"
 	@echo "make test-full    every sample of torch's operation database, in every mode"
 	@echo "make test-fast    the same without those marked slow"
-	@echo "make bench        transfers on the simulated device, as a table"
+	@echo "make bench        transfers, VGG-16 under each policy and the cost of hooks, as tables and a picture"
 	@echo "make figures      the pytest-benchmark figures"
 	@echo "make stress       the C++ stress program under ThreadSanitizer, AddressSanitizer and UBSan"
 	@echo "make lint         ruff, mypy, clang-format, clang-tidy"
@@ -42,7 +42,7 @@ $(VENV)/with-torch: $(VENV)/made Makefile
 	touch $@
 
 $(VENV)/with-everything: $(VENV)/with-torch pyproject.toml setup.py
-	VDNN_BUILD_TESTING=ON $(PIP) install --quiet --no-build-isolation --editable '.[test,lint]'
+	VDNN_BUILD_TESTING=ON $(PIP) install --quiet --no-build-isolation --editable '.[test,lint,bench]'
 	touch $@
 
 .PHONY: venv
@@ -56,10 +56,12 @@ build: venv
 .PHONY: test
 test: build
 	$(PY) -m pytest -n 2 --benchmark-disable
+	$(PY) -m pytest -n 2 tests/deferred
 
 .PHONY: test-fast
 test-fast: build
 	$(PY) -m pytest -n 2 --benchmark-disable -m "not slow and not full"
+	$(PY) -m pytest -n 2 -m "not slow and not full" tests/deferred
 
 # All samples of torch's own operation and module databases, in every mode: about an hour on two cores.
 .PHONY: test-full
@@ -73,6 +75,8 @@ figures: build
 .PHONY: bench
 bench: build
 	$(PY) -m benchmarks.transfers
+	$(PY) -m benchmarks.vgg16_steps
+	$(PY) -m benchmarks.hook_cost
 
 .PHONY: stress
 stress: venv
