@@ -32,8 +32,8 @@ struct CudaDevice::State {
 
   // Calls hold `life` shared, close() alone: nothing is destroyed under a running call.
   mutable std::shared_mutex life;
-  bool closing = false;      // guarded by life
-  bool closed = false;       // guarded by life
+  bool closing = false;      // nothing runs on its streams any more, and calls are refused; guarded by life
+  bool closed = false;       // and all has been given back; guarded by life
   mutable std::mutex mutex;  // guards what follows
   CudaStreams streams;
   PinnedMappings pinned;
@@ -80,7 +80,6 @@ void CudaDevice::close_parked() {
     State* next = state->next_returned;
     const std::unique_ptr<State> owned(state);
     try {
-      owned->closing = true;
       owned->close_all();
     } catch (const Error&) {
       owned->pinned.abandon_all();  // still registered with the driver: the pages must stay
@@ -107,6 +106,7 @@ Stream CudaDevice::adopt_stream(std::uintptr_t native_handle) {
 }
 
 std::string CudaDevice::stream_name(Stream stream) const {
+  const auto alive = state_->enter();
   const std::lock_guard<std::mutex> lock(state_->mutex);
   return state_->entry(stream).name;
 }
@@ -264,7 +264,10 @@ void CudaDevice::State::close_all() {
   const bool was_lost = context.lost();
   {
     const CudaContext::Scope scope(context, Capture::Relax, Purpose::Close);
+    // A driver that refuses this leaves copies running: then the device stays open, and nobody may take what they
+    // touch for free. From here on nothing runs.
     streams.synchronize_owned(context);
+    closing = true;
     kernels.unload(context);
     events->destroy_all(context);
     streams.destroy_all(context);
@@ -288,7 +291,6 @@ void CudaDevice::close() {
   if (state_->fork_guard.in_forked_child()) return;
   const std::unique_lock<std::shared_mutex> alone(state_->life);
   if (state_->closed) return;
-  state_->closing = true;
   const std::lock_guard<std::mutex> lock(state_->mutex);
   state_->close_all();
 }

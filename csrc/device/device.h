@@ -118,8 +118,9 @@ class Device {
   virtual void note_access(ByteRange range, Access access, Stream stream, std::string_view label) = 0;
 
   // Finishes what is on the device's own streams and gives back all it owns. Idempotent; if it throws, what could
-  // not be given back is tried again by the next close().
+  // not be given back is tried again by the next close(). Where even waiting is refused it stays open.
   virtual void close() = 0;
+  // Nothing runs on its own streams any more, and every call is refused.
   [[nodiscard]] virtual bool closed() const = 0;
 };
 

@@ -117,6 +117,7 @@ Stream SimDevice::adopt_stream(std::uintptr_t native_handle) {
 }
 
 std::string SimDevice::stream_name(Stream stream) const {
+  const auto alive = state_->enter();
   state_->require_mine(stream);
   const std::lock_guard<std::mutex> lock(state_->mutex);
   return state_->names[stream.index];

@@ -86,8 +86,8 @@ std::shared_ptr<HostCopy> TransferQueue::offload(Address source, std::uint64_t b
   try {
     submit_or_queue(std::move(offload));
   } catch (...) {
-    // The caller gets no handle, so the source goes back with the other references that may be dropped.
-    finished_.push_back(std::move(copy->kept_source_));
+    // The caller gets no handle: the source of a copy that failed goes back here, one that was taken as if dropped.
+    if (copy->kept_source_ != nullptr) finished_.push_back(std::move(copy->kept_source_));
     drops_->fetch_add(1);
     throw;
   }

@@ -214,6 +214,7 @@ def test_a_closed_device_says_so_at_every_call(device: _C.Device) -> None:
     for call in (
         lambda: device.create_stream("again"),
         lambda: device.adopt_stream(0),
+        lambda: device.stream_name(stream),
         lambda: device.record(stream),
         lambda: device.wait(stream, event),
         lambda: device.query(event),

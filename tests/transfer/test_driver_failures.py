@@ -258,3 +258,43 @@ def test_a_failed_batch_keeps_each_source_with_its_copy(fake_driver: FakeDriver)
         rig.queue.reload(second, address, rig.compute)
     assert rig.queue.release(first)
     rig.close()
+
+
+def test_a_device_that_could_not_wait_for_its_copies_is_not_closed(fake_driver: FakeDriver) -> None:
+    """Or its queue would take copies for done that still run, and let go of what they read."""
+    fake_driver.reset()
+    rig = Round(fake_driver)
+    rig.open()
+    address = rig.device.allocate_device(300 * KIB)
+    fake_driver.hold_streams()
+    copy = rig.queue.offload(address, 300 * KIB, rig.compute, keepalive="source")
+    fake_driver.fail_call("cuStreamSynchronize", 1, OUT_OF_MEMORY)
+    with pytest.raises(errors.DriverError, match="cuStreamSynchronize"):
+        rig.device.close()
+    assert not rig.device.closed
+    waits = fake_driver.calls().count("cuStreamSynchronize")
+    rig.queue.close()
+    assert fake_driver.calls().count("cuStreamSynchronize") == waits + 2, "it waits for both its streams"
+    assert rig.queue.take_released() == ["source"]
+    del copy
+    rig.close()
+    assert leaks_of(fake_driver) == {}
+
+
+def test_a_device_that_could_not_give_all_back_is_closed_and_closing_again_does(fake_driver: FakeDriver) -> None:
+    """Nothing runs any more: that is what its queue and its pool need to know."""
+    fake_driver.reset()
+    rig = Round(fake_driver)
+    rig.open()
+    address = rig.device.allocate_device(300 * KIB)
+    copy = rig.queue.offload(address, 300 * KIB, rig.compute, keepalive="source")
+    fake_driver.fail_call("cuStreamDestroy", 1, OUT_OF_MEMORY)
+    with pytest.raises(errors.DriverError, match="cuStreamDestroy"):
+        rig.device.close()
+    assert rig.device.closed
+    rig.queue.close()
+    assert rig.queue.take_released() == ["source"]
+    rig.pool.close()
+    del copy
+    rig.device.close()
+    assert leaks_of(fake_driver) == {}
