@@ -188,17 +188,21 @@ def test_a_thousand_steps_on_two_threads_in_one_session_give_everything_back(fak
     device = _C.OrderingChecker(open_fake_device(fake_driver))
     session = offload(device=device, min_bytes=0, offload_window="2KiB", reload_window="6KiB")
 
-    def train(count: int) -> dict[str, int]:
-        on_threads(*(functools.partial(run, one, session, count) for one in lives))
+    def train(count: int, *training: Lives) -> dict[str, int]:
+        on_threads(*(functools.partial(run, one, session, count) for one in training))
         assert alive(session) == {}, "without the collector's help"
         return {kind: fake_driver.live(kind) for kind in LIVE_KINDS}
 
-    early = train(200)
+    # Events are reused: of each life there are as many as it ever needed at once, however long it goes on. Of two there
+    # may be as many as both together, if ever the hungriest steps of both meet; when they do is up to the machine.
+    needed_alone = [train(100, one)["event"] for one in lives]
+    early = train(100, *lives)
     tensors = tensors_alive()
-    late = train(300)
+    late = train(300, *lives)
     assert tensors_alive() == tensors
-    # Events are reused: there are as many as two threads ever needed at once, in steps that happened to meet.
-    assert late.pop("event") <= 1.5 * early.pop("event")
+    early.pop("event")
+    # And some: free host memory remembers events too, and two threads cut it into other pieces than one does.
+    assert late.pop("event") <= 1.1 * sum(needed_alone)
     assert late == early
     session.close()
     device.close()
