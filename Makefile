@@ -25,7 +25,8 @@ help:
 	@echo "make test-fast    the same without those marked slow"
 	@echo "make bench        transfers, VGG-16 under each policy and the cost of hooks, as tables and a picture"
 	@echo "make figures      the pytest-benchmark figures"
-	@echo "make stress       the C++ stress program under ThreadSanitizer, AddressSanitizer and UBSan"
+	@echo "make stress       the C++ stress program under ThreadSanitizer, AddressSanitizer and UBSan; stress-deferred"
+	@echo "make stress-deferred  the runtime on the deferred accelerator under 10,000 schedules"
 	@echo "make lint         ruff, mypy, clang-format, clang-tidy"
 	@echo "make gpu-proof    on a CUDA machine, with what is installed there: build, CUDA tests, link"
 	@echo "make wheel-check  wheels without and with nvcc, each imported in a bare environment"
@@ -82,6 +83,14 @@ bench: build
 stress: venv
 	bash .ci/stress $(PY) thread
 	bash .ci/stress $(PY) address,undefined
+	$(MAKE) stress-deferred
+
+# Lives of graphs and streams of the user's, in small networks: about five minutes on two cores. `make test` has
+# everything under 200.
+.PHONY: stress-deferred
+stress-deferred: build
+	VDNN_DEFERRED_SEEDS=10000 $(PY) -m pytest -n 2 tests/deferred/test_vdnn_on_it.py \
+	  -k "random and (life and linear or streams_of_the_users)"
 
 .PHONY: lint
 lint: build

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <utility>
 
 namespace vdnn {
 namespace {
@@ -11,6 +12,20 @@ namespace {
 constexpr std::uint64_t everything = std::numeric_limits<std::uint64_t>::max();
 // "As late as legal" would be never for a program that polls; after this many fruitless queries the work is done.
 constexpr std::uint32_t patience_with_queries = 8;
+
+// How many operations a stream runs at a call, under `random`: one of eight, drawn each time. Which row, is drawn once
+// for each stream: so there are seeds under which one is far ahead of another, for as long as nobody waits.
+constexpr std::uint64_t all = 1 << 20;
+constexpr std::uint64_t bursts[][8] = {
+    {0, 0, 0, 0, 1, 2, 4, all},              // delays of every length
+    {0, 0, 0, 0, 1, 2, 4, all},              //
+    {0, 0, 0, 0, 0, 0, 0, 1},                // slow
+    {0, 0, 0, 0, 0, 0, 0, all},              // by fits and starts
+    {0, all, all, all, all, all, all, all},  // hurried
+    {0, 0, 0, 0, 0, 0, 0, 0},                // stopped, but for one call in two hundred
+};
+constexpr std::uint64_t stopped = std::size(bursts) - 1;
+constexpr std::uint64_t stopped_calls = 200;
 
 }  // namespace
 
@@ -39,6 +54,10 @@ std::uint32_t SimStreams::add_worker() {
   const std::lock_guard<std::mutex> lock(mutex_);
   streams_.push_back(std::make_unique<StreamState>());
   StreamState& state = *streams_.back();
+  if (schedule_ == Schedule::Random) {
+    state.temper = random_() % std::size(bursts);
+    return static_cast<std::uint32_t>(streams_.size() - 1);
+  }
   state.granted = schedule_ == Schedule::Eager ? everything : 0;
   state.worker = std::thread([this, &state] { run_worker(state); });
   return static_cast<std::uint32_t>(streams_.size() - 1);
@@ -57,8 +76,7 @@ std::vector<std::uint32_t> SimStreams::runnable() {
   for (std::uint32_t stream = 0; stream < streams_.size(); ++stream) {
     const StreamState& state = *streams_[stream];
     if (state.queue.empty()) continue;
-    const Operation& next = state.queue.front();
-    if (next.work || streams_[next.awaited_stream]->completed >= next.awaited_position) found.push_back(stream);
+    if (!must_wait(state.queue.front())) found.push_back(stream);
   }
   return found;
 }
@@ -140,7 +158,12 @@ bool SimStreams::done(std::uint32_t stream, std::uint64_t position) {
     state.fruitless_queries = 0;
     return true;
   }
-  if (++state.fruitless_queries >= patience_with_queries) force(stream, position);
+  if (++state.fruitless_queries < patience_with_queries) return false;
+  if (schedule_ == Schedule::Random) {
+    run_until(lock, stream, position);
+  } else {
+    force(stream, position);
+  }
   return false;
 }
 
@@ -158,9 +181,48 @@ void SimStreams::drain_all() {
 }
 
 void SimStreams::block_until_done(std::unique_lock<std::mutex>& lock, std::uint32_t stream, std::uint64_t position) {
+  if (schedule_ == Schedule::Random) {
+    run_until(lock, stream, position);
+    return;
+  }
   force(stream, position);
   const StreamState& state = *streams_[stream];
   progress_.wait(lock, [&] { return state.completed >= position; });
+}
+
+// Runs on this thread what the stream needs to get there: its own operations, and what those wait for.
+void SimStreams::run_until(std::unique_lock<std::mutex>& lock, std::uint32_t stream, std::uint64_t position) {
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> needed{{stream, position}};
+  while (!needed.empty()) {
+    const auto [next, until] = needed.back();
+    StreamState& state = *streams_[next];
+    if (state.completed >= until) {
+      needed.pop_back();
+    } else if (state.running || state.queue.empty()) {
+      progress_.wait(lock);  // another thread is at it
+    } else if (must_wait(state.queue.front())) {
+      // Waits refer to what was issued before them, so this ends.
+      needed.emplace_back(state.queue.front().awaited_stream, state.queue.front().awaited_position);
+    } else {
+      run_next(lock, state);
+    }
+  }
+}
+
+// Without the lock: an operation may be slow, or need what another thread holds while it asks for this lock.
+void SimStreams::run_next(std::unique_lock<std::mutex>& lock, StreamState& state) {
+  auto work = std::move(state.queue.front().work);
+  if (work) {
+    state.running = true;
+    lock.unlock();
+    work();
+    work = nullptr;  // what it holds may not be let go of under our lock either
+    lock.lock();
+    state.running = false;
+  }
+  state.queue.pop_front();
+  ++state.completed;
+  progress_.notify_all();
 }
 
 void SimStreams::force(std::uint32_t stream, std::uint64_t position) {
@@ -180,26 +242,33 @@ void SimStreams::force(std::uint32_t stream, std::uint64_t position) {
   }
 }
 
-// It has run all it may, or waits for what another stream may not run yet.
+bool SimStreams::must_wait(const Operation& operation) const {
+  return !operation.work && streams_[operation.awaited_stream]->completed < operation.awaited_position;
+}
+
+// It has run all it may, or waits for what another stream may not run yet, or another thread runs it.
 bool SimStreams::at_rest(const StreamState& state) const {
-  if (state.queue.empty() || state.completed >= state.granted) return true;
-  const Operation& next = state.queue.front();
-  return !next.work && streams_[next.awaited_stream]->completed < next.awaited_position;
+  return state.running || state.queue.empty() || state.completed >= state.granted || must_wait(state.queue.front());
 }
 
 void SimStreams::run_randomly(std::unique_lock<std::mutex>& lock) {
   if (schedule_ != Schedule::Random) return;
   for (const auto& state : streams_) {
-    if (state->adopted) continue;
-    // Often nothing, sometimes one or a few, now and then all that is there: delays of every length.
-    static constexpr std::uint64_t bursts[] = {0, 0, 0, 0, 1, 2, 4, 1 << 20};
-    const std::uint64_t burst = bursts[random_() % std::size(bursts)];
+    if (state->adopted || state->queue.empty()) continue;
+    const std::uint64_t drawn = random_();
+    std::uint64_t burst = bursts[state->temper][drawn % std::size(bursts[0])];
+    if (state->temper == stopped && drawn % stopped_calls == 0) burst = 1;
     state->granted = std::min(state->issued, std::max(state->granted, state->completed) + burst);
-    state->has_work.notify_one();
   }
-  progress_.wait(lock, [&] {
-    return std::all_of(streams_.begin(), streams_.end(), [&](const auto& state) { return at_rest(*state); });
-  });
+  std::vector<StreamState*> ready;
+  while (true) {
+    ready.clear();
+    for (const auto& state : streams_) {
+      if (!at_rest(*state)) ready.push_back(state.get());
+    }
+    if (ready.empty()) return;
+    run_next(lock, *ready[random_() % ready.size()]);
+  }
 }
 
 void SimStreams::abandon() noexcept {

@@ -1,11 +1,12 @@
-// The streams of a simulated device: one worker thread each, run as early, as late or as randomly as is legal.
+// The streams of a simulated device, run as early, as late or as randomly as is legal.
 //
 // An operation may run once everything before it on its stream has run and what its stream waits for has happened.
 // Within that freedom the schedule decides: `eager` runs at once; `lazy` runs nothing until somebody needs it (a
-// host wait, an adopted stream's wait, close), which is the latest legal moment; `random` has each stream run a few
-// operations, drawn from the seed, at every call made to the device, and goes on when they are done: what ran when
-// depends only on the seed and the order of calls, so a failing schedule can be repeated. Real concurrency is
-// `eager`'s. Adopted streams have no worker: their work is the calling thread's.
+// host wait, an adopted stream's wait, close), which is the latest legal moment. Both have a worker thread for each
+// stream; real concurrency is `eager`'s. `random` draws from the seed how hurried each stream is, and at every call
+// made to the device how many operations each runs, one by one in an order that is drawn too, on the calling thread:
+// what ran when depends only on the seed and the order of calls, so a failing schedule can be repeated, and no time
+// goes by in changing threads. Adopted streams have no worker: their work is the calling thread's.
 #pragma once
 
 #include <condition_variable>
@@ -58,6 +59,8 @@ class SimStreams {
   };
   struct StreamState {
     bool adopted = false;
+    bool running = false;      // `random`: some thread runs its next operation
+    std::uint64_t temper = 0;  // `random`: how hurried it is
     std::uint64_t issued = 0;
     std::uint64_t completed = 0;
     std::uint64_t granted = 0;  // may run up to here
@@ -69,7 +72,10 @@ class SimStreams {
   };
   void run_worker(StreamState& state);
   void force(std::uint32_t stream, std::uint64_t position);
+  [[nodiscard]] bool must_wait(const Operation& operation) const;
   void run_randomly(std::unique_lock<std::mutex>& lock);
+  void run_next(std::unique_lock<std::mutex>& lock, StreamState& state);
+  void run_until(std::unique_lock<std::mutex>& lock, std::uint32_t stream, std::uint64_t position);
   [[nodiscard]] bool at_rest(const StreamState& state) const;
   void block_until_done(std::unique_lock<std::mutex>& lock, std::uint32_t stream, std::uint64_t position);
 

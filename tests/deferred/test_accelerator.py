@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 
@@ -144,6 +147,49 @@ def test_a_failure_on_a_stream_is_told_at_the_next_wait() -> None:
             accelerator.synchronize()  # as on a GPU: it does not go away
         accelerator._extension.stop()  # left without a last wait, which would raise it once more
         accelerator._extension.start(accelerator._table, [stream.index for stream in accelerator._streams], 1 << 20)
+
+
+def how_far_copies_lag(mode: Mode, seed: int) -> float:
+    """Of copies that nothing orders behind what writes their source over: how many writes later they came, on average,
+    or earlier."""
+    count = 40
+    with DeferredAccelerator(mode, seed=seed) as accelerator:
+        side = side_stream()
+        source, copies = torch.zeros(1, device="deferred"), torch.zeros(count, device="deferred")
+        accelerator.synchronize()
+        for number in range(count):
+            source.fill_(number)
+            with side:
+                copies[number].copy_(source[0])
+        accelerator.synchronize()
+        return (copies.cpu() - torch.arange(count)).mean().item()
+
+
+def test_a_seed_may_hold_one_stream_back_and_hurry_another() -> None:
+    lags = [how_far_copies_lag(Mode.RANDOM, seed) for seed in range(48)]
+    assert max(lags) > 15, "there is no seed under which copies are far behind"
+    assert min(lags) < -15, "there is no seed under which computing is far behind"
+    assert len([lag for lag in lags if abs(lag) < 8]) > 8, "no seed has them near each other"
+    assert lags[:4] == [how_far_copies_lag(Mode.RANDOM, seed) for seed in range(4)], "a seed repeats its schedule"
+
+
+def test_an_operation_runs_outside_of_the_callers_modes() -> None:
+    class Seen(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.devices: set[str] = set()
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.devices |= {found.device.type for found in args if isinstance(found, torch.Tensor)}
+            return function(*args, **(kwargs or {}))
+
+    for seed in range(8):
+        with DeferredAccelerator(Mode.RANDOM, seed=seed), Seen() as seen, torch.autocast("cpu"):
+            x = torch.ones(4, 4, device="deferred")
+            for _ in range(8):
+                x = torch.addmm(x, x, x)
+            assert x.dtype == torch.float32
+        assert seen.devices == {"deferred"}
 
 
 def test_only_one_runs_at_a_time() -> None:

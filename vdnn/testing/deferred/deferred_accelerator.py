@@ -74,7 +74,8 @@ class DeferredAccelerator(TensorDevice):
         return self
 
     def __exit__(self, kind: object, *exception: object) -> None:
-        gc.collect()  # graphs in cycles give their memory back while there is somebody to take it
+        if self.memory.allocated_bytes:
+            gc.collect()  # graphs in cycles give their memory back while there is somebody to take it
         try:
             if kind is None:
                 self.synchronize()

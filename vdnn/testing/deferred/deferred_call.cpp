@@ -2,14 +2,29 @@
 #include "deferred_call.h"
 
 #include <ATen/ATen.h>
+#include <ATen/ThreadLocalState.h>
 #include <torch/library.h>
+
+#include <thread>
 
 #include "accelerator.h"
 #include "arguments.h"
+#include "shape_memory.h"
 
 namespace vdnn::deferred {
 
 namespace {
+
+// Of a thread that has entered nothing. Under the random schedule an operation runs on whichever thread makes a call:
+// that one's modes, hooks and autocast are not the operation's.
+const at::ThreadLocalState& untouched_state() {
+  static const auto* state = [] {
+    const at::ThreadLocalState* captured = nullptr;
+    std::thread([&] { captured = new at::ThreadLocalState; }).join();
+    return captured;
+  }();
+  return *state;
+}
 
 class Call {
  public:
@@ -25,13 +40,13 @@ class Call {
   }
 
   void make() {
-    std::vector<c10::IValue> shapes;
-    if (!ask_for_shapes(shapes)) {
+    const auto shapes = shapes_of(operation_, arguments_);
+    if (!shapes.has_value()) {
       run_synchronously();
       return;
     }
     std::vector<c10::IValue> results;
-    if (!results_for(shapes, results)) return;  // a view: nothing runs
+    if (!results_for(*shapes, results)) return;  // a view: nothing runs
     note_arguments();
     for (const at::Tensor& fresh : fresh_) note(accelerator_, fresh, write_access, name_.c_str());
     enqueue();
@@ -39,20 +54,6 @@ class Call {
   }
 
  private:
-  [[nodiscard]] bool ask_for_shapes(std::vector<c10::IValue>& shapes) const {
-    torch::jit::Stack metas;
-    for (const c10::IValue& argument : arguments_) {
-      metas.push_back(with_device(changed(argument, &as_meta), c10::DeviceType::Meta));
-    }
-    try {
-      operation_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &metas);
-    } catch (const std::exception&) {
-      return false;
-    }
-    shapes.assign(metas.begin(), metas.end());
-    return true;
-  }
-
   [[nodiscard]] at::Tensor allocated(const at::Tensor& shape) {
     if (!shape.defined()) {
       fresh_.push_back(shape);
@@ -149,6 +150,7 @@ class Call {
     }
 
     void run() const {
+      const at::ThreadLocalStateGuard apart(untouched_state());
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
       torch::jit::Stack stack = on_cpu();
       operation.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);

@@ -27,6 +27,7 @@ _SOURCES = (
     "deferred_call.cpp",
     "module.cpp",
     "operations.cpp",
+    "shape_memory.cpp",
     "storage.cpp",
     "stream_ordered_memory.cpp",
 )
