@@ -1,4 +1,4 @@
-"""The native core of vdnn: devices, pinned memory, transfers and codecs. Needs no torch.
+"""The native core of vdnn: devices, pinned memory, transfers, codecs and the search for plans. Needs no torch.
 
 Addresses and sizes are ints, in bytes; times are ints, in nanoseconds. Calls may be made from any thread, and
 those that may block let go of the GIL first. "Ordered on" a stream means: runs after all that was put on it
@@ -7,6 +7,7 @@ description of the extension; docs/device.md explains the whole.
 """
 # ruff: noqa: N999  (named as the extension is)
 
+from collections.abc import Sequence
 from typing import ClassVar, Final, Literal, TypedDict, overload, type_check_only
 
 import typing_extensions
@@ -509,3 +510,37 @@ class TransferQueue(_Native):
         """Keepalives of sources that may be dropped on their owner streams, in order of release. Collects first."""
     def close(self) -> None:
         """Waits for all copies, then hands every reference back, and raises what the device said. Blocks."""
+
+# Planning.
+
+class StepOutcome(_Native):
+    """A step under a plan. An absence is (gap, release point, reload point or -1)."""
+
+    @property
+    def step_ns(self) -> int: ...
+    @property
+    def absences(self) -> list[tuple[int, int, int]]: ...
+    @property
+    def stalls(self) -> list[tuple[int, bool, int, list[int]]]:
+        """(gap or -1, whether for a copy back, ns, gaps whose copies the engine did just before), in time order."""
+
+class StepModel(_Native):
+    """One recorded step, for the search of a plan: schedules and replays it. See vdnn.planning.step_model."""
+
+    def __init__(
+        self,
+        *,
+        compute_ns: Sequence[int],
+        peak_bytes: Sequence[int],
+        kinds: Sequence[int],
+        storages_of_points: Sequence[int],
+        storages: Sequence[tuple[int, int, int, int]],
+        gaps: Sequence[tuple[int, int, int, int]],
+        link: LinkModel,
+    ) -> None: ...
+    def evaluate(
+        self, may_leave: bytes, budget_bytes: int, more_room: Sequence[tuple[int, int]] = ..., in_order: bool = False
+    ) -> StepOutcome | None:
+        """`may_leave` has a byte for each gap. None: the budget cannot be met with these."""
+    def replay(self, absences: Sequence[tuple[int, int, int]]) -> StepOutcome: ...
+    def peak_bytes(self, absences: Sequence[tuple[int, int, int]]) -> int: ...

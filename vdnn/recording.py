@@ -13,7 +13,7 @@ from enum import Enum
 
 from vdnn.json_form import load_file, save_text, to_json
 
-_FORM, _VERSION = "vdnn recording", 1
+_FORM, _VERSION = "vdnn recording", 2
 
 
 class PointKind(Enum):
@@ -48,7 +48,8 @@ class SaveKey:
 @dataclass(frozen=True, slots=True)
 class Point:
     """One save or use. `compute_ns` is what was computed since the point before; `allocated_bytes` what was allocated
-    at it, and `peak_bytes` the highest since the point before, with everything kept."""
+    at it, and `peak_bytes` the highest since the point before, with everything kept. `operation` is the node of the
+    graph that used it, such as "ConvolutionBackward0": "" at a save, and outside of a backward."""
 
     kind: PointKind
     lifetime: int | None
@@ -56,6 +57,7 @@ class Point:
     compute_ns: int
     allocated_bytes: int
     peak_bytes: int
+    operation: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,5 +11,6 @@ void bind_sim_table(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_transfer(pybind11::module_& module);
 void bind_codec(pybind11::module_& module);
+void bind_planning(pybind11::module_& module);
 
 }  // namespace vdnn

@@ -5,11 +5,12 @@
 #include "bindings/bindings.h"
 
 PYBIND11_MODULE(_C, module) {
-  module.doc() = "The native core of vdnn: devices, pinned memory, transfers and codecs. Needs no torch.";
+  module.doc() = "The native core of vdnn: devices, pinned memory, transfers, codecs and the search for plans. Needs no torch.";
   vdnn::bind_errors(module);
   vdnn::bind_codec(module);
   vdnn::bind_device(module);
   vdnn::bind_sim_table(module);
   vdnn::bind_memory(module);
   vdnn::bind_transfer(module);
+  vdnn::bind_planning(module);
 }

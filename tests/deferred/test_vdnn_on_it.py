@@ -23,7 +23,7 @@ from tests.runtime.side_by_side import alive, differences, outcome
 from tests.runtime.test_topologies import TOPOLOGIES
 from tests.runtime.virtual_training import train as train_virtually
 from vdnn.planning.footprint import interval_bytes, offload_everything
-from vdnn.planning.prefix_cut import prefix_cut
+from vdnn.planning.policies.prefix_cut import prefix_cut
 from vdnn.runtime.session import Session
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 

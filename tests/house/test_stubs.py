@@ -28,6 +28,7 @@ STUB = ROOT / "vdnn" / "_C.pyi"
 CONVERTED = {
     "typing.SupportsInt | typing.SupportsIndex": "int",
     "typing.SupportsFloat | typing.SupportsIndex": "float",
+    "collections.abc.": "",
     "vdnn._C.": "",
 }
 # Return types of which pybind11 knows no more; the stub may.

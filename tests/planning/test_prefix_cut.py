@@ -12,7 +12,7 @@ from tests.planning.recordings import RESIDENT, any_recording, chain
 from vdnn.errors import BudgetError
 from vdnn.plan import Absence, Action, PlannedLifetime
 from vdnn.planning.footprint import interval_bytes
-from vdnn.planning.prefix_cut import prefix_cut
+from vdnn.planning.policies.prefix_cut import prefix_cut
 from vdnn.recording import Lifetime, Recording
 
 

@@ -18,7 +18,7 @@ from tests.runtime.virtual_training import MODELS, loss_of, train, trained_virtu
 from vdnn.errors import BudgetError
 from vdnn.plan import Action, Plan, PlannedLifetime, make_plan
 from vdnn.planning.footprint import interval_bytes, offload_everything
-from vdnn.planning.prefix_cut import prefix_cut
+from vdnn.planning.policies.prefix_cut import prefix_cut
 from vdnn.recording import Recording
 from vdnn.runtime.virtual_machine import VirtualMachine
 from vdnn.timeline import Track

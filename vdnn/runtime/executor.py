@@ -47,14 +47,17 @@ class Executor:
                 for move, point in ((_Move.RELEASE, absence.release_point), (_Move.RELOAD, absence.reload_point))
                 if point is not None
             ),
-            # At one point: first what makes room, then what needs it.
-            key=lambda one: (one[0], one[3] is _Move.RELOAD, one[2]),
+            # At one point: first what makes room, then what needs it, and of that what is used first.
+            key=lambda one: (one[0], one[3] is _Move.RELOAD, self._next_use(one[2], one[0]), one[2]),
         )
         self.begin_step()
 
     @property
     def first_key(self) -> SaveKey | None:
         return self.plan.points[self._save_points[0]].key if self._save_points else None
+
+    def _next_use(self, lifetime: int, point: int) -> int:
+        return next((use for use in self._use_points[lifetime] if use > point), len(self.plan.points))
 
     def begin_step(self) -> None:
         self._next_save = 0  # index into the save points

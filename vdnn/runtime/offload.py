@@ -14,7 +14,7 @@ from vdnn.bytesize import format_bytes, parse_bytes
 from vdnn.errors import VdnnError
 from vdnn.plan import Plan
 from vdnn.planning.policies import OnlinePolicy, make_policy
-from vdnn.planning.prefix_cut import prefix_cut
+from vdnn.planning.policies.prefix_cut import prefix_cut
 from vdnn.runtime.gauges import CudaGauges, Gauges, VirtualGauges
 from vdnn.runtime.session import Session, active_session, mark_to_keep
 from vdnn.runtime.step_watch import Ways

@@ -190,9 +190,9 @@ class Recorder:
         for point in self._points:
             compute_ns = self._gauges.ns_between(before, point.begin)
             before = point.begin if point.end is None else point.end
-            points.append(
-                Point(point.kind, point.lifetime, point.key, compute_ns, point.allocated_bytes, point.peak_bytes)
-            )
+            sizes = point.allocated_bytes, point.peak_bytes
+            operation = "" if point.operation is None else point.operation[0]
+            points.append(Point(point.kind, point.lifetime, point.key, compute_ns, *sizes, operation))
         return Recording(
             backend=backend,
             device_name=device_name,

@@ -1,35 +1,40 @@
-"""Policies by name: one list, used by the runtime, the command line and the messages.
-
-A policy that needs no recording answers one question at every save: does this leave the device? Each is a file of its
-own. Unknown names are answered with the list.
-"""
+"""Policies, each a file of its own, and the list of their names. Unknown names are answered with the list."""
 
 from __future__ import annotations
 
-from vdnn.planning.policies.keep_all import KeepAll
+from vdnn.planning.policies.auto import Auto
+from vdnn.planning.policies.keep_all import KeepAll, KeepAllPlan
 from vdnn.planning.policies.online import OnlinePolicy, SaveFacts
+from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
+from vdnn.planning.policies.prefix_cut import PrefixCut
+from vdnn.planning.policies.registry import (
+    has_online,
+    has_planner,
+    make_planner,
+    make_policy,
+    planner_names,
+    policy_names,
+    register_policy,
+)
 from vdnn.planning.policies.vdnn_all import VdnnAll
 from vdnn.planning.policies.vdnn_conv import VdnnConv
 
-_POLICIES: dict[str, type[OnlinePolicy]] = {"keep": KeepAll, "vdnn-all": VdnnAll, "vdnn-conv": VdnnConv}
+register_policy("auto", planner=Auto)
+register_policy("keep", online=KeepAll, planner=KeepAllPlan)
+register_policy("vdnn-all", online=VdnnAll)
+register_policy("vdnn-conv", online=VdnnConv)
+register_policy("prefix-cut", planner=PrefixCut)
 
-__all__ = ["OnlinePolicy", "SaveFacts", "make_policy", "policy_names"]
-
-
-def policy_names() -> tuple[str, ...]:
-    return tuple(_POLICIES)
-
-
-def make_policy(policy: str | OnlinePolicy) -> OnlinePolicy:
-    """The policy of that name, or the policy itself."""
-    if isinstance(policy, OnlinePolicy):
-        return policy
-    if not isinstance(policy, str):
-        raise TypeError(f"policy: expected one of {_known()} or an OnlinePolicy, got {type(policy).__name__}.")
-    if policy not in _POLICIES:
-        raise ValueError(f"policy: expected one of {_known()}, got {policy!r}.")
-    return _POLICIES[policy]()
-
-
-def _known() -> str:
-    return ", ".join(repr(name) for name in _POLICIES)
+__all__ = [
+    "OnlinePolicy",
+    "PlanPolicy",
+    "PlanRequest",
+    "SaveFacts",
+    "has_online",
+    "has_planner",
+    "make_planner",
+    "make_policy",
+    "planner_names",
+    "policy_names",
+    "register_policy",
+]

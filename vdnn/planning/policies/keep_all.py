@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from vdnn.plan import Plan, make_plan
+from vdnn.planning.gaps import planned_lifetimes
 from vdnn.planning.policies.online import OnlinePolicy, SaveFacts
+from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 
 
 class KeepAll(OnlinePolicy):
@@ -18,3 +21,18 @@ class KeepAll(OnlinePolicy):
 
     def offloads(self, save: SaveFacts) -> bool:
         return False
+
+
+class KeepAllPlan(PlanPolicy):
+    """Nothing is offloaded, whatever the budget."""
+
+    @property
+    def name(self) -> str:
+        return "keep"
+
+    @property
+    def source(self) -> str:
+        return "PyTorch as it is"
+
+    def plan(self, request: PlanRequest) -> Plan:
+        return make_plan(request.recording, self.name, planned_lifetimes(request.recording, {}), request.budget_bytes)

@@ -10,17 +10,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vdnn.errors import BudgetError
 from vdnn.plan import Absence, Action, Plan, PlannedLifetime, make_plan
 from vdnn.planning.footprint import absent_intervals, interval_bytes, offload_everything, use_after
+from vdnn.planning.least_memory import require_feasible
+from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.recording import Lifetime, Recording
+
+
+class PrefixCut(PlanPolicy):
+    """Of no budget: nothing leaves."""
+
+    @property
+    def name(self) -> str:
+        return "prefix-cut"
+
+    @property
+    def source(self) -> str:
+        return "SSDTrain (Wu et al., 2024), its cut of a step in two"
+
+    def plan(self, request: PlanRequest) -> Plan:
+        budget_bytes = request.recording.peak_bytes if request.budget_bytes is None else request.budget_bytes
+        return prefix_cut(request.recording, budget_bytes)
 
 
 def prefix_cut(recording: Recording, budget_bytes: int) -> Plan:
     """A plan whose peak is at most `budget_bytes`. BudgetError if even offloading everything does not get there."""
     everything = offload_everything(recording)
     peaks = interval_bytes(recording, everything)
-    _require_feasible(recording, peaks, budget_bytes)
+    require_feasible(recording, peaks, budget_bytes)
     room = [budget_bytes - peak for peak in peaks]
     away = [list(planned.absences) for planned in everything]
     for lifetime, absences in reversed(list(zip(recording.lifetimes, away, strict=True))):
@@ -37,30 +54,6 @@ def prefix_cut(recording: Recording, budget_bytes: int) -> Plan:
         for lifetime, absences in zip(recording.lifetimes, away, strict=True)
     )
     return make_plan(recording, "prefix-cut", tuple(planned), budget_bytes)
-
-
-def _require_feasible(recording: Recording, peaks: list[int], budget_bytes: int) -> None:
-    least = max(peaks)
-    if least <= budget_bytes:
-        return
-    where = peaks.index(least)
-    raise BudgetError(
-        budget_bytes=budget_bytes,
-        least_bytes=least,
-        where=_place(recording, where),
-        resident_bytes=recording.resident_bytes,
-    )
-
-
-def _place(recording: Recording, interval: int) -> str:
-    """The interval in words."""
-    point = recording.points[interval]
-    if point.key is not None:
-        return f"point {interval}, before the save of {point.key}"
-    if point.lifetime is not None:
-        key = recording.points[recording.lifetimes[point.lifetime].saves[0]].key
-        return f"point {interval}, in backward, before the use of {key}"
-    return f"point {interval}, after the last use (the optimizer's step, if it is part of the step)"
 
 
 def _stay_if_it_fits(lifetime: Lifetime, absences: list[Absence], room: list[int]) -> None:

@@ -1,0 +1,246 @@
+// A step under a plan, in time and in bytes: simulate.py tells how.
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "device/errors.h"
+#include "planning/step_model.h"
+
+namespace vdnn {
+
+namespace {
+
+constexpr std::uint32_t compute = 0;
+constexpr std::uint32_t to_host = 1;
+constexpr std::uint32_t to_device = 2;
+// How many copies before one that was waited for are named.
+constexpr std::size_t most_before = 6;
+
+// What happens at the points of a step, grouped by point.
+class ByPoint {
+ public:
+  explicit ByPoint(std::size_t points) : begin_(points + 1, 0) {}
+  void count(std::int32_t point) { ++begin_[point + 1]; }
+  void ready() {
+    for (std::size_t point = 1; point < begin_.size(); ++point) begin_[point] += begin_[point - 1];
+    items_.resize(begin_.back());
+    next_ = begin_;
+  }
+  void put(std::int32_t point, std::int32_t item) { items_[next_[point]++] = item; }
+  [[nodiscard]] const std::int32_t* begin(std::size_t point) const { return items_.data() + begin_[point]; }
+  [[nodiscard]] const std::int32_t* end(std::size_t point) const { return items_.data() + begin_[point + 1]; }
+
+ private:
+  std::vector<std::size_t> begin_;
+  std::vector<std::size_t> next_;
+  std::vector<std::int32_t> items_;
+};
+
+struct Moved {
+  std::int32_t gap = -1;  // the one it is in, or was in last
+  bool is_copied = false;
+  bool is_waited_for = false;
+  bool is_given_up = false;
+  bool is_reloading = false;  // or back
+  bool is_back = false;
+  std::int64_t copied_ns = 0;
+  std::int64_t reload_ns = 0;
+};
+
+class Replay {
+ public:
+  Replay(const StepModel::Shape& shape, const LinkModel& link)
+      : shape_(shape), clock_(link), moved_(shape.storages.size()) {
+    for (int stream = 0; stream < 3; ++stream) clock_.add_stream();
+  }
+
+  StepOutcome run(std::vector<StepAbsence> absences) {
+    const auto storage_of = [&](const StepAbsence& one) { return shape_.gaps[one.gap].storage; };
+    std::sort(absences.begin(), absences.end(), [&](const StepAbsence& one, const StepAbsence& other) {
+      return std::make_pair(storage_of(one), one.gap) < std::make_pair(storage_of(other), other.gap);
+    });
+    const std::size_t points = shape_.kinds.size();
+    ByPoint copies(points);
+    ByPoint ends(points);
+    ByPoint releases(points);
+    ByPoint reloads(points);
+    for (const bool counting : {true, false}) {
+      std::int32_t last_storage = -1;
+      const auto note = [&](ByPoint& list, std::int32_t point, std::int32_t item) {
+        counting ? list.count(point) : list.put(point, item);
+      };
+      for (std::size_t index = 0; index < absences.size(); ++index) {
+        const std::int32_t storage = storage_of(absences[index]);
+        if (storage != last_storage) {
+          note(copies, shape_.storages[storage].copy_point, storage);
+          if (shape_.storages[storage].end_point < static_cast<std::int32_t>(points)) {
+            note(ends, shape_.storages[storage].end_point, storage);
+          }
+          moved_[storage].gap = absences[index].gap;
+          last_storage = storage;
+        }
+        note(releases, absences[index].release_point, static_cast<std::int32_t>(index));
+      }
+      // Of copies back at one point what is used first goes first.
+      for (const std::int32_t index : by_use(absences)) {
+        if (absences[index].reload_point < 0) continue;
+        note(reloads, absences[index].reload_point, storage_of(absences[index]));
+      }
+      if (counting) {
+        for (ByPoint* list : {&copies, &ends, &releases, &reloads}) list->ready();
+      }
+    }
+    for (std::size_t point = 0; point < points; ++point) {
+      point_ = static_cast<std::int32_t>(point);
+      clock_.advance(compute, shape_.compute_ns[point]);
+      each(ends, point, [this](std::int32_t storage) { ended(storage); });
+      if (shape_.kinds[point] == StepPoint::End) continue;
+      each(copies, point, [this](std::int32_t storage) { copy_out(storage); });
+      if (shape_.kinds[point] == StepPoint::Use && shape_.storages_of_points[point] >= 0) {
+        use(shape_.storages_of_points[point]);
+      }
+      each(releases, point, [&](std::int32_t index) { release(absences[index]); });
+      each(reloads, point, [this](std::int32_t storage) { reload_early(storage); });
+    }
+    return {clock_.now_ns(compute), std::move(absences), std::move(stalls_)};
+  }
+
+ private:
+  // Indices of absences; those of no further use last.
+  [[nodiscard]] std::vector<std::int32_t> by_use(const std::vector<StepAbsence>& absences) const {
+    std::vector<std::int32_t> order(absences.size());
+    std::iota(order.begin(), order.end(), 0);
+    const auto use = [&](std::int32_t index) {
+      return static_cast<std::uint32_t>(shape_.gaps[absences[index].gap].use);  // -1 is the highest
+    };
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::int32_t one, std::int32_t other) { return use(one) < use(other); });
+    return order;
+  }
+
+  template <typename Function>
+  static void each(const ByPoint& list, std::size_t point, const Function& function) {
+    std::for_each(list.begin(point), list.end(point), function);
+  }
+
+  [[nodiscard]] bool is_on_device(std::int32_t storage) const {
+    return !moved_[storage].is_given_up || point_ < shape_.storages[storage].free_point;
+  }
+
+  // In VirtualClock a stream that waits for the compute stream's now is one that waits for a record of it.
+  std::int64_t copy(std::uint32_t stream, std::int32_t storage, std::int64_t ready_ns) {
+    clock_.wait_until(stream, ready_ns);
+    const auto direction = stream == to_host ? CopyDirection::DeviceToHost : CopyDirection::HostToDevice;
+    clock_.copy(stream, static_cast<std::uint64_t>(shape_.storages[storage].bytes), direction);
+    order_[stream - to_host].push_back(moved_[storage].gap);
+    return clock_.now_ns(stream);
+  }
+
+  void copy_out(std::int32_t storage) {
+    moved_[storage].copied_ns = copy(to_host, storage, clock_.now_ns(compute));
+    moved_[storage].is_copied = true;
+  }
+
+  void copy_back(std::int32_t storage) {
+    Moved& moved = moved_[storage];
+    moved.reload_ns = copy(to_device, storage, std::max(clock_.now_ns(compute), moved.copied_ns));
+    moved.is_reloading = true;
+  }
+
+  void wait(std::int64_t time_ns, std::int32_t gap, bool is_reload) {
+    const std::int64_t stalled_ns = time_ns - clock_.now_ns(compute);
+    if (stalled_ns <= 0) return;
+    clock_.wait_until(compute, time_ns);
+    stalls_.push_back({gap, is_reload, stalled_ns, before(gap, order_[is_reload ? 1 : 0])});
+  }
+
+  [[nodiscard]] static std::vector<std::int32_t> before(std::int32_t gap, const std::vector<std::int32_t>& order) {
+    const auto found = std::find(order.rbegin(), order.rend(), gap);
+    std::vector<std::int32_t> earlier;
+    if (found == order.rend()) return earlier;
+    for (auto one = found + 1; one != order.rend() && earlier.size() < most_before; ++one) earlier.push_back(*one);
+    return earlier;
+  }
+
+  void wait_for_copy_out(Moved& moved, std::int32_t gap) {
+    if (!moved.is_copied || moved.is_waited_for) return;
+    wait(moved.copied_ns, gap, false);
+    moved.is_waited_for = true;
+  }
+
+  void release(const StepAbsence& absence) {
+    Moved& moved = moved_[shape_.gaps[absence.gap].storage];
+    moved.gap = absence.gap;
+    if (moved.is_back) moved.is_reloading = moved.is_back = false;
+    if (!moved.is_copied || moved.is_given_up) return;
+    wait_for_copy_out(moved, absence.gap);
+    moved.is_given_up = true;
+  }
+
+  void reload_early(std::int32_t storage) {
+    if (!is_on_device(storage) && !moved_[storage].is_reloading) copy_back(storage);
+  }
+
+  void use(std::int32_t storage) {
+    Moved& moved = moved_[storage];
+    if (is_on_device(storage)) return;
+    if (!moved.is_reloading) copy_back(storage);
+    if (moved.is_back) return;
+    moved.is_back = true;
+    wait(moved.reload_ns, moved.gap, true);
+  }
+
+  void ended(std::int32_t storage) {
+    Moved& moved = moved_[storage];
+    wait_for_copy_out(moved, -1);
+    if (moved.is_reloading && !moved.is_back) wait(moved.reload_ns, -1, true);
+  }
+
+  const StepModel::Shape& shape_;
+  VirtualClock clock_;
+  std::vector<Moved> moved_;
+  std::int32_t point_ = 0;
+  std::vector<std::int32_t> order_[2];  // gaps, by the order of copies out and back
+  std::vector<StepStall> stalls_;
+};
+
+}  // namespace
+
+void StepModel::require_gap(const StepAbsence& absence) const {
+  const auto last = static_cast<std::int32_t>(points()) - 1;
+  if (absence.gap < 0 || absence.gap >= static_cast<std::int32_t>(gaps()) || absence.release_point < 0 ||
+      absence.release_point > last || absence.reload_point > last) {
+    throw InvalidArgument("absences", "gaps and points of the step", std::to_string(absence.gap));
+  }
+}
+
+StepOutcome StepModel::replay(std::vector<StepAbsence> absences) const {
+  for (const StepAbsence& absence : absences) require_gap(absence);
+  return Replay(shape_, link_).run(std::move(absences));
+}
+
+std::pair<std::int32_t, std::int32_t> StepModel::away(const StepAbsence& absence) const {
+  const StepGap& gap = shape_.gaps[absence.gap];
+  const std::int32_t last = absence.reload_point < 0 ? gap.last : std::min(absence.reload_point, gap.last);
+  return {std::max(absence.release_point + 1, gap.first), last + 1};
+}
+
+std::int64_t StepModel::peak_bytes(const std::vector<StepAbsence>& absences) const {
+  std::vector<std::int64_t> change(points() + 1, 0);
+  for (const StepAbsence& absence : absences) {
+    require_gap(absence);
+    const auto [first, end] = away(absence);
+    if (first >= end) continue;
+    change[first] += bytes_of(absence.gap);
+    change[end] -= bytes_of(absence.gap);
+  }
+  std::int64_t absent = 0;
+  std::int64_t peak = 0;
+  for (std::size_t interval = 0; interval < points(); ++interval) {
+    absent += change[interval];
+    peak = std::max(peak, shape_.peak_bytes[interval] - absent);
+  }
+  return peak;
+}
+
+}  // namespace vdnn

@@ -1,0 +1,139 @@
+// When to give up and when to bring back, for a choice of gaps: schedule.py tells how.
+#include <algorithm>
+#include <numeric>
+#include <queue>
+#include <utility>
+
+#include "device/errors.h"
+#include "planning/room_tree.h"
+#include "planning/step_model.h"
+
+namespace vdnn {
+
+namespace {
+
+void require(bool holds, const char* what, const std::string& expected) {
+  if (!holds) throw InvalidArgument(what, expected, "something else");
+}
+
+}  // namespace
+
+StepModel::StepModel(Shape shape, const LinkModel& link) : shape_(std::move(shape)), link_(link) {
+  const std::size_t points = shape_.kinds.size();
+  require(points > 0, "kinds", "at least one point");
+  require(shape_.compute_ns.size() == points && shape_.peak_bytes.size() == points &&
+              shape_.storages_of_points.size() == points,
+          "points", "one compute time, peak, kind and storage for each");
+  const auto last = static_cast<std::int32_t>(points) - 1;
+  const auto storages = static_cast<std::int32_t>(shape_.storages.size());
+  for (const std::int32_t storage : shape_.storages_of_points) {
+    require(storage >= -1 && storage < storages, "storages_of_points", "numbers of storages, or -1");
+  }
+  for (const StepStorage& storage : shape_.storages) {
+    require(storage.bytes > 0 && storage.copy_point >= 0 && storage.copy_point <= last && storage.free_point >= 0 &&
+                storage.end_point >= 0,
+            "storages", "sizes above zero, and points of the step");
+  }
+  for (const StepGap& gap : shape_.gaps) {
+    require(gap.storage >= 0 && gap.storage < storages && gap.use >= -1 && gap.use <= last && gap.first > 0 &&
+                gap.first <= gap.last && gap.last <= last,
+            "gaps", "storages, uses and intervals of the step");
+  }
+  gaps_by_first_.resize(gaps());
+  std::iota(gaps_by_first_.begin(), gaps_by_first_.end(), 0);
+  gaps_by_last_ = gaps_by_first_;
+  const auto by = [this](auto member) {
+    return [this, member](std::int32_t one, std::int32_t other) {
+      return shape_.gaps[one].*member < shape_.gaps[other].*member;
+    };
+  };
+  std::stable_sort(gaps_by_first_.begin(), gaps_by_first_.end(), by(&StepGap::first));
+  std::stable_sort(gaps_by_last_.begin(), gaps_by_last_.end(), by(&StepGap::last));
+}
+
+std::int64_t StepModel::bytes_of(std::int32_t gap) const {
+  return shape_.storages[shape_.gaps[gap].storage].bytes;
+}
+
+std::optional<std::vector<StepAbsence>> StepModel::schedule(const std::string& may_leave, std::int64_t budget_bytes,
+                                                            const std::vector<MoreRoom>& more_room,
+                                                            bool in_order) const {
+  require(may_leave.size() == gaps(), "may_leave", "a flag for each gap");
+  const auto released = release_late(may_leave, budget_bytes, more_room);
+  if (!released.has_value()) return std::nullopt;
+  return reload_early(*released, budget_bytes, in_order);
+}
+
+std::optional<std::vector<StepAbsence>> StepModel::release_late(const std::string& may_leave, std::int64_t budget_bytes,
+                                                                const std::vector<MoreRoom>& more_room) const {
+  std::vector<std::int64_t> more(points(), 0);
+  for (const MoreRoom& one : more_room) {
+    require(one.interval >= 0 && one.interval < static_cast<std::int32_t>(points()), "more_room",
+            "intervals of the step");
+    more[one.interval] = std::max(more[one.interval], one.bytes);
+  }
+  std::vector<StepAbsence> released;
+  std::vector<std::int64_t> back(points() + 1, 0);
+  // By number: in the order of copies.
+  std::priority_queue<std::int32_t, std::vector<std::int32_t>, std::greater<>> waiting;
+  std::size_t next = 0;
+  std::int64_t absent = 0;
+  for (std::int32_t interval = 0; interval < static_cast<std::int32_t>(points()); ++interval) {
+    absent -= back[interval];
+    for (; next < gaps() && shape_.gaps[gaps_by_first_[next]].first <= interval; ++next) {
+      if (may_leave[gaps_by_first_[next]] != 0) waiting.push(gaps_by_first_[next]);
+    }
+    const std::int64_t missing = shape_.peak_bytes[interval] - budget_bytes;
+    const std::int64_t wanted = missing + more[interval];
+    while (absent < wanted) {
+      while (!waiting.empty() && shape_.gaps[waiting.top()].last < interval) waiting.pop();
+      if (waiting.empty()) {
+        if (absent < missing) return std::nullopt;
+        break;
+      }
+      const std::int32_t gap = waiting.top();
+      waiting.pop();
+      released.push_back({gap, interval - 1, -1});
+      absent += bytes_of(gap);
+      back[shape_.gaps[gap].last + 1] += bytes_of(gap);
+    }
+  }
+  return released;
+}
+
+std::vector<StepAbsence> StepModel::reload_early(const std::vector<StepAbsence>& released, std::int64_t budget_bytes,
+                                                 bool in_order) const {
+  std::vector<std::int32_t> release_points(gaps(), -1);
+  std::vector<std::int64_t> change(points() + 1, 0);
+  for (const StepAbsence& absence : released) {
+    release_points[absence.gap] = absence.release_point;
+    change[absence.release_point + 1] += bytes_of(absence.gap);
+    change[shape_.gaps[absence.gap].last + 1] -= bytes_of(absence.gap);
+  }
+  std::vector<std::int64_t> room(points());
+  std::int64_t absent = 0;
+  for (std::size_t interval = 0; interval < points(); ++interval) {
+    absent += change[interval];
+    room[interval] = budget_bytes - shape_.peak_bytes[interval] + absent;
+  }
+  RoomTree tree(room);
+  std::vector<StepAbsence> absences;
+  std::int32_t earliest = -1;
+  for (const std::int32_t index : gaps_by_last_) {
+    if (release_points[index] < 0) continue;
+    const StepGap& gap = shape_.gaps[index];
+    const std::int32_t release_point = release_points[index];
+    if (gap.use < 0) {
+      absences.push_back({index, release_point, -1});
+      continue;
+    }
+    std::int32_t blocked = std::max(tree.last_below(gap.last + 1, bytes_of(index)), release_point);
+    if (in_order) blocked = earliest = std::max(blocked, std::min(earliest, gap.last));
+    tree.add(blocked + 1, gap.last + 1, -bytes_of(index));
+    if (blocked == release_point) continue;  // there is room for it all the time
+    absences.push_back({index, release_point, blocked == gap.use ? -1 : blocked});
+  }
+  return absences;
+}
+
+}  // namespace vdnn

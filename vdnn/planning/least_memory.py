@@ -1,0 +1,46 @@
+"""The smallest budget that any plan meets: everything given up at once, and brought back when it is used.
+
+No plan has less at any point, so this is exact, and whoever asks for less is told where it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vdnn.errors import BudgetError
+from vdnn.planning.footprint import interval_bytes, offload_everything
+from vdnn.recording import Recording
+
+
+def least_bytes(recording: Recording) -> int:
+    return max(interval_bytes(recording, offload_everything(recording)))
+
+
+def require_feasible_budget(recording: Recording, budget_bytes: int) -> None:
+    """BudgetError if no plan is under it."""
+    require_feasible(recording, interval_bytes(recording, offload_everything(recording)), budget_bytes)
+
+
+def require_feasible(recording: Recording, peaks: Sequence[int], budget_bytes: int) -> None:
+    """`peaks` are those of every interval with everything offloaded."""
+    least = max(peaks)
+    if least <= budget_bytes:
+        return
+    where = peaks.index(least)
+    raise BudgetError(
+        budget_bytes=budget_bytes,
+        least_bytes=least,
+        where=_place(recording, where),
+        resident_bytes=recording.resident_bytes,
+    )
+
+
+def _place(recording: Recording, interval: int) -> str:
+    """The interval in words."""
+    point = recording.points[interval]
+    if point.key is not None:
+        return f"point {interval}, before the save of {point.key}"
+    if point.lifetime is not None:
+        key = recording.points[recording.lifetimes[point.lifetime].saves[0]].key
+        return f"point {interval}, in backward, before the use of {key}"
+    return f"point {interval}, after the last use (the optimizer's step, if it is part of the step)"

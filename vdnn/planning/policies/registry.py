@@ -1,0 +1,104 @@
+"""Policies by name: one list, used by the runtime, the command line and the messages.
+
+An entry can decide at every save without a recording (`online`), make a plan from a recording (`planner`), or both.
+Third parties add theirs with vdnn.register_policy, or by an entry point of the group "vdnn.policies" whose name is the
+policy's and whose value is what makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+from vdnn.planning.policies.online import OnlinePolicy
+from vdnn.planning.policies.plan_policy import PlanPolicy
+
+ENTRY_POINTS = "vdnn.policies"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    online: Callable[[], OnlinePolicy] | None
+    planner: Callable[[], PlanPolicy] | None
+
+
+_entries: dict[str, _Entry] = {}
+_installed_are_there = False
+
+
+def register_policy(
+    name: str,
+    *,
+    online: Callable[[], OnlinePolicy] | None = None,
+    planner: Callable[[], PlanPolicy] | None = None,
+) -> None:
+    """Adds a policy under `name`. A name that is taken is refused."""
+    if online is None and planner is None:
+        raise ValueError(f"register_policy: {name!r} needs something that makes it: online, planner, or both.")
+    if not name or name != name.strip():
+        raise ValueError(f"register_policy: expected a name, got {name!r}.")
+    if name in _entries:
+        raise ValueError(f"register_policy: there is a policy {name!r} already.")
+    _entries[name] = _Entry(online, planner)
+
+
+def policy_names() -> tuple[str, ...]:
+    return tuple(_all())
+
+
+def planner_names() -> tuple[str, ...]:
+    """Of those that make plans."""
+    return tuple(name for name, entry in _all().items() if entry.planner is not None)
+
+
+def make_policy(policy: str | OnlinePolicy) -> OnlinePolicy:
+    """The policy of that name that needs no recording, or the policy itself."""
+    if isinstance(policy, OnlinePolicy):
+        return policy
+    online = _entry_of(policy).online
+    if online is None:
+        known = ", ".join(repr(name) for name, entry in _all().items() if entry.online is not None)
+        raise ValueError(f"policy: {policy!r} needs a recording; without one there are {known}.")
+    return online()
+
+
+def make_planner(policy: str | PlanPolicy) -> PlanPolicy:
+    """The policy of that name that plans, or the policy itself."""
+    if isinstance(policy, PlanPolicy):
+        return policy
+    planner = _entry_of(policy).planner
+    if planner is None:
+        raise ValueError(f"policy: {policy!r} makes no plans; those that do are {_listed(planner_names())}.")
+    return planner()
+
+
+def has_planner(policy: str) -> bool:
+    return _entry_of(policy).planner is not None
+
+
+def has_online(policy: str) -> bool:
+    return _entry_of(policy).online is not None
+
+
+def _entry_of(name: str) -> _Entry:
+    if not isinstance(name, str):
+        raise TypeError(f"policy: expected one of {_listed(policy_names())} or a policy, got {type(name).__name__}.")
+    entry = _all().get(name)
+    if entry is None:
+        raise ValueError(f"policy: expected one of {_listed(policy_names())}, got {name!r}.")
+    return entry
+
+
+def _all() -> dict[str, _Entry]:
+    global _installed_are_there
+    if not _installed_are_there:
+        _installed_are_there = True
+        for point in entry_points(group=ENTRY_POINTS):
+            if point.name not in _entries:
+                _entries[point.name] = _Entry(None, point.load())
+    return _entries
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(repr(name) for name in names)
