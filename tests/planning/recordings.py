@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies
 
+from vdnn.planning.costs import LinkCosts
 from vdnn.recording import Lifetime, Point, PointKind, Recording, SaveKey
 
 RESIDENT = 100
@@ -35,6 +36,16 @@ def chain(sizes: Sequence[int], compute_ns: int = 1000) -> Recording:
         for index, size in enumerate(sizes)
     )
     return Recording("cpu", "by hand", 1 << 40, "none", "virtual", RESIDENT, 0, tuple(points), lifetimes)
+
+
+# Links on which a byte takes about as long as the computing of these recordings leaves for it, one way or both.
+LINKS = strategies.builds(
+    lambda out, back, duplex, latency_ns: LinkCosts(out, back, max(out, back) + duplex * min(out, back), latency_ns),
+    strategies.sampled_from([0.5e9, 1e9, 4e9]),
+    strategies.sampled_from([0.5e9, 1e9, 4e9]),
+    strategies.sampled_from([0.0, 0.5, 1.0]),
+    strategies.integers(0, 5),
+)
 
 
 @strategies.composite
@@ -69,5 +80,6 @@ def any_recording(draw: strategies.DrawFn, most: int = 6) -> Recording:
         working = draw(strategies.integers(0, 20))
         kind, lifetime = events[place] if place < end else (PointKind.END, None)
         saved_key = key(lifetime) if kind is PointKind.SAVE and lifetime is not None else None
-        points.append(Point(kind, lifetime, saved_key, 10, live, max(before, live) + working))
+        compute_ns = draw(strategies.integers(0, 40))
+        points.append(Point(kind, lifetime, saved_key, compute_ns, live, max(before, live) + working))
     return Recording("cpu", "any", 1 << 40, "none", "virtual", RESIDENT, 0, tuple(points), tuple(lifetimes))

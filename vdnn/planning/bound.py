@@ -15,7 +15,7 @@ that one gap is away at consecutive intervals.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,9 @@ from vdnn.planning.gaps import Gap, gaps_of
 from vdnn.planning.least_memory import require_feasible_budget
 from vdnn.recording import Recording
 
-# Intervals looked at; more make the bound tighter and the program larger.
-_ANCHORS = 48
+# Intervals looked at: more make the bound tighter and the program larger. As many as make so many variables.
+_MOST_AWAY = 30_000
+_LEAST_ANCHORS = 8
 # Up to here `away` is asked to be whole. Nodes of the search are counted, not seconds.
 _MOST_WHOLE = 1500
 _NODES = 2000
@@ -48,12 +49,13 @@ class Bound:
         return max(0.0, step_ns / self.step_ns - 1) if self.step_ns else 0.0
 
 
-def lower_bound(recording: Recording, costs: LinkCosts, budget_bytes: int, anchors: int = _ANCHORS) -> Bound:
+def lower_bound(recording: Recording, costs: LinkCosts, budget_bytes: int, anchors: int | None = None) -> Bound:
     """Raises BudgetError where no plan is under the budget. Needs SciPy: the extra `plan`."""
     require_feasible_budget(recording, budget_bytes)
     if recording.peak_bytes <= budget_bytes:
         return Bound(recording.compute_ns, is_whole=True)
-    program = _Program(recording, costs, budget_bytes, anchors)
+    gaps = gaps_of(recording)
+    program = _Program(recording, gaps, costs, budget_bytes, anchors or max(_LEAST_ANCHORS, _MOST_AWAY // len(gaps)))
     stalled_ns = program.solve(whole=False)
     is_whole = program.is_small
     if is_whole:
@@ -62,17 +64,21 @@ def lower_bound(recording: Recording, costs: LinkCosts, budget_bytes: int, ancho
 
 
 class _Program:
-    """Variables: how long the step has stood still up to each point, then `away` of each gap at each anchor."""
+    """Variables: how long the step has stood still up to each point; then for each anchor `away` of each gap, and
+    running sums of copies, which keep the program sparse."""
 
-    def __init__(self, recording: Recording, costs: LinkCosts, budget_bytes: int, anchors: int) -> None:
+    def __init__(
+        self, recording: Recording, gaps: Sequence[Gap], costs: LinkCosts, budget_bytes: int, anchors: int
+    ) -> None:
         self._recording = recording
         self._costs = costs
-        self._gaps = gaps_of(recording)
+        self._gaps = gaps
         self._reached_ms = [time * _MS for time in itertools.accumulate(point.compute_ns for point in recording.points)]
         self._missing = [point.peak_bytes - budget_bytes for point in recording.points]
         self._entries: list[tuple[int, int, float]] = []  # row, column, factor
         self._least: list[float] = []  # of each row
         self._columns = len(recording.points)
+        self._unbounded = list(range(self._columns))
         for before, point in itertools.pairwise(range(len(recording.points))):
             self._require([(point, 1.0), (before, -1.0)], 0.0)
         for anchor in self._anchors(anchors):
@@ -80,7 +86,7 @@ class _Program:
 
     @property
     def is_small(self) -> bool:
-        return self._columns - len(self._recording.points) <= _MOST_WHOLE
+        return self._columns - len(self._unbounded) <= _MOST_WHOLE
 
     def _anchors(self, most: int) -> list[int]:
         """The intervals that would not fit: all, or the worst and others evenly between the first and the last."""
@@ -101,46 +107,57 @@ class _Program:
         self._require([(away[gap], gap.nbytes * _MIB) for gap in here], self._missing[anchor] * _MIB)
         lifetimes = self._recording.lifetimes
         copied = sorted(here, key=lambda gap: -lifetimes[gap.lifetime].copy_point)
-        terms: list[tuple[int, float]] = []
-        for gap, following in itertools.pairwise([*copied, None]):
-            assert gap is not None, "only what follows the last is none"
-            terms.append((away[gap], -self._copy_ms(gap, self._costs.to_host_bytes_per_s)))
-            point = lifetimes[gap.lifetime].copy_point
-            if following is None or lifetimes[following.lifetime].copy_point != point:
-                # From where the copies could begin to where the interval begins, behind the hook before it.
-                self._require_time(terms, point, anchor - 1)
+        for point, busy in self._running_sums(
+            [(away[gap], self._copy_ms(gap, self._costs.to_host_bytes_per_s)) for gap in copied],
+            [lifetimes[gap.lifetime].copy_point for gap in copied],
+        ):
+            # From where the copies could begin to where the interval begins, behind the hook before it.
+            self._require_time(busy, point, anchor - 1)
         used = sorted((gap for gap in here if gap.use is not None), key=lambda gap: gap.last)
-        terms = []
-        for gap, following in itertools.pairwise([*used, None]):
-            assert gap is not None, "only what follows the last is none"
-            terms.append((away[gap], -self._copy_ms(gap, self._costs.to_device_bytes_per_s)))
-            if following is None or following.use != gap.use:
-                assert gap.use is not None, "it is used"
-                self._require_time(terms, anchor, gap.use)
+        for use, busy in self._running_sums(
+            [(away[gap], self._copy_ms(gap, self._costs.to_device_bytes_per_s)) for gap in used],
+            [gap.use for gap in used if gap.use is not None],
+        ):
+            self._require_time(busy, anchor, use)
+
+    def _running_sums(self, copies: Sequence[tuple[int, float]], points: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """For each of the points, which come in order, a column that is the time of all copies up to it."""
+        total: int | None = None
+        for place, point in enumerate(points):
+            terms = [(copies[place][0], -copies[place][1])]
+            if total is not None:
+                terms.append((total, -1.0))
+            total = self._columns
+            self._columns += 1
+            self._unbounded.append(total)
+            self._require([(total, 1.0), *terms], 0.0)
+            if place + 1 == len(points) or points[place + 1] != point:
+                yield point, total
 
     def _copy_ms(self, gap: Gap, bytes_per_s: float) -> float:
         return (gap.nbytes / bytes_per_s * 1e9 + self._costs.latency_ns) * _MS
 
-    def _require_time(self, copies: list[tuple[int, float]], begin: int, end: int) -> None:
+    def _require_time(self, busy: int, begin: int, end: int) -> None:
         """From reaching point `begin` to leaving point `end` there is time for the copies."""
         computed_ms = self._reached_ms[end] - self._reached_ms[begin]
         stalls = [(end, 1.0), *([(begin - 1, -1.0)] if begin > 0 else [])]
-        self._require([*copies, *stalls], -computed_ms)
+        self._require([(busy, -1.0), *stalls], -computed_ms)
 
     def solve(self, *, whole: bool) -> int:
         """The least time that the step stands still, in ns, rounded down."""
         scipy = _scipy()
         rows, columns, factors = zip(*self._entries, strict=True)
         matrix = scipy.sparse.csr_matrix((factors, (rows, columns)), shape=(len(self._least), self._columns))
-        points = len(self._recording.points)
-        upper = [float("inf")] * points + [1.0] * (self._columns - points)
+        upper, integrality = [1.0] * self._columns, [int(whole)] * self._columns
+        for column in self._unbounded:
+            upper[column], integrality[column] = float("inf"), 0
         objective = [0.0] * self._columns
-        objective[points - 1] = 1.0
+        objective[len(self._recording.points) - 1] = 1.0
         solution = scipy.optimize.milp(
             objective,
             constraints=scipy.optimize.LinearConstraint(matrix, lb=self._least),
             bounds=scipy.optimize.Bounds([0.0] * self._columns, upper),
-            integrality=[0] * points + [int(whole)] * (self._columns - points),
+            integrality=integrality,
             options={"node_limit": _NODES} if whole else {},
         )
         least_ms = solution.mip_dual_bound if whole else solution.fun
