@@ -22,8 +22,7 @@ def test_what_fits_takes_its_computing() -> None:
 
 
 def test_what_has_to_leave_has_to_come_back() -> None:
-    """Three storages of 100, computed in no time; one has to be away while the last is made: out and back are 200 ns, and
-    nothing hides them."""
+    """Three storages of 100, made in no time; one has to be away while the last is made. Nothing hides its copies."""
     recording = chain([100, 100, 100], compute_ns=0)
     bound = lower_bound(recording, EVEN, recording.peak_bytes - 1)
     assert bound.is_whole

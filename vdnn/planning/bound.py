@@ -31,8 +31,7 @@ _LEAST_ANCHORS = 8
 # Up to here `away` is asked to be whole. Nodes of the search are counted, not seconds.
 _MOST_WHOLE = 1500
 _NODES = 2000
-_MS = 1e-6  # the program counts in ms and MiB, so that its numbers are of one size
-_MIB = 2.0**-20
+_LARGEST = 100.0  # the program counts in such units that the largest storage and its copy have this size
 # What solvers may be wrong by.
 _TOLERANCE = 1e-6
 
@@ -73,7 +72,10 @@ class _Program:
         self._recording = recording
         self._costs = costs
         self._gaps = gaps
-        self._reached_ms = [time * _MS for time in itertools.accumulate(point.compute_ns for point in recording.points)]
+        self._of_bytes = _LARGEST / max(gap.nbytes for gap in gaps)
+        slowest = min(costs.to_host_bytes_per_s, costs.to_device_bytes_per_s)
+        self._of_ns = self._of_bytes * slowest / 1e9
+        self._reached_ns = list(itertools.accumulate(point.compute_ns for point in recording.points))
         self._missing = [point.peak_bytes - budget_bytes for point in recording.points]
         self._entries: list[tuple[int, int, float]] = []  # row, column, factor
         self._least: list[float] = []  # of each row
@@ -104,18 +106,20 @@ class _Program:
         here = [gap for gap in self._gaps if gap.first <= anchor <= gap.last]
         away = {gap: self._columns + place for place, gap in enumerate(here)}
         self._columns += len(here)
-        self._require([(away[gap], gap.nbytes * _MIB) for gap in here], self._missing[anchor] * _MIB)
+        self._require(
+            [(away[gap], gap.nbytes * self._of_bytes) for gap in here], self._missing[anchor] * self._of_bytes
+        )
         lifetimes = self._recording.lifetimes
         copied = sorted(here, key=lambda gap: -lifetimes[gap.lifetime].copy_point)
         for point, busy in self._running_sums(
-            [(away[gap], self._copy_ms(gap, self._costs.to_host_bytes_per_s)) for gap in copied],
+            [(away[gap], self._copy_time(gap, self._costs.to_host_bytes_per_s)) for gap in copied],
             [lifetimes[gap.lifetime].copy_point for gap in copied],
         ):
             # From where the copies could begin to where the interval begins, behind the hook before it.
             self._require_time(busy, point, anchor - 1)
         used = sorted((gap for gap in here if gap.use is not None), key=lambda gap: gap.last)
         for use, busy in self._running_sums(
-            [(away[gap], self._copy_ms(gap, self._costs.to_device_bytes_per_s)) for gap in used],
+            [(away[gap], self._copy_time(gap, self._costs.to_device_bytes_per_s)) for gap in used],
             [gap.use for gap in used if gap.use is not None],
         ):
             self._require_time(busy, anchor, use)
@@ -134,14 +138,14 @@ class _Program:
             if place + 1 == len(points) or points[place + 1] != point:
                 yield point, total
 
-    def _copy_ms(self, gap: Gap, bytes_per_s: float) -> float:
-        return (gap.nbytes / bytes_per_s * 1e9 + self._costs.latency_ns) * _MS
+    def _copy_time(self, gap: Gap, bytes_per_s: float) -> float:
+        return (gap.nbytes / bytes_per_s * 1e9 + self._costs.latency_ns) * self._of_ns
 
     def _require_time(self, busy: int, begin: int, end: int) -> None:
         """From reaching point `begin` to leaving point `end` there is time for the copies."""
-        computed_ms = self._reached_ms[end] - self._reached_ms[begin]
+        computed = (self._reached_ns[end] - self._reached_ns[begin]) * self._of_ns
         stalls = [(end, 1.0), *([(begin - 1, -1.0)] if begin > 0 else [])]
-        self._require([(busy, -1.0), *stalls], -computed_ms)
+        self._require([(busy, -1.0), *stalls], -computed)
 
     def solve(self, *, whole: bool) -> int:
         """The least time that the step stands still, in ns, rounded down."""
@@ -160,12 +164,12 @@ class _Program:
             integrality=integrality,
             options={"node_limit": _NODES} if whole else {},
         )
-        least_ms = solution.mip_dual_bound if whole else solution.fun
-        if least_ms is None:
+        least = solution.mip_dual_bound if whole else solution.fun
+        if least is None:
             if whole:
                 return 0  # stopped before it knew anything
             raise VdnnError(f"bound: the solver gave up: {solution.message}")
-        return max(0, int((least_ms * (1 - _TOLERANCE) - _TOLERANCE) / _MS))
+        return max(0, int((least * (1 - _TOLERANCE) - _TOLERANCE) / self._of_ns))
 
 
 def _scipy() -> Any:
