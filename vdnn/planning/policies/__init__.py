@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from vdnn.planning.policies.auto import Auto
+from vdnn.planning.policies.autoswap import AutoSwap, Score
+from vdnn.planning.policies.capuchin import Capuchin
 from vdnn.planning.policies.keep_all import KeepAll, KeepAllPlan
+from vdnn.planning.policies.largest_first import LargestFirst
 from vdnn.planning.policies.online import OnlinePolicy, SaveFacts
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.prefix_cut import PrefixCut
@@ -16,14 +21,24 @@ from vdnn.planning.policies.registry import (
     policy_names,
     register_policy,
 )
-from vdnn.planning.policies.vdnn_all import VdnnAll
-from vdnn.planning.policies.vdnn_conv import VdnnConv
+from vdnn.planning.policies.swapadvisor import SwapAdvisor
+from vdnn.planning.policies.tflms import Tflms
+from vdnn.planning.policies.vdnn_all import VdnnAll, VdnnAllPlan
+from vdnn.planning.policies.vdnn_conv import VdnnConv, VdnnConvPlan
+from vdnn.planning.policies.vdnn_dyn import VdnnDyn
 
 register_policy("auto", planner=Auto)
 register_policy("keep", online=KeepAll, planner=KeepAllPlan)
-register_policy("vdnn-all", online=VdnnAll)
-register_policy("vdnn-conv", online=VdnnConv)
+register_policy("vdnn-all", online=VdnnAll, planner=VdnnAllPlan)
+register_policy("vdnn-conv", online=VdnnConv, planner=VdnnConvPlan)
+register_policy("vdnn-dyn", planner=VdnnDyn)
 register_policy("prefix-cut", planner=PrefixCut)
+register_policy("largest-first", planner=LargestFirst)
+register_policy("capuchin", planner=Capuchin)
+register_policy("tflms", planner=Tflms)
+for score in Score:
+    register_policy(f"autoswap-{score.value}", planner=partial(AutoSwap, score))
+register_policy("swapadvisor", planner=SwapAdvisor)
 
 __all__ = [
     "OnlinePolicy",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from vdnn.plan import Plan, make_plan
+from vdnn.planning.policies.layerwise import layerwise
 from vdnn.planning.policies.online import OnlinePolicy, SaveFacts
+from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 
 
 class VdnnAll(OnlinePolicy):
@@ -18,3 +21,26 @@ class VdnnAll(OnlinePolicy):
 
     def offloads(self, save: SaveFacts) -> bool:
         return True
+
+
+class VdnnAllPlan(PlanPolicy):
+    """The same with a recording at hand: layer by layer, as layerwise.py says. It aims at no budget.
+
+    The authors leave the classifier alone, and the last layer's input, for which there is nothing to hide behind. Here
+    all that was recorded may leave, as it does without a recording: in a transformer nearly all layers are linear.
+    """
+
+    def __init__(self, *, has_barrier: bool = True) -> None:
+        self._has_barrier = has_barrier
+
+    @property
+    def name(self) -> str:
+        return "vdnn-all"
+
+    @property
+    def source(self) -> str:
+        return "vDNN_all (Rhu et al., MICRO 2016)"
+
+    def plan(self, request: PlanRequest) -> Plan:
+        lifetimes = layerwise(request, lambda _: True, has_barrier=self._has_barrier)
+        return make_plan(request.recording, self.name, lifetimes, request.budget_bytes)

@@ -1,0 +1,40 @@
+"""When a step gets where, and what copies take: the time that published policies reckon with.
+
+Everything is as if nothing ever waited for a copy and each copy had the link to itself. What a plan really takes is
+for simulate() to say.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
+
+from vdnn.planning.costs import LinkCosts
+from vdnn.recording import Recording
+from vdnn.timeline import Track
+
+
+class StepClock:
+    """Of one recorded step over one link. `reached_ns` has the time of every point."""
+
+    def __init__(self, recording: Recording, costs: LinkCosts) -> None:
+        self.reached_ns = list(accumulate(point.compute_ns for point in recording.points))
+        self._costs = costs
+
+    def to_host_ns(self, nbytes: int) -> int:
+        return self._copy_ns(nbytes, Track.TO_HOST)
+
+    def to_device_ns(self, nbytes: int) -> int:
+        return self._copy_ns(nbytes, Track.TO_DEVICE)
+
+    def first_point_at(self, time_ns: int) -> int:
+        """The number of points if there is none so late."""
+        return bisect_left(self.reached_ns, time_ns)
+
+    def last_point_by(self, time_ns: int) -> int:
+        """-1 if there is none so early."""
+        return bisect_right(self.reached_ns, time_ns) - 1
+
+    def _copy_ns(self, nbytes: int, track: Track) -> int:
+        return self._costs.latency_ns + math.ceil(nbytes / self._costs.rate(track) * 1e9)
