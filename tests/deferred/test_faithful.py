@@ -1,34 +1,22 @@
-"""The accelerator computes what the CPU does, bit for bit all of it deferred; what differs is listed with a reason."""
+"""The accelerator computes what the CPU does, bit for bit, all of it deferred."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from tests.deferred.models import MODELS, on_the_accelerator, step_of
 from tests.runtime.side_by_side import differences, outcome
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 
-# What does not run, or not with the CPU's bits, and why.
-DIFFERENT = {
-    "upsampler": "last bits, in the backward of a transposed convolution behind a group norm; not understood yet",
-    "transformer": "last bits, from its first linear of three dimensions on; not understood yet",
-    "lstm": "torch asks accelerators for _thnn_fused_lstm_cell, which the CPU has not",
-    "gru": "torch asks accelerators for _thnn_fused_gru_cell, which the CPU has not",
-    "autocast": "there are no rules of autocast for this type of device",
-}
-CANNOT_RUN = {"lstm", "gru", "autocast"}
-CASES = [
-    pytest.param(name, marks=[pytest.mark.xfail(reason=DIFFERENT[name], strict=True)] if name in DIFFERENT else [])
-    for name in MODELS
-]
-
 
 @pytest.mark.parametrize("mode", [Mode.COMPUTE_LATE, Mode.RANDOM], ids=["compute_late", "random"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_of_the_cpu(name: str, mode: Mode) -> None:
     model, x = MODELS[name].make(), MODELS[name].make_input()
     cpu_model = copy.deepcopy(model)
@@ -43,6 +31,109 @@ def test_gradients_are_those_of_the_cpu(name: str, mode: Mode) -> None:
         del there, x_there
         assert accelerator.violations == []
     assert not differences(plain, ours)
+
+
+RECURRENT: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "lstm of doubles, batch first": (lambda: nn.LSTM(6, 5, batch_first=True).double(), 3),
+    "lstm without biases": (lambda: nn.LSTM(6, 5, num_layers=2, bidirectional=True, bias=False), 3),
+    "gru, two layers": (lambda: nn.GRU(6, 5, num_layers=2, batch_first=True), 3),
+    "tanh, both directions": (lambda: nn.RNN(6, 5, bidirectional=True), 3),
+    "relu": (lambda: nn.RNN(6, 5, nonlinearity="relu", bias=False), 3),
+    "lstm cell": (lambda: nn.LSTMCell(6, 5), 2),
+    "gru cell": (lambda: nn.GRUCell(6, 5), 2),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layers_are_those_of_the_cpu(name: str) -> None:
+    make, dimensions = RECURRENT[name]
+    model = make()
+    x = torch.randn(*(4, 2, 6)[3 - dimensions :], dtype=next(model.parameters()).dtype)
+
+    def step_of_all_results(model: nn.Module, x: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+        def step() -> list[torch.Tensor]:
+            results = [leaf for leaf in tree_leaves(model(x)) if isinstance(leaf, torch.Tensor)]
+            torch.stack([result.square().sum() for result in results]).sum().backward()
+            return results
+
+        return step
+
+    cpu_model = copy.deepcopy(model)
+    plain = outcome(step_of_all_results(cpu_model, x), [cpu_model])
+    with DeferredAccelerator(Mode.RANDOM, seed=1, capacity="1MiB") as accelerator:
+        there, x_there = on_the_accelerator(model, x)
+        found = outcome(step_of_all_results(there, x_there), [there])
+        ours = [(label, None if one is None else one.cpu()) for label, one in found]
+        assert accelerator.synchronous_operations == {}
+        del there, x_there, found
+    assert not differences(plain, ours)
+
+
+def test_an_lstm_that_only_infers_is_that_of_the_cpu() -> None:
+    model, x = nn.LSTM(6, 5).eval(), torch.randn(4, 2, 6)
+    with torch.no_grad():
+        expected = model(x)[0]
+        with DeferredAccelerator(Mode.COMPUTE_LATE, capacity="1MiB"):
+            there, x_there = on_the_accelerator(model, x)
+            for grad_mode in (False, True, False):
+                with torch.set_grad_enabled(grad_mode):
+                    assert torch.equal(there(x_there)[0].detach().cpu(), expected)
+            del there, x_there
+
+
+def operations_with(key: str) -> set[str]:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return {name for name in torch._C._dispatch_get_all_op_names() if has_kernel(name, key)}
+
+
+def test_autocast_has_rules_for_what_it_has_on_the_cpu() -> None:
+    assert operations_with("AutocastPrivateUse1") == operations_with("AutocastCPU")
+
+
+AUTOCAST: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "bfloat16: linear": lambda x: nn.functional.linear(x, x),
+    "bfloat16: matmul": lambda x: x @ x,
+    "bfloat16: convolution": lambda x: nn.functional.conv2d(x[None, None], x[None, None]),
+    "float32: prod": lambda x: x.bfloat16().prod(),
+    "float32: mse": lambda x: nn.functional.mse_loss(x.bfloat16(), x.bfloat16()),
+    "the widest: cat": lambda x: torch.cat([x.bfloat16(), x]),
+    "the widest of narrow ones": lambda x: torch.stack([x.bfloat16(), x.bfloat16()]),
+    "untouched: softmax": lambda x: x.bfloat16().softmax(-1),
+}
+
+
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_autocast_casts_as_on_the_cpu(name: str) -> None:
+    x = torch.randn(4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = AUTOCAST[name](x)
+    with DeferredAccelerator(capacity="1MiB"):
+        there = x.to("deferred")
+        with torch.autocast("deferred", dtype=torch.bfloat16):
+            found = AUTOCAST[name](there)
+        assert found.dtype == expected.dtype
+        assert torch.equal(found.cpu(), expected)
+        del there, found
+
+
+def test_nothing_that_the_cpu_has_a_kernel_for_is_made_of_other_operations() -> None:
+    """It would come before the fallback, and add up in another order."""
+    composites = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+    made_of_others = set().union(*map(operations_with, composites))
+    own = {name for name in operations_with("CPU") & made_of_others if name.startswith("aten::")}
+    assert "aten::silu_backward" in own
+    assert own <= operations_with("PrivateUse1")
+
+
+def test_a_stream_computes_with_as_many_threads_as_the_program_asked_for() -> None:
+    """A thread that has not asked torch for the number has another one, and some products other last bits."""
+    bias, x, weight = torch.randn(24), torch.randn(10, 16), torch.randn(24, 16)
+    expected = torch.addmm(bias, x, weight.t())
+    for mode in Mode:
+        with DeferredAccelerator(mode, capacity="1MiB"):
+            there = [one.to("deferred") for one in (bias, x, weight)]
+            assert torch.equal(torch.addmm(there[0], there[1], there[2].t()).cpu(), expected)
+            del there
 
 
 def test_dropout_draws_what_the_cpu_draws(mode: Mode) -> None:

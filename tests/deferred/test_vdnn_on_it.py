@@ -17,7 +17,6 @@ from torch import nn
 
 import vdnn
 from tests.deferred.models import MODELS, on_the_accelerator, step_of, vectors
-from tests.deferred.test_faithful import CANNOT_RUN
 from tests.runtime.networks import conv_chain, images, perceptron, small_resnet
 from tests.runtime.side_by_side import alive, differences, outcome
 from tests.runtime.test_topologies import TOPOLOGIES
@@ -103,12 +102,12 @@ def _copies(owners: Sequence[nn.Module], inputs: Sequence[torch.Tensor]) -> list
     return [copied for one in (*owners, *inputs) for copied in on_the_accelerator(one)]
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in CANNOT_RUN])
+@pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_the_same_as_without(name: str, mode: Mode) -> None:
     assert_same_on_it(mode, [MODELS[name].make()], [MODELS[name].make_input()], step_of)
 
 
-@pytest.mark.parametrize("name", [name for name in TOPOLOGIES if name not in CANNOT_RUN])
+@pytest.mark.parametrize("name", TOPOLOGIES)
 def test_a_topology_is_the_same_as_without(name: str, mode: Mode) -> None:
     make, make_input = TOPOLOGIES[name]
     assert_same_on_it(mode, [make()], [make_input()], step_of)

@@ -2,6 +2,7 @@
 #include "deferred_call.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <torch/library.h>
 
@@ -137,6 +138,7 @@ class Call {
     std::vector<Reference> fresh;
     std::string name;
     std::weak_ptr<Accelerator> accelerator;
+    bool grad_mode = at::GradMode::is_enabled();  // some kernels of oneDNN ask
 
     [[nodiscard]] torch::jit::Stack on_cpu() const {
       torch::jit::Stack stack;
@@ -150,7 +152,9 @@ class Call {
     }
 
     void run() const {
+      at::internal::lazy_init_num_threads();  // a thread that has not asked yet is given another number, and other bits
       const at::ThreadLocalStateGuard apart(untouched_state());
+      const at::AutoGradMode as_of_its_caller(grad_mode);
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
       torch::jit::Stack stack = on_cpu();
       operation.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);

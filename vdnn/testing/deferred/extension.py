@@ -20,10 +20,12 @@ from typing import Any
 import torch
 
 from vdnn.errors import VdnnError
+from vdnn.testing.deferred.recurrent import register_recurrent_layers
 
 _SOURCES = (
     "accelerator.cpp",
     "arguments.cpp",
+    "autocast.cpp",
     "deferred_call.cpp",
     "module.cpp",
     "operations.cpp",
@@ -60,6 +62,7 @@ def load_extension() -> Any:
     backend.rename_privateuse1_backend(TORCH_TYPE)
     torch._register_device_module(TORCH_TYPE, _device_module())  # type: ignore[no-untyped-call]
     backend.generate_methods_for_privateuse1_backend(for_storage=True)
+    extension.recurrent_layers = register_recurrent_layers("PrivateUse1")
     return extension
 
 

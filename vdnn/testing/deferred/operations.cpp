@@ -1,6 +1,8 @@
 // Which operations the accelerator has: all of torch's, deferred; those that torch asks every accelerator to bring, as
 // the CPU's; and what crosses to the host, which waits.
 #include <ATen/ATen.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice_cpu_dispatch.h>
 #include <torch/library.h>
 
 #include "accelerator.h"
@@ -13,6 +15,21 @@ namespace {
 
 void defer(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
   make_deferred_call(operation, *stack);
+}
+
+// What has a kernel of the CPU's own, and one made of other operations for everybody else: that would come before the
+// fallback, and add up in another order.
+void defer_what_is_made_of_others(torch::Library& library) {
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.getNamespace() != "aten") continue;
+    const auto operation = c10::Dispatcher::singleton().findOp(name);
+    if (!operation.has_value() || !operation->hasKernelForDispatchKey(c10::DispatchKey::CPU)) continue;
+    if (operation->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
+        operation->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+        operation->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) {
+      library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&defer>());
+    }
+  }
 }
 
 // --- Operations of which torch asks every accelerator for a kernel of its own: here the CPU's, deferred.
@@ -66,6 +83,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   return {stack.at(0).toTensor(), stack.at(1).toTensor(), stack.at(2).toTensor()};
 }
 
+// Of what attention is made: where the CPU has a fused kernel, that one.
+std::int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                              const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
+                              std::optional<double> scale, bool grouped) {
+  return at::cpu::_fused_sdp_choice(query, key, value, mask, dropout, is_causal, scale, grouped);
+}
+
 // --- Copies between devices, and what the host reads.
 
 void wait_for(const at::Tensor& tensor, const char* label) {
@@ -103,17 +127,17 @@ at::Scalar local_scalar_dense(const at::Tensor& tensor) {
 
 }  // namespace vdnn::deferred
 
+namespace at::native {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &vdnn::deferred::choose_attention)
+}  // namespace at::native
+
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&vdnn::deferred::defer>());
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   using namespace vdnn::deferred;
-  // These have a kernel made of others, which would come before the fallback and add up in another order.
-  for (const char* name :
-       {"_stack", "native_layer_norm", "addr", "native_group_norm", "all.dims", "any.dims", "linalg__powsum"}) {
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&defer>());
-  }
+  defer_what_is_made_of_others(library);
   library.impl("convolution_overrideable", &convolution);
   library.impl("convolution_backward_overrideable", &convolution_backward);
   library.impl("_copy_from", &copy_from);
