@@ -1,7 +1,7 @@
 """The command line: `python -m vdnn <command>`. Commands are thin; what they do lives in the rooms below.
 
-Exit codes: 0 the command did its work, 2 it was called wrongly. `doctor` works where things are missing, so a
-missing GPU, driver, torch or extension is a finding and leaves the exit code at 0.
+Exit codes: 0 the command did its work, 1 it did and the answer is no, 2 it was called wrongly. `doctor` works where
+things are missing, so a missing GPU, driver, torch or extension is a finding and leaves the exit code at 0.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from vdnn import __version__
 from vdnn.doctor import examine, render_json, render_text
+from vdnn.plan_command import add_plan_command, run_plan_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,6 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help(sys.stderr)
         return 2
+    if options.command == "plan":
+        return run_plan_command(options)
     return _doctor(as_json=options.json)
 
 
@@ -35,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         "missing is a finding, not a failure. With a GPU it measures the link, which takes a second or two.",
     )
     doctor.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    add_plan_command(commands)
     return parser
 
 

@@ -37,6 +37,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "vdnn.runtime.process_forks",
         "vdnn.runtime.allocation_tracker",
         "vdnn.runtime.roofline",
+        "vdnn.runtime.cuda_shaped",
     ),
     ("vdnn.runtime.virtual_machine", "vdnn.runtime.tensor_device"),
     ("vdnn.runtime.gauges",),
@@ -56,9 +57,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("vdnn.runtime.session",),
     ("vdnn.runtime.offload", "vdnn.runtime.save_on_cpu"),
     ("vdnn.report",),
+    ("vdnn.runtime.rehearsal", "vdnn.runtime.measured_hardware"),
+    ("vdnn.runtime.plan_ahead",),
     ("vdnn.doctor",),
     ("vdnn.testing",),
-    ("vdnn.integrations", "vdnn.cli", "vdnn.__main__"),
+    ("vdnn.integrations", "vdnn.cli", "vdnn.plan_command", "vdnn.__main__"),
 )
 # The faces: they gather public names and stand on no floor.
 FACES = ("vdnn", "vdnn.runtime")

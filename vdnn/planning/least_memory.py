@@ -30,12 +30,12 @@ def require_feasible(recording: Recording, peaks: Sequence[int], budget_bytes: i
     raise BudgetError(
         budget_bytes=budget_bytes,
         least_bytes=least,
-        where=_place(recording, where),
+        where=describe_interval(recording, where),
         resident_bytes=recording.resident_bytes,
     )
 
 
-def _place(recording: Recording, interval: int) -> str:
+def describe_interval(recording: Recording, interval: int) -> str:
     """The interval in words."""
     point = recording.points[interval]
     if point.key is not None:

@@ -1,0 +1,178 @@
+"""`python -m vdnn plan`: finds the user's function, plans its step, and prints what comes of it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vdnn.bytesize import format_bytes
+from vdnn.errors import BudgetError, VdnnError
+from vdnn.hardware import profile_names
+from vdnn.planning.policies import planner_names
+from vdnn.torch_requirement import require_torch
+
+_SEARCHED_BATCHES = 1 << 20
+
+
+def add_plan_command(commands: Any) -> None:
+    command: argparse.ArgumentParser = commands.add_parser(
+        "plan",
+        help="will a model fit a card, and what will it cost? Needs no GPU",
+        description="Rehearses one training step of your model without data on a card that need not be there, plans "
+        "what leaves the device, and runs the plan in virtual time. MODULE:FUNCTION is called with the batch size "
+        "and returns (model, inputs), (model, inputs, loss), or something with `model` and `step()`.",
+        epilog="example: python -m vdnn plan benchmarks.models:vgg16 --batch 256 --hardware titan-x --compare all",
+    )
+    command.add_argument("function", metavar="MODULE:FUNCTION", help="what makes the model, found from here")
+    command.add_argument("--batch", type=int, required=True, metavar="N", help="the batch size it is called with")
+    command.add_argument(
+        "--hardware",
+        default="h100",
+        metavar="NAME",
+        help=f"one of {', '.join(profile_names())}, a profile of your own (a .json file), or measured: the GPU here",
+    )
+    command.add_argument(
+        "--budget", metavar="SIZE", help='bytes such as 12GiB, a share of the card such as 80%%, or "min"; default: all'
+    )
+    command.add_argument("--policy", default="auto", metavar="NAME", help=f"one of {', '.join(planner_names())}")
+    command.add_argument(
+        "--compare", metavar="NAMES", help='several policies, separated by commas, or "all": one row for each'
+    )
+    command.add_argument("--optimizer", choices=("sgd", "momentum", "adamw"), help="adds its state and its step")
+    command.add_argument("--min-bytes", default="1MiB", metavar="SIZE", help="smaller saves stay; default 1MiB")
+    command.add_argument("--largest-batch", action="store_true", help="also look for the largest batch that fits")
+    command.add_argument("--no-bound", action="store_true", help="do not certify how far from optimal the plan is")
+    command.add_argument("--json", action="store_true", help="print one JSON object; a list with --compare")
+
+
+def run_plan_command(options: argparse.Namespace) -> int:
+    """0: planned. 1: the budget cannot be met. 2: called wrongly."""
+    try:
+        require_torch()
+        return _plan(options)
+    except BudgetError as refused:
+        sys.stderr.write(f"vdnn plan: {refused}\n")
+        return 1
+    except (VdnnError, ValueError, TypeError) as error:
+        sys.stderr.write(f"vdnn plan: {error}\n")
+        return 2
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from vdnn.report.plan_report import comparison
+    from vdnn.runtime.plan_ahead import compare
+    from vdnn.runtime.rehearsal import subject_of
+
+    if options.batch < 1:
+        raise ValueError(f"--batch: expected a number, 1 or more, got {options.batch}.")
+    hardware = _measured() if options.hardware == "measured" else options.hardware
+    make = find_function(options.function)
+    policies = [options.policy]
+    if options.compare is not None:
+        named = options.compare.split(",")
+        policies = list(planner_names()) if options.compare == "all" else [name.strip() for name in named]
+    on_progress = _progress if sys.stderr.isatty() else lambda doing: None
+    wanted: dict[str, Any] = {
+        "hardware": hardware,
+        "budget": options.budget,
+        "optimizer": options.optimizer,
+        "min_bytes": 0 if options.min_bytes == "0" else options.min_bytes,
+    }
+    reports = compare(
+        subject_of(make, options.batch),
+        policies,
+        name=options.function,
+        batch=options.batch,
+        certify=not options.no_bound,
+        on_progress=on_progress,
+        **wanted,
+    )
+    on_progress("")
+    if options.json:
+        found = [report.as_json() for report in reports]
+        sys.stdout.write(json.dumps(found if options.compare is not None else found[0], indent=2) + "\n")
+        return 0
+    lines = [str(reports[0])]
+    if options.largest_batch:
+        lines.append(f"  largest batch: {_largest_batches(make, wanted, on_progress)}")
+    if options.compare is not None:
+        lines += ["", comparison(reports)]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def _progress(doing: str) -> None:
+    """One line on a terminal, over the last."""
+    sys.stderr.write(f"\r\x1b[K{doing}")
+    sys.stderr.flush()
+
+
+def find_function(name: str) -> Callable[[int], Any]:
+    """`module:function`, found from the current directory; what is wrong with it is said in a sentence."""
+    module_name, colon, function_name = name.partition(":")
+    if not colon or not module_name or not function_name:
+        raise ValueError(f"expected MODULE:FUNCTION, such as my_models:resnet, got {name!r}.")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(f"the module {module_name!r} cannot be imported from {here}: {error}.") from error
+    function: Any = module
+    for part in function_name.split("."):
+        if not hasattr(function, part):
+            raise ValueError(f"the module {module_name!r} has no {function_name!r}.")
+        function = getattr(function, part)
+    if not callable(function):
+        raise ValueError(f"{name} is no function of a batch size: its type is {type(function).__name__}.")
+    return function
+
+
+def _measured() -> Any:
+    """The GPU that is here, as a profile: its link measured, its compute by the nearest profile's efficiency."""
+    from vdnn.runtime.measured_hardware import measured_profile
+
+    return measured_profile()
+
+
+def _largest_batches(make: Callable[[int], Any], wanted: dict[str, Any], on_progress: Callable[[str], None]) -> str:
+    """With everything kept, and with the least memory any plan reaches."""
+    from vdnn.hardware import load_profile
+    from vdnn.planning.budget import parse_budget
+    from vdnn.planning.least_memory import least_bytes
+    from vdnn.runtime.rehearsal import rehearse, subject_of
+
+    hardware = wanted["hardware"]
+    profile = load_profile(hardware) if isinstance(hardware, str) else hardware
+    known: dict[int, tuple[int, int]] = {}
+
+    def needs(batch: int) -> tuple[int, int]:
+        if batch not in known:
+            on_progress(f"trying batch {batch}")
+            recording = rehearse(
+                subject_of(make, batch), profile, optimizer=wanted["optimizer"], min_bytes=wanted["min_bytes"]
+            ).recording
+            known[batch] = recording.peak_bytes, least_bytes(recording)
+        return known[batch]
+
+    def largest(kind: int) -> int:
+        budget = profile.memory_bytes
+        if wanted["budget"] is not None:
+            budget = parse_budget(wanted["budget"]).bytes_for(profile.memory_bytes, needs(1)[1])
+        fits, high = 0, 1
+        while high <= _SEARCHED_BATCHES and needs(high)[kind] <= budget:
+            fits, high = high, 2 * high
+        while fits + 1 < high:
+            middle = (fits + high) // 2
+            fits, high = (middle, high) if needs(middle)[kind] <= budget else (fits, middle)
+        return fits
+
+    kept, least = largest(0), largest(1)
+    on_progress("")
+    return f"{kept} with everything kept, {least} with plans, on {format_bytes(profile.memory_bytes)}"

@@ -1,0 +1,143 @@
+"""What planning a step has found: one object, its JSON form, and its text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vdnn.bytesize import format_bytes
+from vdnn.plan import Action
+from vdnn.planning.memory_kinds import MemoryKinds
+from vdnn.planning.planned_step import PlannedStep
+from vdnn.timeline import Timeline, Track
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """`executed` is the same step run under the plan, in virtual time or on a device. `advice` is a sentence where the
+    planner knows beforehand that there is little to win."""
+
+    model: str
+    batch: int | None
+    hardware: str
+    planned: PlannedStep
+    memory: MemoryKinds
+    executed: Timeline | None = None
+    advice: str | None = None
+
+    @property
+    def host_bytes(self) -> int:
+        """Pinned memory for all that is away at the same time, at most."""
+        return sum(one.nbytes for one in self.planned.plan.lifetimes if one.action is not Action.KEEP)
+
+    def as_json(self) -> dict[str, Any]:
+        """Numbers in ns and bytes, as documented in docs/planning.md."""
+        planned = self.planned
+        executed = self.executed
+        return {
+            "model": self.model,
+            "batch": self.batch,
+            "hardware": self.hardware,
+            "backend": planned.recording.backend,
+            "budget_bytes": planned.plan.budget_bytes,
+            "policy": planned.plan.policy,
+            "plan_seconds": round(planned.plan_seconds, 3),
+            "memory": asdict(self.memory),
+            "predicted": {
+                "baseline_ns": planned.recording.compute_ns,
+                "step_ns": planned.timeline.step_ns,
+                "bound_ns": None if planned.bound is None else planned.bound.step_ns,
+                "peak_bytes": planned.timeline.peak_bytes,
+                "host_bytes": self.host_bytes,
+            },
+            "executed": {
+                "step_ns": None if executed is None else executed.step_ns,
+                "peak_bytes": None if executed is None else executed.peak_bytes,
+            },
+            "actions": {
+                action.name: [
+                    sum(one.action is action for one in planned.plan.lifetimes),
+                    sum(one.nbytes for one in planned.plan.lifetimes if one.action is action),
+                ]
+                for action in Action
+            },
+        }
+
+    def __str__(self) -> str:
+        planned, recording = self.planned, self.planned.recording
+        memory = self.memory
+        kinds = ", ".join(
+            f"{name.replace('_', ' ')} {format_bytes(nbytes)}"
+            for name, nbytes in asdict(memory).items()
+            if name != "floor" and nbytes
+        )
+        batch = "" if self.batch is None else f", batch {self.batch}"
+        lines = [
+            f"{self.model}{batch}, on {self.hardware} ({recording.backend})",
+            f"  memory: {kinds}",
+            f"  everything kept: peak {format_bytes(recording.peak_bytes)}, "
+            f"step {_ms(recording.compute_ns)}; the least any plan reaches is {format_bytes(memory.floor)}",
+            f"  {planned.plan.policy}, budget {_budget(planned)}: peak {format_bytes(planned.timeline.peak_bytes)}"
+            f"{'' if planned.fits else ' (OVER THE BUDGET)'}, step {_ms(planned.timeline.step_ns)}, "
+            f"{100 * (planned.slowdown - 1):.1f} % slower; planned in {planned.plan_seconds:.2f} s",
+            f"  {_certificate(planned)}",
+            f"  the peak is at {planned.peak_place}",
+            f"  moved: {format_bytes(planned.timeline.copied_bytes(Track.TO_HOST))} out, "
+            f"{format_bytes(planned.timeline.copied_bytes(Track.TO_DEVICE))} back; "
+            f"pinned host memory {format_bytes(self.host_bytes)}",
+        ]
+        if self.executed is not None:
+            lines.append(
+                f"  run in virtual time: step {_ms(self.executed.step_ns)}, "
+                f"peak {format_bytes(self.executed.peak_bytes)}"
+            )
+        if self.advice is not None:
+            lines.append(f"  note: {self.advice}")
+        return "\n".join(lines)
+
+
+def comparison(reports: Sequence[PlanReport]) -> str:
+    """One row for each: the same step under several policies."""
+    header = ("policy", "peak", "fits", "step ms", "slower", "above bound", "out", "back", "planned in")
+    rows = [header]
+    for report in reports:
+        planned = report.planned
+        bound = planned.bound
+        rows.append(
+            (
+                planned.plan.policy,
+                format_bytes(planned.timeline.peak_bytes),
+                "yes" if planned.fits else "NO",
+                f"{planned.timeline.step_ns / 1e6:.1f}",
+                f"{100 * (planned.slowdown - 1):.1f} %",
+                "" if bound is None or not planned.fits else f"{100 * bound.gap(planned.timeline.step_ns):.1f} %",
+                format_bytes(planned.timeline.copied_bytes(Track.TO_HOST)),
+                format_bytes(planned.timeline.copied_bytes(Track.TO_DEVICE)),
+                f"{planned.plan_seconds:.2f} s",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in enumerate(pairs))
+        for pairs in (list(zip(row, widths, strict=True)) for row in rows)
+    )
+
+
+def _ms(time_ns: int) -> str:
+    return f"{time_ns / 1e6:.2f} ms"
+
+
+def _budget(planned: PlannedStep) -> str:
+    budget_bytes = planned.plan.budget_bytes
+    return "none" if budget_bytes is None else format_bytes(budget_bytes)
+
+
+def _certificate(planned: PlannedStep) -> str:
+    bound = planned.bound
+    if bound is None:
+        return "not certified (that needs SciPy: pip install 'vdnn[plan]')"
+    gap = bound.gap(planned.timeline.step_ns)
+    if gap < 1e-4:
+        return "certified: no plan under this budget is faster"
+    return f"certified: at most {100 * gap:.2f} % above the fastest plan there can be ({_ms(bound.step_ns)} or more)"

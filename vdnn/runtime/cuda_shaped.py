@@ -1,0 +1,63 @@
+"""Makes a step on CPU tensors save what it would save on a GPU, as far as that is known: an audited table.
+
+CUDA tensors without data cannot run under autograd in a build of torch for the CPU, so steps are rehearsed on CPU
+tensors; and a few operations save something else there. Inside this mode they are called so that they save what the
+GPU's do:
+
+  dropout            the CPU multiplies by a mask of the input's dtype and saves that; CUDA saves one byte an element.
+                     Here: native_dropout, which is what CUDA runs.
+  attention          with dropout the CPU falls back to plain attention and saves the whole matrix; CUDA's fused
+                     kernels draw the dropout inside. Here: without the dropout, which saves the same.
+
+Left as they are, and therefore not exact: cuDNN's reserve space of recurrent layers and of batch norms in NHWC, the
+seeds of fused attention (16 bytes each), autocast's lists, which differ between the two, and workspaces, which no
+recording of tensors has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+BACKEND = "cuda, as rehearsed on the CPU"
+
+
+class CudaShaped(TorchFunctionMode):
+    """While entered, on this thread."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        translated = _TABLE.get(func)
+        return func(*args, **kwargs) if translated is None else translated(func, *args, **kwargs)
+
+
+def _dropout(
+    func: Callable[..., Any], input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Any:
+    if not training or p == 0.0 or inplace:
+        return func(input, p, training, inplace)
+    return torch.native_dropout(input, p, training)[0]
+
+
+def _torch_dropout(func: Callable[..., Any], input: torch.Tensor, p: float, train: bool) -> Any:
+    return torch.native_dropout(input, p, train)[0] if train and p > 0 else func(input, p, train)
+
+
+def _attention(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if len(args) > 4:
+        args = (*args[:4], 0.0, *args[5:])
+    kwargs.pop("dropout_p", None)
+    return func(*args, **kwargs)
+
+
+_TABLE: dict[Callable[..., Any], Callable[..., Any]] = {
+    functional.dropout: _dropout,
+    torch.dropout: _torch_dropout,
+    functional.scaled_dot_product_attention: _attention,
+}
