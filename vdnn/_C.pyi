@@ -275,6 +275,10 @@ class OrderingViolation(_Native):
     @property
     def second_stream(self) -> str: ...
     @property
+    def first_issued_at(self) -> str: ...
+    @property
+    def second_issued_at(self) -> str: ...
+    @property
     def missing(self) -> str: ...
 
 class OrderingChecker(Device):
@@ -285,6 +289,10 @@ class OrderingChecker(Device):
     @property
     def checked_accesses(self) -> int: ...
     def __init__(self, device: Device, on_violation: OnViolation = ...) -> None: ...
+    def set_origin(self, origin: str) -> None:
+        """Where in its program the calling thread is, from now on: violations say so in `first_issued_at` and
+        `second_issued_at`."""
+
     def take_violations(self) -> list[OrderingViolation]:
         """Those collected since the last call."""
 
@@ -539,7 +547,7 @@ class StepModel(_Native):
         link: LinkModel,
     ) -> None: ...
     def evaluate(
-        self, may_leave: bytes, budget_bytes: int, more_room: Sequence[tuple[int, int]] = ..., in_order: bool = False
+        self, may_leave: bytes, budget_bytes: int, more_room: Sequence[tuple[int, int]] = [], in_order: bool = False
     ) -> StepOutcome | None:
         """`may_leave` has a byte for each gap. None: the budget cannot be met with these."""
     def replay(self, absences: Sequence[tuple[int, int, int]]) -> StepOutcome: ...

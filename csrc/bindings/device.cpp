@@ -177,15 +177,20 @@ void bind_checker(py::module_& module) {
       .def_readonly("first_stream", &OrderingViolation::first_stream)
       .def_readonly("second", &OrderingViolation::second)
       .def_readonly("second_stream", &OrderingViolation::second_stream)
+      .def_readonly("first_issued_at", &OrderingViolation::first_issued_at)
+      .def_readonly("second_issued_at", &OrderingViolation::second_issued_at)
       .def_property_readonly("missing", &OrderingViolation::missing_edge)
       .def("__repr__", [](const OrderingViolation& violation) {
-        return "<OrderingViolation: " + violation.first + ", then " + violation.second + ">";
+        const auto at = [](const std::string& place) { return place.empty() ? "" : " at " + place; };
+        return "<OrderingViolation: " + violation.first + at(violation.first_issued_at) + ", then " + violation.second +
+               at(violation.second_issued_at) + ">";
       });
   py::class_<OrderingChecker, Device, std::shared_ptr<OrderingChecker>>(module, "OrderingChecker")
       .def(py::init<std::shared_ptr<Device>, OnViolation>(), arg("device").none(false),
            arg("on_violation") = OnViolation::Throw)
       .def_property_readonly("inner", &OrderingChecker::inner)
       .def_property_readonly("checked_accesses", &OrderingChecker::checked_accesses)
+      .def("set_origin", &OrderingChecker::set_origin, arg("origin"))
       .def("take_violations", &OrderingChecker::take_violations);
 }
 

@@ -14,9 +14,10 @@ namespace py = pybind11;
 namespace vdnn {
 namespace {
 
-// The device as users made it, perhaps a checker, and the simulated one in it.
+// The device as users made it, the checker if it is one, and the simulated one in it.
 struct Owner {
   std::shared_ptr<Device> device;
+  OrderingChecker* checker;
   SimDevice* sim;
   std::uint32_t device_id;
   VdnnSimTable table;
@@ -79,13 +80,17 @@ std::uintptr_t allocate(void* device, std::uint64_t bytes) {
   return owner(device).device->allocate_device(bytes);
 }
 
+void set_origin(void* device, const char* origin) {
+  if (owner(device).checker != nullptr) owner(device).checker->set_origin(origin);
+}
+
 py::capsule table_of(const std::shared_ptr<Device>& device) {
   const auto checker = std::dynamic_pointer_cast<OrderingChecker>(device);
   auto* sim = dynamic_cast<SimDevice*>(checker == nullptr ? device.get() : checker->inner().get());
   if (sim == nullptr) throw InvalidArgument("device", "a SimDevice, or a checker of one", device->info().name);
-  auto* made = new Owner{device, sim, sim->id(), {}};
-  made->table = {vdnn_sim_table_version, made,        &enqueue, &record, &wait,    &query,
-                 &synchronize,           &drop_event, &drain,   &note,   &allocate};
+  auto* made = new Owner{device, checker.get(), sim, sim->id(), {}};
+  made->table = {vdnn_sim_table_version, made,        &enqueue, &record, &wait,     &query,
+                 &synchronize,           &drop_event, &drain,   &note,   &allocate, &set_origin};
   return py::capsule(&made->table, vdnn_sim_table_name, [](PyObject* capsule) {
     auto* table = static_cast<VdnnSimTable*>(PyCapsule_GetPointer(capsule, vdnn_sim_table_name));
     delete static_cast<Owner*>(table->device);

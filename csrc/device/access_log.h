@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct LoggedAccess {
   std::uint64_t number = 0;  // of the operation, along its stream
   Access access = Access::Read;
   std::string label;
+  std::shared_ptr<const std::string> origin;  // where in a program it was issued, if somebody has said so
 };
 
 class AccessLog {

@@ -32,6 +32,11 @@ std::vector<OrderingViolation> OrderingChecker::take_violations() {
   return std::exchange(violations_, {});
 }
 
+void OrderingChecker::set_origin(std::string_view origin) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  origins_[std::this_thread::get_id()] = std::make_shared<const std::string>(origin);
+}
+
 std::uint64_t OrderingChecker::checked_accesses() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return checked_accesses_;
@@ -51,6 +56,8 @@ OrderingViolation OrderingChecker::describe(ByteRange range, const LoggedAccess&
   violation.first_stream = inner_->stream_name({device_id_, first.stream});
   violation.second = phrase(second);
   violation.second_stream = inner_->stream_name({device_id_, second.stream});
+  if (first.origin != nullptr) violation.first_issued_at = *first.origin;
+  if (second.origin != nullptr) violation.second_issued_at = *second.origin;
   return violation;
 }
 
@@ -60,9 +67,14 @@ void OrderingChecker::check_operation(Stream stream, const std::vector<Claim>& c
   device_id_ = stream.device_id;
   VectorClock& clock = clock_of(stream);
   const std::uint64_t number = clock.tick(stream.index);
+  std::shared_ptr<const std::string> origin;
+  if (!origins_.empty()) {
+    const auto known = origins_.find(std::this_thread::get_id());
+    if (known != origins_.end()) origin = known->second;
+  }
   std::vector<OrderingViolation> found;
   for (const Claim& claim : claims) {
-    const LoggedAccess access{stream.index, number, claim.access, label};
+    const LoggedAccess access{stream.index, number, claim.access, label, origin};
     checked_accesses_ += claim.range.bytes != 0;
     log_.add(claim.range, access, [&](ByteRange range, const LoggedAccess& earlier) {
       if (clock.at(earlier.stream) < earlier.number) found.push_back(describe(range, earlier, access));

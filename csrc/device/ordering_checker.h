@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "device/access_log.h"
@@ -25,6 +26,8 @@ struct OrderingViolation {
   std::string first_stream;
   std::string second;
   std::string second_stream;
+  std::string first_issued_at;  // see set_origin; empty if nobody has said
+  std::string second_issued_at;
   [[nodiscard]] std::string missing_edge() const;
 };
 
@@ -36,6 +39,8 @@ class OrderingChecker final : public Device {
 
   // Those collected since the last call.
   [[nodiscard]] std::vector<OrderingViolation> take_violations();
+  // Says where in its program the calling thread is, from now on: violations repeat it. Nobody has to say.
+  void set_origin(std::string_view origin);
   // Accesses checked so far: a test that checked nothing proves nothing.
   [[nodiscard]] std::uint64_t checked_accesses() const;
   [[nodiscard]] const std::shared_ptr<Device>& inner() const noexcept { return inner_; }
@@ -86,6 +91,7 @@ class OrderingChecker final : public Device {
   std::map<Address, std::uint64_t> bytes_by_address_;  // of what was allocated through the checker
   std::vector<OrderingViolation> violations_;
   std::uint64_t checked_accesses_ = 0;
+  std::map<std::thread::id, std::shared_ptr<const std::string>> origins_;
 };
 
 }  // namespace vdnn

@@ -146,7 +146,9 @@ def test_a_failure_on_a_stream_is_told_at_the_next_wait() -> None:
         with pytest.raises(RuntimeError, match="failed on the deferred accelerator"):
             accelerator.synchronize()  # as on a GPU: it does not go away
         accelerator._extension.stop()  # left without a last wait, which would raise it once more
-        accelerator._extension.start(accelerator._table, [stream.index for stream in accelerator._streams], 1 << 20)
+        accelerator._extension.start(
+            accelerator._table, [stream.index for stream in accelerator._streams], 1 << 20, None
+        )
 
 
 def how_far_copies_lag(mode: Mode, seed: int) -> float:

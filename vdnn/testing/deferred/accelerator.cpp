@@ -16,8 +16,12 @@ thread_local std::size_t the_current_stream = 0;
 }  // namespace
 
 Accelerator::Accelerator(const VdnnSimTable& table, std::shared_ptr<void> owner, std::vector<std::uint32_t> streams,
-                         std::uint64_t capacity_bytes)
-    : table_(table), owner_(std::move(owner)), streams_(streams), memory_(table, std::move(streams), capacity_bytes) {}
+                         std::uint64_t capacity_bytes, std::function<std::string()> origin)
+    : table_(table),
+      owner_(std::move(owner)),
+      streams_(streams),
+      memory_(table, std::move(streams), capacity_bytes),
+      origin_(std::move(origin)) {}
 
 const std::shared_ptr<Accelerator>& Accelerator::running() {
   TORCH_CHECK(the_accelerator != nullptr, "no deferred accelerator is running: enter one first");
@@ -48,6 +52,10 @@ void Accelerator::set_current_stream(std::size_t stream) {
 
 std::size_t Accelerator::next_pool_stream() {
   return streams_.size() == 1 ? 0 : 1 + next_stream_++ % (streams_.size() - 1);
+}
+
+void Accelerator::say_origin() const {
+  if (origin_) table_.set_origin(table_.device, origin_().c_str());
 }
 
 void Accelerator::drain(std::size_t stream) {

@@ -4,6 +4,7 @@
 
 #include <c10/core/Stream.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -17,8 +18,9 @@ namespace vdnn::deferred {
 class Accelerator {
  public:
   // `owner` keeps the table's device alive.
+  // `origin` tells where in its program the calling thread is, if that is asked for: then before every operation.
   Accelerator(const VdnnSimTable& table, std::shared_ptr<void> owner, std::vector<std::uint32_t> streams,
-              std::uint64_t capacity_bytes);
+              std::uint64_t capacity_bytes, std::function<std::string()> origin);
 
   // Throws when none has been started.
   [[nodiscard]] static const std::shared_ptr<Accelerator>& running();
@@ -36,6 +38,7 @@ class Accelerator {
   [[nodiscard]] StreamOrderedMemory& memory() { return memory_; }
   [[nodiscard]] std::size_t next_pool_stream();
 
+  void say_origin() const;
   void drain(std::size_t stream);
   void drain_all();
   // An operation could not be deferred: it waited for everything, and ran on the calling thread.
@@ -52,6 +55,7 @@ class Accelerator {
   const std::shared_ptr<void> owner_;
   const std::vector<std::uint32_t> streams_;
   StreamOrderedMemory memory_;
+  const std::function<std::string()> origin_;
   std::atomic<std::uint64_t> deferred_{0};
   std::atomic<std::size_t> next_stream_{0};
   std::mutex mutex_;  // guards what follows

@@ -23,6 +23,7 @@ from vdnn import _C
 from vdnn.bytesize import parse_bytes
 from vdnn.runtime.tensor_device import TensorDevice
 from vdnn.testing.deferred.extension import TORCH_TYPE, load_extension
+from vdnn.testing.deferred.origins import program_origin
 
 
 class Mode(Enum):
@@ -36,7 +37,11 @@ class Mode(Enum):
 
 
 class DeferredAccelerator(TensorDevice):
-    """Only one at a time in a process. Tensors made in it are of no use after it."""
+    """Only one at a time in a process. Tensors made in it are of no use after it.
+
+    With `stacks`, a violation says where in the program each side was issued: `first_issued_at`, `second_issued_at`.
+    That is looked up at every operation, which then takes twice as long.
+    """
 
     torch_type = TORCH_TYPE
 
@@ -48,6 +53,7 @@ class DeferredAccelerator(TensorDevice):
         capacity: int | str = "256MiB",
         streams: int = 4,
         checked: bool = True,
+        stacks: bool = False,
     ) -> None:
         if streams < 1:
             raise ValueError(f"streams: expected 1 or more, got {streams}.")
@@ -61,6 +67,7 @@ class DeferredAccelerator(TensorDevice):
         self.simulated = _C.SimDevice(schedule=schedule, seed=seed, name=f"deferred accelerator ({mode.name})")
         self._checker = _C.OrderingChecker(self.simulated, on_violation=_C.OnViolation.COLLECT) if checked else None
         self.device = self.simulated if self._checker is None else self._checker
+        self._stacks = stacks and checked
         self._streams = [self.device.create_stream(_name(number)) for number in range(streams)]
         if mode is not Mode.RANDOM:
             self.simulated.set_eager(self._streams[0], mode in (Mode.EARLY, Mode.COPIES_LATE))
@@ -69,7 +76,8 @@ class DeferredAccelerator(TensorDevice):
         self._is_running = False
 
     def __enter__(self) -> DeferredAccelerator:
-        self._extension.start(self._table, [stream.index for stream in self._streams], self._capacity_bytes)
+        origin = program_origin if self._stacks else None
+        self._extension.start(self._table, [stream.index for stream in self._streams], self._capacity_bytes, origin)
         self._is_running = True
         return self
 
@@ -87,6 +95,8 @@ class DeferredAccelerator(TensorDevice):
             self.device.close()
 
     def current_stream(self) -> _C.Stream:
+        if self._stacks and self._checker is not None:
+            self._checker.set_origin(program_origin())  # of what a hook of the runtime issues next
         number: int = self._extension.current_stream()
         return self._streams[number]
 

@@ -41,6 +41,7 @@ class Call {
   }
 
   void make() {
+    accelerator_.say_origin();
     const auto shapes = shapes_of(operation_, arguments_);
     if (!shapes.has_value()) {
       run_synchronously();

@@ -9,17 +9,34 @@ namespace py = pybind11;
 using vdnn::deferred::Accelerator;
 using vdnn::deferred::MemoryStats;
 
-void start(py::capsule capsule, const std::vector<std::uint32_t>& streams, std::uint64_t capacity_bytes) {
+// Dropped with the GIL, wherever the last hold on it goes.
+std::shared_ptr<PyObject> held(py::object object) {
+  return {object.release().ptr(), [](PyObject* last) {
+            if (!Py_IsInitialized()) return;
+            const py::gil_scoped_acquire gil;
+            Py_DECREF(last);
+          }};
+}
+
+// Calls into Python: never under a lock of ours.
+std::function<std::string()> asking(py::object origin) {
+  if (origin.is_none()) return {};
+  return [function = held(std::move(origin))]() -> std::string {
+    if (!Py_IsInitialized()) return "";
+    const py::gil_scoped_acquire gil;
+    const py::error_scope raised_meanwhile;  // memory may be let go of while an exception is on its way
+    return py::reinterpret_borrow<py::object>(function.get())().cast<std::string>();
+  };
+}
+
+void start(py::capsule capsule, const std::vector<std::uint32_t>& streams, std::uint64_t capacity_bytes,
+           py::object origin) {
   const auto* table = capsule.get_pointer<VdnnSimTable>();
   TORCH_CHECK(table->version == vdnn_sim_table_version,
               "the native core and the deferred accelerator differ: build both");
   // Tensors and events may outlive the program's own hold on the device, and die on any thread.
-  const std::shared_ptr<void> owner(capsule.release().ptr(), [](void* held) {
-    if (!Py_IsInitialized()) return;
-    const py::gil_scoped_acquire gil;
-    Py_DECREF(static_cast<PyObject*>(held));
-  });
-  Accelerator::start(std::make_shared<Accelerator>(*table, owner, streams, capacity_bytes));
+  const auto owner = std::static_pointer_cast<void>(held(std::move(capsule)));
+  Accelerator::start(std::make_shared<Accelerator>(*table, owner, streams, capacity_bytes, asking(std::move(origin))));
 }
 
 }  // namespace

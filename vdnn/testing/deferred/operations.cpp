@@ -94,6 +94,7 @@ std::int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, co
 
 void wait_for(const at::Tensor& tensor, const char* label) {
   auto& accelerator = *Accelerator::running();
+  accelerator.say_origin();
   note(accelerator, tensor, read_access, label);
   accelerator.drain(Accelerator::current_stream());
 }

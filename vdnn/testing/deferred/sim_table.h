@@ -22,7 +22,9 @@ struct VdnnSimTable {
   void (*note)(void* device, std::uintptr_t address, std::uint64_t bytes, int access, std::uint32_t stream,
                const char* label);
   std::uintptr_t (*allocate)(void* device, std::uint64_t bytes);
+  // Where in its program the calling thread is, for a checker's violations.
+  void (*set_origin)(void* device, const char* origin);
 };
 
-inline constexpr std::uint32_t vdnn_sim_table_version = 1;
+inline constexpr std::uint32_t vdnn_sim_table_version = 2;
 inline constexpr const char* vdnn_sim_table_name = "vdnn.sim_table";

@@ -21,6 +21,7 @@ void end_lease(void* context) {
   const auto accelerator = lease->accelerator.lock();
   if (accelerator == nullptr) return;
   try {
+    accelerator->say_origin();
     accelerator->memory().free(lease->block);
   } catch (const std::exception& error) {
     accelerator->failed(std::string("freeing memory: ") + error.what());
