@@ -296,6 +296,14 @@ class OrderingChecker(Device):
     def take_violations(self) -> list[OrderingViolation]:
         """Those collected since the last call."""
 
+class IssueLog(Device):
+    """Wraps `device` and writes down what is put on its streams: "record s1 e3", "wait s2 e3", "copy_d2h s1 4096",
+    with streams and records numbered by first mention. `close()` closes the wrapped device."""
+
+    def __init__(self, device: Device) -> None: ...
+    def take_issues(self) -> list[str]:
+        """Those since the last call, in order."""
+
 def driver_status(library: str = "libcuda.so.1") -> _DriverStatus:
     """Whether the driver can be loaded, its version (12040 for 12.4), its devices; else the reason."""
 

@@ -10,6 +10,7 @@
 #include "device/cuda_device.h"
 #include "device/driver_library.h"
 #include "device/errors.h"
+#include "device/issue_log.h"
 #include "device/ordering_checker.h"
 #include "device/sim_device.h"
 
@@ -194,6 +195,12 @@ void bind_checker(py::module_& module) {
       .def("take_violations", &OrderingChecker::take_violations);
 }
 
+void bind_issue_log(py::module_& module) {
+  py::class_<IssueLog, Device, std::shared_ptr<IssueLog>>(module, "IssueLog")
+      .def(py::init<std::shared_ptr<Device>>(), arg("device").none(false))
+      .def("take_issues", &IssueLog::take_issues);
+}
+
 }  // namespace
 
 void bind_device(py::module_& module) {
@@ -201,6 +208,7 @@ void bind_device(py::module_& module) {
   bind_interface(module);
   bind_devices(module);
   bind_checker(module);
+  bind_issue_log(module);
   module.attr("DEFAULT_DRIVER_LIBRARY") = default_driver_library;
   module.def(
       "driver_status",
