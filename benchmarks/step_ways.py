@@ -117,6 +117,6 @@ VDNN_ALL = _vdnn("vdnn-all", "vdnn-all")
 # What measuring costs.
 VDNN_ALL_UNMEASURED = _vdnn("vdnn-all, not measured", "vdnn-all", measure=False)
 VDNN_CONV = _vdnn("vdnn-conv", "vdnn-conv")
-VDNN_BUDGET = _vdnn(f"vdnn, budget {BUDGET_PART:.0%}", "vdnn-all", has_budget=True)
+VDNN_BUDGET = _vdnn(f"vdnn, budget {BUDGET_PART:.0%}", "auto", has_budget=True)
 # Plain goes first, because others are compared with it; what takes longest goes last.
 STEP_WAYS = (PLAIN, CHECKPOINTING, VDNN_ALL, VDNN_ALL_UNMEASURED, VDNN_CONV, VDNN_BUDGET, PINNED, PAGEABLE)

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 
 from vdnn.bytesize import format_bytes, parse_bytes
 from vdnn.errors import BudgetError, VdnnError
-from vdnn.plan import Plan
 from vdnn.recording import Recording
+from vdnn.step_plan import Plan
 from vdnn.timeline import Timeline
 from vdnn.torch_requirement import require_torch
 
 if TYPE_CHECKING:
+    from vdnn.planning.policies import register_policy
+    from vdnn.report.plan_report import PlanReport
     from vdnn.runtime.offload import keep, offload, paused
+    from vdnn.runtime.plan_ahead import plan
     from vdnn.runtime.save_on_cpu import save_on_cpu
     from vdnn.runtime.session import Session
     from vdnn.runtime.virtual_machine import VirtualMachine
@@ -27,6 +30,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "BudgetError",
     "Plan",
+    "PlanReport",
     "Recording",
     "Session",
     "Timeline",
@@ -38,6 +42,8 @@ __all__ = [
     "offload",
     "parse_bytes",
     "paused",
+    "plan",
+    "register_policy",
     "require_torch",
     "save_on_cpu",
 ]
@@ -49,11 +55,18 @@ _RUNTIME_NAMES = {
     "keep": "vdnn.runtime.offload",
     "offload": "vdnn.runtime.offload",
     "paused": "vdnn.runtime.offload",
+    "plan": "vdnn.runtime.plan_ahead",
     "save_on_cpu": "vdnn.runtime.save_on_cpu",
 }
 
 
+# Names of planning, which needs the native core and no torch.
+_PLANNING_NAMES = {"PlanReport": "vdnn.report.plan_report", "register_policy": "vdnn.planning.policies"}
+
+
 def __getattr__(name: str) -> object:
+    if name in _PLANNING_NAMES:
+        return getattr(importlib.import_module(_PLANNING_NAMES[name]), name)
     if name in _RUNTIME_NAMES:
         require_torch()
         return getattr(importlib.import_module(_RUNTIME_NAMES[name]), name)

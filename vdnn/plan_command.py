@@ -13,7 +13,6 @@ from typing import Any
 from vdnn.bytesize import format_bytes
 from vdnn.errors import BudgetError, VdnnError
 from vdnn.hardware import profile_names
-from vdnn.planning.policies import planner_names
 from vdnn.torch_requirement import require_torch
 
 _SEARCHED_BATCHES = 1 << 20
@@ -39,7 +38,7 @@ def add_plan_command(commands: Any) -> None:
     command.add_argument(
         "--budget", metavar="SIZE", help='bytes such as 12GiB, a share of the card such as 80%%, or "min"; default: all'
     )
-    command.add_argument("--policy", default="auto", metavar="NAME", help=f"one of {', '.join(planner_names())}")
+    command.add_argument("--policy", default="auto", metavar="NAME", help="default: auto; docs/policies.md lists them")
     command.add_argument(
         "--compare", metavar="NAMES", help='several policies, separated by commas, or "all": one row for each'
     )
@@ -64,6 +63,7 @@ def run_plan_command(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from vdnn.planning.policies import planner_names
     from vdnn.report.plan_report import comparison
     from vdnn.runtime.plan_ahead import compare
     from vdnn.runtime.rehearsal import subject_of
@@ -131,7 +131,8 @@ def find_function(name: str) -> Callable[[int], Any]:
         function = getattr(function, part)
     if not callable(function):
         raise ValueError(f"{name} is no function of a batch size: its type is {type(function).__name__}.")
-    return function
+    made: Callable[[int], Any] = function
+    return made
 
 
 def _measured() -> Any:

@@ -19,7 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "vdnn.errors",
         "vdnn.recording",
         "vdnn.timeline",
-        "vdnn.plan",
+        "vdnn.step_plan",
         "vdnn.hardware",
         "vdnn.json_form",
         "vdnn.torch_requirement",
@@ -51,6 +51,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("vdnn.runtime.storage_table", "vdnn.runtime.integrity", "vdnn.runtime.lookahead", "vdnn.runtime.packed_view"),
     ("vdnn.runtime.module_watch",),
     ("vdnn.runtime.recorder", "vdnn.runtime.executor", "vdnn.runtime.meter"),
+    ("vdnn.runtime.budget_planner",),
+    ("vdnn.runtime.plan_book",),
     ("vdnn.runtime.step_watch",),
     ("vdnn.runtime.packer",),
     ("vdnn.runtime.session_report",),
@@ -74,7 +76,7 @@ TORCH_FREE = (
     "vdnn.cli",
     "vdnn.errors",
     "vdnn.bytesize",
-    "vdnn.plan",
+    "vdnn.step_plan",
     "vdnn.hardware",
 )
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.planning.recordings import RESIDENT, any_recording, chain
-from vdnn.plan import Absence, Action, PlannedLifetime
 from vdnn.planning.footprint import absent_intervals, interval_bytes, offload_everything
 from vdnn.recording import Lifetime, Recording
+from vdnn.step_plan import Absence, Action, PlannedLifetime
 
 
 def keep(recording: Recording) -> list[PlannedLifetime]:

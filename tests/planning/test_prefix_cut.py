@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tests.planning.recordings import RESIDENT, any_recording, chain
 from vdnn.errors import BudgetError
-from vdnn.plan import Absence, Action, PlannedLifetime
 from vdnn.planning.footprint import interval_bytes
 from vdnn.planning.policies.prefix_cut import prefix_cut
 from vdnn.recording import Lifetime, Recording
+from vdnn.step_plan import Absence, Action, PlannedLifetime
 
 
 def test_a_step_that_fits_is_kept_whole() -> None:

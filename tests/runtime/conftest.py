@@ -15,9 +15,9 @@ import torch
 from tests.conftest import SCHEDULE_IDS, SCHEDULES
 from tests.runtime.side_by_side import assert_nothing_alive
 from vdnn import _C
-from vdnn.plan import Plan
 from vdnn.runtime.offload import offload
 from vdnn.runtime.session import Session
+from vdnn.step_plan import Plan
 
 
 class OpenSession(Protocol):

@@ -23,6 +23,7 @@ from tests.runtime.virtual_training import train
 from vdnn import Plan, Recording, Timeline, VirtualMachine
 from vdnn.errors import VdnnError
 from vdnn.json_form import FormatError
+from vdnn.planning.policies import policy_names
 from vdnn.planning.policies.vdnn_all import VdnnAll
 from vdnn.runtime.counters import Kept
 from vdnn.runtime.session import Session
@@ -32,13 +33,13 @@ TITAN_X = VirtualMachine("titan-x")
 A_SIZE = 'expected a size such as "12GiB", "1.5 GB" or an int of bytes'
 CLOCK = "budgets and measure=True need a clock and a count of memory, which tensors on the CPU do not have: use a GPU"
 DEVICES = "device: expected 'cuda', 'sim', a VirtualMachine or a device of the native core"
-POLICIES = "policy: expected one of 'keep', 'vdnn-all', 'vdnn-conv'"
+POLICIES = "policy: expected one of " + ", ".join(map(repr, policy_names()))
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"policy": "everything"}, ValueError, f"{POLICIES}, got 'everything'."),
-    ({"policy": 3}, TypeError, f"{POLICIES} or an OnlinePolicy, got int."),
-    ({"policy": VdnnAll}, TypeError, f"{POLICIES} or an OnlinePolicy, got ABCMeta."),
-    ({"policy": None}, TypeError, f"{POLICIES} or an OnlinePolicy, got NoneType."),
+    ({"policy": 3}, TypeError, f"{POLICIES} or a policy, got int."),
+    ({"policy": VdnnAll}, TypeError, f"{POLICIES} or a policy, got ABCMeta."),
+    ({"policy": None}, TypeError, f"{POLICIES} or a policy, got NoneType."),
     ({"device": "tpu"}, ValueError, f"{DEVICES}, got 'tpu'."),
     ({"device": "cuda:0"}, ValueError, f"{DEVICES}, got 'cuda:0'."),
     ({"device": torch.device("cuda")}, TypeError, f"{DEVICES}, got device."),

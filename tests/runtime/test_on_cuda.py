@@ -256,7 +256,7 @@ def test_a_budget_is_kept(place: Place) -> None:
     plain_peak_bytes = place.peak_bytes_of(step)
     model.zero_grad(set_to_none=True)
     budget_bytes = int(0.7 * plain_peak_bytes)
-    session = place.open(budget=budget_bytes)
+    session = place.open("auto", budget=budget_bytes)
     with session:
         for index in range(6):
             peak_bytes = place.peak_bytes_of(step)

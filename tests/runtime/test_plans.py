@@ -15,13 +15,19 @@ import vdnn
 from tests.runtime.conftest import OpenSession
 from tests.runtime.side_by_side import assert_nothing_alive, assert_same_as_plain
 from tests.runtime.virtual_training import MODELS, loss_of, train, trained_virtually
-from vdnn.errors import BudgetError
-from vdnn.plan import Action, Plan, PlannedLifetime, make_plan
+from vdnn.errors import BudgetError, VdnnError
+from vdnn.hardware import load_profile
+from vdnn.planning.costs import profile_costs
 from vdnn.planning.footprint import interval_bytes, offload_everything
+from vdnn.planning.least_memory import least_bytes
+from vdnn.planning.planned_step import plan_step
+from vdnn.planning.policies import planner_names
 from vdnn.planning.policies.prefix_cut import prefix_cut
 from vdnn.recording import Recording
+from vdnn.runtime.budget_planner import BudgetPlanner
 from vdnn.runtime.virtual_machine import VirtualMachine
-from vdnn.timeline import Track
+from vdnn.step_plan import Absence, Action, Plan, PlannedLifetime, make_plan
+from vdnn.timeline import Timeline, Track
 
 
 def recording_of(name: str) -> Recording:
@@ -37,10 +43,6 @@ def recording_with_data(name: str) -> Recording:
         session.close()
     assert session.recording is not None
     return session.recording
-
-
-def least_bytes(recording: Recording) -> int:
-    return max(interval_bytes(recording, offload_everything(recording)))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 1.0])
@@ -174,7 +176,7 @@ def test_one_save_more_does_not_shift_those_behind_it(schedule: Any) -> None:
     torch.manual_seed(0)
     with VirtualMachine("titan-x", fake=False, schedule=schedule) as machine:
         model, x = Sometimes(), torch.randn(64, 16)
-        with vdnn.offload(device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
+        with vdnn.offload("vdnn-all", device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
             model(x).sum().backward()
         assert session.recording is not None
         plan = make_plan(session.recording, "everything", offload_everything(session.recording))
@@ -199,7 +201,7 @@ def test_a_branch_that_never_runs_holds_nothing_up() -> None:
     with VirtualMachine("titan-x") as machine:
         model, x = Sometimes(), torch.randn(64, 16)
         model.asked = True
-        with vdnn.offload(device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
+        with vdnn.offload("vdnn-all", device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
             model(x).sum().backward()
         assert session.recording is not None
         plan = make_plan(session.recording, "everything", offload_everything(session.recording))
@@ -225,14 +227,72 @@ def test_two_models_in_turn_get_a_plan_each() -> None:
                     optimizer.step()
                     optimizer.zero_grad()
     assert session._steps is not None
-    assert len(session._steps._executors) == 2
+    assert len(session._steps._plans._entries) == 2
     assert session._steps.first_difference is None
 
 
 def test_a_plan_that_contradicts_itself_is_refused() -> None:
     plan = prefix_cut(recording_of("chain"), recording_of("chain").peak_bytes)
-    backwards = PlannedLifetime(10, Action.OFFLOAD, (vdnn.plan.Absence(5, 3),))
+    backwards = PlannedLifetime(10, Action.OFFLOAD, (Absence(5, 3),))
     with pytest.raises(vdnn.VdnnError, match="lifetime 0 goes at 5 and comes back at 3"):
         dataclasses.replace(plan, lifetimes=(backwards, *plan.lifetimes[1:]))
     with pytest.raises(vdnn.VdnnError, match="lifetime 0 is to offload, with"):
         dataclasses.replace(plan, lifetimes=(PlannedLifetime(10, Action.OFFLOAD), *plan.lifetimes[1:]))
+
+
+def test_a_step_over_its_budget_leads_to_a_tighter_plan(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A planner that is wrong by 20 kB: the second plan makes up for it, and both are said."""
+    right = BudgetPlanner.plan
+
+    def too_much(self: BudgetPlanner, recording: Recording, timeline: Timeline | None, tightened: int = 0) -> Plan:
+        return right(self, recording, timeline, tightened - 20_000)
+
+    recording = recording_of("resnet")
+    budget = (least_bytes(recording) + recording.peak_bytes) // 2
+    monkeypatch.setattr(BudgetPlanner, "plan", too_much)
+    with caplog.at_level(logging.WARNING, logger="vdnn"):
+        session = trained_virtually("resnet", budget=budget, steps=7)
+    assert session.timeline is not None
+    assert session.timeline.peak_bytes <= budget
+    said = [record.message for record in caplog.records if "more than its budget" in record.message]
+    assert 1 <= len(said) <= 3
+
+
+def test_what_the_host_cannot_hold_is_refused_with_both_numbers() -> None:
+    recording = recording_of("resnet")
+    budget = (least_bytes(recording) + recording.peak_bytes) // 2
+    with pytest.raises(VdnnError, match=r"host_budget 4.00 KiB is too small: to stay under .* have to leave it"):
+        trained_virtually("resnet", budget=budget, host_budget="4KiB", steps=4)
+
+
+def test_a_policy_without_a_plan_that_fits_says_what_it_needs() -> None:
+    recording = recording_of("resnet")
+    with pytest.raises(VdnnError, match=r"policy 'keep' has no plan under .*'auto' finds one from"):
+        trained_virtually("resnet", "keep", budget=least_bytes(recording), steps=4)
+
+
+@pytest.mark.parametrize("policy", planner_names())
+def test_every_policy_is_run_as_it_foretells(policy: str) -> None:
+    """In time to the nanosecond, in bytes to the byte, copy by copy."""
+    recording = recording_of("join")
+    costs = profile_costs(load_profile("titan-x"))
+    budget = (least_bytes(recording) + recording.peak_bytes) // 2
+    planned = plan_step(recording, costs, budget, policy)
+    timeline = trained_virtually("join", planned.plan).timeline
+    assert timeline is not None
+    assert dataclasses.replace(timeline, source="predicted") == planned.timeline
+
+
+def test_shares_and_the_least_are_budgets() -> None:
+    recording = recording_of("resnet")
+    least = trained_virtually("resnet", budget="min", steps=4)
+    assert least.plan is not None
+    assert least.plan.budget_bytes == least_bytes(recording)
+    share = trained_virtually("resnet", budget="50%", steps=4)
+    assert share.plan is not None
+    assert share.plan.budget_bytes == load_profile("titan-x").memory_bytes // 2
+    everything = trained_virtually("resnet", "auto", steps=4)
+    assert everything.plan is not None
+    assert everything.plan.budget_bytes == load_profile("titan-x").memory_bytes

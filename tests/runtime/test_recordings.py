@@ -34,7 +34,7 @@ def test_of_a_chain_it_can_be_said_by_hand() -> None:
     """x -> tanh -> tanh -> sum: two maps of 4,000 bytes, each saved once, used in reverse."""
     with VirtualMachine("titan-x") as machine:
         x = torch.randn(1000, requires_grad=True)
-        with vdnn.offload(device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
+        with vdnn.offload("vdnn-all", device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
             x.tanh().tanh().sum().backward()
             session.step()
     recording = session.recording
@@ -69,7 +69,7 @@ def test_compute_time_is_without_stalls() -> None:
 def test_a_storage_that_the_program_holds_is_known_to_be_held() -> None:
     with VirtualMachine("titan-x") as machine:
         x = torch.randn(1000, requires_grad=True)
-        with vdnn.offload(device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
+        with vdnn.offload("vdnn-all", device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
             held = x.tanh()
             held.tanh().sum().backward()
             session.step()
@@ -84,7 +84,7 @@ def test_a_storage_that_the_program_holds_is_known_to_be_held() -> None:
 def test_views_and_shared_saves_are_one_lifetime() -> None:
     with VirtualMachine("titan-x") as machine:
         x = torch.randn(32, 32, requires_grad=True)
-        with vdnn.offload(device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
+        with vdnn.offload("vdnn-all", device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
             y = x.tanh()  # saved as a result, as an operand twice, and as its transpose
             (y * y.t()).sum().backward()
             session.step()

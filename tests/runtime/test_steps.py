@@ -22,7 +22,7 @@ def machine() -> Iterator[VirtualMachine]:
 
 
 def opened(machine: VirtualMachine, **options: int) -> Session:
-    return vdnn.offload(device=machine, min_bytes=0, measure=True, **options)
+    return vdnn.offload("vdnn-all", device=machine, min_bytes=0, measure=True, **options)
 
 
 def saves_of_last_step(session: Session) -> int:

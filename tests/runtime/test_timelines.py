@@ -58,7 +58,7 @@ def test_a_stall_is_as_long_as_the_link_makes_it() -> None:
     with VirtualMachine(profile) as machine:
         x = torch.randn(10_000_000, requires_grad=True)
         with vdnn.offload(
-            device=machine, min_bytes=0, measure=True, warmup_steps=0, offload_window=1, reload_window=1
+            "vdnn-all", device=machine, min_bytes=0, measure=True, warmup_steps=0, offload_window=1, reload_window=1
         ) as session:
             y = x.tanh()
             z = y.tanh()
@@ -83,7 +83,9 @@ def test_a_faster_link_means_shorter_stalls() -> None:
     def stall_ns(profile: HardwareProfile) -> int:
         with VirtualMachine(profile) as machine:
             x = torch.randn(1_000_000, requires_grad=True)
-            with vdnn.offload(device=machine, min_bytes=0, measure=True, warmup_steps=0, offload_window=1) as session:
+            with vdnn.offload(
+                "vdnn-all", device=machine, min_bytes=0, measure=True, warmup_steps=0, offload_window=1
+            ) as session:
                 x.tanh().tanh().tanh().sum().backward()
                 session.step()
         assert session.timeline is not None
@@ -95,7 +97,7 @@ def test_a_faster_link_means_shorter_stalls() -> None:
 def test_peaks_are_what_the_machine_counted() -> None:
     with VirtualMachine("titan-x") as machine:
         model, inputs = MODELS["resnet"]()
-        with vdnn.offload(device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
+        with vdnn.offload("vdnn-all", device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
             machine.reset_peak()
             model(*inputs).sum().backward()
             session.step()

@@ -270,9 +270,9 @@ def test_a_peak_that_offloading_cannot_lower_is_said_before_anybody_pays() -> No
     assert kept_after_forward - after_forward >= 3 * 256 * 256 * 4
     assert peak_offloaded == peak
     with pytest.raises(BudgetError, match="after the last use .*, even with everything offloaded") as refused:
-        checkpointed_step("vdnn-all", budget=peak - 1)
+        checkpointed_step("auto", budget=peak - 1)
     assert refused.value.least_bytes == peak
-    _, _, session = checkpointed_step("vdnn-all", budget=peak)
+    _, _, session = checkpointed_step("auto", budget=peak)
     assert session.plan is not None
     assert session.plan.offloaded_bytes == 0, "what would gain nothing stays"
 
@@ -300,12 +300,12 @@ def test_a_budget_offloads_the_least_that_fits_and_keeps_to_it() -> None:
     last = blind
     for tenths in (3, 6, 9):
         budget = blind.peak_bytes + tenths * (keep.peak_bytes - blind.peak_bytes) // 10
-        planned = measured_step("vdnn-all", budget=budget)
+        planned = measured_step("auto", budget=budget)
         assert planned.peak_bytes <= budget
         assert planned.copied_bytes(Track.TO_HOST) < last.copied_bytes(Track.TO_HOST)
         assert keep.step_ns <= planned.step_ns <= last.step_ns
         last = planned
     assert last.step_ns < 1.05 * keep.step_ns
-    roomy = measured_step("vdnn-all", budget=keep.peak_bytes)
+    roomy = measured_step("auto", budget=keep.peak_bytes)
     assert roomy.copied_bytes(Track.TO_HOST) == 0
     assert roomy.step_ns == keep.step_ns

@@ -51,9 +51,11 @@ def loss_of(output: Any) -> torch.Tensor:
 
 
 def train(
-    machine: VirtualMachine, name: str, policy: Any = "vdnn-all", steps: int = 3, **options: Any
+    machine: VirtualMachine, name: str, policy: Any = None, steps: int = 3, **options: Any
 ) -> tuple[Session, list[torch.Tensor | None]]:
-    """Some steps of gradient descent inside a session that moves everything; the session, and the last gradients."""
+    """Some steps of gradient descent inside a session that moves everything, or as its budget has it planned; the
+    session, and the last gradients."""
+    policy = policy or ("auto" if "budget" in options else "vdnn-all")
     torch.manual_seed(3)
     model, inputs = MODELS[name]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -67,6 +69,6 @@ def train(
     return session, gradients
 
 
-def trained_virtually(name: str, policy: Any = "vdnn-all", **options: Any) -> Session:
+def trained_virtually(name: str, policy: Any = None, **options: Any) -> Session:
     with VirtualMachine("titan-x") as machine:
         return train(machine, name, policy, **options)[0]

@@ -25,8 +25,8 @@ class Budget:
                     f"budget: {format_bytes(self.nbytes)} is more than the device has, {format_bytes(device_bytes)}."
                 )
             return self.nbytes
-        if self.share is None:
-            return least_bytes
+        if self.share is None:  # a device that has less says so itself
+            return least_bytes if device_bytes is None else min(least_bytes, device_bytes)
         if device_bytes is None:
             raise ValueError("budget: a share needs a device whose memory is known; give the budget in bytes.")
         return int(device_bytes * self.share)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vdnn.plan import Absence, Action, PlannedLifetime
 from vdnn.planning.footprint import absent_intervals, offload_everything, use_after
 from vdnn.recording import Recording
+from vdnn.step_plan import Absence, Action, PlannedLifetime
 
 
 @dataclass(frozen=True, slots=True)

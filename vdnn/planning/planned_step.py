@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
-from vdnn.plan import Plan
 from vdnn.planning.bound import Bound, lower_bound
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.footprint import interval_bytes
@@ -15,6 +14,7 @@ from vdnn.planning.least_memory import describe_interval, least_bytes
 from vdnn.planning.policies import PlanPolicy, PlanRequest, make_planner
 from vdnn.planning.simulate import simulate
 from vdnn.recording import Recording
+from vdnn.step_plan import Plan
 from vdnn.timeline import Timeline
 
 # Copies of all that may move take so many times the step's computing: then most of them cannot be hidden.

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vdnn.plan import Absence
 from vdnn.planning.gaps import Gap
 from vdnn.recording import Recording
+from vdnn.step_plan import Absence
 
 
 def schedule(

@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from vdnn.errors import VdnnError
-from vdnn.plan import Absence, Action, Plan, PlannedLifetime
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.footprint import absent_intervals, interval_bytes, use_after
 from vdnn.planning.link_clock import LinkClock
 from vdnn.recording import Lifetime, PointKind, Recording
+from vdnn.step_plan import Absence, Action, Plan, PlannedLifetime
 from vdnn.timeline import Copy, Mark, Timeline, Track
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from vdnn import _C
-from vdnn.plan import Absence, Plan, make_plan
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.gaps import Gap, planned_lifetimes
 from vdnn.recording import PointKind, Recording
+from vdnn.step_plan import Absence, Plan, make_plan
 
 _KINDS = {PointKind.SAVE: 0, PointKind.USE: 1, PointKind.END: 2}
 

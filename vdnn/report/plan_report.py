@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vdnn.bytesize import format_bytes
-from vdnn.plan import Action
 from vdnn.planning.memory_kinds import MemoryKinds
 from vdnn.planning.planned_step import PlannedStep
+from vdnn.step_plan import Action
 from vdnn.timeline import Timeline, Track
 
 

@@ -11,9 +11,9 @@ import logging
 import weakref
 from enum import Enum
 
-from vdnn.plan import Action, Plan
 from vdnn.recording import PointKind, SaveKey
 from vdnn.runtime.residency import ManagedStorage
+from vdnn.step_plan import Action, Plan
 
 logger = logging.getLogger("vdnn")
 

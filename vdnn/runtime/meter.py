@@ -47,6 +47,11 @@ class Meter:
         self._end = (begin, end)
         self._last = self._gauges.allocated_bytes(), peak_bytes
 
+    @property
+    def peak_bytes(self) -> int:
+        """Known at once: nothing has to be waited for."""
+        return max([self._last[1], *(hook.peak_bytes for hook in self._hooks)])
+
     def timeline(self) -> Timeline:
         """May block until the device has passed the step's end."""
         gauges, begin = self._gauges, self._begin

@@ -10,21 +10,22 @@ from typing import Any
 import torch
 
 from vdnn import _C
-from vdnn.bytesize import format_bytes, parse_bytes
+from vdnn.bytesize import parse_bytes
 from vdnn.errors import VdnnError
-from vdnn.plan import Plan
-from vdnn.planning.policies import OnlinePolicy, make_policy
-from vdnn.planning.policies.prefix_cut import prefix_cut
+from vdnn.planning.budget import Budget, parse_budget
+from vdnn.planning.policies import OnlinePolicy, PlanPolicy, has_online, has_planner, make_planner, make_policy
+from vdnn.runtime.budget_planner import BudgetPlanner
 from vdnn.runtime.gauges import CudaGauges, Gauges, VirtualGauges
 from vdnn.runtime.session import Session, active_session, mark_to_keep
 from vdnn.runtime.step_watch import Ways
 from vdnn.runtime.tensor_device import TensorDevice
 from vdnn.runtime.transport import Transport, TransportOptions
 from vdnn.runtime.virtual_machine import VirtualMachine
+from vdnn.step_plan import Plan
 
 
 def offload(
-    policy: str | OnlinePolicy | Plan = "vdnn-all",
+    policy: str | OnlinePolicy | PlanPolicy | Plan = "auto",
     *,
     budget: int | str | None = None,
     device: str | _C.Device | TensorDevice | None = None,
@@ -38,10 +39,13 @@ def offload(
 ) -> Session:
     """A session that offloads what autograd saves inside `with`.
 
-    `policy` is one of vdnn.planning.policies, or a Plan to follow. With a `budget` the first steps run under the
-    policy, one of them is recorded, and from then on a plan is followed that keeps as much as stays under it.
+    `policy` is a name of vdnn.planning.policies, a policy of your own, or a Plan to follow. `budget` is what the step
+    may take of the device: "12GiB", "80%" of it, "min" for the least there is; None: what the device has. The first
+    steps run under a policy that needs no recording and moves everything; one is recorded and planned, and from then
+    on the plan is followed. "keep", "vdnn-all" and "vdnn-conv" without a budget decide at every save and plan nothing.
     `device` is "cuda", "sim" (tensors on the CPU, on a simulated device), a VirtualMachine, a native device to stand
-    for the CPU's tensors, or None for whatever GPU the tensors are on. Saves smaller than `min_bytes` stay.
+    for the CPU's tensors, or None for whatever GPU the tensors are on. Where there is no clock and no count of memory
+    ("sim", native devices) nothing can be planned: there "auto" moves everything. Saves smaller than `min_bytes` stay.
     `host_budget` caps pinned memory; the windows cap what copies in flight hold on the device. `measure`: after
     `warmup_steps` steps one is recorded (`session.recording`), and every one is measured (`session.timeline`).
     `integrity`: what comes back is compared with what left.
@@ -53,23 +57,23 @@ def offload(
     check_device(device)
     if type(warmup_steps) is not int or warmup_steps < 0:
         raise ValueError(f"warmup_steps: expected a number of steps, 0 or more, got {warmup_steps!r}.")
-    online = make_policy("vdnn-all" if isinstance(policy, Plan) else policy)
-    budget_bytes = None if budget is None else _budget_bytes(budget, device)
+    wanted = None if budget is None else parse_budget(budget)
     plan = policy if isinstance(policy, Plan) else None
-    if plan is not None and budget_bytes is not None:
+    if plan is not None and wanted is not None:
         raise ValueError("budget: a plan brings its own; give one of the two.")
     if integrity and isinstance(device, TensorDevice) and device.fake:
         raise ValueError("integrity: tensors without data cannot be compared; make the VirtualMachine with fake=False.")
+    host_bytes = 0 if host_budget is None else _bytes_of("host_budget", host_budget)
+    online, planner = _policies(policy, wanted, device, host_bytes or None)
     ways = None
-    if plan is not None or budget_bytes is not None or measure:
-        planner = None if budget_bytes is None else functools.partial(prefix_cut, budget_bytes=budget_bytes)
+    if plan is not None or planner is not None or measure:
         gauges_for = None
         if measure or planner is not None:
             _require_clock(device)
             gauges_for = functools.partial(_gauges, device)
         ways = Ways(gauges_for, warmup_steps, plan, planner)
     options = TransportOptions(
-        0 if host_budget is None else _bytes_of("host_budget", host_budget),
+        host_bytes,
         _bytes_of("offload_window", offload_window),
         _bytes_of("reload_window", reload_window),
         timed=ways is not None and ways.gauges_for is not None,
@@ -96,14 +100,29 @@ def _bytes_of(argument: str, size: int | str) -> int:
         raise type(error)(f"{argument}: {error}") from None
 
 
-def _budget_bytes(budget: int | str, device: object) -> int:
-    budget_bytes = _bytes_of("budget", budget)
-    device_bytes = _device_bytes(device)
-    if device_bytes is not None and budget_bytes > device_bytes:
-        raise ValueError(
-            f"budget: {format_bytes(budget_bytes)} is more than the device has, {format_bytes(device_bytes)}."
-        )
-    return budget_bytes
+def _policies(
+    policy: object, budget: Budget | None, device: object, host_bytes: int | None
+) -> tuple[OnlinePolicy, BudgetPlanner | None]:
+    """What decides at the saves, and what plans; the latter only where it is asked for and can."""
+    if isinstance(policy, Plan):
+        return make_policy("vdnn-all"), None
+    if isinstance(policy, OnlinePolicy):
+        planned: PlanPolicy | None = None if budget is None else make_planner("auto")
+        online = policy
+    elif isinstance(policy, PlanPolicy):
+        planned, online = policy, make_policy("vdnn-all")
+    else:
+        online = make_policy(policy if has_online(policy) else "vdnn-all")  # type: ignore[arg-type]
+        needs_none = has_online(policy) and budget is None  # type: ignore[arg-type]
+        planned = None if needs_none or not has_planner(policy) else make_planner(policy)  # type: ignore[arg-type]
+        if policy == "auto" and budget is None and not _has_clock(device):
+            planned = None
+    if planned is None:
+        return online, None
+    profile = device.profile if isinstance(device, VirtualMachine) else None
+    if budget is not None and budget.nbytes is not None:
+        budget.bytes_for(_device_bytes(device), 0)  # what no device has is refused before the first step
+    return online, BudgetPlanner(planned, budget, host_bytes, profile)
 
 
 def _device_bytes(device: object) -> int | None:
@@ -114,6 +133,11 @@ def _device_bytes(device: object) -> int | None:
     if device in (None, "cuda") and torch.cuda.is_available():
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
     return None
+
+
+def _has_clock(device: object) -> bool:
+    """And a count of memory."""
+    return isinstance(device, VirtualMachine) or (device in (None, "cuda") and torch.cuda.is_available())
 
 
 def _require_clock(device: object) -> None:

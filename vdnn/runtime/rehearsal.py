@@ -20,11 +20,11 @@ from torch.utils._pytree import tree_map_only
 
 from vdnn.errors import VdnnError
 from vdnn.hardware import HardwareProfile
-from vdnn.plan import Plan
 from vdnn.recording import Recording
 from vdnn.runtime.cuda_shaped import BACKEND, CudaShaped
 from vdnn.runtime.offload import offload
 from vdnn.runtime.virtual_machine import VirtualMachine
+from vdnn.step_plan import Plan
 from vdnn.timeline import Timeline
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

@@ -19,7 +19,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from vdnn import _C
 from vdnn.errors import VdnnError
-from vdnn.plan import Plan
 from vdnn.planning.policies import OnlinePolicy
 from vdnn.recording import Recording
 from vdnn.runtime.counters import Counters
@@ -31,6 +30,7 @@ from vdnn.runtime.step_watch import StepWatch, Ways
 from vdnn.runtime.storage_table import StorageSet
 from vdnn.runtime.tensor_device import TensorDevice
 from vdnn.runtime.transport import Integrity, Transport, TransportOptions
+from vdnn.step_plan import Plan
 from vdnn.timeline import Timeline
 
 logger = logging.getLogger("vdnn")

@@ -21,22 +21,20 @@ from dataclasses import dataclass
 import torch
 
 from vdnn import _C
-from vdnn.plan import Plan
 from vdnn.recording import Recording, SaveKey
+from vdnn.runtime.budget_planner import BudgetPlanner
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.gauges import Gauges, Mark
 from vdnn.runtime.meter import Meter
 from vdnn.runtime.module_watch import ModuleWatch
+from vdnn.runtime.plan_book import PlanBook
 from vdnn.runtime.recorder import Recorder
 from vdnn.runtime.residency import ManagedStorage
-from vdnn.runtime.spans import span
 from vdnn.runtime.transport import Transport
+from vdnn.step_plan import Plan
 from vdnn.timeline import Timeline, Track
 
 logger = logging.getLogger("vdnn")
-
-# Plans for steps that begin differently (two models in turn, training and another loss): more are not remembered.
-_MOST_PLANS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class Ways:
     gauges_for: Callable[[Transport], Gauges] | None = None
     warmup_steps: int = 1
     plan: Plan | None = None
-    planner: Callable[[Recording], Plan] | None = None
+    planner: BudgetPlanner | None = None
 
 
 class StepWatch:
@@ -56,10 +54,7 @@ class StepWatch:
         self._ways = ways
         self._on_step_end = on_step_end
         self._modules = modules
-        self._executors: dict[SaveKey | None, Executor] = {}
-        if ways.plan is not None:
-            executor = Executor(ways.plan)
-            self._executors[executor.first_key] = executor
+        self._plans = PlanBook(ways.plan, ways.planner)
         self.steps = 0  # that are over
         self.recording: Recording | None = None
         self._meter_of_last_step: Meter | None = None
@@ -89,12 +84,11 @@ class StepWatch:
 
     @property
     def plan(self) -> Plan | None:
-        executor = self._executor or next(reversed(self._executors.values()), None)
-        return None if executor is None else executor.plan
+        return self._plans.latest if self._executor is None else self._executor.plan
 
     @property
     def first_difference(self) -> str | None:
-        return next((one.first_difference for one in self._executors.values() if one.first_difference), None)
+        return self._plans.first_difference
 
     @property
     def timeline(self) -> Timeline | None:
@@ -113,8 +107,7 @@ class StepWatch:
             if self.steps:
                 self.steps = 0
                 self.recording = None
-                if self._ways.plan is None:
-                    self._executors.clear()
+                self._plans.forget_made()
                 self._drop_recorder()
         self.end_step()
 
@@ -162,14 +155,9 @@ class StepWatch:
             backend = transport.torch_device.type
             info = transport.device.info
             self.recording = self._recorder.finish(begin, peaks[1], backend, info.name, info.total_bytes)
-            if self._ways.planner is not None and self.recording.lifetimes:
-                with span("plan"):
-                    self._remember(Executor(self._ways.planner(self.recording)))
-
-    def _remember(self, executor: Executor) -> None:
-        while len(self._executors) >= _MOST_PLANS:
-            del self._executors[next(iter(self._executors))]
-        self._executors[executor.first_key] = executor
+            self._plans.recorded(self.recording, self.timeline if self._plans.is_planning else None)
+        elif self._meter is not None and self._executor is not None:
+            self._plans.executed(self._executor, self._meter.peak_bytes)
 
     # At the hooks, in order.
 
@@ -275,11 +263,7 @@ class StepWatch:
         return managed.lifetime if managed.epoch == self._epoch else None
 
     def _choose_executor(self, first: SaveKey) -> None:
-        """A step that begins as no plan does follows the only plan there is, if it was given: then it says how it
-        differs."""
-        self._executor = self._executors.get(first)
-        if self._executor is None and self._ways.plan is not None:
-            self._executor = next(iter(self._executors.values()))
+        self._executor = self._plans.choose(first)
         if self._transport is not None:
             # Under a plan the plan itself bounds what copies in flight hold.
             self._transport.set_windows(open_wide=self._executor is not None)

@@ -36,8 +36,10 @@ register_policy("prefix-cut", planner=PrefixCut)
 register_policy("largest-first", planner=LargestFirst)
 register_policy("capuchin", planner=Capuchin)
 register_policy("tflms", planner=Tflms)
-for score in Score:
-    register_policy(f"autoswap-{score.value}", planner=partial(AutoSwap, score))
+register_policy("autoswap-doa", planner=partial(AutoSwap, Score.DOA))
+register_policy("autoswap-aoa", planner=partial(AutoSwap, Score.AOA))
+register_policy("autoswap-wdoa", planner=partial(AutoSwap, Score.WDOA))
+register_policy("autoswap-swdoa", planner=partial(AutoSwap, Score.SWDOA))
 register_policy("swapadvisor", planner=SwapAdvisor)
 
 __all__ = [

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vdnn import _C
-from vdnn.plan import Plan
 from vdnn.planning.gaps import Gap, gaps_of
 from vdnn.planning.least_memory import least_bytes, require_feasible_budget
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.prefix_cut import prefix_cut
 from vdnn.planning.search import Choice, Search, polish
 from vdnn.planning.step_model import AbsenceTuple, make_step_model, plan_of, tuples_of_plan
+from vdnn.step_plan import Plan
 
 # Evaluations of a step of one point; longer steps get fewer, down to the least.
 _EFFORT = 8_000_000

@@ -18,9 +18,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
+from functools import partial
 from itertools import accumulate
 
-from vdnn.plan import Plan, make_plan
 from vdnn.planning.gaps import Gap, gaps_of, planned_lifetimes
 from vdnn.planning.policies.free_time import free_ns
 from vdnn.planning.policies.peak_picking import Ranking, pick_at_peak
@@ -28,6 +28,7 @@ from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.step_clock import StepClock
 from vdnn.planning.policies.swap_schedule import release_when_copied, reload_within_room
 from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
+from vdnn.step_plan import Plan, make_plan
 
 
 class Score(Enum):
@@ -73,11 +74,7 @@ class AutoSwap(PlanPolicy):
             return _by(lambda gap: free_ns(clock, gap))
         if self._score is Score.AOA:
             return _by(lambda gap: area_of_absence(free_ns(clock, gap), gap.nbytes))
-
-        def by_weight(candidates: Sequence[Gap], peaks: Sequence[int]) -> Iterator[Gap]:
-            return _by_weight(candidates, peaks, budget_bytes, is_taken_anew=self._score is Score.SWDOA)
-
-        return by_weight
+        return partial(by_weight, budget_bytes=budget_bytes, is_taken_anew=self._score is Score.SWDOA)
 
 
 def area_of_absence(duration_ns: int, nbytes: int) -> float:
@@ -88,10 +85,11 @@ def _by(score: Callable[[Gap], float]) -> Ranking:
     return lambda candidates, _: iter(sorted(candidates, key=lambda gap: -score(gap)))
 
 
-def _by_weight(
+def by_weight(
     candidates: Sequence[Gap], peaks: Sequence[int], budget_bytes: int, *, is_taken_anew: bool
 ) -> Iterator[Gap]:
-    """A weight only falls as others are taken, so the best of those that were weighed anew is the best of all."""
+    """By the bytes over the budget, summed over the gap; anew after each that was taken off `peaks`, or not."""
+    # A weight only falls as others are taken, so the best of those that were weighed anew is the best of all.
     sums = _sums_over(peaks, budget_bytes)
     heap = [(-_weight(sums, gap), place, 0) for place, gap in enumerate(candidates)]
     heapq.heapify(heap)

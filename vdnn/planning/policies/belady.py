@@ -10,10 +10,10 @@ import heapq
 from collections import defaultdict
 from collections.abc import Sequence
 
-from vdnn.plan import Absence
 from vdnn.planning.gaps import Gap
 from vdnn.planning.policies.swap_schedule import reload_within_room
 from vdnn.recording import Recording
+from vdnn.step_plan import Absence
 
 
 def belady(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vdnn.plan import Absence, Plan, make_plan
 from vdnn.planning.gaps import Gap, gaps_of, planned_lifetimes
 from vdnn.planning.policies.free_time import free_ns
 from vdnn.planning.policies.peak_picking import pick_at_peak
@@ -22,6 +21,7 @@ from vdnn.planning.policies.step_clock import StepClock
 from vdnn.planning.policies.step_time import StepTime
 from vdnn.planning.policies.swap_schedule import release_when_copied, reload_within_room
 from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
+from vdnn.step_plan import Absence, Plan, make_plan
 
 
 class Capuchin(PlanPolicy):

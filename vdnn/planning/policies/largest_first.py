@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from vdnn.plan import Absence, Plan, make_plan
 from vdnn.planning.footprint import absent_intervals
 from vdnn.planning.gaps import Gap, gaps_of, planned_lifetimes
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
 from vdnn.recording import Lifetime, PointKind, Recording
+from vdnn.step_plan import Absence, Plan, make_plan
 
 
 class LargestFirst(PlanPolicy):

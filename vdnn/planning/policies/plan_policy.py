@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
-from vdnn.plan import Plan
 from vdnn.planning.costs import LinkCosts
 from vdnn.recording import Recording
+from vdnn.step_plan import Plan
 
 
 class PlanRequest(NamedTuple):

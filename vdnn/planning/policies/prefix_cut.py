@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vdnn.plan import Absence, Action, Plan, PlannedLifetime, make_plan
 from vdnn.planning.footprint import absent_intervals, interval_bytes, offload_everything, use_after
 from vdnn.planning.least_memory import require_feasible
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.recording import Lifetime, Recording
+from vdnn.step_plan import Absence, Action, Plan, PlannedLifetime, make_plan
 
 
 class PrefixCut(PlanPolicy):

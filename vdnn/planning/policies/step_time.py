@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vdnn import _C
-from vdnn.plan import Absence
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.gaps import Gap
 from vdnn.planning.step_model import make_step_model
 from vdnn.recording import Recording
+from vdnn.step_plan import Absence
 
 
 class StepTime:

@@ -11,10 +11,10 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from vdnn.plan import Absence
 from vdnn.planning.gaps import Gap
 from vdnn.planning.policies.step_clock import StepClock
 from vdnn.recording import Recording
+from vdnn.step_plan import Absence
 
 
 def release_when_copied(

@@ -16,13 +16,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from vdnn.plan import Absence, Plan, make_plan
 from vdnn.planning.gaps import Gap, gaps_of, planned_lifetimes
 from vdnn.planning.policies.belady import belady
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.step_time import StepTime
 from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
 from vdnn.recording import Recording
+from vdnn.step_plan import Absence, Plan, make_plan
 
 _POPULATION = 16
 _TOURNAMENT = 3

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from vdnn.plan import Absence, Action, Plan, PlannedLifetime, make_plan
 from vdnn.planning.footprint import absent_intervals
 from vdnn.planning.policies.backward_operations import operations_of
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
@@ -30,6 +29,7 @@ from vdnn.planning.policies.under_budget import (
     peak_bytes,
 )
 from vdnn.recording import Lifetime, PointKind, Recording
+from vdnn.step_plan import Absence, Action, Plan, PlannedLifetime, make_plan
 
 _SWAPOUT_LEVELS = 1
 

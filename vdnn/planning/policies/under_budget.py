@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vdnn.plan import Plan, PlannedLifetime, make_plan
 from vdnn.planning.footprint import interval_bytes
 from vdnn.planning.gaps import planned_lifetimes
 from vdnn.planning.least_memory import require_feasible_budget
 from vdnn.planning.policies.plan_policy import PlanRequest
 from vdnn.recording import Recording
+from vdnn.step_plan import Plan, PlannedLifetime, make_plan
 
 Lifetimes = tuple[PlannedLifetime, ...]
 

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from vdnn.plan import Plan, make_plan
 from vdnn.planning.footprint import interval_bytes
 from vdnn.planning.gaps import planned_lifetimes
 from vdnn.planning.least_memory import require_feasible_budget
@@ -32,6 +31,7 @@ from vdnn.planning.policies.layerwise import layerwise
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.under_budget import Lifetimes, peak_bytes
 from vdnn.recording import Recording
+from vdnn.step_plan import Plan, make_plan
 
 
 class Pass(NamedTuple):
