@@ -1,0 +1,70 @@
+"""The matrix of plans: a small corner of it is done, read again and gone on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import plan_matrix
+
+
+def test_a_corner_is_as_foretold_and_nobody_is_faster_than_auto(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "deep" / "cells.jsonl"
+    wanted = [
+        str(results),
+        "--networks",
+        "unet",
+        "--hardware",
+        "titan-x",
+        "--policies",
+        "auto,keep,vdnn-all,prefix-cut",
+    ]
+    assert plan_matrix.main([*wanted, "--run", "auto,vdnn-all"]) == 0
+    cells = plan_matrix.read(results)
+    assert len(cells) == 4 * len(plan_matrix.SHARES)
+    for cell in cells:
+        if cell["policy"] in ("auto", "vdnn-all"):
+            assert (cell["executed_ns"], cell["executed_peak_bytes"]) == (cell["step_ns"], cell["peak_bytes"])
+        if cell["policy"] == "auto":
+            assert cell["fits"]
+            assert cell["bound_ns"] <= cell["step_ns"]
+        (auto,) = (one for one in cells if one["share"] == cell["share"] and one["policy"] == "auto")
+        assert not cell["fits"] or auto["step_ns"] <= cell["step_ns"]
+    said = capsys.readouterr().out
+    assert "10 of 10 steps as foretold" in said
+    assert "Certified gap of auto over 5 cells" in said
+    before = results.read_text()
+    results.write_text(before + '{"network": "unet", "ha')  # cut off in the middle
+    assert plan_matrix.main(wanted) == 0
+    assert len(plan_matrix.read(results)) == len(cells), "what is there is not done again"
+
+
+def test_costs_gone_wrong_are_wrong_by_a_fifth_at_most() -> None:
+    recording = plan_matrix.rehearse(
+        plan_matrix.subject_of(*plan_matrix.NETWORKS["alexnet_128"]), plan_matrix.load_profile("titan-x")
+    ).recording
+    costs = plan_matrix.profile_costs(plan_matrix.load_profile("titan-x"))
+    wrong, wrong_costs = plan_matrix.costs_gone_wrong(recording, costs)
+    ratios = [
+        one.compute_ns / other.compute_ns
+        for one, other in zip(wrong.points, recording.points, strict=True)
+        if other.compute_ns > 1000
+    ]
+    assert min(ratios) < 0.9 < 1.1 < max(ratios)
+    assert all(0.79 < ratio < 1.21 for ratio in ratios)
+    assert wrong_costs != costs
+
+
+def test_an_unknown_network_is_answered_with_the_list(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="expected networks among alexnet_128"):
+        plan_matrix.main([str(tmp_path / "x"), "--networks", "alexnot"])
+
+
+def test_the_file_has_one_object_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "cells.jsonl"
+    path.write_text(json.dumps({"a": 1}) + "\n" + json.dumps({"a": 2}) + "\nnonsense")
+    assert plan_matrix.read(path) == [{"a": 1}, {"a": 2}]
