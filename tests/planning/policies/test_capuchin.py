@@ -27,11 +27,11 @@ def test_free_time_may_be_negative() -> None:
 
 
 def test_what_is_on_the_host_already_needs_no_copy_out() -> None:
-    recording = used_twice([100, 200])  # saves at 0 and 1, uses at 2 (of 0), 3 (of 1) and 4 (of 0)
+    recording = used_twice([1200, 200])  # saves at 0 and 1, uses at 2 (of 0), 3 (of 1) and 4 (of 0)
     first, again = [gap for gap in gaps_of(recording) if gap.lifetime == 0]
     clock = StepClock(recording, EVEN)
-    assert free_ns(clock, first) == 2000 - 100 - 100
-    assert free_ns(clock, again) == 1000 - 100  # gone once it was read, at 3
+    assert free_ns(clock, first) == 2000 - 1200 - 1200
+    assert free_ns(clock, again) == 1000 - 1200  # gone once it was read, at 3
 
 
 def test_the_most_free_time_leaves_first_whatever_the_size() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +14,7 @@ from vdnn.planning.footprint import interval_bytes
 from vdnn.planning.gaps import gaps_of, planned_lifetimes
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.policies.belady import belady
-from vdnn.planning.policies.swapadvisor import SwapAdvisor
+from vdnn.planning.policies.swapadvisor import SwapAdvisor, changed, crossed
 from vdnn.planning.simulate import simulate
 from vdnn.recording import Recording
 from vdnn.step_plan import Absence, make_plan
@@ -70,6 +72,19 @@ def test_a_seed_makes_the_plan() -> None:
     plans = {seed: made_plan(SwapAdvisor(seed=seed, evaluations=20), recording, budget) for seed in range(6)}
     assert plans == {seed: made_plan(SwapAdvisor(seed=seed, evaluations=20), recording, budget) for seed in range(6)}
     assert len({plan.lifetimes for plan in plans.values()}) > 1
+
+
+def test_a_child_is_its_mother_up_to_some_place_and_its_father_from_there() -> None:
+    children = {crossed(bytes(4), bytes([1] * 4), random.Random(seed)) for seed in range(50)}
+    assert children == {bytes([0] * place + [1] * (4 - place)) for place in range(5)}
+
+
+def test_about_one_gene_of_a_child_is_changed() -> None:
+    draw = random.Random(0)
+    changes = [sum(changed(bytes(50), draw)) for _ in range(400)]
+    assert {0, 1, 2} <= set(changes)
+    assert 0.8 < sum(changes) / len(changes) < 1.2
+    assert set(changed(bytes([1] * 50), draw)) == {0, 1}
 
 
 @settings(max_examples=50, deadline=None)

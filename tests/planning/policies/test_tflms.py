@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+
 import pytest
 
 from tests.planning.policies.steps import absences_of, made_plan, used_twice, with_compute, with_lifetimes
@@ -65,6 +68,30 @@ def test_far_uses_have_a_copy_each_unless_they_are_near_each_other() -> None:
     assert under(recording, Thresholds(3, groupby=0))[0] == (Absence(1, 3), Absence(4, 7))
     assert under(recording, Thresholds(3, groupby=3))[0] == (Absence(1, 3), Absence(4, 7))
     assert under(recording, Thresholds(3, groupby=4))[0] == (Absence(1, 3),)
+
+
+def test_between_two_groups_it_goes_behind_the_last_use_of_the_first() -> None:
+    # Used at 6, 7 and 11, further off than any threshold here: a copy for the first two and one for the last.
+    recording = used_again(chain([10] * 6), {6: 0, 7: 0})
+    assert under(recording, Thresholds(5, groupby=1))[0] == (Absence(1, 5), Absence(7, 10))
+
+
+def used_again(recording: Recording, lifetimes: Mapping[int, int]) -> Recording:
+    """At these points these are used, and those that were are not."""
+    points = list(recording.points)
+    for use, lifetime in lifetimes.items():
+        before = points[use].lifetime
+        assert before is not None, "a use"
+        uses = (*recording.lifetimes[lifetime].uses, use)
+        recording = with_lifetimes(
+            recording,
+            {
+                before: {"uses": (), "read": ()},
+                lifetime: {"uses": tuple(sorted(uses)), "read": tuple(one + 1 for one in sorted(uses))},
+            },
+        )
+        points[use] = dataclasses.replace(points[use], lifetime=lifetime)
+    return dataclasses.replace(recording, points=tuple(points))
 
 
 def test_it_finds_the_largest_threshold_and_then_the_largest_lead() -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 
 from vdnn.planning.gaps import Gap
+from vdnn.planning.policies.room import Room
 from vdnn.planning.policies.step_clock import StepClock
 from vdnn.recording import Recording
 from vdnn.step_plan import Absence
@@ -72,19 +74,25 @@ def reload_within_room(
     the first choice. What no wish is given for is wanted as early as can be."""
     if budget_bytes is None:
         return brought_back_at(released, {gap: wanted.get(gap, 0) for gap in released})
-    room = [budget_bytes - point.peak_bytes for point in recording.points]
-    for gap, release_point in released.items():
-        for interval in range(release_point + 1, gap.last + 1):
-            room[interval] += gap.nbytes
+    room = _room(recording, released, budget_bytes)
     absences = {}
     for gap in sorted(released, key=lambda one: (one.last, one.lifetime)):
         release_point, back = released[gap], gap.last
         earliest = max(wanted.get(gap, 0), release_point + 1)
-        while gap.use is not None and back > earliest and room[back] >= gap.nbytes:
-            room[back] -= gap.nbytes
-            back -= 1
+        if gap.use is not None:
+            back = room.take_down(back, earliest + 1, gap.nbytes)
         absences[gap] = _until(gap, release_point, back)
     return absences
+
+
+def _room(recording: Recording, released: Mapping[Gap, int], budget_bytes: int) -> Room:
+    """With all of these away until they are used."""
+    change = [0] * (len(recording.points) + 1)
+    for gap, release_point in released.items():
+        change[release_point + 1] += gap.nbytes
+        change[gap.last + 1] -= gap.nbytes
+    absent = accumulate(change)
+    return Room([budget_bytes - point.peak_bytes + away for point, away in zip(recording.points, absent, strict=False)])
 
 
 def brought_back_at(released: Mapping[Gap, int], reload_points: Mapping[Gap, int]) -> dict[Gap, Absence]:

@@ -24,14 +24,18 @@ from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
 from vdnn.recording import Recording
 from vdnn.step_plan import Absence, Plan, make_plan
 
+# Evaluations of a step of one point.
+_EFFORT = 300_000
+_LEAST_EVALUATIONS, _MOST_EVALUATIONS = 30, 300
 _POPULATION = 16
 _TOURNAMENT = 3
 
 
 class SwapAdvisor(PlanPolicy):
-    """`evaluations` is how many individuals are simulated. Of no budget: nothing leaves."""
+    """`evaluations` is how many individuals are simulated: without a number fewer in longer steps. Of no budget:
+    nothing leaves."""
 
-    def __init__(self, *, evaluations: int = 300, seed: int = 0) -> None:
+    def __init__(self, *, evaluations: int | None = None, seed: int = 0) -> None:
         self._evaluations = evaluations
         self._seed = seed
 
@@ -50,7 +54,10 @@ class SwapAdvisor(PlanPolicy):
         recording = request.recording
         gaps = gaps_of(recording)
         step_time = StepTime(recording, gaps, request.costs)
-        evolution = _Evolution(recording, gaps, step_time, budget_bytes, self._evaluations, random.Random(self._seed))
+        evaluations = self._evaluations
+        if evaluations is None:
+            evaluations = min(max(_EFFORT // len(recording.points), _LEAST_EVALUATIONS), _MOST_EVALUATIONS)
+        evolution = _Evolution(recording, gaps, step_time, budget_bytes, evaluations, random.Random(self._seed))
         return make_plan(recording, self.name, planned_lifetimes(recording, evolution.run()), budget_bytes)
 
 
@@ -83,7 +90,8 @@ class _Evolution:
             if self._evaluated < _POPULATION:
                 genes = self._any_genes()
             else:
-                genes = self._changed(self._crossed(self._chosen(population), self._chosen(population)))
+                genes = crossed(self._chosen(population).genes, self._chosen(population).genes, self.draw)
+                genes = changed(genes, self.draw)
             population += self._born(genes)
             population.sort(key=lambda one: one.step_ns)
             del population[_POPULATION:]
@@ -113,11 +121,13 @@ class _Evolution:
         rivals = (self.draw.choice(population) for _ in range(_TOURNAMENT))
         return min(rivals, key=lambda one: one.step_ns)
 
-    def _crossed(self, mother: _Individual, father: _Individual) -> bytes:
-        """At one place: gaps lie in the order of their copies, so neighbours of a step stay together."""
-        place = self.draw.randint(0, len(self.gaps))
-        return mother.genes[:place] + father.genes[place:]
 
-    def _changed(self, genes: bytes) -> bytes:
-        """About one gene in each child."""
-        return bytes(gene ^ (self.draw.random() < 1 / len(genes)) for gene in genes)
+def crossed(mother: bytes, father: bytes, draw: random.Random) -> bytes:
+    """At one place: gaps lie in the order of their copies, so neighbours of a step stay together."""
+    place = draw.randint(0, len(mother))
+    return mother[:place] + father[place:]
+
+
+def changed(genes: bytes, draw: random.Random) -> bytes:
+    """About one gene in each child."""
+    return bytes(gene ^ (draw.random() < 1 / len(genes)) for gene in genes)
