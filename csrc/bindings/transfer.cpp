@@ -86,6 +86,7 @@ py::tuple failure(TransferQueue& queue, const std::shared_ptr<HostCopy>& copy) {
 }
 
 py::list take_released(TransferQueue& queue) {
+  if (!queue.may_have_released()) return py::list();  // without a lock, and with the GIL: it is asked at every hook
   const std::vector<Keepalive> keepalives = on_queue(queue, [&] { return queue.take_released(); });
   py::list released;
   for (const Keepalive& keepalive : keepalives) released.append(object_of(keepalive));

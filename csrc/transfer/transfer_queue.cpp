@@ -50,9 +50,9 @@ TransferQueue::~TransferQueue() {
   Leftovers::park(std::move(left));
 }
 
-std::unique_lock<std::mutex> TransferQueue::lock() {
+TransferQueue::Locked TransferQueue::lock() {
   fork_guard_.refuse_in_child("transfer queue");
-  return std::unique_lock<std::mutex>(mutex_);
+  return Locked(*this);
 }
 
 void TransferQueue::require_open() const {
@@ -65,7 +65,7 @@ std::shared_ptr<HostCopy> TransferQueue::offload(Address source, std::uint64_t b
   if (bytes == 0) throw InvalidArgument("bytes", "at least 1 byte", "0");
   // Refuses streams of other devices before anything is held.
   static_cast<void>(device_->stream_name(producer));
-  static_cast<void>(device_->stream_name(owner));
+  if (!(owner == producer)) static_cast<void>(device_->stream_name(owner));
   collect();  // first, so that the blocks of dropped copies can be had again
   // Outside the lock: this may pin memory, and other threads have copies to wait for.
   std::shared_ptr<PinnedBlock> block = pool_->allocate(bytes, growth);
@@ -242,7 +242,7 @@ void TransferQueue::wait(const std::shared_ptr<Reload>& reload, Stream stream) {
 void TransferQueue::collect_dropped() {
   const std::uint64_t drops = drops_->load(std::memory_order_acquire);
   if (drops == drops_seen_) return;
-  std::uint64_t missing = drops - std::exchange(drops_seen_, drops);  // looked for from the newest: it goes first
+  std::uint64_t missing = drops - drops_seen_.exchange(drops);  // looked for from the newest: it goes first
   // use_count() == 1: only the queue still refers to it. Nobody can get a new reference meanwhile.
   const auto dropped = [](const OutgoingCopy& offload) { return offload.copy.use_count() == 1; };
   for (std::size_t index = batch_.size(); index-- > 0 && missing > 0;) {
@@ -309,7 +309,7 @@ std::vector<Keepalive> TransferQueue::take_released() {
 }
 
 std::vector<Keepalive> TransferQueue::take_finished() {
-  if (fork_guard_.in_forked_child()) return {};  // asked on every way out, also of a call that was refused
+  if (fork_guard_.in_forked_child() || !has_finished_) return {};  // asked on every way out, of refused calls too
   const auto locked = lock();
   return std::exchange(finished_, {});
 }

@@ -9,6 +9,7 @@
 // is full or anybody needs one of them.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -75,6 +76,10 @@ class TransferQueue {
   [[nodiscard]] std::pair<std::string, Keepalive> failure(const std::shared_ptr<HostCopy>& copy);
   // Sources that may be dropped on their owner streams, in order of release.
   [[nodiscard]] std::vector<Keepalive> take_released();
+  // False if nothing would be taken now. Takes no lock: every hook asks. In a forked child the answer is the refusal.
+  [[nodiscard]] bool may_have_released() const noexcept {
+    return has_released_ || *drops_ != drops_seen_ || fork_guard_.in_forked_child();
+  }
   // References that the queue itself no longer needs; the caller destroys them where that is safe.
   [[nodiscard]] std::vector<Keepalive> take_finished();
 
@@ -86,7 +91,22 @@ class TransferQueue {
   void close();
 
  private:
-  [[nodiscard]] std::unique_lock<std::mutex> lock();
+  // Says on leaving, to those who ask without a lock, what there is to be taken.
+  class Locked {
+   public:
+    explicit Locked(TransferQueue& queue) : queue_(queue), lock_(queue.mutex_) {}
+    Locked(const Locked&) = delete;  // left once
+    Locked& operator=(const Locked&) = delete;
+    ~Locked() {
+      queue_.has_released_.store(!queue_.released_.empty(), std::memory_order_release);
+      queue_.has_finished_.store(!queue_.finished_.empty(), std::memory_order_release);
+    }
+
+   private:
+    TransferQueue& queue_;
+    const std::lock_guard<std::mutex> lock_;
+  };
+  [[nodiscard]] Locked lock();
   void require_open() const;
   void flush_batch();
   void submit(std::vector<OutgoingCopy> batch);
@@ -114,7 +134,9 @@ class TransferQueue {
   std::vector<Keepalive> finished_;
   std::vector<Keepalive> quarantine_;  // may be touched by copies whose end nobody can tell
   std::vector<std::shared_ptr<PinnedBlock>> quarantined_blocks_;
-  std::uint64_t drops_seen_ = 0;
+  std::atomic<std::uint64_t> drops_seen_{0};
+  std::atomic<bool> has_released_{false};
+  std::atomic<bool> has_finished_{true};  // what other queues left behind
   QueueStats stats_;
   bool closed_ = false;
 };
