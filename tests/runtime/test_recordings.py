@@ -81,6 +81,24 @@ def test_a_storage_that_the_program_holds_is_known_to_be_held() -> None:
     assert held.shape == (1000,)
 
 
+def test_a_report_says_when_the_peak_is_where_nothing_can_move() -> None:
+    """Behind the backward, as in an optimizer's step: then it is not the saved tensors that make the step large."""
+
+    def report(after_backward: int) -> str:
+        with VirtualMachine("titan-x") as machine:
+            x = torch.randn(1000, requires_grad=True)
+            with vdnn.offload("vdnn-all", device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
+                x.tanh().tanh().tanh().sum().backward()
+                torch.empty(after_backward)
+                session.step()
+        return session.report()
+
+    assert "offloading cannot lower" not in report(1)
+    (line,) = [line for line in report(1 << 20).splitlines() if "offloading cannot lower" in line]
+    assert "the peak of 4.0" in line
+    assert line.endswith("where nothing that was saved is left to move")
+
+
 def test_views_and_shared_saves_are_one_lifetime() -> None:
     with VirtualMachine("titan-x") as machine:
         x = torch.randn(32, 32, requires_grad=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vdnn.bytesize import format_bytes
+from vdnn.planning.least_memory import describe_interval, least_bytes
 from vdnn.recording import Recording
 from vdnn.runtime.counters import Counters
 from vdnn.runtime.holders import describe_holders
@@ -51,6 +52,7 @@ def _of_steps(steps: StepWatch) -> list[str]:
     if steps.first_difference is not None:
         lines.append(f"  {steps.first_difference}")
     if steps.recording is not None:
+        lines += _peak_that_stays(steps.recording)
         lines += _never_freed(steps.recording)
     timeline = steps.timeline
     if timeline is not None:
@@ -60,6 +62,19 @@ def _of_steps(steps: StepWatch) -> list[str]:
             f"for copies back; peak {format_bytes(timeline.peak_bytes)}"
         )
     return lines
+
+
+def _peak_that_stays(recording: Recording) -> list[str]:
+    """If the peak is no lower with everything given up at once: then no policy and no plan lowers it."""
+    peaks = [point.peak_bytes for point in recording.points]
+    peak_bytes = max(peaks)
+    if least_bytes(recording) < peak_bytes:
+        return []
+    place = describe_interval(recording, peaks.index(peak_bytes))
+    return [
+        f"  offloading cannot lower the peak of {format_bytes(peak_bytes)}: it is at {place}, where nothing that was "
+        "saved is left to move"
+    ]
 
 
 def _never_freed(recording: Recording) -> list[str]:
