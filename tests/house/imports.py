@@ -44,6 +44,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "vdnn.runtime.kept",
         "vdnn.runtime.source_hold",
+        "vdnn.runtime.reload_target",
         "vdnn.runtime.residency",
         "vdnn.runtime.codec",
         "vdnn.runtime.recompute",

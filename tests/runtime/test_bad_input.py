@@ -123,6 +123,30 @@ def test_entering_while_a_cuda_graph_is_captured_is_refused(monkeypatch: pytest.
         pass
 
 
+def test_a_cuda_graph_captured_inside_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what would move; what is kept may be captured, and the step after the capture works."""
+    capturing = [False]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    message = r"captured inside vdnn.offload.*: capture outside of the session, or under vdnn.paused\(\)"
+    x = torch.rand(64, requires_grad=True)
+    with vdnn.offload("vdnn-all", device="sim", min_bytes=0) as session:
+        loss = x.sin().cos().sum()
+        capturing[0] = True
+        with pytest.raises(VdnnError, match=message):
+            x.sin().cos()
+        with pytest.raises(VdnnError, match=message):
+            loss.backward()
+        with vdnn.paused():
+            kept = x.sin().cos().sum()
+            kept.backward()
+        capturing[0] = False
+        loss = x.sin().cos().sum()
+        loss.backward()
+    assert session.counters.storages == 2
+    session.close()
+
+
 def test_a_virtual_machine_is_entered_once() -> None:
     with VirtualMachine("titan-x") as machine:
         with pytest.raises(RuntimeError, match="this virtual machine is entered already: make another one."), machine:

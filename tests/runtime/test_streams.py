@@ -9,7 +9,8 @@ import torch
 
 import vdnn
 from vdnn import _C
-from vdnn.runtime.transport import Transport
+from vdnn.runtime import transport as transport_room
+from vdnn.runtime.transport import Transport, TransportOptions
 
 
 class Streams:
@@ -75,3 +76,20 @@ def test_a_session_closes_no_device_that_it_was_given() -> None:
     (transport,) = session._opened()
     session.close()
     assert transport.device.closed, "it was made for the session"
+
+
+def test_the_current_stream_of_a_gpu_is_read_at_every_call_and_made_known_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen on a simulated device that stands for one: torch says a handle, each handle is one stream."""
+    current = [0]
+    monkeypatch.setattr(transport_room, "_raw_stream", lambda index: current[index])
+    device = _C.SimDevice()
+    transport = Transport(torch.device("cuda", 0), device, TransportOptions(host_budget_bytes=1 << 20))
+    first = transport.current_stream()
+    current[0] = 7
+    second = transport.current_stream()
+    assert second == device.adopt_stream(7) != first
+    current[0] = 0
+    assert transport.current_stream() is first
+    assert list(transport.streams) == [first, second]
+    transport.close()
+    device.close()

@@ -119,7 +119,7 @@ class Executor:
             if move is _Move.RELEASE:
                 managed.release()
             else:
-                managed.reload_early(whatever_the_window=True)
+                managed.reload_early()
 
     # Differences.
 

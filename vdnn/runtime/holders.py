@@ -22,15 +22,16 @@ _NATIVE = "native code (a graph, or an extension)"
 _MOST_NAMED = 4
 
 
-Label = tuple[torch.dtype, torch.Size, str]  # of a saved tensor, and the class of the module that saved it
+Geometry = tuple[torch.dtype, torch.Size, tuple[int, ...]]  # of a tensor: dtype, size, stride
 
 
-def label_text(label: Label | None) -> str:
-    """For people. Made when somebody wants to read it."""
-    if label is None:
+def label_text(geometry: Geometry | None, saved_in: type | None) -> str:
+    """For people: a saved tensor, and the class of the module that saved it. Made when somebody wants to read it."""
+    if geometry is None:
         return "a storage"
-    dtype, shape, module = label
-    return f"{str(dtype).removeprefix('torch.')} {[*shape]} saved in {module}"
+    dtype, shape, _ = geometry
+    place = "no module" if saved_in is None else saved_in.__name__
+    return f"{str(dtype).removeprefix('torch.')} {[*shape]} saved in {place}"
 
 
 @dataclass(frozen=True, slots=True)

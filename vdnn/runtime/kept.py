@@ -1,7 +1,8 @@
-"""What pack hands to autograd for a tensor that stays on the device.
+"""What pack hands to autograd for a tensor that stays on the device: the tensor, and the version it had.
 
-A leaf is returned itself: it may be swapped under us (FSDP, ZeRO-3), and then the new content is meant. A non-leaf is
-held as detach(): returning an output itself would keep its graph alive for ever if that dies without a backward.
+A leaf is held itself: it may be swapped under us (FSDP, ZeRO-3), and then the new content is meant. A non-leaf is held
+as detach(): holding an output itself would keep its graph alive for ever if that dies without a backward. A bare tuple,
+since nothing is packed as often and nothing is made as fast.
 """
 
 from __future__ import annotations
@@ -10,18 +11,15 @@ import torch
 
 from vdnn.runtime.version_check import raise_modified
 
+KeptTensor = tuple[torch.Tensor, int]
 
-class KeptTensor:
-    """The tensor and the version it had."""
 
-    __slots__ = ("tensor", "version")
+def keep_tensor(tensor: torch.Tensor) -> KeptTensor:
+    return (tensor if tensor.is_leaf else tensor.detach()), tensor._version
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.version = tensor._version
-        self.tensor = tensor if tensor.is_leaf else tensor.detach()
 
-    def unpack(self) -> torch.Tensor:
-        tensor = self.tensor
-        if tensor._version != self.version:
-            raise_modified(tensor.type(), tuple(tensor.shape), tensor._version, self.version)
-        return tensor
+def kept_tensor(kept: KeptTensor) -> torch.Tensor:
+    tensor, version = kept
+    if tensor._version != version:
+        raise_modified(tensor.type(), tuple(tensor.shape), tensor._version, version)
+    return tensor

@@ -10,6 +10,9 @@ import weakref
 from collections import deque
 
 from vdnn.runtime.residency import ManagedStorage, Residency
+from vdnn.runtime.transport import Transport
+
+_HOST, _RELOADING = Residency.HOST, Residency.RELOADING
 
 # An operation uses what it saved in any order: only what lies behind this many uses was passed by.
 _SAVES_OF_AN_OPERATION = 8
@@ -31,7 +34,7 @@ class Lookahead:
         if len(self._order) >= self.forget_below:
             self._forget_dead()
         managed.position = len(self._order)
-        self._order.append(weakref.ref(managed))
+        self._order.append(managed.reference)
 
     def _forget_dead(self) -> None:
         self._order = [reference for reference in self._order if reference() is not None]
@@ -56,38 +59,44 @@ class Lookahead:
         position = managed.position
         if position < 0:
             return
-        begin = self._ahead if position < self._last_used else position
+        order, transport = self._order, managed.transport
+        index = min(self._ahead if position < self._last_used else position, position, len(order))
         self._last_used = position
         self._lately.append(position)
-        for index in range(min(begin, position, len(self._order)) - 1, -1, -1):
-            self._ahead = index + 1
-            earlier = self._order[index]()
-            if earlier is None or earlier.transport is not managed.transport:
-                continue
-            if not self._reload(earlier):
-                return
-        self._ahead = 0
+        while index:
+            earlier = order[index - 1]()
+            if (
+                earlier is not None
+                and earlier.residency is _HOST
+                and earlier.transport is transport
+                and not self._reload(earlier, transport)
+            ):
+                break
+            index -= 1
+        self._ahead = index
 
-    def _reload(self, managed: ManagedStorage) -> bool:
-        before = managed.residency
+    def _reload(self, managed: ManagedStorage, transport: Transport) -> bool:
+        """Whether there is nothing left to do for it."""
+        if transport.reload_window_is_full(managed.nbytes) and not (
+            self._make_room() and not transport.reload_window_is_full(managed.nbytes)
+        ):
+            return False
         done = managed.reload_early()
-        if not done and self._make_room():
-            done = managed.reload_early()
-        if managed.residency is not before:
-            self._early.append(weakref.ref(managed))
+        if managed.residency is not _HOST:
+            self._early.append(managed.reference)
         return done
 
     def _make_room(self) -> bool:
         """Gives up reloads that the backward has passed by: of a graph that is used in part and lives on."""
         if len(self._lately) < _SAVES_OF_AN_OPERATION:
             return False
-        behind = max(self._lately)
         passed = False
         # In the order in which they were issued: those saved last come first, and are passed by first.
         while self._early:
             managed = self._early[0]()
-            if managed is not None and managed.residency is Residency.RELOADING:
-                if managed.position <= behind:
+            if managed is not None and managed.residency is _RELOADING:
+                # The last of the lately used first: as a rule that says enough.
+                if managed.position <= self._last_used or managed.position <= max(self._lately):
                     break
                 managed.forget_unused_reload()
                 passed = True

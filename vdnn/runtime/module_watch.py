@@ -16,10 +16,24 @@ from vdnn.runtime.storage_table import StorageSet
 from vdnn.runtime.tensor_kinds import has_plain_storage
 
 
+class MarkedModules:
+    """A set of modules that does not keep them alive. Whether it is empty is asked at every save: a WeakSet takes ten
+    times as long to say."""
+
+    def __init__(self) -> None:
+        self.references: set[weakref.ref[torch.nn.Module]] = set()
+
+    def add(self, module: torch.nn.Module) -> None:
+        self.references.add(weakref.ref(module, self.references.discard))
+
+    def __contains__(self, module: torch.nn.Module) -> bool:
+        return weakref.ref(module) in self.references
+
+
 class ModuleWatch:
     """While entered, follows module calls on all threads. `marked` is looked at anew at every question."""
 
-    def __init__(self, marked: weakref.WeakSet[torch.nn.Module]) -> None:
+    def __init__(self, marked: MarkedModules) -> None:
         self.parameters = StorageSet()
         self.marked = marked
         self._local = threading.local()
@@ -79,7 +93,7 @@ class ModuleWatch:
         return names.get(id(module)) or type(module).__name__
 
     def in_marked(self) -> bool:
-        return bool(self.marked) and any(module in self.marked for module in self._stack())
+        return bool(self.marked.references) and any(module in self.marked for module in self._stack())
 
 
 def is_conv(module: torch.nn.Module | None) -> bool:

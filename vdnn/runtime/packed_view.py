@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
+from vdnn.runtime.holders import Geometry
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.version_check import raise_modified
 
@@ -17,44 +18,48 @@ from vdnn.runtime.version_check import raise_modified
 class PackedView:
     """One saved tensor."""
 
-    __slots__ = (
-        "_conj",
-        "_dtype",
-        "_fake_mode",
-        "_neg",
-        "_offset_bytes",
-        "_size",
-        "_stride",
-        "_witness",
-        "managed",
-    )
+    __slots__ = ("_conj", "_fake_mode", "_neg", "_offset_bytes", "_witness", "geometry", "managed")
 
     def __init__(self, managed: ManagedStorage, tensor: torch.Tensor, witness: torch.Tensor) -> None:
         self.managed = managed
         self._witness = witness
-        self._conj = tensor.is_conj()
+        dtype = tensor.dtype
+        self._conj = dtype.is_complex and tensor.is_conj()
         self._neg = tensor.is_neg()
-        self._dtype = tensor.dtype
-        self._size = tensor.size()
-        self._stride = tensor.stride()
+        self.geometry: Geometry = (dtype, tensor.size(), tensor.stride())
         self._offset_bytes = int(tensor.storage_offset()) * tensor.itemsize - managed.begin
-        self._fake_mode = tensor.fake_mode if isinstance(tensor, FakeTensor) else None
+        self._fake_mode = tensor.fake_mode if type(tensor) is FakeTensor else None
         managed.views += 1
 
+    def is_dense(self, tensor: torch.Tensor) -> bool:
+        """Whether the managed bytes are `tensor`, whose view this is, and nothing else, if they are as many."""
+        return (
+            not self._offset_bytes
+            and self._fake_mode is None
+            and not (self._conj or self._neg)
+            and (tensor.is_contiguous() or _is_channels_last(tensor))
+        )
+
     def unpack(self) -> torch.Tensor:
-        managed = self.managed
+        managed, geometry = self.managed, self.geometry
         # A storage that is shared has one version, also where its siblings have counters of their own.
         if self._witness._version != managed.version:
-            raise_modified(self._witness.type(), tuple(self._size), self._witness._version, managed.version)
-        storage, begin = managed.use()
-        offset = _elements(begin + self._offset_bytes, self._dtype)
+            size = tuple(geometry[1])
+            raise_modified(self._witness.type(), size, self._witness._version, managed.version)
+        found = managed.use(geometry)
+        if not isinstance(found, tuple):
+            return found
+        storage, begin = found
+        dtype, size, stride = geometry
+        begin += self._offset_bytes
+        offset = _elements(begin, dtype) if begin else 0
         if self._fake_mode is None:
-            tensor = torch.empty(0, dtype=self._dtype, device=storage.device)
-            tensor.set_(storage, offset, self._size, self._stride)
+            tensor = torch.empty(0, dtype=dtype, device=storage.device)
+            tensor.set_(storage, offset, size, stride)
         else:
             with no_dispatch():
-                tensor = torch.empty(0, dtype=self._dtype, device="meta")
-                tensor.set_(storage, offset, self._size, self._stride)
+                tensor = torch.empty(0, dtype=dtype, device="meta")
+                tensor.set_(storage, offset, size, stride)
                 tensor = FakeTensor(self._fake_mode, tensor, managed.transport.torch_device)
         if self._conj or self._neg:
             # Under create_graph this runs with grad mode on, and our own hooks would fire.
@@ -64,9 +69,14 @@ class PackedView:
         return tensor
 
     def __del__(self) -> None:
-        managed = getattr(self, "managed", None)  # an exception may have ended its making
-        if managed is not None:
-            managed.views -= 1
+        try:
+            self.managed.views -= 1
+        except AttributeError:  # an exception ended its making
+            return
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def _elements(begin: int, dtype: torch.dtype) -> int:

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
+from vdnn.errors import VdnnError
 from vdnn.planning.policies import OnlinePolicy, SaveFacts
 from vdnn.runtime import process_forks
 from vdnn.runtime.counters import Counters, Kept
-from vdnn.runtime.kept import KeptTensor
+from vdnn.runtime.kept import KeptTensor, keep_tensor, kept_tensor
 from vdnn.runtime.lookahead import Lookahead
 from vdnn.runtime.module_watch import ModuleWatch, is_conv
 from vdnn.runtime.packed_view import PackedView
@@ -34,7 +35,19 @@ from vdnn.runtime.version_check import counter_of
 
 Packed = KeptTensor | PackedView
 _STRIDED = torch.strided
+_Node = torch.autograd.graph.Node
 _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+
+class _Here:
+    """What the packer knows of one thread."""
+
+    __slots__ = ("deferred", "paused", "sequence_nr")
+
+    def __init__(self) -> None:
+        self.deferred: list[tuple[weakref.ref[ManagedStorage], bool]] = []  # and whether each is to be copied
+        self.sequence_nr = 0  # autograd's, when the last of them was saved
+        self.paused = 0
 
 
 class Packer:
@@ -51,31 +64,41 @@ class Packer:
         counters: Counters,
         modules: ModuleWatch,
         marked: StorageSet,
-        transport_for: Callable[[torch.device], Transport | None],
+        transports: Mapping[torch.device, Transport | None],
         steps: StepWatch | None = None,
     ) -> None:
         self._policy = policy
+        self._offloads_everything = policy.offloads_everything
         self._min_bytes = max(min_bytes, 1)  # an empty tensor has nothing to move
         self._counters = counters
         self._modules = modules
+        self._parameters = modules.parameters
         self._marked = marked
-        self._transport_for = transport_for
+        self._transports = transports
         self._steps = steps
         self._table = ManagedTable()
         self.lookahead = Lookahead()
         self._local = threading.local()
+        self._was_paused = False  # on any thread, ever: as a rule there is nothing to ask the thread
         self.lock = threading.RLock()  # see [Note: One hook at a time]
-        self._forks = process_forks.count()
+        self._forks = process_forks.count
+        self._has_cuda = torch.cuda.is_available()
 
     @property
     def in_forked_child(self) -> bool:
         """Of the process that made this: hooks are inherited (by DataLoader workers), devices and threads are not."""
-        return process_forks.count() != self._forks
+        return process_forks.count != self._forks
 
     @property
     def managed(self) -> list[ManagedStorage]:
         """What graphs still hold."""
         return self.lookahead.living()
+
+    def _here(self) -> _Here:
+        here: _Here | None = getattr(self._local, "here", None)
+        if here is None:
+            here = self._local.here = _Here()
+        return here
 
     # Saving.
 
@@ -93,125 +116,149 @@ class Packer:
             return self._keep(tensor, Kept.SMALL, nbytes)
         if tensor.is_quantized:
             return self._keep(tensor, Kept.SUBCLASS, nbytes)
-        reason = self._exemption(tensor, storage)
+        node = tensor.grad_fn  # asked for once: it is made at every question
+        reason = self._exemption(tensor, storage, node)
         if reason is not None:
             return self._keep(tensor, reason, nbytes)
-        if self.in_forked_child:
+        if process_forks.count != self._forks:
             return self._keep(tensor, Kept.OTHER_DEVICE, nbytes)
         with self.lock:
-            return self._take(tensor, storage, nbytes)
+            return self._take(tensor, storage, node, nbytes)
 
-    def _take(self, tensor: torch.Tensor, storage: torch.UntypedStorage, nbytes: int) -> Packed:
-        transport = self._transport_for(tensor.device)
+    def _take(self, tensor: torch.Tensor, storage: torch.UntypedStorage, node: _Node | None, nbytes: int) -> Packed:
+        transport = self._transports[tensor.device]
         if transport is None:
             return self._keep(tensor, Kept.OTHER_DEVICE, nbytes)
         if transport.fake is not is_fake(tensor):
             return self._keep(tensor, Kept.SUBCLASS, nbytes)
         if self._steps is not None:
-            return self._take_watched(tensor, storage, transport, self._steps)
+            return self._take_watched(tensor, storage, node, nbytes, transport, self._steps)
         if not self._policy.may_offload:
             return self._keep(tensor, Kept.POLICY, nbytes)
+        if self._has_cuda:
+            _refuse_capture()
         self.submit_finished(transport)
-        packed, is_new = self._manage(tensor, storage, transport)
-        self._follow_policy(packed.managed, tensor, storage, is_new=is_new)
+        packed, is_new = self._manage(tensor, storage, node, nbytes, transport)
+        self._follow_policy(packed.managed, storage, node, is_new=is_new)
         return packed
 
     def _keep(self, tensor: torch.Tensor, reason: Kept, nbytes: int) -> KeptTensor:
         counters = self._counters
         counters.kept[reason] += 1
         counters.kept_bytes[reason] += nbytes
-        return KeptTensor(tensor)
+        return keep_tensor(tensor)
 
-    def _exemption(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Kept | None:
+    def _exemption(self, tensor: torch.Tensor, storage: torch.UntypedStorage, node: _Node | None) -> Kept | None:
         """Why it stays whatever a policy or a plan says."""
-        if getattr(self._local, "paused", 0):
+        if self._was_paused and self._here().paused:
             return Kept.PAUSED
-        base = tensor if tensor._base is None else tensor._base
-        if storage in self._modules.parameters or _is_grad_leaf(base) or _is_grad_leaf(tensor):
+        address = storage._cdata
+        if address in self._parameters.addresses and storage in self._parameters:
             return Kept.PARAMETER
-        if _is_cast_of_parameter(base):
+        # A leaf may also be a view of a tensor without grad, and a view of a leaf is none: both need asking.
+        if node is None and tensor.requires_grad:
+            return Kept.PARAMETER
+        base = tensor._base
+        if base is not None:
+            node = base.grad_fn
+            if node is None and base.requires_grad:
+                return Kept.PARAMETER
+        if node is not None and node.name() == "ToCopyBackward0" and _is_of_a_leaf(node):
             return Kept.PARAMETER_CAST
-        if storage in self._marked or self._modules.in_marked():
+        if (address in self._marked.addresses and storage in self._marked) or self._modules.in_marked():
             return Kept.MARKED
         return None
 
     def _policy_offloads(self, storage: torch.UntypedStorage) -> bool:
-        if self._policy.offloads_everything:
-            return True
         module = self._modules.innermost()
         kind = "" if module is None else type(module).__name__
         return self._policy.offloads(SaveFacts(storage.nbytes(), kind, is_conv(module)))
 
     def _manage(
-        self, tensor: torch.Tensor, storage: torch.UntypedStorage, transport: Transport
+        self,
+        tensor: torch.Tensor,
+        storage: torch.UntypedStorage,
+        node: _Node | None,
+        nbytes: int,
+        transport: Transport,
     ) -> tuple[PackedView, bool]:
         """What stands for the tensor, and whether its managed storage is new."""
-        begin, nbytes = _bytes_to_manage(tensor, storage)
-        known = self._table.find(storage, begin, nbytes, tensor)
+        whole = storage.nbytes()
+        begin, managed_bytes = (0, whole) if nbytes == whole else _bytes_to_manage(tensor, whole)
+        key = (storage._cdata, begin, managed_bytes)
+        known = self._table.find(key, tensor)
         if known is not None:
             self._counters.shared_saves += 1
             return PackedView(known[0], tensor, known[1]), False
-        managed = ManagedStorage(transport, self._counters, storage, begin, nbytes, counter_of(tensor))
-        managed.split = split_of(tensor)
+        witness = counter_of(tensor)
+        managed = ManagedStorage(transport, self._counters, storage, begin, managed_bytes, witness)
+        view = PackedView(managed, tensor, witness)
+        managed.geometry = view.geometry
+        managed.is_dense = nbytes == managed_bytes and view.is_dense(tensor)
+        managed.split = split_of(tensor, node)
         module = self._modules.innermost()
-        managed.label = (tensor.dtype, tensor.shape, "no module" if module is None else type(module).__name__)
-        self._table.add(storage, managed)
+        if module is not None:
+            managed.saved_in = type(module)
+        self._table.add(key, storage, managed)
         self.lookahead.note(managed)
-        return PackedView(managed, tensor, managed.witness), True
+        return view, True
 
     def _follow_policy(
-        self, managed: ManagedStorage, tensor: torch.Tensor, storage: torch.UntypedStorage, *, is_new: bool
+        self, managed: ManagedStorage, storage: torch.UntypedStorage, node: _Node | None, *, is_new: bool
     ) -> None:
         """What one save of a storage offloads no other can keep: it is one storage, however often it is saved."""
         if managed.is_to_leave:
             return
-        managed.is_to_leave = self._policy_offloads(storage)
+        managed.is_to_leave = self._offloads_everything or self._policy_offloads(storage)
         if is_new or managed.is_to_leave:
-            self._when_complete(managed, tensor, offloads=managed.is_to_leave)
+            self._when_complete(managed, node, offloads=managed.is_to_leave)
         if not managed.is_to_leave:
             self._counters.keep(Kept.POLICY, managed.nbytes)
 
     def _take_watched(
-        self, tensor: torch.Tensor, storage: torch.UntypedStorage, transport: Transport, steps: StepWatch
+        self,
+        tensor: torch.Tensor,
+        storage: torch.UntypedStorage,
+        node: _Node | None,
+        nbytes: int,
+        transport: Transport,
+        steps: StepWatch,
     ) -> PackedView:
+        if self._has_cuda:
+            _refuse_capture()
         if steps.step_ends_before_this_save():
             steps.end_step()
         with steps.hook(transport):
             self.submit_finished(transport)
-            is_aliased = self._table.holds(storage)
-            packed, is_new = self._manage(tensor, storage, transport)
+            is_aliased = self._table.holds(storage._cdata)
+            packed, is_new = self._manage(tensor, storage, node, nbytes, transport)
             managed = packed.managed
             planned = steps.saved(managed, tensor, is_new=is_new, is_aliased=is_new and is_aliased)
             if planned is None:
-                self._follow_policy(managed, tensor, storage, is_new=is_new)
+                self._follow_policy(managed, storage, node, is_new=is_new)
             elif is_new:
                 managed.is_to_leave = planned
-                self._when_complete(managed, tensor, offloads=planned)
+                self._when_complete(managed, node, offloads=planned)
                 if not planned:
                     self._counters.keep(Kept.PLAN, managed.nbytes)
         return packed
 
     # Copies wait for their operation.
 
-    def _when_complete(self, managed: ManagedStorage, tensor: torch.Tensor, *, offloads: bool) -> None:
-        """See [Note: Copies wait for their operation]."""
-        if tensor.grad_fn is not None:
+    def _when_complete(self, managed: ManagedStorage, node: _Node | None, *, offloads: bool) -> None:
+        """See [Note: Copies wait for their operation]. `node` is the grad_fn of what was saved."""
+        if node is not None:
             managed.complete(offloads=offloads)
             return
-        self._deferred().append((weakref.ref(managed), offloads))
-        self._local.sequence_nr = _sequence_nr()
-
-    def _deferred(self) -> list[tuple[weakref.ref[ManagedStorage], bool]]:
-        deferred: list[tuple[weakref.ref[ManagedStorage], bool]] | None = getattr(self._local, "deferred", None)
-        if deferred is None:
-            deferred = self._local.deferred = []
-        return deferred
+        here = self._here()
+        here.deferred.append((managed.reference, offloads))
+        here.sequence_nr = _sequence_nr()
 
     def submit_finished(self, transport: Transport) -> None:
         """Issues the copies whose operation is over. See [Note: Copies wait for their operation]."""
-        deferred = self._deferred()
-        if deferred and self._local.sequence_nr != _sequence_nr():
-            self._local.deferred = []
+        here = self._here()
+        if here.deferred and here.sequence_nr != _sequence_nr():
+            deferred, here.deferred = here.deferred, []
             for reference, offloads in deferred:
                 managed = reference()
                 if managed is not None:  # else its graph is gone
@@ -221,10 +268,9 @@ class Packer:
     # Using.
 
     def unpack(self, packed: Packed) -> torch.Tensor:
-        if type(packed) is KeptTensor:
-            return packed.unpack()
-        assert isinstance(packed, PackedView)
-        if self.in_forked_child:
+        if isinstance(packed, tuple):
+            return kept_tensor(packed)
+        if process_forks.count != self._forks:
             return packed.unpack()
         with self.lock:
             return self._use(packed)
@@ -232,6 +278,8 @@ class Packer:
     def _use(self, packed: PackedView) -> torch.Tensor:
         managed = packed.managed
         steps = self._steps
+        if self._has_cuda:
+            _refuse_capture()
         if steps is None:
             self.submit_finished(managed.transport)
             tensor = packed.unpack()
@@ -248,7 +296,8 @@ class Packer:
     # Pausing.
 
     def pause(self, paused: bool) -> None:
-        self._local.paused = getattr(self._local, "paused", 0) + (1 if paused else -1)
+        self._was_paused = True
+        self._here().paused += 1 if paused else -1
 
 
 def _keep_dynamo_out(hook: Callable[..., object]) -> None:
@@ -262,11 +311,18 @@ _keep_dynamo_out(Packer.pack)
 _keep_dynamo_out(Packer.unpack)
 
 
-def _bytes_to_manage(tensor: torch.Tensor, storage: torch.UntypedStorage) -> tuple[int, int]:
+def _refuse_capture() -> None:
+    """A copy to the host cannot be part of a CUDA graph: each replay would read and write the addresses of this step.
+    Asked only of what would move: what is kept may be captured."""
+    if torch.cuda.is_current_stream_capturing():
+        raise VdnnError(
+            "a CUDA graph is being captured inside vdnn.offload, and what is offloaded cannot be part of it: capture "
+            "outside of the session, or under vdnn.paused()."
+        )
+
+
+def _bytes_to_manage(tensor: torch.Tensor, whole: int) -> tuple[int, int]:
     """The whole storage, so that all its views share one copy; of a large one that is hardly used, the part in use."""
-    whole = storage.nbytes()
-    if tensor.nbytes == whole:
-        return 0, whole
     itemsize = tensor.itemsize
     first = int(tensor.storage_offset()) * itemsize
     reach = sum((int(size) - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -276,14 +332,7 @@ def _bytes_to_manage(tensor: torch.Tensor, storage: torch.UntypedStorage) -> tup
     return 0, whole
 
 
-def _is_grad_leaf(tensor: torch.Tensor) -> bool:
-    """A leaf may also be a view of a tensor without grad, and a view of a leaf is none: both need asking."""
-    return tensor.requires_grad and tensor.is_leaf
-
-
-def _is_cast_of_parameter(tensor: torch.Tensor) -> bool:
-    node = tensor.grad_fn
-    if node is None or node.name() != "ToCopyBackward0":
-        return False
+def _is_of_a_leaf(node: _Node) -> bool:
+    """Whether what an operation was done to is a leaf."""
     source = node.next_functions[0][0]
     return source is not None and source.name() == "torch::autograd::AccumulateGrad"

@@ -1,22 +1,18 @@
 """How often this process was forked off another: what was made before a fork is not for the child.
 
-Asked at every hook; the process id would be a system call each time.
+Read at every hook, as a number that is there: the process id would be a system call each time.
 """
 
 from __future__ import annotations
 
 import os
 
-_forks = 0
-
-
-def count() -> int:
-    return _forks
+count = 0
 
 
 def _forked() -> None:
-    global _forks
-    _forks += 1
+    global count
+    count += 1
 
 
 os.register_at_fork(after_in_child=_forked)

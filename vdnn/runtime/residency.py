@@ -6,6 +6,7 @@ device; when a graph dies, whole or in part, all of it goes with it. There is no
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
@@ -16,13 +17,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from vdnn import _C
 from vdnn.errors import DriverError
 from vdnn.runtime.counters import Counters, Kept
-from vdnn.runtime.holders import Label, label_text
+from vdnn.runtime.holders import Geometry, label_text
+from vdnn.runtime.reload_target import ALIGNMENT, ReloadTarget, allocate_target
 from vdnn.runtime.source_hold import SourceHold
 from vdnn.runtime.spans import in_span, span
 from vdnn.runtime.transport import Transport
-
-# torch's CPU kernels may differ in the last bit by alignment, so a reload is as aligned as the original was.
-_ALIGNMENT = 64
 
 
 class Residency(Enum):
@@ -33,6 +32,16 @@ class Residency(Enum):
     HOST = "on the host"
     RELOADING = "on the host, and a copy to the device is on its way"
     RELOADED = "on the host, and a reloaded copy on the device"
+
+
+# Looked up on the class anew at every use, a member would cost as much as a call.
+_DEVICE, _OFFLOADING, _HOST, _RELOADING, _RELOADED = Residency
+
+
+class Table(Protocol):
+    """Knows managed storages, weakly."""
+
+    def forget(self, managed: ManagedStorage) -> None: ...
 
 
 class CopyObserver(Protocol):
@@ -54,7 +63,8 @@ class ManagedStorage:
 
     `position` is its place in the order of saves. `lifetime` is its number in the step `epoch`, None when nobody
     counts. `keeps_reloaded`: a reloaded copy stays until the graph lets go, as the original would have; else until
-    its last known use.
+    its last known use. `geometry` is that of the tensor that was saved first; `is_dense`: these bytes are that tensor
+    and nothing else.
     """
 
     __slots__ = (
@@ -64,27 +74,31 @@ class ManagedStorage:
         "_held_by_others",
         "_reload",
         "_reload_stream",
-        "_reloaded",
-        "_reloaded_address",
-        "_reloaded_begin",
         "_source",
+        "_target",
         "_unused_views",
         "address",
         "begin",
         "counters",
         "epoch",
+        "geometry",
+        "is_dense",
         "is_to_leave",
         "keeps_reloaded",
-        "label",
         "lifetime",
         "misalignment",
         "nbytes",
         "observer",
         "on_end",
         "position",
+        "reference",
         "residency",
+        "saved_in",
         "split",
+        "storage_handle",
         "stream",
+        "table",
+        "table_key",
         "transport",
         "version",
         "views",
@@ -106,12 +120,18 @@ class ManagedStorage:
         self.nbytes = nbytes
         self.witness = witness
         self.version = witness._version
-        self.residency = Residency.DEVICE
+        self.reference = weakref.ref(self)
+        self.residency = _DEVICE
         self.stream = transport.current_stream()
         self.address = transport.address_of(storage) + begin
-        self.misalignment = self.address % _ALIGNMENT
+        self.misalignment = self.address % ALIGNMENT
         self.position = -1
-        self.label: Label | None = None
+        self.geometry: Geometry | None = None
+        self.is_dense = False
+        self.saved_in: type | None = None  # the class of the module whose forward was running
+        self.table: Table | None = None  # with what the table needs to forget it
+        self.table_key = (0, 0, 0)
+        self.storage_handle = 0
         self.lifetime: int | None = None
         self.epoch = 0
         self.observer: CopyObserver | None = None
@@ -124,9 +144,7 @@ class ManagedStorage:
         self._held_by_others: StorageWeakRef | None = None
         self._copy: _C.HostCopy | None = None
         self._reload: _C.Reload | None = None
-        self._reloaded: torch.UntypedStorage | None = None
-        self._reloaded_begin = 0
-        self._reloaded_address = 0
+        self._target: ReloadTarget | None = None  # of the reload
         self._reload_stream: _C.Stream | None = None
         self._unused_views = 0  # views that have not been used since the reload
         self.views = 0
@@ -145,37 +163,37 @@ class ManagedStorage:
         source = self._source
         if source is None or self._copy is not None or self.witness._version != self.version:
             return
-        transport = self.transport
-        transport.note(self.address, self.nbytes, _C.Access.WRITE, self.stream, "producer")
+        transport, nbytes, stream = self.transport, self.nbytes, self.stream
+        if transport.is_checked:
+            transport.device.note_access(self.address, nbytes, _C.Access.WRITE, stream, "producer")
         try:
             if transport.integrity is not None:
-                self._hash = transport.integrity.hash(self.address, self.nbytes, self.stream)
-            hold = SourceHold(self, source, self.stream)
-            self._copy = in_span(
-                "offload", transport.queue.offload, self.address, self.nbytes, self.stream, keepalive=hold
-            )
+                self._hash = transport.integrity.hash(self.address, nbytes, stream)
+            hold = SourceHold(self, source)
+            copy = in_span("offload", transport.queue.offload)(self.address, nbytes, stream, stream, hold)
         except MemoryError:
-            self.counters.keep(Kept.HOST_FULL, self.nbytes)
+            self.counters.keep(Kept.HOST_FULL, nbytes)
             return
         except DriverError:
-            self.counters.keep(Kept.REFUSED, self.nbytes)
+            self.counters.keep(Kept.REFUSED, nbytes)
             return
-        if self._copy is None:
-            self.counters.keep(Kept.HOST_FULL, self.nbytes)
+        if copy is None:
+            self.counters.keep(Kept.HOST_FULL, nbytes)
             return
+        self._copy = copy
         if len(transport.streams) > 1:
-            hold.copied = transport.queue.ready(self._copy)
-        self.residency = Residency.OFFLOADING
+            hold.copied = transport.queue.ready(copy)
+        self.residency = _OFFLOADING
         self.counters.storages += 1
-        self.counters.storage_bytes += self.nbytes
+        self.counters.storage_bytes += nbytes
         if self.observer is not None:
-            self.observer.offloaded(self, self._copy)
+            self.observer.offloaded(self, copy)
 
     def release(self) -> None:
         """Gives up what is on the device: the original behind its copy, or what came back and was used."""
-        if self.residency is Residency.RELOADED:
+        if self.residency is _RELOADED:
             self._forget_reload()
-        if self.residency is Residency.OFFLOADING and self._copy is not None:
+        if self.residency is _OFFLOADING and self._copy is not None:
             with span("release"):
                 self.transport.queue.release(self._copy)
                 self.transport.drop_released()
@@ -188,13 +206,13 @@ class ManagedStorage:
     @property
     def source_references(self) -> int:
         """How many references to it are the runtime's own."""
-        return 2 if self.residency is Residency.OFFLOADING else 1
+        return 2 if self.residency is _OFFLOADING else 1
 
     def source_is_gone(self) -> None:
         """Called when the owner stream waits for the copy: from now on the bytes are on the host."""
         self._source = None
-        if self.residency is Residency.OFFLOADING:
-            self.residency = Residency.HOST
+        if self.residency is _OFFLOADING:
+            self.residency = _HOST
 
     def source_stays(self, source: torch.UntypedStorage) -> None:
         """Somebody else holds the source. See [Note: A source that others hold is used]."""
@@ -216,17 +234,14 @@ class ManagedStorage:
 
     # Back to the device.
 
-    def reload_early(self, *, whatever_the_window: bool = False) -> bool:
-        """Issues a reload if the window has room. True if there is nothing left to do for this storage."""
-        if self.residency is not Residency.HOST or self.witness._version != self.version:
+    def reload_early(self) -> bool:
+        """Issues a reload, whatever the window. True if there is nothing left to do for this storage."""
+        if self.residency is not _HOST or self.witness._version != self.version:
             return True
-        if self._source_on_device() is not None:
+        if self._held_by_others is not None and self._source_on_device() is not None:
             return True
-        transport = self.transport
-        if not whatever_the_window and (transport.reload_in_flight_bytes + self.nbytes > transport.reload_window_bytes):
-            return False  # also one that is larger than the window: what waits to be used is not to cost more than that
         try:
-            self._issue_reload(transport.current_stream())
+            self._issue_reload(self.transport.current_stream())
         except (DriverError, torch.OutOfMemoryError):
             return False  # nobody needs it yet: the use will ask again, and raise what it gets
         self.counters.prefetched_reloads += 1
@@ -234,94 +249,78 @@ class ManagedStorage:
 
     def _issue_reload(self, stream: _C.Stream) -> None:
         """The one place where a copy back is made: early or on demand, it has the same edges."""
-        copy = self._copy
+        copy, transport = self._copy, self.transport
         assert copy is not None, "a storage on the host has a host copy"
-        target = self._allocate_target()
-        self._reload = in_span(
-            "reload",
-            self.transport.queue.reload,
-            copy,
-            self._reloaded_address,
-            stream,
-            keepalive=target,
-            demand=True,
-        )
-        self._reloaded = target
-        self._reload_stream = stream
-        self._unused_views = self.views
-        self.residency = Residency.RELOADING
-        self.transport.reload_in_flight_bytes += self.nbytes
-        self.counters.reloaded_bytes += self.nbytes
-        if self.observer is not None:
-            self.observer.reloaded(self, self._reload)
-
-    def _allocate_target(self) -> torch.UntypedStorage:
-        """From torch's allocator, on the current stream, as aligned as the original was."""
         if self.observer is not None:
             self.observer.about_to_reload(self)
-        # Torch's allocators align to 64 bytes or more, so that this is all it takes; if one does not, there is padding.
-        target = self._allocate(self.nbytes + self.misalignment)
-        if not self.transport.fake and target.data_ptr() % _ALIGNMENT:
-            target = self._allocate(self.nbytes + _ALIGNMENT)
-        address = self.transport.address_of(target)
-        self._reloaded_begin = (self.misalignment - address) % _ALIGNMENT
-        self._reloaded_address = address + self._reloaded_begin
-        return target
+        geometry = self.geometry if self.is_dense else None
+        target = allocate_target(transport, self.nbytes, self.misalignment, geometry)
+        reload = in_span("reload", transport.queue.reload)(copy, target.address, stream, target.tensor, demand=True)
+        self._reload = reload
+        self._target = target
+        self._reload_stream = stream
+        self._unused_views = self.views
+        self.residency = _RELOADING
+        transport.reload_in_flight_bytes += self.nbytes
+        self.counters.reloaded_bytes += self.nbytes
+        if self.observer is not None:
+            self.observer.reloaded(self, reload)
 
-    def _allocate(self, nbytes: int) -> torch.UntypedStorage:
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.transport.torch_device).untyped_storage()
-
-    def use(self) -> tuple[torch.UntypedStorage, int]:
-        """A storage on the device that holds the bytes, and where in it `begin` is now."""
+    def use(self, geometry: Geometry) -> torch.Tensor | tuple[torch.UntypedStorage, int]:
+        """A storage on the device that holds the bytes, and where in it `begin` is now; at the last use the tensor
+        itself, if it came back as the one of this very geometry."""
         self.counters.uses += 1
-        source = self._source_on_device()
+        source = self._source if self._held_by_others is None else self._source_on_device()
         if source is not None:
             self.counters.used_in_place += 1
             return source, self.begin
-        stream = self.transport.current_stream()
-        if self._reloaded is None or stream != self._reload_stream:
+        transport = self.transport
+        stream = transport.current_stream()
+        if self._target is None or (stream is not self._reload_stream and stream != self._reload_stream):
             # A reload serves the stream it was made for: its memory goes back to that stream when it is dropped.
             self._forget_reload()
             self._issue_reload(stream)
             self.counters.demand_reloads += 1
-        if self.residency is Residency.RELOADING:
+        target = self._target
+        assert target is not None, "what is not on the device was reloaded"
+        if self.residency is _RELOADING:
             assert self._reload is not None
-            in_span("wait for reload", self.transport.queue.wait, self._reload, stream)
-            self._leave_window()
-            self.residency = Residency.RELOADED
-            if self._hash is not None and self.transport.integrity is not None:
-                self.transport.integrity.compare(
-                    label_text(self.label), self._hash, self._reloaded_address, self.nbytes, stream
-                )
-        storage, begin = self._reloaded, self._reloaded_begin
-        assert storage is not None
-        self.transport.note(self._reloaded_address, self.nbytes, _C.Access.READ, stream, "use")
+            in_span("wait for reload", transport.queue.wait)(self._reload, stream)
+            transport.reload_in_flight_bytes -= self.nbytes
+            self.residency = _RELOADED
+            if self._hash is not None and transport.integrity is not None:
+                label = label_text(self.geometry, self.saved_in)
+                transport.integrity.compare(label, self._hash, target.address, self.nbytes, stream)
+        if transport.is_checked:
+            transport.device.note_access(target.address, self.nbytes, _C.Access.READ, stream, "use")
         self._unused_views -= 1
         if self._unused_views <= 0 and not self.keeps_reloaded:
             # The last known use: the caller's view keeps the bytes for as long as it needs them.
             self._forget_reload()
-        return storage, begin
+            if target.is_whole and geometry is self.geometry:
+                return target.tensor
+        return target.tensor.untyped_storage(), target.begin
 
     def forget_unused_reload(self) -> None:
         """Of a reload made early that the backward has passed by: its room is needed."""
-        if self.residency is Residency.RELOADING:
+        if self.residency is _RELOADING:
             self._forget_reload()
 
     def _forget_reload(self) -> None:
-        self._leave_window()
-        if self.observer is not None and self._reloaded is not None:
-            self.observer.gave_up_reload(self)
-        self._reloaded = None
-        self._reload = None
-        if self.residency is not Residency.DEVICE:
-            self.residency = Residency.HOST
-
-    def _leave_window(self) -> None:
-        if self.residency is Residency.RELOADING:
+        if self.residency is _RELOADING:
             self.transport.reload_in_flight_bytes -= self.nbytes
+        if self.observer is not None and self._target is not None:
+            self.observer.gave_up_reload(self)
+        self._target = None
+        self._reload = None
+        if self.residency is not _DEVICE:
+            self.residency = _HOST
 
     def __del__(self) -> None:
+        if self.table is not None:
+            self.table.forget(self)
         # Of a reload that nobody waited for the queue still holds the target, and finishes it at the next hook.
-        self._leave_window()
+        if self.residency is _RELOADING:
+            self.transport.reload_in_flight_bytes -= self.nbytes
         if self.on_end is not None:
             self.on_end()

@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -23,7 +22,7 @@ from vdnn.planning.policies import OnlinePolicy
 from vdnn.recording import Recording
 from vdnn.runtime.counters import Counters
 from vdnn.runtime.integrity import IntegrityCheck
-from vdnn.runtime.module_watch import ModuleWatch
+from vdnn.runtime.module_watch import MarkedModules, ModuleWatch
 from vdnn.runtime.packer import Packer
 from vdnn.runtime.session_report import session_report
 from vdnn.runtime.step_watch import StepWatch, Ways
@@ -36,7 +35,7 @@ from vdnn.timeline import Timeline
 logger = logging.getLogger("vdnn")
 
 _marked_storages = StorageSet()
-_marked_modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+_marked_modules = MarkedModules()
 _this_thread = threading.local()
 
 
@@ -53,6 +52,18 @@ def _entered_here() -> list[_Entry]:
     if entered is None:
         entered = _this_thread.entered = []
     return entered
+
+
+class _Transports(dict[torch.device, Transport | None]):
+    """One for each device, opened when it is first looked up. Who does so holds the packer's lock: two threads must not
+    open one device twice."""
+
+    def __init__(self, open_transport: Callable[[torch.device], Transport | None]) -> None:
+        super().__init__()
+        self._open_transport = open_transport
+
+    def __missing__(self, device: torch.device) -> Transport | None:
+        return self.setdefault(device, self._open_transport(device))
 
 
 class Session(contextlib.ContextDecorator):
@@ -74,13 +85,13 @@ class Session(contextlib.ContextDecorator):
         self._device = device
         self._options = options
         self._integrity = integrity
-        self._transports: dict[torch.device, Transport | None] = {}
+        self._transports = _Transports(self._open_transport)
         self._nests = nests
         self._modules = ModuleWatch(_marked_modules)
         self._steps = None if steps is None else StepWatch(steps, self._modules, self._compare_hashes)
         self._steps_ended = 0  # where nothing watches them
         self._packer = Packer(
-            policy, min_bytes, self.counters, self._modules, _marked_storages, self._transport_for, self._steps
+            policy, min_bytes, self.counters, self._modules, _marked_storages, self._transports, self._steps
         )
         self._entering = threading.Lock()
         self._inside = 0  # entries of all threads
@@ -193,13 +204,6 @@ class Session(contextlib.ContextDecorator):
         return None if self._steps is None else self._steps.timeline
 
     # Devices.
-
-    def _transport_for(self, device: torch.device) -> Transport | None:
-        """The caller holds the packer's lock: two threads must not open one device twice."""
-        try:
-            return self._transports[device]
-        except KeyError:
-            return self._transports.setdefault(device, self._open_transport(device))
 
     def _open_transport(self, device: torch.device) -> Transport | None:
         place = self._device

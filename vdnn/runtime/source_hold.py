@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,7 @@ from vdnn.runtime.holders import HeldStorage, label_text
 
 if TYPE_CHECKING:
     from vdnn.runtime.residency import ManagedStorage
+    from vdnn.runtime.transport import Departures
 
 
 def _count_of_one() -> int:
@@ -25,38 +27,37 @@ def _count_of_one() -> int:
 
 
 HELD_ONCE = _count_of_one()
+_references_to = sys.getrefcount
+_natively_held: Callable[[int], int] = torch._C._storage_Use_Count
 
 
 class SourceHold:
     """Keeps a source storage alive while a copy reads it; says so when it goes."""
 
     __slots__ = (
+        "_address",
         "_counters",
-        "_device",
-        "_held",
-        "_label",
+        "_departures",
+        "_geometry",
         "_managed",
-        "_range",
+        "_nbytes",
+        "_saved_in",
         "_storage",
         "_stream",
-        "_streams",
-        "_takes_releases",
         "copied",
     )
 
-    def __init__(self, managed: ManagedStorage, storage: torch.UntypedStorage, stream: _C.Stream) -> None:
-        self._managed = weakref.ref(managed)
+    def __init__(self, managed: ManagedStorage, storage: torch.UntypedStorage) -> None:
+        self._managed = managed.reference
         self._storage: torch.UntypedStorage | None = storage
-        self._stream = stream
-        # Not the transport: its queue holds us, and no collector sees that cycle.
-        self._device = managed.transport.device
-        self._takes_releases = managed.transport.takes_releases
-        self._streams = managed.transport.streams
-        self.copied: _C.Event | None = None  # set where there are several streams
-        self._held = managed.transport.held
-        self._label = managed.label
+        self._stream = managed.stream
+        self._departures = managed.transport.departures
+        self._geometry = managed.geometry
+        self._saved_in = managed.saved_in
         self._counters = managed.counters
-        self._range = (managed.address, managed.nbytes)
+        self._address = managed.address
+        self._nbytes = managed.nbytes
+        self.copied: _C.Event | None = None  # set where there are several streams
 
     def dropped(self) -> None:
         managed = self._managed()
@@ -65,24 +66,29 @@ class SourceHold:
         storage, self._storage = self._storage, None
         if storage is None:
             return
-        address, nbytes = self._range
-        self._hold_others_back()
-        if torch._C._storage_Use_Count(storage._cdata) > 1 or sys.getrefcount(storage) > HELD_ONCE:
+        departures = self._departures
+        if departures.streams:
+            self._hold_others_back(departures)
+        if _natively_held(storage._cdata) > 1 or _references_to(storage) > HELD_ONCE:
             # Somebody else holds it (the model, an optimizer, a cache, a second save of it at another version, which
             # shares the Python object): it was copied and will not be freed.
-            self._counters.copied_not_freed_bytes += nbytes
-            self._held.append(HeldStorage(weakref.ref(storage), nbytes, label_text(self._label)))
+            self._counters.copied_not_freed_bytes += self._nbytes
+            label = label_text(self._geometry, self._saved_in)
+            departures.held.append(HeldStorage(weakref.ref(storage), self._nbytes, label))
             if managed is not None:
                 managed.source_stays(storage)
             return
-        self._counters.freed_bytes += nbytes
-        if self._takes_releases:
-            self._device.note_access(address, nbytes, _C.Access.RELEASE, self._stream, "storage dropped")
+        self._counters.freed_bytes += self._nbytes
+        if departures.takes_releases:
+            departures.device.note_access(
+                self._address, self._nbytes, _C.Access.RELEASE, self._stream, "storage dropped"
+            )
 
-    def _hold_others_back(self) -> None:
+    def _hold_others_back(self, departures: Departures) -> None:
         """[Note: Who allocated it] A storage goes back to the stream that allocated it, and torch does not say which
         that was: the stream of its save waits for the copy already, and here all others wait that hooks have run
         on."""
-        for stream in self._streams:
+        device = departures.device
+        for stream in departures.streams:
             if stream != self._stream:
-                self._device.wait(stream, self.copied or self._device.record(self._stream))
+                device.wait(stream, self.copied or device.record(self._stream))

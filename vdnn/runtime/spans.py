@@ -6,23 +6,29 @@ Without a profiler a span costs one look at a flag.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 from torch.autograd import profiler
 
+_Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 _NOTHING = contextlib.nullcontext()
 
 
-def in_span(name: str, call: Callable[..., _Result], *arguments: Any, **options: Any) -> _Result:
-    """One call as a span: for what is called so often that even an empty `with` would be felt."""
-    if profiler._is_profiler_enabled:
-        with profiler.record_function(f"vdnn::{name}"):
-            return call(*arguments, **options)
-    return call(*arguments, **options)
+def in_span(name: str, call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """`call` as a span, or itself: for what is called so often that even an empty `with` would be felt."""
+    return functools.partial(_in_span, name, call) if profiler._is_profiler_enabled else call
+
+
+def _in_span(
+    name: str, call: Callable[_Arguments, _Result], *arguments: _Arguments.args, **options: _Arguments.kwargs
+) -> _Result:
+    with profiler.record_function(f"vdnn::{name}"):
+        return call(*arguments, **options)
 
 
 def span(name: str) -> AbstractContextManager[object]:

@@ -7,6 +7,7 @@ by its data pointer. The tables own nothing: entries vanish with the graph, or w
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,84 +16,90 @@ from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.version_check import counter_of, same_counter
 
 
-def split_of(tensor: torch.Tensor) -> int | None:
-    """Which split made it, if an unsafe one did.
+def split_of(tensor: torch.Tensor, node: torch.autograd.graph.Node | None) -> int | None:
+    """Which split made it, if an unsafe one did. `node` is its grad_fn.
 
     [Note: Siblings] Recurrent cells split their gates with torch's unsafe_split: the pieces share bytes, and each has a
     version counter of its own. Pieces of one split that nobody has written to since are of one version: the split's own
     contract says that nobody writes to the whole.
     """
-    node = tensor.grad_fn
-    if node is None or tensor._version != 0 or node.name() != "UnsafeSplitBackward0":
+    if node is None or node.name() != "UnsafeSplitBackward0" or tensor._version != 0:
         return None
     sequence_nr: int = node._sequence_nr()
     return sequence_nr
 
 
-_Key = tuple[int, int, int]  # native address, first byte, bytes
+TableKey = tuple[int, int, int]  # native address, first byte, bytes
+
+# A weak reference in native hands: an int, whatever the stubs say. While it is not freed its storage's address names no
+# other storage.
+_weak_handle: Callable[[torch.UntypedStorage], Any] = torch.UntypedStorage._weak_ref
+_expired: Any = torch.UntypedStorage._expired
+_free_handle: Callable[[Any], None] = torch.UntypedStorage._free_weak_ref
 
 
 class StorageReference:
-    """A weak reference to a storage. While it lives the storage's address names no other storage."""
+    """A weak reference to a storage that frees itself."""
 
-    __slots__ = ("_address",)
+    __slots__ = ("_handle",)
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._address: Any = storage._weak_ref()  # an int, whatever the stubs say
+        self._handle = _weak_handle(storage)
 
     def expired(self) -> bool:
-        return bool(torch.UntypedStorage._expired(self._address))
+        return bool(_expired(self._handle))
 
     def nbytes(self) -> int:
         """Of the storage; 0 when it is gone."""
-        storage: Any = torch.UntypedStorage._new_with_weak_ptr(self._address)
+        storage: Any = torch.UntypedStorage._new_with_weak_ptr(self._handle)
         return 0 if storage is None else int(storage.nbytes())
 
     def __del__(self) -> None:
-        torch.UntypedStorage._free_weak_ref(self._address)  # type: ignore[no-untyped-call]
+        _free_handle(self._handle)
 
 
 class ManagedTable:
     """Managed storages by identity: the same bytes of the same storage, at the same version of the same counter."""
 
     def __init__(self) -> None:
-        self._entries: dict[_Key, tuple[StorageReference, weakref.ref[ManagedStorage]]] = {}
-        self._latest: dict[int, tuple[StorageReference, weakref.ref[ManagedStorage]]] = {}  # by native address
+        self._entries: dict[TableKey, weakref.ref[ManagedStorage]] = {}
+        self._latest: dict[int, weakref.ref[ManagedStorage]] = {}  # by native address
 
-    def find(
-        self, storage: torch.UntypedStorage, begin: int, nbytes: int, view: torch.Tensor
-    ) -> tuple[ManagedStorage, torch.Tensor] | None:
+    def find(self, key: TableKey, view: torch.Tensor) -> tuple[ManagedStorage, torch.Tensor] | None:
         """What holds these bytes already, and a tensor that shares the view's version counter."""
-        entry = self._entries.get((storage._cdata, begin, nbytes))
-        if entry is None:
-            return None
-        alive, reference = entry
-        managed = reference()
-        if managed is None or alive.expired() or managed.witness._version != managed.version:
+        reference = self._entries.get(key)
+        managed = None if reference is None else reference()
+        if managed is None or _expired(managed.storage_handle) or managed.witness._version != managed.version:
             return None
         if same_counter(managed.witness, view):
             return managed, managed.witness
-        if managed.split is not None and managed.split == split_of(view) and view._version == managed.version:
+        if (
+            managed.split is not None
+            and managed.split == split_of(view, view.grad_fn)
+            and view._version == managed.version
+        ):
             return managed, counter_of(view)
         return None
 
-    def holds(self, storage: torch.UntypedStorage) -> bool:
-        """Whether the version, or the part of it, that was added last is managed and alive."""
-        entry = self._latest.get(storage._cdata)
-        return entry is not None and not entry[0].expired() and entry[1]() is not None
+    def holds(self, address: int) -> bool:
+        """Whether the version, or the part of it, that was added last of the storage there is managed and alive."""
+        reference = self._latest.get(address)
+        managed = None if reference is None else reference()
+        return managed is not None and not _expired(managed.storage_handle)
 
-    def add(self, storage: torch.UntypedStorage, managed: ManagedStorage) -> None:
-        key = (storage._cdata, managed.begin, managed.nbytes)
-        entry = (StorageReference(storage), weakref.ref(managed, lambda gone: self._remove(key, gone)))
-        self._entries[key] = self._latest[key[0]] = entry
+    def add(self, key: TableKey, storage: torch.UntypedStorage, managed: ManagedStorage) -> None:
+        """Keeps the storage's address from being reused for as long as `managed` lives."""
+        managed.table, managed.table_key, managed.storage_handle = self, key, _weak_handle(storage)
+        self._entries[key] = self._latest[key[0]] = managed.reference
 
-    def _remove(self, key: _Key, gone: weakref.ref[ManagedStorage]) -> None:
-        entry = self._entries.get(key)
-        if entry is not None and entry[1] is gone:  # a newer version may have taken the place
+    def forget(self, managed: ManagedStorage) -> None:
+        """Called when it ends. A newer version may have taken its place."""
+        key = managed.table_key
+        if self._entries.get(key) is managed.reference:
             self._entries.pop(key, None)
-        entry = self._latest.get(key[0])
-        if entry is not None and entry[1] is gone:
+        if self._latest.get(key[0]) is managed.reference:
             self._latest.pop(key[0], None)
+        _free_handle(managed.storage_handle)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -103,6 +110,8 @@ class StorageSet:
 
     def __init__(self) -> None:
         self._references: dict[int, StorageReference] = {}
+        # By native address, to be asked before anything else: most storages are in no set, and most sets are empty.
+        self.addresses = self._references.keys()
         self._look_at = 64  # looked through for the dead when it has doubled since
 
     def add(self, storage: torch.UntypedStorage) -> None:

@@ -25,6 +25,16 @@ _NO_LIMIT_BYTES = 1 << 62
 _MOST_HELD = 256
 
 
+# What torch's own generated code asks, where torch is built for CUDA: a number, and no object is made.
+_raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def _current_stream_handle(device: torch.device) -> int:
+    if _raw_stream is not None and device.index is not None:
+        return _raw_stream(device.index)
+    return torch.cuda.current_stream(device).cuda_stream
+
+
 @dataclass(frozen=True, slots=True)
 class TransportOptions:
     """Byte limits of one transport. Zero as host budget means what the host's own limits allow."""
@@ -40,6 +50,17 @@ class Source(Protocol):
 
     def dropped(self) -> None:
         """The owner stream waits for the copy: the storage may go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Departures:
+    """What every source needs to know when it goes. Not the transport: its queue holds the sources, and no collector
+    sees that cycle."""
+
+    device: _C.Device
+    takes_releases: bool  # a note of each is wanted
+    streams: dict[_C.Stream, None]  # on which hooks have run, see [Note: Who allocated it]
+    held: deque[HeldStorage]  # given up, and not freed by that
 
 
 class Integrity(Protocol):
@@ -73,7 +94,10 @@ class Transport:
         self.fake = fake
         self._owns_device = owns_device
         self._stream_of_torch = stream_of_torch
-        self.streams: dict[_C.Stream, None] = {}  # on which hooks have run, see [Note: Who allocated it]
+        # Only a checker acts on notes of reads and writes, and a simulated device on those of releases.
+        self.is_checked = isinstance(device, _C.OrderingChecker)
+        self.departures = Departures(device, not isinstance(device, _C.CudaDevice), {}, deque(maxlen=_MOST_HELD))
+        self.streams = self.departures.streams
         self._options = options
         cap_bytes = options.host_budget_bytes or (_FAKE_HOST_BYTES if fake else 0)
         self.pool = _C.PinnedPool(device, cap_bytes=cap_bytes)
@@ -88,14 +112,16 @@ class Transport:
         )
         self.reload_window_bytes = options.reload_window_bytes
         self.reload_in_flight_bytes = 0
-        # Only a checker acts on notes of reads and writes, and a simulated device on those of releases.
-        self.is_checked = isinstance(device, _C.OrderingChecker)
-        self.takes_releases = not isinstance(device, _C.CudaDevice)
         self.integrity: Integrity | None = None
         # On the CPU torch computes on the calling thread, whichever that is.
         self._calling_thread = device.adopt_stream(0) if torch_device.type == "cpu" else None
+        self._adopted: dict[int, _C.Stream] = {}  # by the handle that CUDA has for it
         self._next_address = 1 << 20
-        self.held: deque[HeldStorage] = deque(maxlen=_MOST_HELD)  # given up, and not freed by that
+
+    @property
+    def held(self) -> deque[HeldStorage]:
+        """What was given up, and not freed by that."""
+        return self.departures.held
 
     def current_stream(self) -> _C.Stream:
         """The stream on which torch computes now, on this thread."""
@@ -103,10 +129,15 @@ class Transport:
             return self._calling_thread
         if self._stream_of_torch is not None:
             stream = self._stream_of_torch()
-        else:
-            stream = self.device.adopt_stream(torch.cuda.current_stream(self.torch_device).cuda_stream)
-        self.streams[stream] = None
-        return stream
+            self.streams[stream] = None
+            return stream
+        handle = _current_stream_handle(self.torch_device)
+        try:
+            return self._adopted[handle]
+        except KeyError:
+            stream = self._adopted[handle] = self.device.adopt_stream(handle)
+            self.streams[stream] = None
+            return stream
 
     def address_of(self, storage: torch.UntypedStorage) -> int:
         """Where it lies. Ask once for each storage: one without data gets an address of its own at every call."""
@@ -116,15 +147,15 @@ class Transport:
         self._next_address += -(-storage.nbytes() // _FAKE_ALIGNMENT) * _FAKE_ALIGNMENT + _FAKE_ALIGNMENT
         return address
 
-    def note(self, address: int, nbytes: int, access: _C.Access, stream: _C.Stream, label: str) -> None:
-        if self.is_checked:
-            self.device.note_access(address, nbytes, access, stream, label)
-
     def set_windows(self, *, open_wide: bool) -> None:
         """How much the device may hold for copies in flight from the next copy on: what was asked for, or anything."""
         offload_bytes = _NO_LIMIT_BYTES if open_wide else self._options.offload_window_bytes
         self.reload_window_bytes = _NO_LIMIT_BYTES if open_wide else self._options.reload_window_bytes
         self.queue.set_windows(offload_bytes, self.reload_window_bytes)
+
+    def reload_window_is_full(self, nbytes: int) -> bool:
+        """For so many more. Also for what is larger than the window: what waits to be used is not to cost more."""
+        return self.reload_in_flight_bytes + nbytes > self.reload_window_bytes
 
     def drop_released(self) -> None:
         released: list[Source] = self.queue.take_released()  # type: ignore[assignment]
