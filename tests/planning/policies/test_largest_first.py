@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.planning.policies.steps import absences_of, made_plan, with_modules
+from tests.planning.policies.steps import absences_of, made_plan, with_lifetimes, with_modules
 from tests.planning.recordings import chain
 from vdnn.planning.footprint import interval_bytes
 from vdnn.planning.least_memory import least_bytes
@@ -57,6 +57,11 @@ def test_the_layers_in_between_can_be_chosen(out: int, ahead: int, absence: Abse
     recording = chain(SIZES)
     planner = LargestFirst(layers_out=out, layers_ahead=ahead)
     assert absences_of(made_plan(planner, recording, recording.peak_bytes - 51))[1] == (absence,)
+
+
+def test_what_others_hold_is_waited_for_when_they_let_go() -> None:
+    recording = with_lifetimes(chain(SIZES), {1: {"free_point": 5}, 3: {"free_point": 8}})
+    assert absences_of(made_plan("largest-first", recording, recording.peak_bytes - 1))[1] == (Absence(5, 9),)
 
 
 def test_a_layer_is_a_block_of_modules() -> None:
