@@ -8,11 +8,8 @@ from hypothesis import strategies as st
 from vdnn.planning.policies.room import Room
 
 INTERVALS = 150
-TAKINGS = st.lists(
-    st.tuples(st.integers(0, INTERVALS - 1), st.integers(0, INTERVALS - 1), st.integers(0, 30)),
-    min_size=10,
-    max_size=30,
-)
+PLACES = st.integers(0, INTERVALS - 1)
+TAKINGS = st.lists(st.tuples(PLACES, PLACES, st.integers(0, 30)), min_size=10, max_size=30)
 
 
 @given(narrow=st.dictionaries(PLACES, st.integers(-5, 60), max_size=5), takings=TAKINGS)
