@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.runtime.conftest import OpenSession
 from tests.runtime.networks import conv_chain, images, small_resnet
@@ -36,6 +37,18 @@ class Saves(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         Saves.back += ctx.saved_tensors
         return gradient, None
+
+
+class Operations(TorchDispatchMode):
+    """The names of what torch runs while this is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func._overloadpacket.__name__)
+        return func(*args, **kwargs or {})
 
 
 def round_trip(session: Session, make: Make) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,6 +95,9 @@ LAYOUTS: dict[str, Make] = {
     "overlapping windows": lambda: base().flatten().unfold(0, 5, 2),
     "expanded": lambda: base()[0, :1].expand(50, 8),
     "broadcast scalar": lambda: torch.full((), 3.0).expand(9, 9),
+    "as many bytes as its storage, all the first": lambda: torch.arange(8.0)[:1].expand(8),
+    "as many bytes as its storage, all the fourth": lambda: torch.arange(8.0)[3:4].expand(8),
+    "one row with a stride of its own": lambda: torch.arange(4.0).as_strided((1, 4), (100, 1)),
     "conjugate": lambda: complex_base().conj(),
     "transposed conjugate": lambda: complex_base()[0].conj().t(),
     "negative": lambda: complex_base().conj().imag,
@@ -95,6 +111,16 @@ LAYOUTS: dict[str, Make] = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_comes_back_as_it_left(open_session: OpenSession, name: str) -> None:
     assert_comes_back(open_session(offload_window=1), LAYOUTS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_whole"), [("contiguous", True), ("channels_last", True), ("transposed", False), ("offset", False)]
+)
+def test_what_was_saved_whole_comes_back_as_one_tensor(open_session: OpenSession, name: str, is_whole: bool) -> None:
+    """Its copy goes into the tensor that the use is given; of all else a view has to be made."""
+    with Operations() as operations:
+        assert_comes_back(open_session(offload_window=1), LAYOUTS[name])
+    assert ("set_" not in operations.names) is is_whole
 
 
 @pytest.mark.parametrize(
