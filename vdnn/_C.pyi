@@ -555,7 +555,12 @@ class StepModel(_Native):
         link: LinkModel,
     ) -> None: ...
     def evaluate(
-        self, may_leave: bytes, budget_bytes: int, more_room: Sequence[tuple[int, int]] = [], in_order: bool = False
+        self,
+        may_leave: bytes,
+        budget_bytes: int,
+        more_room: Sequence[tuple[int, int]] = [],
+        in_order: bool = False,
+        furthest_first: bool = False,
     ) -> StepOutcome | None:
         """`may_leave` has a byte for each gap. None: the budget cannot be met with these."""
     def replay(self, absences: Sequence[tuple[int, int, int]]) -> StepOutcome: ...

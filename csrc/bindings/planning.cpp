@@ -43,13 +43,13 @@ std::unique_ptr<StepModel> make_model(
 }
 
 std::optional<StepOutcome> evaluate(const StepModel& model, const py::bytes& may_leave_bytes, std::int64_t budget_bytes,
-                                    const std::vector<RoomTuple>& more_room, bool in_order) {
+                                    const std::vector<RoomTuple>& more_room, bool in_order, bool furthest_first) {
   const auto may_leave = static_cast<std::string>(may_leave_bytes);
   const py::gil_scoped_release release;
   std::vector<MoreRoom> more;
   more.reserve(more_room.size());
   for (const auto& [interval, bytes] : more_room) more.push_back({interval, bytes});
-  auto absences = model.schedule(may_leave, budget_bytes, more, in_order);
+  auto absences = model.schedule(may_leave, budget_bytes, more, {in_order, furthest_first});
   if (!absences.has_value()) return std::nullopt;
   return model.replay(std::move(*absences));
 }
@@ -81,7 +81,7 @@ void bind_planning(py::module_& module) {
       .def(py::init(&make_model), py::kw_only(), arg("compute_ns"), arg("peak_bytes"), arg("kinds"),
            arg("storages_of_points"), arg("storages"), arg("gaps"), arg("link"))
       .def("evaluate", &evaluate, arg("may_leave"), arg("budget_bytes"), arg("more_room") = std::vector<RoomTuple>(),
-           arg("in_order") = false)
+           arg("in_order") = false, arg("furthest_first") = false)
       .def(
           "replay",
           [](const StepModel& model, const std::vector<AbsenceTuple>& absences) {

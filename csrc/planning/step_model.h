@@ -51,6 +51,12 @@ struct StepOutcome {
   std::vector<StepStall> stalls;  // in the order of the step
 };
 
+// How a schedule is made of a choice.
+struct ScheduleOptions {
+  bool in_order = false;        // no copy back is issued before one that is needed earlier
+  bool furthest_first = false;  // what is used last goes first, instead of what was copied first
+};
+
 struct MoreRoom {
   std::int32_t interval;
   std::int64_t bytes;
@@ -70,12 +76,11 @@ class StepModel {
   // Throws InvalidArgument if indices or sizes do not fit together.
   StepModel(Shape shape, const LinkModel& link);
 
-  // Gives up late, brings back early; nothing if the budget cannot be met. `may_leave` has a flag for each gap. With
-  // `in_order` no copy back is issued before one that is needed earlier.
+  // Gives up late, brings back early; nothing if the budget cannot be met. `may_leave` has a flag for each gap.
   [[nodiscard]] std::optional<std::vector<StepAbsence>> schedule(const std::string& may_leave,
                                                                  std::int64_t budget_bytes,
                                                                  const std::vector<MoreRoom>& more_room,
-                                                                 bool in_order) const;
+                                                                 ScheduleOptions options) const;
   // The step in time. Absences in any order, of one gap at most one.
   [[nodiscard]] StepOutcome replay(std::vector<StepAbsence> absences) const;
   [[nodiscard]] std::int64_t peak_bytes(const std::vector<StepAbsence>& absences) const;
@@ -86,7 +91,8 @@ class StepModel {
  private:
   [[nodiscard]] std::optional<std::vector<StepAbsence>> release_late(const std::string& may_leave,
                                                                      std::int64_t budget_bytes,
-                                                                     const std::vector<MoreRoom>& more_room) const;
+                                                                     const std::vector<MoreRoom>& more_room,
+                                                                     bool furthest_first) const;
   [[nodiscard]] std::vector<StepAbsence> reload_early(const std::vector<StepAbsence>& released,
                                                       std::int64_t budget_bytes, bool in_order) const;
   [[nodiscard]] std::int64_t bytes_of(std::int32_t gap) const;
@@ -98,6 +104,8 @@ class StepModel {
   const LinkModel link_;
   std::vector<std::int32_t> gaps_by_first_;  // indices of gaps
   std::vector<std::int32_t> gaps_by_last_;
+  std::vector<std::int32_t> places_from_furthest_;  // of each gap: 0 is that of the gap whose use comes last
+  std::vector<std::int32_t> gaps_from_furthest_;    // the gap at each place
 };
 
 }  // namespace vdnn

@@ -49,6 +49,15 @@ StepModel::StepModel(Shape shape, const LinkModel& link) : shape_(std::move(shap
   };
   std::stable_sort(gaps_by_first_.begin(), gaps_by_first_.end(), by(&StepGap::first));
   std::stable_sort(gaps_by_last_.begin(), gaps_by_last_.end(), by(&StepGap::last));
+  gaps_from_furthest_.resize(gaps());
+  std::iota(gaps_from_furthest_.begin(), gaps_from_furthest_.end(), 0);
+  const auto use = [this](std::int32_t gap) { return static_cast<std::uint32_t>(shape_.gaps[gap].use); };  // -1: last
+  std::stable_sort(gaps_from_furthest_.begin(), gaps_from_furthest_.end(),
+                   [&](std::int32_t one, std::int32_t other) { return use(one) > use(other); });
+  places_from_furthest_.resize(gaps());
+  for (std::size_t place = 0; place < gaps(); ++place) {
+    places_from_furthest_[gaps_from_furthest_[place]] = static_cast<std::int32_t>(place);
+  }
 }
 
 std::int64_t StepModel::bytes_of(std::int32_t gap) const {
@@ -57,15 +66,16 @@ std::int64_t StepModel::bytes_of(std::int32_t gap) const {
 
 std::optional<std::vector<StepAbsence>> StepModel::schedule(const std::string& may_leave, std::int64_t budget_bytes,
                                                             const std::vector<MoreRoom>& more_room,
-                                                            bool in_order) const {
+                                                            ScheduleOptions options) const {
   require(may_leave.size() == gaps(), "may_leave", "a flag for each gap");
-  const auto released = release_late(may_leave, budget_bytes, more_room);
+  const auto released = release_late(may_leave, budget_bytes, more_room, options.furthest_first);
   if (!released.has_value()) return std::nullopt;
-  return reload_early(*released, budget_bytes, in_order);
+  return reload_early(*released, budget_bytes, options.in_order);
 }
 
 std::optional<std::vector<StepAbsence>> StepModel::release_late(const std::string& may_leave, std::int64_t budget_bytes,
-                                                                const std::vector<MoreRoom>& more_room) const {
+                                                                const std::vector<MoreRoom>& more_room,
+                                                                bool furthest_first) const {
   std::vector<std::int64_t> more(points(), 0);
   for (const MoreRoom& one : more_room) {
     require(one.interval >= 0 && one.interval < static_cast<std::int32_t>(points()), "more_room",
@@ -74,24 +84,28 @@ std::optional<std::vector<StepAbsence>> StepModel::release_late(const std::strin
   }
   std::vector<StepAbsence> released;
   std::vector<std::int64_t> back(points() + 1, 0);
-  // By number: in the order of copies.
+  // Places: by number, in the order of copies, or from the furthest use.
   std::priority_queue<std::int32_t, std::vector<std::int32_t>, std::greater<>> waiting;
+  const auto gap_at = [&](std::int32_t place) { return furthest_first ? gaps_from_furthest_[place] : place; };
   std::size_t next = 0;
   std::int64_t absent = 0;
   for (std::int32_t interval = 0; interval < static_cast<std::int32_t>(points()); ++interval) {
     absent -= back[interval];
     for (; next < gaps() && shape_.gaps[gaps_by_first_[next]].first <= interval; ++next) {
-      if (may_leave[gaps_by_first_[next]] != 0) waiting.push(gaps_by_first_[next]);
+      if (may_leave[gaps_by_first_[next]] != 0) {
+        const std::int32_t gap = gaps_by_first_[next];
+        waiting.push(furthest_first ? places_from_furthest_[gap] : gap);
+      }
     }
     const std::int64_t missing = shape_.peak_bytes[interval] - budget_bytes;
     const std::int64_t wanted = missing + more[interval];
     while (absent < wanted) {
-      while (!waiting.empty() && shape_.gaps[waiting.top()].last < interval) waiting.pop();
+      while (!waiting.empty() && shape_.gaps[gap_at(waiting.top())].last < interval) waiting.pop();
       if (waiting.empty()) {
         if (absent < missing) return std::nullopt;
         break;
       }
-      const std::int32_t gap = waiting.top();
+      const std::int32_t gap = gap_at(waiting.top());
       waiting.pop();
       released.push_back({gap, interval - 1, -1});
       absent += bytes_of(gap);

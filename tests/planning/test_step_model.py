@@ -28,10 +28,10 @@ def test_schedule_and_time_are_those_of_the_reference(
     budget = data.draw(strategies.integers(least - 5, recording.peak_bytes + 1))
     interval = data.draw(strategies.integers(0, len(recording.points) - 1))
     more = data.draw(strategies.sampled_from([{}, {interval: 30}]))
-    in_order = data.draw(strategies.booleans())
+    in_order, furthest_first = data.draw(strategies.booleans()), data.draw(strategies.booleans())
     model = make_step_model(recording, gaps, costs)
-    expected = schedule(recording, gaps, flags, budget, more, in_order=in_order)
-    outcome = model.evaluate(bytes(flags), budget, list(more.items()), in_order)
+    expected = schedule(recording, gaps, flags, budget, more, in_order=in_order, furthest_first=furthest_first)
+    outcome = model.evaluate(bytes(flags), budget, list(more.items()), in_order, furthest_first)
     assert (outcome is None) is (expected is None)
     if outcome is None or expected is None:
         return

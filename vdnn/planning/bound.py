@@ -1,15 +1,18 @@
 """How short the step can be at best under a budget: a certified lower bound, by relaxation.
 
 No plan has a shorter step, whatever its order of copies, its release and its reload points. A plan is seen at some
-intervals only, the anchors, each of which would not fit with everything kept. At an anchor enough bytes are away
-(`away`, of each gap between 0 and 1). What is away there has been copied out since its copy could begin, and has to be
-copied back before it is used, by engines that do one copy at a time: so between any such point and the anchor the step
-takes at least as long as the copies out, and between the anchor and any use at least as long as the copies back. The
-shortest step for which all this holds is a linear program; with `away` whole numbers, which small steps allow, it is
-often the optimum itself.
+intervals only, the anchors, each of which would not fit with everything kept: at an anchor enough bytes are away. What
+is away there has been copied out since its copy could begin, and has to be copied back before it is used, by engines
+that do one copy at a time: so between any such point and the anchor the step takes at least as long as those copies
+out, and between the anchor and any use at least as long as those copies back. The shortest step for which all this
+holds is a linear program.
+
+Where that leaves something open and the step is small, a second program says more. For each gap and anchor in it there
+are two numbers, whether it was given up by then and whether it was asked back by then, neither of which is taken back;
+and they are whole.
 
 What is left out makes the bound lower, never wrong: that the engines share a link, that a copy cannot be interrupted,
-that one gap is away at consecutive intervals.
+and all that happens between anchors.
 """
 
 from __future__ import annotations
@@ -28,9 +31,12 @@ from vdnn.recording import Recording
 # Intervals looked at: more make the bound tighter and the program larger. As many as make so many variables.
 _MOST_AWAY = 30_000
 _LEAST_ANCHORS = 8
-# Up to here `away` is asked to be whole. Nodes of the search are counted, not seconds.
+# The second program is for steps of few gaps, at so many anchors that there are so many whole numbers. Nodes of the
+# search are counted, not seconds.
+_MOST_GAPS = 120
 _MOST_WHOLE = 1500
-_NODES = 2000
+_NODES = 100
+_CLOSE = 5e-3  # so near to a plan at hand a bound is not looked at again
 _LARGEST = 100.0  # the program counts in such units that the largest storage and its copy have this size
 # What solvers may be wrong by.
 _TOLERANCE = 1e-6
@@ -48,30 +54,58 @@ class Bound:
         return max(0.0, step_ns / self.step_ns - 1) if self.step_ns else 0.0
 
 
-def lower_bound(recording: Recording, costs: LinkCosts, budget_bytes: int, anchors: int | None = None) -> Bound:
-    """Raises BudgetError where no plan is under the budget. Needs SciPy: the extra `plan`."""
+def lower_bound(
+    recording: Recording,
+    costs: LinkCosts,
+    budget_bytes: int,
+    *,
+    anchors: int | None = None,
+    enough_ns: int | None = None,
+) -> Bound:
+    """Raises BudgetError where no plan is under the budget. Needs SciPy: the extra `plan`. A bound of `enough_ns`, such
+    as the step of a plan that is at hand, need not be improved."""
     require_feasible_budget(recording, budget_bytes)
     if recording.peak_bytes <= budget_bytes:
         return Bound(recording.compute_ns, is_whole=True)
     gaps = gaps_of(recording)
-    program = _Program(recording, gaps, costs, budget_bytes, anchors or max(_LEAST_ANCHORS, _MOST_AWAY // len(gaps)))
-    stalled_ns = program.solve(whole=False)
-    is_whole = program.is_small
-    if is_whole:
-        stalled_ns = max(stalled_ns, program.solve(whole=True))
-    return Bound(recording.compute_ns + stalled_ns, is_whole)
+    most = anchors or max(_LEAST_ANCHORS, _MOST_AWAY // len(gaps))
+    least_ns = recording.compute_ns + _Program(recording, gaps, costs, budget_bytes, most, is_whole=False).solve()
+    if enough_ns is not None and least_ns >= enough_ns * (1 - _CLOSE):
+        return Bound(least_ns, is_whole=False)
+    if len(gaps) > _MOST_GAPS:
+        return Bound(least_ns, is_whole=False)
+    most = anchors or max(_LEAST_ANCHORS, _MOST_WHOLE // (2 * len(gaps)))
+    whole = _Program(recording, gaps, costs, budget_bytes, most, is_whole=True)
+    return Bound(max(least_ns, recording.compute_ns + whole.solve()), is_whole=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Of one gap, by anchor: given up by then, and asked back by then; `ever` is the former at its last anchor. In the
+    first program there is one number, whether it is away, and `back` is empty."""
+
+    gone: dict[int, int]
+    back: dict[int, int]
+    ever: int
 
 
 class _Program:
-    """Variables: how long the step has stood still up to each point; then for each anchor `away` of each gap, and
-    running sums of copies, which keep the program sparse."""
+    """Variables: how long the step has stood still up to each point; what each gap does at each anchor; and running
+    sums of copies, which keep the program sparse."""
 
     def __init__(
-        self, recording: Recording, gaps: Sequence[Gap], costs: LinkCosts, budget_bytes: int, anchors: int
+        self,
+        recording: Recording,
+        gaps: Sequence[Gap],
+        costs: LinkCosts,
+        budget_bytes: int,
+        anchors: int,
+        *,
+        is_whole: bool,
     ) -> None:
         self._recording = recording
+        self._is_whole = is_whole
         self._costs = costs
-        self._gaps = gaps
         self._of_bytes = _LARGEST / max(gap.nbytes for gap in gaps)
         slowest = min(costs.to_host_bytes_per_s, costs.to_device_bytes_per_s)
         self._of_ns = self._of_bytes * slowest / 1e9
@@ -83,12 +117,10 @@ class _Program:
         self._unbounded = list(range(self._columns))
         for before, point in itertools.pairwise(range(len(recording.points))):
             self._require([(point, 1.0), (before, -1.0)], 0.0)
-        for anchor in self._anchors(anchors):
+        chosen = self._anchors(anchors)
+        self._of_gaps = {gap: columns for gap in gaps if (columns := self._add_gap(gap, chosen)) is not None}
+        for anchor in chosen:
             self._add_anchor(anchor)
-
-    @property
-    def is_small(self) -> bool:
-        return self._columns - len(self._unbounded) <= _MOST_WHOLE
 
     def _anchors(self, most: int) -> list[int]:
         """The intervals that would not fit: all, or the worst and others evenly between the first and the last."""
@@ -102,40 +134,64 @@ class _Program:
         self._entries += [(len(self._least), column, factor) for column, factor in terms]
         self._least.append(least)
 
+    def _new_columns(self, count: int) -> range:
+        self._columns += count
+        return range(self._columns - count, self._columns)
+
+    def _add_gap(self, gap: Gap, anchors: Sequence[int]) -> _Columns | None:
+        inside = [anchor for anchor in anchors if gap.first <= anchor <= gap.last]
+        if not inside:
+            return None
+        gone = dict(zip(inside, self._new_columns(len(inside)), strict=True))
+        if not self._is_whole:
+            return _Columns(gone, {}, gone[inside[-1]])
+        back = {} if gap.use is None else dict(zip(inside, self._new_columns(len(inside)), strict=True))
+        for columns in (gone, back):
+            for earlier, later in itertools.pairwise(columns.values()):
+                self._require([(later, 1.0), (earlier, -1.0)], 0.0)
+        for anchor, column in back.items():
+            self._require([(gone[anchor], 1.0), (column, -1.0)], 0.0)
+        return _Columns(gone, back, gone[inside[-1]])
+
     def _add_anchor(self, anchor: int) -> None:
-        here = [gap for gap in self._gaps if gap.first <= anchor <= gap.last]
-        away = {gap: self._columns + place for place, gap in enumerate(here)}
-        self._columns += len(here)
-        self._require(
-            [(away[gap], gap.nbytes * self._of_bytes) for gap in here], self._missing[anchor] * self._of_bytes
-        )
-        lifetimes = self._recording.lifetimes
-        copied = sorted(here, key=lambda gap: -lifetimes[gap.lifetime].copy_point)
-        for point, busy in self._running_sums(
-            [(away[gap], self._copy_time(gap, self._costs.to_host_bytes_per_s)) for gap in copied],
-            [lifetimes[gap.lifetime].copy_point for gap in copied],
-        ):
+        away: list[tuple[int, float]] = []
+        out: list[tuple[int, tuple[int, float]]] = []  # where its copy could begin, and the copy
+        home: list[tuple[int, list[tuple[int, float]]]] = []
+        for gap, columns in self._of_gaps.items():
+            out_time = self._copy_time(gap, self._costs.to_host_bytes_per_s)
+            home_time = self._copy_time(gap, self._costs.to_device_bytes_per_s)
+            copy_point = self._recording.lifetimes[gap.lifetime].copy_point
+            if anchor in columns.gone:
+                gone, nbytes = columns.gone[anchor], gap.nbytes * self._of_bytes
+                away.append((gone, nbytes))
+                out.append((copy_point, (gone, out_time)))
+                if anchor in columns.back:
+                    away.append((columns.back[anchor], -nbytes))
+                    home.append((gap.last, [(columns.ever, home_time), (columns.back[anchor], -home_time)]))
+                elif gap.use is not None:
+                    home.append((gap.last, [(gone, home_time)]))
+            elif self._is_whole and gap.last < anchor and gap.number == 0:
+                out.append((copy_point, (columns.ever, out_time)))
+            elif self._is_whole and gap.first > anchor and gap.use is not None:
+                home.append((gap.last, [(columns.ever, home_time)]))
+        self._require(away, self._missing[anchor] * self._of_bytes)
+        for point, busy in self._running_sums([(point, [copy]) for point, copy in sorted(out, reverse=True)]):
             # From where the copies could begin to where the interval begins, behind the hook before it.
             self._require_time(busy, point, anchor - 1)
-        used = sorted((gap for gap in here if gap.use is not None), key=lambda gap: gap.last)
-        for use, busy in self._running_sums(
-            [(away[gap], self._copy_time(gap, self._costs.to_device_bytes_per_s)) for gap in used],
-            [gap.use for gap in used if gap.use is not None],
-        ):
+        for use, busy in self._running_sums(sorted(home, key=lambda one: one[0])):
             self._require_time(busy, anchor, use)
 
-    def _running_sums(self, copies: Sequence[tuple[int, float]], points: Sequence[int]) -> Iterator[tuple[int, int]]:
+    def _running_sums(self, copies: Sequence[tuple[int, list[tuple[int, float]]]]) -> Iterator[tuple[int, int]]:
         """For each of the points, which come in order, a column that is the time of all copies up to it."""
         total: int | None = None
-        for place, point in enumerate(points):
-            terms = [(copies[place][0], -copies[place][1])]
+        for place, (point, copy) in enumerate(copies):
+            terms = [(column, -factor) for column, factor in copy]
             if total is not None:
                 terms.append((total, -1.0))
-            total = self._columns
-            self._columns += 1
+            (total,) = self._new_columns(1)
             self._unbounded.append(total)
             self._require([(total, 1.0), *terms], 0.0)
-            if place + 1 == len(points) or points[place + 1] != point:
+            if place + 1 == len(copies) or copies[place + 1][0] != point:
                 yield point, total
 
     def _copy_time(self, gap: Gap, bytes_per_s: float) -> float:
@@ -147,12 +203,12 @@ class _Program:
         stalls = [(end, 1.0), *([(begin - 1, -1.0)] if begin > 0 else [])]
         self._require([(busy, -1.0), *stalls], -computed)
 
-    def solve(self, *, whole: bool) -> int:
+    def solve(self) -> int:
         """The least time that the step stands still, in ns, rounded down."""
         scipy = _scipy()
         rows, columns, factors = zip(*self._entries, strict=True)
         matrix = scipy.sparse.csr_matrix((factors, (rows, columns)), shape=(len(self._least), self._columns))
-        upper, integrality = [1.0] * self._columns, [int(whole)] * self._columns
+        upper, integrality = [1.0] * self._columns, [int(self._is_whole)] * self._columns
         for column in self._unbounded:
             upper[column], integrality[column] = float("inf"), 0
         objective = [0.0] * self._columns
@@ -162,11 +218,11 @@ class _Program:
             constraints=scipy.optimize.LinearConstraint(matrix, lb=self._least),
             bounds=scipy.optimize.Bounds([0.0] * self._columns, upper),
             integrality=integrality,
-            options={"node_limit": _NODES} if whole else {},
+            options={"node_limit": _NODES} if self._is_whole else {},
         )
-        least = solution.mip_dual_bound if whole else solution.fun
+        least = solution.mip_dual_bound if self._is_whole else solution.fun
         if least is None:
-            if whole:
+            if self._is_whole:
                 return 0  # stopped before it knew anything
             raise VdnnError(f"bound: the solver gave up: {solution.message}")
         return max(0, int((least * (1 - _TOLERANCE) - _TOLERANCE) / self._of_ns))

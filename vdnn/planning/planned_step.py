@@ -75,7 +75,7 @@ def _bound(recording: Recording, costs: LinkCosts, budget_bytes: int | None, ste
     if budget_bytes is None or step_ns == recording.compute_ns:
         return Bound(recording.compute_ns, is_whole=True)  # nothing is shorter than its computing
     try:
-        return lower_bound(recording, costs, budget_bytes)
+        return lower_bound(recording, costs, budget_bytes, enough_ns=step_ns)
     except VdnnError:
         return None
 

@@ -1,7 +1,8 @@
 """When to give up and when to bring back: each as late and as early as a budget allows, for a choice of gaps.
 
 Going forward, storages are given up only when an interval would not fit, in the order in which their copies are done:
-whoever waits for one copy has waited for all before it. What never had to go stays. Then, in the order of their uses,
+whoever waits for one copy has waited for all before it; or, with `furthest_first`, what is used last goes first. What
+never had to go stays. Then, in the order of their uses,
 each is brought back at the earliest point from which its room holds up to the use; with `in_order` not before one that
 is needed earlier: copies back are made one by one, and a small one might go ahead of a large one.
 
@@ -26,9 +27,13 @@ def schedule(
     more_room: Mapping[int, int] | None = None,
     *,
     in_order: bool = False,
+    furthest_first: bool = False,
 ) -> dict[Gap, Absence] | None:
     """What is away when, of the gaps that may be; None if that does not fit. `gaps` as gaps_of() orders them."""
-    released = _release_late(recording, gaps, may_leave, budget_bytes, more_room or {})
+    waiting = [gap for gap, may in zip(gaps, may_leave, strict=True) if may]
+    if furthest_first:
+        waiting.sort(key=lambda gap: -len(recording.points) if gap.use is None else -gap.use)
+    released = _release_late(recording, waiting, budget_bytes, more_room or {})
     if released is None:
         return None
     room = [budget_bytes - point.peak_bytes for point in recording.points]
@@ -39,14 +44,10 @@ def schedule(
 
 
 def _release_late(
-    recording: Recording,
-    gaps: Sequence[Gap],
-    may_leave: Sequence[bool],
-    budget_bytes: int,
-    more_room: Mapping[int, int],
+    recording: Recording, waiting: list[Gap], budget_bytes: int, more_room: Mapping[int, int]
 ) -> dict[Gap, int] | None:
+    """`waiting` in the order in which they are to go."""
     released: dict[Gap, int] = {}
-    waiting = [gap for gap, may in zip(gaps, may_leave, strict=True) if may]
     back_at: dict[int, int] = {}  # bytes, by the first interval in which they are there again
     absent = 0
     for interval, point in enumerate(recording.points):

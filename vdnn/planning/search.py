@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vdnn import _C
 from vdnn.planning.gaps import Gap
@@ -30,23 +30,24 @@ class Choice:
     may_leave: bytes
     more_room: tuple[tuple[int, int], ...] = ()
     in_order: bool = False
+    furthest_first: bool = False
 
     def toggled(self, gap: int) -> Choice:
         flags = bytearray(self.may_leave)
         flags[gap] ^= 1
-        return Choice(bytes(flags), self.more_room, self.in_order)
+        return replace(self, may_leave=bytes(flags))
 
     def with_room(self, interval: int, nbytes: int) -> Choice:
         room = dict(self.more_room)
         room[interval] = room.get(interval, 0) + nbytes
-        return Choice(self.may_leave, tuple(sorted(room.items())), self.in_order)
+        return replace(self, more_room=tuple(sorted(room.items())))
 
     def without_room(self, interval: int) -> Choice:
-        room = tuple(one for one in self.more_room if one[0] != interval)
-        return Choice(self.may_leave, room, self.in_order)
+        return replace(self, more_room=tuple(one for one in self.more_room if one[0] != interval))
 
-    def in_other_order(self) -> Choice:
-        return Choice(self.may_leave, self.more_room, not self.in_order)
+    def in_other_orders(self) -> Iterator[Choice]:
+        yield replace(self, in_order=not self.in_order)
+        yield replace(self, furthest_first=not self.furthest_first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class Search:
                     yield choice.toggled(earlier)
             if gap >= 0 and is_reload:
                 yield from self._with_room_for(choice, gap, reload_points.get(gap, -1))
-        yield choice.in_other_order()
+        yield from choice.in_other_orders()
         left_out = [gap for gap, flag in enumerate(choice.may_leave) if not flag]
         for gap in left_out[-_LET_IN:]:
             yield choice.toggled(gap)
@@ -151,7 +152,7 @@ class Search:
         for _ in range(draw.randint(1, 3)):
             flags[draw.randrange(len(flags))] ^= 1
         room = tuple(one for one in choice.more_room if draw.random() < 0.7)
-        return Choice(bytes(flags), room, choice.in_order)
+        return replace(choice, may_leave=bytes(flags), more_room=room)
 
 
 def polish(

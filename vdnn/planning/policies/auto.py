@@ -91,6 +91,8 @@ def _starts(request: PlanRequest, gaps: Sequence[Gap]) -> Iterator[Choice]:
     everything = bytes([1] * len(gaps))
     yield Choice(everything)
     yield Choice(everything, in_order=True)
+    yield Choice(everything, furthest_first=True)
+    yield Choice(everything, in_order=True, furthest_first=True)
     points = request.recording.points
     reached = [0]
     for point in points:
