@@ -68,6 +68,7 @@ test-fast: build
 .PHONY: test-full
 test-full: build
 	$(PY) -m pytest -n 2 --benchmark-disable -m full tests/runtime/identity
+	$(PY) -m pytest -n 2 -m full tests/deferred
 
 .PHONY: figures
 figures: build

@@ -213,15 +213,39 @@ class Call {
                   task.release());
   }
 
+  // `out` arguments may be empty, for the operation to make them as large as it needs: it gets others, of the CPU's.
+  void make_room_to_grow(torch::jit::Stack& stack, std::vector<std::pair<at::Tensor, at::Tensor>>& grown) const {
+    const auto& declared = operation_.schema().arguments();
+    for (std::size_t index = 0; index < declared.size(); ++index) {
+      const auto* alias = declared[index].alias_info();
+      if (alias == nullptr || !alias->isWrite() || !arguments_[index].isTensor()) continue;
+      const at::Tensor& tensor = arguments_[index].toTensor();
+      if (!tensor.defined() || tensor.numel() != 0) continue;
+      grown.emplace_back(tensor, at::empty(tensor.sizes(), tensor.options().device(at::kCPU)));
+      stack[index] = grown.back().second;
+    }
+  }
+
   void run_synchronously() {
     accelerator_.ran_synchronously(name_);
     note_arguments();
     accelerator_.drain_all();
     const auto task = deferred();
     torch::jit::Stack stack = task->on_cpu();
+    std::vector<std::pair<at::Tensor, at::Tensor>> grown;
+    make_room_to_grow(stack, grown);
     {
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
       operation_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+    }
+    for (const auto& [tensor, on_cpu] : grown) {
+      if (on_cpu.numel() == 0) continue;
+      tensor.resize_(on_cpu.sizes());
+      if (on_cpu.is_non_overlapping_and_dense()) {
+        tensor.unsafeGetTensorImpl()->set_sizes_and_strides(on_cpu.sizes(), on_cpu.strides());
+      }
+      note(accelerator_, tensor, write_access, name_.c_str());
+      reference_to(tensor).on_cpu().copy_(on_cpu);
     }
     const auto& returns = operation_.schema().returns();
     for (std::size_t index = 0; index < returns.size(); ++index) {

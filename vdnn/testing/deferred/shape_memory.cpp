@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <mutex>
+#include <set>
 #include <unordered_map>
 
 #include "arguments.h"
@@ -98,9 +99,13 @@ class Key {
   std::string bytes_;
 };
 
-// Meta kernels that do not know what oneDNN will ask for: its workspace is as large as it likes.
+// Meta kernels that know an accelerator's shapes and strides, and not the CPU's: of a workspace of oneDNN's, of what
+// bags keep for their backward, of what LAPACK gives back.
 bool meta_kernel_is_wrong(const c10::OperatorHandle& operation) {
-  return operation.operator_name().name == "aten::mkldnn_rnn_layer";
+  static const std::set<std::string> wrong{"aten::mkldnn_rnn_layer", "aten::_embedding_bag",
+                                           "aten::_embedding_bag_forward_only", "aten::_linalg_svd",
+                                           "aten::linalg_eig"};
+  return wrong.count(operation.operator_name().name) != 0;
 }
 
 // What the CPU makes of zeros of the same geometry.
