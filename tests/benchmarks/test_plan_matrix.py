@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks import plan_matrix
+from benchmarks import plan_growth, plan_matrix
 
 
 def test_a_corner_is_as_foretold_and_nobody_is_faster_than_auto(
@@ -68,3 +69,12 @@ def test_the_file_has_one_object_a_line(tmp_path: Path) -> None:
     path = tmp_path / "cells.jsonl"
     path.write_text(json.dumps({"a": 1}) + "\n" + json.dumps({"a": 2}) + "\nnonsense")
     assert plan_matrix.read(path) == [{"a": 1}, {"a": 2}]
+
+
+def test_the_growth_of_planning_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan_growth.main(["40", "80"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^40 +81 ", said, re.MULTILINE)
+    recording = plan_growth.long_chain(40)
+    assert recording == plan_growth.long_chain(40)
+    assert recording.points[-2].allocated_bytes == recording.lifetimes[0].nbytes

@@ -7,22 +7,35 @@ its points are moved one by one. Effort is counted in evaluations, so the same r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from vdnn import _C
 from vdnn.planning.gaps import Gap, gaps_of
 from vdnn.planning.least_memory import least_bytes, require_feasible_budget
+from vdnn.planning.policies.autoswap import AutoSwap, Score
+from vdnn.planning.policies.capuchin import Capuchin
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
-from vdnn.planning.policies.prefix_cut import prefix_cut
+from vdnn.planning.policies.prefix_cut import PrefixCut
+from vdnn.planning.policies.swapadvisor import SwapAdvisor
 from vdnn.planning.search import Choice, Search, polish
 from vdnn.planning.step_model import AbsenceTuple, make_step_model, plan_of, tuples_of_plan
 from vdnn.step_plan import Plan
 
 # Evaluations of a step of one point; longer steps get fewer, down to the least.
-_EFFORT = 8_000_000
+_EFFORT = 12_000_000
 _MOST_EVALUATIONS, _LEAST_EVALUATIONS = 20_000, 600
 _RUNGS = 12  # of the ladder, from the least budget to the one at which nothing has to move
+# Of longer steps simpler policies are not asked: some of them take longer than the search.
+_SIMPLE: tuple[Callable[[], PlanPolicy], ...] = (
+    PrefixCut,
+    Capuchin,
+    partial(AutoSwap, Score.DOA),
+    partial(AutoSwap, Score.AOA),
+    SwapAdvisor,
+)
+_MOST_GAPS_OF_SIMPLE = 1000
 # Gaps as long as so many times their copies out and back together are tried as the only ones to leave.
 _LENGTHS = (1, 2, 4)
 
@@ -61,9 +74,13 @@ class Auto(PlanPolicy):
         recording = request.recording
         effort = round(self._effort * _EFFORT / len(recording.points))
         effort = max(_LEAST_EVALUATIONS, min(_MOST_EVALUATIONS, effort))
-        simple = tuples_of_plan(gaps, prefix_cut(recording, budget_bytes))
-        candidates = [_Candidate(model.replay(simple).step_ns, simple)]
+        candidates = []
+        for policy in _SIMPLE if len(gaps) <= _MOST_GAPS_OF_SIMPLE else ():
+            absences = tuples_of_plan(gaps, policy().plan(request))
+            if model.peak_bytes(absences) <= budget_bytes:
+                candidates.append(_Candidate(model.replay(absences).step_ns, absences))
         starts = list(_starts(request, gaps))
+        starts += [Choice(_flags(gaps, candidate)) for candidate in candidates]
         for rung_bytes in (*_ladder(request, budget_bytes), budget_bytes):
             share = effort // 2 if rung_bytes == budget_bytes else effort // (2 * _RUNGS)
             search = Search(model, gaps, rung_bytes, recording.compute_ns, share)
@@ -76,6 +93,13 @@ class Auto(PlanPolicy):
             absences, step_ns = polish(model, gaps, budget_bytes, best.absences, best.step_ns, effort // 4)
             best = _Candidate(step_ns, absences)
         return best
+
+
+def _flags(gaps: Sequence[Gap], candidate: _Candidate) -> bytes:
+    flags = bytearray(len(gaps))
+    for gap, _, _ in candidate.absences:
+        flags[gap] = 1
+    return bytes(flags)
 
 
 def _ladder(request: PlanRequest, budget_bytes: int) -> Iterator[int]:
