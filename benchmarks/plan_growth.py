@@ -25,7 +25,7 @@ _MIB = 1 << 20
 
 
 def long_chain(count: int, seed: int = 0) -> Recording:
-    """Saved in order, used in reverse, of sizes and computing times drawn from the seed: 1 to 64 MiB, 0.01 to 0.8 ms."""
+    """Saved in order, used in reverse; sizes and computing times drawn from the seed: 1 to 64 MiB, 0.01 to 0.8 ms."""
     draw = random.Random(seed)
     sizes = [draw.randint(1, 64) * _MIB for _ in range(count)]
     points, live = [], 0
