@@ -36,15 +36,41 @@ _SOURCES = (
 TORCH_TYPE = "deferred"
 
 
-@functools.cache
 def load_extension() -> Any:
-    """The extension. Afterwards torch.device("deferred") exists, for the rest of the process."""
+    """The extension. Afterwards torch.device("deferred") exists, for the rest of the process. Call it before the
+    process's first backward: torch's autograd engine counts devices then, and never again."""
+    extension = _loaded_extension()
+    if not _engine_has_counted_it():
+        raise VdnnError(
+            "the deferred accelerator was loaded too late: this process has run a backward before, and torch's "
+            "autograd engine has counted its devices. Call vdnn.testing.deferred.load_extension() before the first "
+            "backward: at the top of the program, or in the conftest.py of tests that have a process of their own."
+        )
+    return extension
+
+
+@functools.cache
+def _engine_has_counted_it() -> bool:
+    """Asked by a backward of nothing, which needs no running accelerator."""
+    nothing = torch.empty(0, device=TORCH_TYPE, requires_grad=True)
+    try:
+        torch.autograd.grad(nothing.view(0), nothing, torch.empty(0, device=TORCH_TYPE))
+    except RuntimeError as error:
+        if "device_ready_queues_" in str(error):
+            return False
+        raise
+    return True
+
+
+@functools.cache
+def _loaded_extension() -> Any:
     # Shapes are asked of meta kernels, and many of those are registered by this.
     import torch._meta_registrations
     from torch.utils import backend_registration as backend
     from torch.utils import cpp_extension
 
     _find_ninja()
+    _require_build_tools()
     here = Path(__file__).parent
     try:
         with _torch_without_spaces():
@@ -56,9 +82,7 @@ def load_extension() -> Any:
                 build_directory=os.environ.get("VDNN_DEFERRED_BUILD"),
             )
     except (RuntimeError, OSError) as error:
-        raise VdnnError(
-            f"the deferred accelerator could not be built: {error}. A C++20 compiler and ninja are needed."
-        ) from error
+        raise VdnnError(f"the deferred accelerator could not be built: {error}") from error
     backend.rename_privateuse1_backend(TORCH_TYPE)
     torch._register_device_module(TORCH_TYPE, _device_module())  # type: ignore[no-untyped-call]
     backend.generate_methods_for_privateuse1_backend(for_storage=True)
@@ -90,6 +114,23 @@ def _find_ninja() -> None:
     if shutil.which("ninja") is None:
         beside = Path(sys.executable).parent
         os.environ["PATH"] = f"{beside}{os.pathsep}{os.environ.get('PATH', '')}"
+
+
+def _require_build_tools() -> None:
+    """Also where it has been built before: torch asks ninja whether something has changed since."""
+    from torch.utils import cpp_extension
+
+    if shutil.which("ninja") is None:
+        raise VdnnError(
+            "the deferred accelerator is built on first use, and ninja is not installed: pip install ninja, or put it "
+            "on PATH."
+        )
+    compiler = cpp_extension.get_cxx_compiler()  # type: ignore[no-untyped-call]
+    if shutil.which(compiler) is None:
+        raise VdnnError(
+            f"the deferred accelerator is built on first use, and there is no C++ compiler: {compiler!r} is not on "
+            "PATH. Install one that has C++20 (g++ 11 or clang 14), or name it in the environment variable CXX."
+        )
 
 
 def _device_module() -> types.ModuleType:

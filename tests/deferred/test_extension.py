@@ -1,0 +1,63 @@
+"""Loading the accelerator says what is in its way, and what to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(program: str, **environment: str) -> str:
+    """What a process of its own says last: the message of its error, or nothing."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        cwd=ROOT,
+        check=False,
+    )
+    return done.stderr.strip().splitlines()[-1] if done.returncode else done.stdout.strip()
+
+
+LOAD = "from vdnn.testing.deferred import DeferredAccelerator, load_extension\nload_extension()\n"
+BACKWARD = "import torch\ntorch.ones(1, requires_grad=True).sum().backward()\n"
+
+
+def test_loaded_after_a_backward_it_says_that_it_is_too_late() -> None:
+    said = run(BACKWARD + LOAD)
+    assert said.startswith("vdnn.errors.VdnnError: the deferred accelerator was loaded too late: this process has run")
+    assert "Call vdnn.testing.deferred.load_extension() before the first backward" in said
+    again = "try:\n  load_extension()\nexcept Exception as error:\n  print(str(error)[:42])\n"
+    imports, _ = LOAD.split("\n", 1)
+    repeated = run(f"{BACKWARD}{imports}\n{again * 2}{BACKWARD}")  # the CPU's backward goes on
+    assert repeated.splitlines() == [said.partition(": ")[2][:42]] * 2
+
+
+def test_an_accelerator_that_is_made_too_late_says_so() -> None:
+    made = LOAD.replace("load_extension()\n", "DeferredAccelerator()\n")
+    assert "was loaded too late" in run(BACKWARD + made)
+
+
+def test_loaded_before_it_works() -> None:
+    step = "with DeferredAccelerator():\n  x = torch.ones(2, device='deferred', requires_grad=True)\n"
+    assert run(f"{LOAD}{BACKWARD}{step}  x.sum().backward()\n  print(x.grad.tolist())") == "[1.0, 1.0]"
+
+
+@pytest.mark.parametrize(
+    ("hidden", "said"),
+    [
+        ("ninja", "ninja is not installed: pip install ninja"),
+        ("no-such-compiler", "there is no C++ compiler: 'no-such-compiler' is not on PATH"),
+    ],
+)
+def test_what_it_is_built_with_is_asked_for_by_name(hidden: str, said: str) -> None:
+    hide = "import shutil\nwhich = shutil.which\n"
+    hide += f"shutil.which = lambda name: None if name == {hidden!r} else which(name)\n"
+    environment = {} if hidden == "ninja" else {"CXX": hidden}
+    assert said in run(hide + LOAD, **environment)
