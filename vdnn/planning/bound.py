@@ -105,6 +105,8 @@ class _Program:
     ) -> None:
         self._recording = recording
         self._is_whole = is_whole
+        # Of several gaps of one storage only one at a time may stand for its copy out: there is but one.
+        self._gone_often = {gap.lifetime for gap in gaps if gap.number > 0}
         self._costs = costs
         self._of_bytes = _LARGEST / max(gap.nbytes for gap in gaps)
         slowest = min(costs.to_host_bytes_per_s, costs.to_device_bytes_per_s)
@@ -170,7 +172,7 @@ class _Program:
                     home.append((gap.last, [(columns.ever, home_time), (columns.back[anchor], -home_time)]))
                 elif gap.use is not None:
                     home.append((gap.last, [(gone, home_time)]))
-            elif self._is_whole and gap.last < anchor and gap.number == 0:
+            elif self._is_whole and gap.last < anchor and gap.lifetime not in self._gone_often:
                 out.append((copy_point, (columns.ever, out_time)))
             elif self._is_whole and gap.first > anchor and gap.use is not None:
                 home.append((gap.last, [(columns.ever, home_time)]))

@@ -19,6 +19,8 @@ from vdnn.planning.step_model import AbsenceTuple
 
 # Of one choice only the longest stalls are looked at.
 _STALLS = 6
+# So many disturbed choices in turn that all had been seen: there are few, and that was all of them.
+_MOST_STALE = 60
 # Choices that were left out and could be let in again, looked at in one round.
 _LET_IN = 12
 
@@ -85,13 +87,13 @@ class Search:
         for start in sorted(found, key=lambda one: one.step_ns):
             self._descend(start)
         draw = random.Random(0)
-        while self.best is not None and not self.is_over:
+        stale = 0
+        while self.best is not None and not self.is_over and stale < _MOST_STALE:
             before = self.evaluated
-            disturbed = self._evaluate(self._disturbed(self.best.choice, draw))
+            disturbed = self._evaluate(self._disturbed(self.best, draw))
             if disturbed is not None:
                 self._descend(disturbed)
-            if self.evaluated == before:
-                self.evaluated += 1  # nothing new: so few choices that all have been seen
+            stale = stale + 1 if self.evaluated == before else 0
         return self.best
 
     def _evaluate(self, choice: Choice) -> Found | None:
@@ -147,12 +149,22 @@ class Search:
         if nbytes > 1:
             yield choice.with_room(interval, nbytes // 2)
 
-    def _disturbed(self, choice: Choice, draw: random.Random) -> Choice:
+    def _disturbed(self, best: Found, draw: random.Random) -> Choice:
+        choice = best.choice
         flags = bytearray(choice.may_leave)
-        for _ in range(draw.randint(1, 3)):
+        for _ in range(draw.randint(0, 3)):
             flags[draw.randrange(len(flags))] ^= 1
-        room = tuple(one for one in choice.more_room if draw.random() < 0.7)
-        return replace(choice, may_leave=bytes(flags), more_room=room)
+        disturbed = replace(
+            choice,
+            may_leave=bytes(flags),
+            more_room=tuple(one for one in choice.more_room if draw.random() < 0.7),
+            in_order=draw.random() < 0.5,
+        )
+        if best.outcome.absences and draw.random() < 0.5:
+            gap, _, reload_point = draw.choice(best.outcome.absences)
+            wider = list(self._with_room_for(disturbed, gap, reload_point))
+            disturbed = draw.choice(wider)
+        return disturbed
 
 
 def polish(
