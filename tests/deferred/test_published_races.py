@@ -147,9 +147,6 @@ def race() -> Iterator[Race]:
 
 SCHEDULES = [(Mode.RANDOM, seed) for seed in range(SEEDS)] + [(mode, 0) for mode in Mode if mode is not Mode.RANDOM]
 
-# Wrong gradients come of these in some schedules only, and not at each attempt.
-NEEDS_LUCK = {ClonesOnTheTransferStream, ReloadsBeforeItsOffload, PoolWithoutItsReaders}
-
 
 @pytest.mark.parametrize("offloader", OFFLOADERS)
 def test_a_published_race_is_caught(race: Race, offloader: type[Offloader]) -> None:
@@ -159,9 +156,8 @@ def test_a_published_race_is_caught(race: Race, offloader: type[Offloader]) -> N
         assert not first.violations
         return
     assert first.violations, "the checker needs no luck"
-    if offloader not in NEEDS_LUCK:
-        wrong = (run for run in SCHEDULES if race.run_offloader(offloader, *run, mended=False).are_wrong)
-        assert next(wrong, None) is not None, "no schedule made wrong gradients of it"
+    wrong = (seed for seed in range(SEEDS) if race.run_offloader(offloader, Mode.RANDOM, seed, mended=False).are_wrong)
+    assert next(wrong, None) is not None, "no seed made wrong gradients of it"
 
 
 @pytest.mark.parametrize("offloader", OFFLOADERS)
