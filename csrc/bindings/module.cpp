@@ -5,7 +5,7 @@
 #include "bindings/bindings.h"
 
 PYBIND11_MODULE(_C, module) {
-  module.doc() = "The native core of vdnn: devices, pinned memory, transfers, codecs and the search for plans. Needs no torch.";
+  module.doc() = "The native core of vdnn: devices, pinned memory, transfers, codecs, planning. Needs no torch.";
   vdnn::bind_errors(module);
   vdnn::bind_codec(module);
   vdnn::bind_device(module);
