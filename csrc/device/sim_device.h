@@ -1,6 +1,6 @@
 // A device made of host threads, for machines without a GPU: real ordering, virtual time.
 //
-// Ordinary host memory stands for device memory. Created streams are worker threads that really copy, in any legal
+// Ordinary host memory stands for device memory. Created streams really copy, later than the call and in any legal
 // order (see sim_streams.h); adopted streams are the calling thread, where torch's CPU operations run. Memory that is
 // released is overwritten with 0xFF (a NaN in every float type), so that a late reader cannot be right by luck. Time
 // is kept by a VirtualClock. With moves_bytes off nothing is copied or allocated and only time is kept, for tensors

@@ -139,7 +139,7 @@ class Call {
     std::vector<Reference> fresh;
     std::string name;
     std::weak_ptr<Accelerator> accelerator;
-    bool grad_mode = at::GradMode::is_enabled();  // some kernels of oneDNN ask
+    bool grad_mode = at::GradMode::is_enabled();  // a kernel may ask
 
     [[nodiscard]] torch::jit::Stack on_cpu() const {
       torch::jit::Stack stack;
