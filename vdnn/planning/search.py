@@ -9,6 +9,8 @@ input gives the same plan on any machine.
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -165,6 +167,28 @@ class Search:
             wider = list(self._with_room_for(disturbed, gap, reload_point))
             disturbed = draw.choice(wider)
         return disturbed
+
+
+def every_plan(gaps: Sequence[Gap], most: int) -> Iterator[list[AbsenceTuple]]:
+    """All plans there are, of a step so short that there are at most so many; of a longer one none."""
+    count = 1
+    for gap in gaps:
+        count *= 1 + gap.last - gap.release_point  # fewer than there are, to be done with long steps at once
+        if count > most:
+            return
+    ways = [[None, *_ways(number, gap)] for number, gap in enumerate(gaps)]
+    if math.prod(len(way) for way in ways) > most:
+        return
+    for chosen in itertools.product(*ways):
+        yield [one for one in chosen if one is not None]
+
+
+def _ways(number: int, gap: Gap) -> Iterator[AbsenceTuple]:
+    for release in range(gap.release_point, gap.last):
+        yield number, release, -1
+        if gap.use is not None:
+            for reload in range(max(release + 1, gap.first), gap.use):
+                yield number, release, reload
 
 
 def polish(

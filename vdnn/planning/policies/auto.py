@@ -1,8 +1,9 @@
 """auto: what leaves the device so that the step stays under the budget with the least slowdown. Ours, the default.
 
 A portfolio: local search from several choices, on a ladder of budgets up to the one that was asked for (a plan for less
-memory is a plan for more, so more budget is not slower), and what simpler policies find. The shortest step wins; then
-its points are moved one by one. Effort is counted in evaluations, so the same recording gives the same plan anywhere.
+memory is a plan for more, so more budget is not slower), and what simpler policies find; of very short steps every plan.
+The shortest step wins; then its points are moved one by one. Effort is counted in evaluations, so the same recording
+gives the same plan anywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from vdnn.planning.policies.capuchin import Capuchin
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.prefix_cut import PrefixCut
 from vdnn.planning.policies.swapadvisor import SwapAdvisor
-from vdnn.planning.search import Choice, Search, polish
+from vdnn.planning.search import Choice, Search, every_plan, polish
 from vdnn.planning.step_model import AbsenceTuple, make_step_model, plan_of, tuples_of_plan
 from vdnn.step_plan import Plan
 
@@ -36,6 +37,8 @@ _SIMPLE: tuple[Callable[[], PlanPolicy], ...] = (
     SwapAdvisor,
 )
 _MOST_GAPS_OF_SIMPLE = 1000
+# Of a step that has no more plans than this all are tried.
+_MOST_TRIED = 4000
 # Gaps as long as so many times their copies out and back together are tried as the only ones to leave.
 _LENGTHS = (1, 2, 4)
 
@@ -88,6 +91,9 @@ class Auto(PlanPolicy):
             if found is not None:
                 candidates.append(_Candidate(found.step_ns, found.outcome.absences))
                 starts.append(found.choice)
+        for absences in every_plan(gaps, _MOST_TRIED):
+            if model.peak_bytes(absences) <= budget_bytes:
+                candidates.append(_Candidate(model.replay(absences).step_ns, absences))
         best = min(candidates, key=lambda one: one.step_ns)
         if best.step_ns > recording.compute_ns:
             absences, step_ns = polish(model, gaps, budget_bytes, best.absences, best.step_ns, effort // 4)
