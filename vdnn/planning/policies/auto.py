@@ -1,7 +1,7 @@
 """auto: what leaves the device so that the step stays under the budget with the least slowdown. Ours, the default.
 
 A portfolio: local search from several choices, on a ladder of budgets up to the one that was asked for (a plan for less
-memory is a plan for more, so more budget is not slower), and what simpler policies find; of very short steps every plan.
+memory is a plan for more, so more budget is not slower), and what simpler policies find; of very short steps all plans.
 The shortest step wins; then its points are moved one by one. Effort is counted in evaluations, so the same recording
 gives the same plan anywhere.
 """
