@@ -13,7 +13,7 @@ from enum import Enum
 
 from vdnn.json_form import load_file, save_text, to_json
 
-_FORM, _VERSION = "vdnn recording", 2
+_FORM, _VERSION = "vdnn recording", 3
 
 
 class PointKind(Enum):
@@ -61,12 +61,25 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class Rebuild:
+    """How a storage can be made anew instead of being brought back: by `operation`, such as "relu <- batch_norm", from
+    these lifetimes, which it uses in this order. From `known_point` on it may be given up for that. `extra_bytes` are
+    needed at most above what was allocated before, its own included."""
+
+    operation: str
+    inputs: tuple[int, ...]
+    known_point: int
+    compute_ns: int
+    extra_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Lifetime:
     """One storage version from its first save to its end. Numbers but `nbytes` are indices of points.
 
     A copy of it can be made from `copy_point` on. From `free_point` on nobody else holds it: giving it up frees it. At
     `end_point` the graph has let go of it. What reads it after a use has read it at the point in `read` of the same
-    place: an operation first asks for all it has saved, and then runs.
+    place: an operation first asks for all it has saved, and then runs. `rebuild`: None if it cannot be.
     """
 
     nbytes: int
@@ -76,6 +89,7 @@ class Lifetime:
     copy_point: int
     free_point: int
     end_point: int
+    rebuild: Rebuild | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from vdnn.errors import VdnnError
 from vdnn.json_form import load_file, save_text, to_json
 from vdnn.recording import PointKind, Recording, SaveKey
 
-_FORM, _VERSION = "vdnn plan", 1
+_FORM, _VERSION = "vdnn plan", 2
 
 
 class Action(Enum):
@@ -22,6 +22,7 @@ class Action(Enum):
 
     KEEP = "keep"
     OFFLOAD = "offload"
+    RECOMPUTE = "recompute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class Absence:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLifetime:
-    """OFFLOAD has absences, in order; between two of them it is used. KEEP has none."""
+    """OFFLOAD has absences, in order; between two of them it is used. The others have none: what is to RECOMPUTE goes
+    as soon as it can, and is made again when it is used first."""
 
     nbytes: int
     action: Action
@@ -53,7 +55,8 @@ class PlannedLifetime:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """For one step. `budget_bytes` is what it was made to stay under; None if for no budget."""
+    """For one step. Its points are those of the step with its rebuilds. `budget_bytes` is what it was made to stay
+    under; None if for no budget."""
 
     policy: str
     backend: str

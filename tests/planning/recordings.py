@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import strategies
 
 from vdnn.planning.costs import LinkCosts
-from vdnn.recording import Lifetime, Point, PointKind, Recording, SaveKey
+from vdnn.recording import Lifetime, Point, PointKind, Rebuild, Recording, SaveKey
 
 RESIDENT = 100
 
@@ -83,3 +84,27 @@ def any_recording(draw: strategies.DrawFn, most: int = 6) -> Recording:
         compute_ns = draw(strategies.integers(0, 40))
         points.append(Point(kind, lifetime, saved_key, compute_ns, live, max(before, live) + working))
     return Recording("cpu", "any", 1 << 40, "none", "virtual", RESIDENT, 0, tuple(points), tuple(lifetimes))
+
+
+def rebuildable(
+    recording: Recording, index: int, inputs: tuple[int, ...], compute_ns: int, extra: int = 0
+) -> Recording:
+    """The same, with one more lifetime that can be rebuilt, as soon as it was saved."""
+    old = recording.lifetimes[index]
+    rebuild = Rebuild("Op", inputs, old.copy_point, compute_ns, old.nbytes + extra)
+    lifetimes = tuple(
+        replace(one, rebuild=rebuild) if place == index else one for place, one in enumerate(recording.lifetimes)
+    )
+    return replace(recording, lifetimes=lifetimes)
+
+
+@strategies.composite
+def any_rebuildable_recording(draw: strategies.DrawFn, most: int = 4) -> Recording:
+    """Some of it can be rebuilt from some of what was saved before it."""
+    recording = draw(any_recording(most))
+    for index in range(len(recording.lifetimes)):
+        if draw(strategies.booleans()):
+            inputs = tuple(one for one in range(index) if draw(strategies.booleans()))
+            compute_ns, extra = draw(strategies.integers(0, 60)), draw(strategies.integers(0, 20))
+            recording = rebuildable(recording, index, inputs, compute_ns, extra)
+    return recording

@@ -5,14 +5,15 @@ intervals only, the anchors, each of which would not fit with everything kept: a
 is away there has been copied out since its copy could begin, and has to be copied back before it is used, by engines
 that do one copy at a time: so between any such point and the anchor the step takes at least as long as those copies
 out, and between the anchor and any use at least as long as those copies back. The shortest step for which all this
-holds is a linear program.
+holds is a linear program. What is rebuilt instead is away until it is used, its copies are not made, and the step is
+longer by its computing.
 
 Where that leaves something open and the step is small, a second program says more. For each gap and anchor in it there
 are two numbers, whether it was given up by then and whether it was asked back by then, neither of which is taken back;
 and they are whole.
 
 What is left out makes the bound lower, never wrong: that the engines share a link, that a copy cannot be interrupted,
-and all that happens between anchors.
+all that happens between anchors, and that what a rebuild reads has to be there.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ from typing import Any
 
 from vdnn.errors import VdnnError
 from vdnn.planning.costs import LinkCosts
+from vdnn.planning.footprint import absent_intervals
 from vdnn.planning.gaps import Gap, gaps_of
 from vdnn.planning.least_memory import require_feasible_budget
+from vdnn.planning.rebuilding import candidates_of
 from vdnn.recording import Recording
+from vdnn.step_plan import Absence
 
 # Intervals looked at: more make the bound tighter and the program larger. As many as make so many variables.
 _MOST_AWAY = 30_000
@@ -90,8 +94,8 @@ class _Columns:
 
 
 class _Program:
-    """Variables: how long the step has stood still up to each point; what each gap does at each anchor; and running
-    sums of copies, which keep the program sparse."""
+    """Variables: how much longer than its computing the step has taken up to each point; what each gap does at each
+    anchor; what is rebuilt; and running sums of copies, which keep the program sparse."""
 
     def __init__(
         self,
@@ -120,6 +124,7 @@ class _Program:
         for before, point in itertools.pairwise(range(len(recording.points))):
             self._require([(point, 1.0), (before, -1.0)], 0.0)
         chosen = self._anchors(anchors)
+        self._rebuilt = self._add_rebuilds()
         self._of_gaps = {gap: columns for gap in gaps if (columns := self._add_gap(gap, chosen)) is not None}
         for anchor in chosen:
             self._add_anchor(anchor)
@@ -155,6 +160,35 @@ class _Program:
             self._require([(gone[anchor], 1.0), (column, -1.0)], 0.0)
         return _Columns(gone, back, gone[inside[-1]])
 
+    def _away_until_rebuilt(self, lifetime: int) -> range:
+        """At most: a rebuild for another's sake comes earlier."""
+        found = self._recording.lifetimes[lifetime]
+        assert found.rebuild is not None, "a candidate"
+        return absent_intervals(found, Absence(found.rebuild.known_point))
+
+    def _add_rebuilds(self) -> dict[int, int]:
+        """A column for each that can be; it takes its time after the first use of all and before its own."""
+        lifetimes = self._recording.lifetimes
+        candidates = candidates_of(self._recording)
+        columns = dict(zip(candidates, self._new_columns(len(candidates)), strict=True))
+        used = sorted((lifetimes[one].uses[0], one) for one in candidates if lifetimes[one].uses)
+        if not used:
+            return columns
+        first_use = min(lifetime.uses[0] for lifetime in lifetimes if lifetime.uses)
+        before = [(first_use - 1, 1.0)] if first_use > 0 else []
+        total: int | None = None
+        for use, lifetime in used:
+            rebuild = lifetimes[lifetime].rebuild
+            assert rebuild is not None, "a candidate"
+            terms = [(columns[lifetime], -rebuild.compute_ns * self._of_ns)]
+            if total is not None:
+                terms.append((total, -1.0))
+            (total,) = self._new_columns(1)
+            self._unbounded.append(total)
+            self._require([(total, 1.0), *terms], 0.0)
+            self._require([(use, 1.0), (total, -1.0), *((column, -factor) for column, factor in before)], 0.0)
+        return columns
+
     def _add_anchor(self, anchor: int) -> None:
         away: list[tuple[int, float]] = []
         out: list[tuple[int, tuple[int, float]]] = []  # where its copy could begin, and the copy
@@ -164,6 +198,8 @@ class _Program:
             home_time = self._copy_time(gap, self._costs.to_device_bytes_per_s)
             copy_point = self._recording.lifetimes[gap.lifetime].copy_point
             if anchor in columns.gone:
+                if gap.lifetime in self._rebuilt:  # what is rebuilt is not moved
+                    self._require([(columns.gone[anchor], -1.0), (self._rebuilt[gap.lifetime], -1.0)], -1.0)
                 gone, nbytes = columns.gone[anchor], gap.nbytes * self._of_bytes
                 away.append((gone, nbytes))
                 out.append((copy_point, (gone, out_time)))
@@ -176,6 +212,9 @@ class _Program:
                 out.append((copy_point, (columns.ever, out_time)))
             elif self._is_whole and gap.first > anchor and gap.use is not None:
                 home.append((gap.last, [(columns.ever, home_time)]))
+        for lifetime, column in self._rebuilt.items():
+            if anchor in self._away_until_rebuilt(lifetime):
+                away.append((column, self._recording.lifetimes[lifetime].nbytes * self._of_bytes))
         self._require(away, self._missing[anchor] * self._of_bytes)
         for point, busy in self._running_sums([(point, [copy]) for point, copy in sorted(out, reverse=True)]):
             # From where the copies could begin to where the interval begins, behind the hook before it.
@@ -206,7 +245,7 @@ class _Program:
         self._require([(busy, -1.0), *stalls], -computed)
 
     def solve(self) -> int:
-        """The least time that the step stands still, in ns, rounded down."""
+        """The least time by which the step is longer than its computing, in ns, rounded down."""
         scipy = _scipy()
         rows, columns, factors = zip(*self._entries, strict=True)
         matrix = scipy.sparse.csr_matrix((factors, (rows, columns)), shape=(len(self._least), self._columns))

@@ -12,6 +12,7 @@ from vdnn.planning.costs import LinkCosts
 from vdnn.planning.footprint import interval_bytes
 from vdnn.planning.least_memory import describe_interval, least_bytes
 from vdnn.planning.policies import PlanPolicy, PlanRequest, make_planner
+from vdnn.planning.rebuilding import recording_under
 from vdnn.planning.simulate import simulate
 from vdnn.recording import Recording
 from vdnn.step_plan import Plan
@@ -43,13 +44,18 @@ class PlannedStep:
         return self.timeline.step_ns / computed_ns if computed_ns else 1.0
 
     @property
+    def followed(self) -> Recording:
+        """The step with the plan's rebuilds: the plan's points are those of it."""
+        return recording_under(self.recording, self.plan.lifetimes)
+
+    @property
     def peak_interval(self) -> int:
-        peaks = interval_bytes(self.recording, self.plan.lifetimes)
+        peaks = interval_bytes(self.followed, self.plan.lifetimes)
         return peaks.index(max(peaks))
 
     @property
     def peak_place(self) -> str:
-        return describe_interval(self.recording, self.peak_interval)
+        return describe_interval(self.followed, self.peak_interval)
 
 
 def plan_step(

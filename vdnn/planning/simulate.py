@@ -14,15 +14,17 @@ from vdnn.errors import VdnnError
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.footprint import absent_intervals, interval_bytes, use_after
 from vdnn.planning.link_clock import LinkClock
+from vdnn.planning.rebuilding import recording_under
 from vdnn.recording import Lifetime, PointKind, Recording
 from vdnn.step_plan import Absence, Action, Plan, PlannedLifetime
 from vdnn.timeline import Copy, Mark, Timeline, Track
 
 
 def simulate(recording: Recording, plan: Plan, costs: LinkCosts) -> Timeline:
-    """Raises VdnnError if the plan is for another step."""
-    require_plan_of(recording, plan)
-    return _Replay(recording, plan.lifetimes, costs).run()
+    """Raises VdnnError if the plan is for another step. The recording is that of the step without any plan."""
+    followed = recording_under(recording, plan.lifetimes)
+    require_plan_of(followed, plan)
+    return _Replay(followed, plan.lifetimes, costs).run()
 
 
 def require_plan_of(recording: Recording, plan: Plan) -> None:
@@ -66,7 +68,7 @@ class _Replay:
         self._releases: defaultdict[int, list[_Storage]] = defaultdict(list)
         self._reloads: defaultdict[int, list[_Storage]] = defaultdict(list)
         for index, (lifetime, plan) in enumerate(zip(recording.lifetimes, planned, strict=True)):
-            if plan.action is Action.KEEP:
+            if plan.action is not Action.OFFLOAD:
                 continue
             storage = self._storages[index] = _Storage(index, lifetime)
             self._to_copy[lifetime.copy_point].append(storage)

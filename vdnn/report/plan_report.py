@@ -29,7 +29,7 @@ class PlanReport:
     @property
     def host_bytes(self) -> int:
         """Pinned memory for all that is away at the same time, at most."""
-        return sum(one.nbytes for one in self.planned.plan.lifetimes if one.action is not Action.KEEP)
+        return sum(one.nbytes for one in self.planned.plan.lifetimes if one.action is Action.OFFLOAD)
 
     def as_json(self) -> dict[str, Any]:
         """Numbers in ns and bytes, as documented in docs/planning.md."""

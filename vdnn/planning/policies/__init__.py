@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from vdnn.planning.policies.auto import Auto
+from vdnn.planning.policies.auto_offload import AutoOffload
 from vdnn.planning.policies.autoswap import AutoSwap, Score
 from vdnn.planning.policies.capuchin import Capuchin
 from vdnn.planning.policies.keep_all import KeepAll, KeepAllPlan
@@ -28,6 +29,7 @@ from vdnn.planning.policies.vdnn_conv import VdnnConv, VdnnConvPlan
 from vdnn.planning.policies.vdnn_dyn import VdnnDyn
 
 register_policy("auto", planner=Auto)
+register_policy("auto-offload", planner=AutoOffload)
 register_policy("keep", online=KeepAll, planner=KeepAllPlan)
 register_policy("vdnn-all", online=VdnnAll, planner=VdnnAllPlan)
 register_policy("vdnn-conv", online=VdnnConv, planner=VdnnConvPlan)

@@ -1,52 +1,21 @@
-"""auto: what leaves the device so that the step stays under the budget with the least slowdown. Ours, the default.
+"""auto: what is kept, moved or rebuilt so that the step stays under the budget with the least slowdown. The default.
 
-A portfolio: local search from several choices, on a ladder of budgets up to the one that was asked for (a plan for less
-memory is a plan for more, so more budget is not slower), and what simpler policies find; of very short steps all plans.
-The shortest step wins; then its points are moved one by one. Effort is counted in evaluations, so the same recording
-gives the same plan anywhere.
+What is best to move is looked for without rebuilds, and with the rebuilds that a shorter search found best: so it is
+never slower than with moves alone. The same recording gives the same plan anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
 
-from vdnn import _C
-from vdnn.planning.gaps import Gap, gaps_of
-from vdnn.planning.least_memory import least_bytes, require_feasible_budget
-from vdnn.planning.policies.autoswap import AutoSwap, Score
-from vdnn.planning.policies.capuchin import Capuchin
+from vdnn.planning.policies.auto_offload import AutoOffload
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
-from vdnn.planning.policies.prefix_cut import PrefixCut
-from vdnn.planning.policies.swapadvisor import SwapAdvisor
-from vdnn.planning.search import Choice, Search, every_plan, polish
-from vdnn.planning.step_model import AbsenceTuple, make_step_model, plan_of, tuples_of_plan
-from vdnn.step_plan import Plan
+from vdnn.planning.policies.rebuild_choice import RebuildChoice
+from vdnn.planning.rebuilding import candidates_of, with_rebuilds
+from vdnn.planning.simulate import simulate
+from vdnn.step_plan import Action, Plan, PlannedLifetime
 
-# Evaluations of a step of one point; longer steps get fewer, down to the least.
-_EFFORT = 12_000_000
-_MOST_EVALUATIONS, _LEAST_EVALUATIONS = 20_000, 600
-_RUNGS = 12  # of the ladder, from the least budget to the one at which nothing has to move
-# Of longer steps simpler policies are not asked: some of them take longer than the search.
-_SIMPLE: tuple[Callable[[], PlanPolicy], ...] = (
-    PrefixCut,
-    Capuchin,
-    partial(AutoSwap, Score.DOA),
-    partial(AutoSwap, Score.AOA),
-    SwapAdvisor,
-)
-_MOST_GAPS_OF_SIMPLE = 1000
-# Of a step that has no more plans than this all are tried.
-_MOST_TRIED = 4000
-# Gaps as long as so many times their copies out and back together are tried as the only ones to leave.
-_LENGTHS = (1, 2, 4)
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    step_ns: int
-    absences: Sequence[AbsenceTuple]
+_FINALISTS = 3
 
 
 class Auto(PlanPolicy):
@@ -54,6 +23,7 @@ class Auto(PlanPolicy):
 
     def __init__(self, effort: float = 1.0) -> None:
         self._effort = effort
+        self._moves = AutoOffload(effort)
 
     @property
     def name(self) -> str:
@@ -64,75 +34,25 @@ class Auto(PlanPolicy):
         return "vdnn"
 
     def plan(self, request: PlanRequest) -> Plan:
-        recording, budget_bytes = request.recording, request.budget_bytes
-        if budget_bytes is None or recording.peak_bytes <= budget_bytes:
-            return plan_of(recording, (), (), self.name, budget_bytes)
-        require_feasible_budget(recording, budget_bytes)
-        gaps = gaps_of(recording)
-        model = make_step_model(recording, gaps, request.costs)
-        best = self._best(request, budget_bytes, gaps, model)
-        return plan_of(recording, gaps, best.absences, self.name, budget_bytes)
-
-    def _best(self, request: PlanRequest, budget_bytes: int, gaps: Sequence[Gap], model: _C.StepModel) -> _Candidate:
         recording = request.recording
-        effort = round(self._effort * _EFFORT / len(recording.points))
-        effort = max(_LEAST_EVALUATIONS, min(_MOST_EVALUATIONS, effort))
-        candidates = []
-        for policy in _SIMPLE if len(gaps) <= _MOST_GAPS_OF_SIMPLE else ():
-            absences = tuples_of_plan(gaps, policy().plan(request))
-            if model.peak_bytes(absences) <= budget_bytes:
-                candidates.append(_Candidate(model.replay(absences).step_ns, absences))
-        starts = list(_starts(request, gaps))
-        starts += [Choice(_flags(gaps, candidate)) for candidate in candidates]
-        for rung_bytes in (*_ladder(request, budget_bytes), budget_bytes):
-            share = effort // 2 if rung_bytes == budget_bytes else effort // (2 * _RUNGS)
-            search = Search(model, gaps, rung_bytes, recording.compute_ns, share)
-            found = search.run(starts)
-            if found is not None:
-                candidates.append(_Candidate(found.step_ns, found.outcome.absences))
-                starts.append(found.choice)
-        for absences in every_plan(gaps, _MOST_TRIED):
-            if model.peak_bytes(absences) <= budget_bytes:
-                candidates.append(_Candidate(model.replay(absences).step_ns, absences))
-        best = min(candidates, key=lambda one: one.step_ns)
-        if best.step_ns > recording.compute_ns:
-            absences, step_ns = polish(model, gaps, budget_bytes, best.absences, best.step_ns, effort // 4)
-            best = _Candidate(step_ns, absences)
-        return best
+        moved = replace(self._moves.plan(request), policy=self.name)
+        if not moved.offloaded_bytes or not candidates_of(recording):
+            return moved
+        shortest, shortest_ns = moved, simulate(recording, moved, request.costs).step_ns
+        if shortest_ns <= recording.compute_ns:
+            return moved
+        for trial in RebuildChoice(request, self._effort).best(_FINALISTS):
+            plan = self._with_rebuilds(request, trial.chosen)
+            step_ns = simulate(recording, plan, request.costs).step_ns
+            if step_ns < shortest_ns:
+                shortest, shortest_ns = plan, step_ns
+        return shortest
 
-
-def _flags(gaps: Sequence[Gap], candidate: _Candidate) -> bytes:
-    flags = bytearray(len(gaps))
-    for gap, _, _ in candidate.absences:
-        flags[gap] = 1
-    return bytes(flags)
-
-
-def _ladder(request: PlanRequest, budget_bytes: int) -> Iterator[int]:
-    """The same rungs whatever the budget is, as far as they lie below it."""
-    least, most = least_bytes(request.recording), request.recording.peak_bytes
-    for rung in range(_RUNGS):
-        rung_bytes = least + (most - least) * rung // _RUNGS
-        if rung_bytes < budget_bytes:
-            yield rung_bytes
-
-
-def _starts(request: PlanRequest, gaps: Sequence[Gap]) -> Iterator[Choice]:
-    everything = bytes([1] * len(gaps))
-    yield Choice(everything)
-    yield Choice(everything, in_order=True)
-    yield Choice(everything, furthest_first=True)
-    yield Choice(everything, in_order=True, furthest_first=True)
-    points = request.recording.points
-    reached = [0]
-    for point in points:
-        reached.append(reached[-1] + point.compute_ns)
-    costs = request.costs
-    there_and_back = 1e9 / costs.to_host_bytes_per_s + 1e9 / costs.to_device_bytes_per_s
-    for times in _LENGTHS:
-        yield Choice(
-            bytes(
-                reached[gap.last + 1] - reached[gap.release_point + 1] >= times * gap.nbytes * there_and_back
-                for gap in gaps
-            )
+    def _with_rebuilds(self, request: PlanRequest, chosen: frozenset[int]) -> Plan:
+        followed = with_rebuilds(request.recording, chosen)
+        plan = self._moves.plan(request._replace(recording=followed))
+        lifetimes = tuple(
+            PlannedLifetime(one.nbytes, Action.RECOMPUTE) if index in chosen else one
+            for index, one in enumerate(plan.lifetimes)
         )
+        return replace(plan, policy=self.name, lifetimes=lifetimes)

@@ -1,0 +1,109 @@
+"""Rebuilds in a plan: the step that they make of a recorded one, and what auto does with them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import HealthCheck, Phase, assume, given, settings
+
+from tests.planning.exhaustive import count_of_plans, shortest_steps
+from tests.planning.recordings import LINKS, RESIDENT, any_rebuildable_recording, chain, rebuildable
+from vdnn.errors import VdnnError
+from vdnn.planning.bound import lower_bound
+from vdnn.planning.costs import LinkCosts
+from vdnn.planning.footprint import interval_bytes
+from vdnn.planning.least_memory import least_bytes
+from vdnn.planning.planned_step import plan_step
+from vdnn.planning.rebuilding import candidates_of, with_rebuilds
+from vdnn.planning.simulate import simulate
+from vdnn.recording import PointKind, Recording
+from vdnn.step_plan import Action
+
+EVEN = LinkCosts(1e9, 1e9, 2e9, 0)  # a byte takes a nanosecond
+
+
+def test_nothing_chosen_is_the_step_itself() -> None:
+    recording = chain([10, 20, 30])
+    assert with_rebuilds(recording, ()) is recording
+
+
+def test_a_rebuild_reads_computes_and_stays() -> None:
+    """Of three storages the second is made anew from the first, right before it is used."""
+    recording = rebuildable(chain([10, 20, 30]), 1, (0,), compute_ns=7, extra=5)
+    rebuilt = with_rebuilds(recording, {1})
+    used = [(point.kind, point.lifetime) for point in rebuilt.points]
+    before = [(point.kind, point.lifetime) for point in recording.points]
+    assert used == [*before[:4], (PointKind.USE, 0), *before[4:]]
+    assert [point.compute_ns for point in rebuilt.points[4:6]] == [1000, 7], "what was computed, and the rebuild"
+    # While the third is saved and used the second is not there; rebuilt it needs five bytes more for a while.
+    assert rebuilt.points[3].peak_bytes == RESIDENT + 10 + 30
+    assert rebuilt.points[4].allocated_bytes == RESIDENT + 10
+    assert rebuilt.points[5].peak_bytes == RESIDENT + 10 + 20 + 5
+    assert rebuilt.points[5].allocated_bytes == RESIDENT + 10 + 20
+    assert rebuilt.lifetimes[0].uses == (4, 6)
+    assert rebuilt.lifetimes[0].read == (5, 7)
+
+
+def test_what_a_rebuild_needs_is_rebuilt_before() -> None:
+    recording = rebuildable(rebuildable(chain([10, 20, 30]), 2, (1,), compute_ns=5), 1, (0,), compute_ns=7)
+    rebuilt = with_rebuilds(recording, {1, 2})
+    assert [(point.kind, point.lifetime) for point in rebuilt.points[3:6]] == [
+        (PointKind.USE, 0),
+        (PointKind.USE, 1),
+        (PointKind.USE, 2),
+    ]
+    assert rebuilt.compute_ns == recording.compute_ns + 12, "the second is used again, and not rebuilt again"
+
+
+def test_a_rebuild_nobody_knows_is_refused() -> None:
+    with pytest.raises(VdnnError, match="does not know how"):
+        with_rebuilds(chain([10, 20]), {0})
+
+
+def test_auto_rebuilds_what_no_link_could_bring_back_in_time() -> None:
+    """At the least budget the last map's copies hide behind nothing; rebuilt it costs a nanosecond."""
+    recording = rebuildable(chain([10, 2000, 2000], compute_ns=10), 1, (0,), compute_ns=1)
+    budget = recording.peak_bytes - 1000
+    moved = plan_step(recording, EVEN, budget, "auto-offload")
+    planned = plan_step(recording, EVEN, budget, "auto")
+    assert planned.plan.lifetimes[1].action is Action.RECOMPUTE
+    assert planned.timeline.step_ns == recording.compute_ns + 1 < moved.timeline.step_ns
+    assert planned.timeline.peak_bytes <= budget
+
+
+def shortest(recording: Recording, costs: LinkCosts, budget: int) -> int:
+    candidates = candidates_of(recording)
+    found = []
+    for count in range(len(candidates) + 1):
+        for chosen in itertools.combinations(candidates, count):
+            best = shortest_steps(with_rebuilds(recording, chosen), costs, [budget])[0]
+            if best is not None:
+                found.append(best)
+    return min(found)
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=400,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(recording=any_rebuildable_recording(4), costs=LINKS)
+def test_its_step_is_the_shortest_there_is(recording: Recording, costs: LinkCosts) -> None:
+    """Among all choices of rebuilds and, for each, all moves; and the bound is below."""
+    candidates = candidates_of(recording)
+    assume(candidates)
+    assume(count_of_plans(with_rebuilds(recording, candidates)) * 2 ** len(candidates) <= 3000)
+    assume(count_of_plans(recording) <= 2000)
+    least, most = least_bytes(recording), recording.peak_bytes
+    for budget in {least, (least + most) // 2, max(least, most - 1)}:
+        best = shortest(recording, costs, budget)
+        planned = plan_step(recording, costs, budget, "auto")
+        assert max(interval_bytes(planned.followed, planned.plan.lifetimes)) <= budget
+        assert planned.timeline == simulate(recording, planned.plan, costs)
+        assert best <= planned.timeline.step_ns <= best * 1.01
+        assert planned.timeline.step_ns <= plan_step(recording, costs, budget, "auto-offload").timeline.step_ns
+        assert lower_bound(recording, costs, budget).step_ns <= best
