@@ -1,0 +1,123 @@
+"""A pack hook that keeps every tensor, hands out what looks managed, and rebuilds what has a recipe.
+
+Every tensor that is no leaf is packed as a managed one. Where find_recipe knows a way, the way is gone at once and its
+result compared with the kept tensor bit for bit; nothing is taken on trust and nothing is skipped unseen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from vdnn.runtime.packed_view import PackedView
+from vdnn.runtime.recompute import (
+    Recipe,
+    find_recipe,
+    note_module,
+    note_saved,
+    observe,
+    observe_parameters,
+    owner_recipe,
+)
+
+
+class StandIn(PackedView):
+    """A managed save, on the device for ever."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor.detach()
+        self.geometry = (tensor.dtype, tensor.size(), tensor.stride())
+        key = (tensor.untyped_storage()._cdata, 0, tensor.untyped_storage().nbytes())
+        self.managed: Any = SimpleNamespace(witness=self.tensor, version=tensor._version, table_key=key, views=1)
+
+
+class Saving:
+    """While entered, packs and tries on this thread. `asked`: the operands in the order in which rebuilds asked."""
+
+    def __init__(self, max_depth: int = 8, *, dear: bool = True, rebuilds: bool = True) -> None:
+        self._max_depth = max_depth
+        self._dear = dear
+        self._rebuilds = rebuilds
+        self.saves = 0
+        self.recipes: list[Recipe] = []
+        self.failures: list[str] = []
+        self.names: Counter[str] = Counter()
+        self.operations: Counter[str] = Counter()
+        self.asked: list[object] = []
+        self.without_history: list[StandIn] = []
+
+    def __enter__(self) -> Saving:
+        module_hooks = torch.nn.modules.module
+        self._handles = [
+            module_hooks.register_module_forward_pre_hook(lambda module, args: observe_parameters(module)),
+            module_hooks.register_module_forward_hook(lambda module, args, output: note_module(module, output)),
+        ]
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._hooks.__exit__(*exception)
+        for handle in self._handles:
+            handle.remove()
+        self.without_history.clear()
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        self.saves += 1
+        if tensor.is_leaf and tensor.requires_grad:
+            observe(tensor)
+            return tensor, tensor._version
+        packed = StandIn(tensor)
+        node = tensor.grad_fn
+        for one in self.without_history[:]:
+            recipe = owner_recipe(one, node, self.unpack)
+            if recipe is not None:
+                self._tried(recipe, one.tensor)
+                self.without_history.remove(one)
+        if node is None:
+            if not tensor.is_floating_point():
+                self.without_history.append(packed)
+            return packed
+        recipe = find_recipe(tensor, node, self.unpack, max_depth=self._max_depth, dear=self._dear)
+        if recipe is not None:
+            self._tried(recipe, tensor)
+        note_saved(node, tensor.output_nr, packed)
+        return packed
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        return packed.tensor if isinstance(packed, StandIn) else packed[0]
+
+    def _tried(self, recipe: Recipe, tensor: torch.Tensor) -> None:
+        self.recipes.append(recipe)
+        self.names[recipe.name] += 1
+        self.operations.update(recipe.operation_names)
+        if not self._rebuilds:
+            return
+        asked: list[object] = []
+
+        def unpack(packed: Any) -> torch.Tensor:
+            asked.append(packed)
+            return self.unpack(packed)
+
+        rebuilt = recipe.rebuild(unpack)
+        complaint = difference(rebuilt, tensor)
+        if complaint:
+            self.failures.append(f"{recipe.name}: {complaint}")
+        if asked != list(recipe.operands):
+            self.failures.append(f"{recipe.name}: asked for {len(asked)} operands of {len(recipe.operands)}")
+
+
+def difference(rebuilt: torch.Tensor, tensor: torch.Tensor) -> str:
+    """How what was rebuilt differs from the tensor, or from the whole that it is a view of; empty if it does not."""
+    geometry = (rebuilt.dtype, rebuilt.size(), rebuilt.stride(), rebuilt.storage_offset())
+    bases = [one for one in (tensor, tensor._base) if one is not None]
+    if geometry not in [(one.dtype, one.size(), one.stride(), one.storage_offset()) for one in bases]:
+        return f"{geometry} instead of {(tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())}"
+    ours, theirs = (torch.empty(0, dtype=torch.uint8).set_(one.untyped_storage()) for one in (rebuilt, tensor))
+    if ours.numel() != theirs.numel():
+        return f"{ours.numel()} bytes instead of {theirs.numel()}"
+    unequal = int((ours != theirs).sum())
+    return f"{unequal} of {ours.numel()} bytes differ" if unequal else ""

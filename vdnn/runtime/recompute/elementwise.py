@@ -1,0 +1,102 @@
+"""Activations, arithmetic, casts and dropout: one value out for one value in, or for one of each operand.
+
+Not in the table, since their node does not keep what they need: threshold (its value), masked_fill and constant
+padding (the value filled in), clamp by tensors; addition of a number, whose edge leads nowhere, ends a chain likewise.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from vdnn.runtime.recompute.operation import FIRST, Argument, Call, Operation, Table, edge, saved, unary
+
+Tensor = torch.Tensor
+
+_TWO = (saved("self", 0), saved("other", 1))
+
+
+def _alpha(run: str) -> Operation:
+    function = getattr(torch, run)
+    return Operation(run, lambda call, a, b: function(a, b, alpha=call.scalars[0]), (edge(0), edge(1)), ("alpha",))
+
+
+def _masked(call: Call, input: Tensor, mask: Tensor) -> Tensor:
+    """As the kernels do it: the CPU multiplies twice; CUDA's divides by the probability in its own precision."""
+    (p,) = call.scalars
+    kept = 1.0 - p
+    if input.device.type != "cpu" and input.dtype is not torch.float64:
+        kept = float(torch.tensor(kept, dtype=torch.float32, device="cpu"))
+    return input.mul(mask).mul_(0.0 if kept == 0 else 1.0 / kept)
+
+
+def _cast(call: Call, input: Tensor) -> Tensor:
+    return input.to(device=call.device, dtype=call.dtype, copy=True)
+
+
+def _clone(call: Call, input: Tensor) -> Tensor:
+    """Its memory format is not known. What is not dense was cloned to be made contiguous."""
+    return input.clone() if _is_dense(input) else input.clone(memory_format=torch.contiguous_format)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+_PLAIN = ("neg", "reciprocal", "rsqrt", "sqrt", "exp", "expm1", "log", "log2", "log10", "sin", "cos", "abs")
+_MORE = ("tanh", "sigmoid", "erf", "erfc", "sgn", "atan", "asin", "acos", "sinh", "cosh", "tan", "exp2")
+
+
+def _function(name: str) -> Operation:
+    run = getattr(torch, name)
+    return unary(name, lambda call, x: run(x))
+
+
+TABLE: Table = {f"{name.capitalize()}Backward0": _function(name) for name in (*_PLAIN, *_MORE)}
+TABLE |= {
+    "Log1PBackward0": _function("log1p"),
+    "ReluBackward0": unary("relu", lambda call, x: torch.relu(x), slot=None),
+    "LeakyReluBackward0": unary(
+        "leaky_relu", lambda call, x: functional.leaky_relu(x, call.scalars[0]), "negative_slope"
+    ),
+    "HardtanhBackward0": unary(
+        "hardtanh", lambda call, x: torch.ops.aten.hardtanh(x, *call.scalars), "min_val", "max_val"
+    ),
+    "ClampBackward1": unary("clamp", lambda call, x: torch.clamp(x, *call.scalars), "min", "max"),
+    "ClampMinBackward0": unary("clamp_min", lambda call, x: torch.clamp_min(x, call.scalars[0]), "min"),
+    "EluBackward0": unary("elu", lambda call, x: torch.ops.aten.elu(x, *call.scalars), "alpha", "scale", "input_scale"),
+    "GeluBackward0": unary("gelu", lambda call, x: functional.gelu(x, approximate=call.scalars[0]), "approximate"),
+    "SiluBackward0": unary("silu", lambda call, x: functional.silu(x)),
+    "MishBackward0": unary("mish", lambda call, x: functional.mish(x)),
+    "HardswishBackward0": unary("hardswish", lambda call, x: functional.hardswish(x)),
+    "HardsigmoidBackward0": unary("hardsigmoid", lambda call, x: functional.hardsigmoid(x)),
+    "SoftplusBackward0": unary("softplus", lambda call, x: functional.softplus(x, *call.scalars), "beta", "threshold"),
+    "LogSigmoidBackward0": unary("log_sigmoid", lambda call, x: functional.logsigmoid(x)),
+    "GluBackward0": unary("glu", lambda call, x: functional.glu(x, call.scalars[0]), "dim"),
+    "PreluKernelBackward0": Operation(
+        "prelu", lambda call, x, w: torch.ops.aten._prelu_kernel(x, w), (saved("self", 0), saved("weight", 1))
+    ),
+    "AddBackward0": _alpha("add"),
+    "SubBackward0": _alpha("sub"),
+    "RsubBackward0": _alpha("rsub"),
+    "MulBackward0": Operation("mul", lambda call, a, b: torch.mul(a, b), _TWO),
+    "DivBackward0": Operation("div", lambda call, a, b: torch.div(a, b), _TWO),
+    "PowBackward0": unary("pow", lambda call, x: torch.pow(x, call.scalars[0]), "exponent"),
+    "PowBackward1": Operation("pow", lambda call, a, b: torch.pow(a, b), (saved("self", 0), saved("exponent", 1))),
+    "PowBackward2": Operation("pow", lambda call, b: torch.pow(call.scalars[0], b), (saved("exponent", 0),), ("self",)),
+    "AddcmulBackward0": Operation(
+        "addcmul",
+        lambda call, x, a, b: torch.addcmul(x, a, b, value=call.scalars[0]),
+        (edge(0), saved("tensor1", 1), saved("tensor2", 2)),
+        ("value",),
+    ),
+    "LerpBackward0": Operation(
+        "lerp", lambda call, a, b: torch.lerp(a, b, call.scalars[0]), (edge(0), edge(1)), ("weight",)
+    ),
+    "WhereBackward0": Operation(
+        "where", lambda call, c, a, b: torch.where(c, a, b), (Argument("condition"), edge(0), edge(1))
+    ),
+    "NativeDropoutBackward0": Operation("dropout", _masked, (edge(0), Argument("result1")), ("p",)),
+    "ToCopyBackward0": Operation("cast", _cast, FIRST),
+    "CloneBackward0": Operation("clone", _clone, FIRST),
+}

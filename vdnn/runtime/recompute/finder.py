@@ -1,0 +1,269 @@
+"""Reads off the graph how a tensor was made: from its node back to values that are saved, or are leaves.
+
+Along each edge the nearest saved value is taken: what the reading node saved itself, else what somebody saved of the
+output (noted at its node), else what the producing node saved of its own output, else how that was made. Stale saves,
+and those that lie in the storage which is to be rebuilt, are passed by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from vdnn.runtime.holders import Geometry
+from vdnn.runtime.packed_view import PackedView
+from vdnn.runtime.recompute.backend_flags import backend_flags
+from vdnn.runtime.recompute.leaf_versions import version_read
+from vdnn.runtime.recompute.node_notes import Packed, fact, noted_save
+from vdnn.runtime.recompute.operation import Argument, Call, Cost, Node, Operation
+from vdnn.runtime.recompute.recipe import Given, Leaf, Recipe, Step, Unpack
+from vdnn.runtime.recompute.saved_values import saved_in, saved_output, scalars_of
+from vdnn.runtime.recompute.table import indices_of, operation_of
+
+_LEAF = "torch::autograd::AccumulateGrad"
+_OWNER_DISTANCE = 4  # nodes between a save without a history and a later one that leads to its maker
+_OWNER_NODES = 24
+_FREE_PER_DEPTH = 6  # views between two operations; keeps the walk short
+
+
+@dataclass(slots=True, eq=False)
+class _Made:
+    """A value that a step makes; `height` counts the operations below and including it, views not among them."""
+
+    operation: Operation
+    call: Call
+    inputs: tuple[_Value | None, ...]
+    height: int
+
+
+@dataclass(slots=True, eq=False)
+class _Found:
+    """A value that is there."""
+
+    given: Given
+    height: int = 0
+
+
+_Value = _Made | _Found
+
+
+def find_recipe(
+    tensor: torch.Tensor, node: Node | None, our_unpack: Unpack, *, max_depth: int, dear: bool = False
+) -> Recipe | None:
+    """How to make `tensor`, whose grad_fn is `node`, with at most `max_depth` operations in a row; None if the graph
+    does not say. `our_unpack` is the hook that marks saves as ours. With `dear`, convolutions, matrix products,
+    embeddings and attention are done again too.
+
+    A tensor that does not fill its storage is made as the whole that it is a view of. See [Note: What comes out].
+    """
+    wanted = tensor
+    if not _fills_storage(tensor):
+        base = tensor._base
+        if base is None or not _fills_storage(base):
+            return None
+        wanted, node = base, base.grad_fn
+    if node is None:
+        return None
+    geometry = (wanted.dtype, wanted.size(), wanted.stride())
+    search = _Search(our_unpack, max_depth, dear, wanted.untyped_storage()._cdata)
+    operation = operation_of(node)
+    made = None if operation is None else search.made(node, operation, wanted.output_nr, max_depth)
+    return None if made is None else _recipe(made, geometry)
+
+
+def owner_recipe(packed: Packed, node: Node | None, our_unpack: Unpack) -> Recipe | None:
+    """How to make integers that an operation saved of its output (max pooling's indices) and that have no history of
+    their own: found among the nodes near `node`, by which of them saved `packed`."""
+    if not isinstance(packed, PackedView) or node is None:
+        return None
+    near: list[Node] = [node]
+    seen = 0
+    for _ in range(_OWNER_DISTANCE + 1):
+        further: list[Node] = []
+        for one in near:
+            seen += 1
+            operation = indices_of(one)
+            if operation is not None and saved_in(one, "result1", our_unpack) is packed:
+                search = _Search(our_unpack, 1, False, packed.managed.table_key[0])
+                made = search.made(one, operation, 0, 1, of_indices=packed.geometry)
+                return None if made is None else _recipe(made, packed.geometry)
+            further += [producer for producer, _ in one.next_functions if producer is not None]
+        if seen > _OWNER_NODES:
+            return None
+        near = further
+    return None
+
+
+@dataclass(slots=True)
+class _Search:
+    """For one recipe. Holds nodes while it lasts."""
+
+    unpack: Unpack
+    max_depth: int
+    dear: bool
+    avoided: int  # the native address of the storage that is to be rebuilt
+    known: dict[tuple[Node, int], _Value] = field(default_factory=dict)
+    tried: dict[tuple[Node, int], int] = field(default_factory=dict)  # in vain, with so many operations left
+    found: dict[int, _Found] = field(default_factory=dict)  # by identity of what is held
+    steps_left: int = 0
+
+    def __post_init__(self) -> None:
+        self.steps_left = _FREE_PER_DEPTH * (self.max_depth + 1)
+
+    def made(
+        self, node: Node, operation: Operation, output_nr: int, left: int, *, of_indices: Geometry | None = None
+    ) -> _Made | None:
+        """What `node` put out, done again with at most `left` operations in a row."""
+        own = 0 if operation.cost is Cost.FREE else 1
+        self.steps_left -= 1
+        if left < own or self.steps_left < 0 or (operation.cost is Cost.DEAR and not self.dear):
+            return None
+        if output_nr and not operation.makes_every_output:
+            return None
+        scalars = scalars_of(node, operation.scalars)
+        facts = tuple(fact(node, name) for name in operation.facts)
+        if scalars is None or None in facts:
+            return None
+        inputs = self._inputs(node, operation, left - own)
+        if inputs is None:
+            return None
+        output = node._input_metadata[output_nr]
+        dtype, shape = (output.dtype, torch.Size(output.shape)) if of_indices is None else of_indices[:2]
+        call = Call(scalars + facts, dtype, shape, output.device, output_nr)
+        return _Made(operation, call, inputs, own + max((one.height for one in inputs if one is not None), default=0))
+
+    def _inputs(self, node: Node, operation: Operation, left: int) -> tuple[_Value | None, ...] | None:
+        edges = node.next_functions
+        arguments = operation.arguments
+        if operation.takes_every_edge:
+            arguments = tuple(Argument(edge=place) for place in range(len(edges)))
+        inputs: list[_Value | None] = []
+        for argument in arguments:
+            value = self._argument(node, edges, argument, left)
+            if value is None and (argument.is_absent is None or not argument.is_absent(node)):
+                return None
+            inputs.append(value)
+        return tuple(inputs)
+
+    def _argument(
+        self, node: Node, edges: tuple[tuple[Node | None, int], ...], argument: Argument, left: int
+    ) -> _Value | None:
+        if argument.slot is not None:
+            packed = saved_in(node, argument.slot, self.unpack)
+            if packed is not None and self._is_usable(packed):
+                return self._given(packed)
+        if argument.edge is None or argument.edge >= len(edges):
+            return None
+        producer: Any
+        producer, output_nr = edges[argument.edge]
+        if producer is None:
+            return None
+        if producer.name() == _LEAF:
+            leaf: torch.Tensor = producer.variable
+            version = version_read(leaf, node)
+            return None if version is None else self._given(Leaf(leaf, version))
+        return self._output(producer, output_nr, left)
+
+    def _output(self, node: Node, output_nr: int, left: int) -> _Value | None:
+        key = (node, output_nr)
+        known = self.known.get(key)
+        if known is not None:
+            return known if known.height <= left else None
+        if self.tried.get(key, -1) >= left:
+            return None
+        value: _Value | None = None
+        packed = noted_save(node, output_nr)
+        if packed is None or not self._is_usable(packed):
+            packed = saved_output(node, output_nr, self.unpack)
+        if packed is not None and self._is_usable(packed):
+            value = self._given(packed)
+        else:
+            operation = operation_of(node)
+            if operation is not None:
+                value = self.made(node, operation, output_nr, left)
+        if value is None:
+            self.tried[key] = left
+        else:
+            self.known[key] = value
+        return value
+
+    def _is_usable(self, packed: Packed) -> bool:
+        if isinstance(packed, PackedView):
+            managed = packed.managed
+            return managed.witness._version == managed.version and managed.table_key[0] != self.avoided
+        tensor, version = packed
+        return tensor._version == version and tensor.untyped_storage()._cdata != self.avoided
+
+    def _given(self, given: Given) -> _Found:
+        held = given if isinstance(given, PackedView) else given[0]
+        found = self.found.get(id(held))
+        if found is None:
+            found = self.found[id(held)] = _Found(given)
+        return found
+
+
+def _fills_storage(tensor: torch.Tensor) -> bool:
+    """Whether its elements are all of its storage, each once."""
+    return (
+        not tensor.storage_offset()
+        and tensor.untyped_storage().nbytes() == tensor.nbytes
+        and (tensor.is_contiguous() or torch._debug_has_internal_overlap(tensor) == 0)
+        and not (tensor.dtype.is_complex and tensor.is_conj())
+        and not tensor.is_neg()
+    )
+
+
+# From values to steps.
+
+
+def _recipe(wanted: _Made, geometry: Geometry) -> Recipe:
+    order: list[_Value] = []
+    _visit(wanted, order, set())
+    given = [value for value in order if isinstance(value, _Found)]
+    made = [value for value in order if isinstance(value, _Made)]
+    places = {id(value): place for place, value in enumerate([*given, *made])}
+    inputs = [tuple(-1 if one is None else places[id(one)] for one in value.inputs) for value in made]
+    last_read = {place: index for index, read in enumerate(inputs) for place in read}
+    steps = tuple(
+        Step(value.operation, value.call, read, tuple({place for place in read if last_read[place] == index} - {-1}))
+        for index, (value, read) in enumerate(zip(made, inputs, strict=True))
+    )
+    operations = [step.operation for step in steps]
+    names = [one.name for one in reversed(operations) if one.cost is not Cost.FREE] or [operations[-1].name]
+    return Recipe(
+        name=" <- ".join(dict.fromkeys(names)),
+        signature=_signature(steps, [value.given for value in given], geometry),
+        operands=tuple(value.given for value in given if isinstance(value.given, PackedView)),
+        depth=wanted.height,
+        is_cheap=all(one.cost is not Cost.DEAR for one in operations),
+        given=tuple(value.given for value in given),
+        steps=steps,
+        geometry=geometry,
+    )
+
+
+def _visit(value: _Value, order: list[_Value], seen: set[int]) -> None:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, _Made):
+        for one in value.inputs:
+            if one is not None:
+                _visit(one, order, seen)
+    order.append(value)
+
+
+def _signature(steps: tuple[Step, ...], given: list[Given], geometry: Geometry) -> Hashable:
+    """All that a recipe is proven for."""
+    chain = tuple((step.operation.name, step.call, step.inputs) for step in steps)
+    return chain, tuple(_geometry_of(one) for one in given), geometry, backend_flags()
+
+
+def _geometry_of(given: Given) -> Hashable:
+    if isinstance(given, PackedView):
+        return given.geometry
+    tensor = given[0]
+    return tensor.dtype, tensor.shape, tensor.stride()

@@ -1,0 +1,63 @@
+"""Which version a leaf had when an operation read it.
+
+A bias is not saved by the operation that adds it: it is found later through the graph, and its counter says only
+which version it is at now. So versions are noted where operations are about to read leaves, at the entry of a module,
+together with autograd's sequence number. A leaf that was at its present version when a node was yet to be made was at
+this version when that node's operation read it: versions only grow. Of any other leaf nothing is known, and nothing is
+rebuilt from it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from vdnn.runtime.recompute.operation import Node
+
+_sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+
+class _Seen(NamedTuple):
+    reference: weakref.ref[torch.Tensor]
+    version: int
+    sequence_nr: int
+
+
+_seen: dict[int, _Seen] = {}  # by id; a reference that is dead takes its entry along
+
+
+def observe(leaf: torch.Tensor) -> None:
+    """Called before an operation may read it. Any number of times."""
+    known = _seen.get(id(leaf))
+    version = leaf._version
+    if known is not None and known.version == version and known.reference() is leaf:
+        # Still at the version it was at then; a forward on another thread may count from a lower number.
+        if known.sequence_nr > _sequence_nr():
+            _seen[id(leaf)] = known._replace(sequence_nr=_sequence_nr())
+        return
+    key = id(leaf)
+    _seen[key] = _Seen(weakref.ref(leaf, lambda dead: _forget(key, dead)), version, _sequence_nr())
+
+
+def observe_parameters(module: torch.nn.Module) -> None:
+    """Those that are the module's own: for a hook before its forward."""
+    for parameter in module._parameters.values():
+        if parameter is not None and parameter.is_leaf:
+            observe(parameter)
+
+
+def version_read(leaf: torch.Tensor, node: Node) -> int | None:
+    """The version that `node`'s operation read, if that is the present one; None if that is not known."""
+    known = _seen.get(id(leaf))
+    if known is None or known.reference() is not leaf or known.version != leaf._version:
+        return None
+    return known.version if known.sequence_nr <= node._sequence_nr() else None
+
+
+def _forget(key: int, dead: weakref.ref[torch.Tensor]) -> None:
+    known = _seen.get(key)
+    if known is not None and known.reference is dead:
+        _seen.pop(key, None)

@@ -1,0 +1,92 @@
+"""Batch, layer, group and instance norm, and the fused RMS norm.
+
+A norm in training computes its statistics anew from its input and leaves the running ones alone: it is given none.
+In evaluation it needs those that it used, which it saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from vdnn.runtime.recompute.node_notes import EPS, NO_BIAS, fact
+from vdnn.runtime.recompute.operation import Argument, Call, Choice, Node, Operation, Table
+from vdnn.runtime.recompute.saved_values import is_empty
+
+Tensor = torch.Tensor
+_aten = torch.ops.aten
+
+
+def _has_no_weight(node: Node) -> bool:
+    return is_empty(node, "weight")
+
+
+def _has_no_saved_bias(node: Node) -> bool:
+    return is_empty(node, "bias")
+
+
+def _has_no_bias(node: Node) -> bool:
+    """The node does not save its bias, so an edge that leads nowhere says nothing: the module knows."""
+    return bool(fact(node, NO_BIAS))
+
+
+_INPUT = Argument("input", 0)
+_WEIGHT = Argument("weight", 1, _has_no_weight)
+_BIAS = Argument(None, 2, _has_no_bias)
+_STATISTICS = (Argument("running_mean"), Argument("running_var"))
+
+
+def _batch_norms(run: Callable[..., Any], eps: str) -> Choice:
+    """`run(input, weight, bias, mean, variance, training, momentum, eps)`."""
+
+    def normed(call: Call, input: Tensor, weight: Tensor | None, bias: Tensor | None, *statistics: Tensor) -> Tensor:
+        mean, variance = statistics or (None, None)
+        made: Tensor = run(input, weight, bias, mean, variance, not statistics, 0.0, *call.scalars)[0]
+        return made
+
+    training = Operation("batch_norm", normed, (_INPUT, _WEIGHT, _BIAS), (eps,))
+    evaluation = Operation("batch_norm in eval", normed, (_INPUT, _WEIGHT, _BIAS, *_STATISTICS), (eps,))
+
+    def chosen(node: Any) -> Operation:
+        return training if node._saved_training else evaluation
+
+    return chosen
+
+
+def _layer(call: Call, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    made: Tensor = torch.native_layer_norm(input, call.scalars[0], weight, bias, call.scalars[1])[0]
+    return made
+
+
+def _rms(call: Call, input: Tensor, weight: Tensor | None) -> Tensor:
+    made: Tensor = _aten._fused_rms_norm(input, call.scalars[0], weight, call.scalars[1])[0]
+    return made
+
+
+def _group(call: Call, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    made: Tensor = torch.native_group_norm(input, weight, bias, *call.scalars)[call.output_nr]
+    return made
+
+
+TABLE: Table = {
+    "NativeBatchNormBackward0": _batch_norms(torch.native_batch_norm, "eps"),
+    "CudnnBatchNormBackward0": _batch_norms(_aten.cudnn_batch_norm, "epsilon"),
+    "MiopenBatchNormBackward0": _batch_norms(_aten.miopen_batch_norm, "epsilon"),
+    "NativeLayerNormBackward0": Operation(
+        "layer_norm",
+        _layer,
+        (_INPUT, _WEIGHT, Argument("bias", 2, _has_no_saved_bias)),
+        ("normalized_shape",),
+        (EPS,),
+    ),
+    "FusedRmsNormBackward0": Operation("rms_norm", _rms, (_INPUT, _WEIGHT), ("normalized_shape",), (EPS,)),
+    "NativeGroupNormBackward0": Operation(
+        "group_norm",
+        _group,
+        (_INPUT, _WEIGHT, _BIAS),
+        ("N", "C", "HxW", "group", "eps"),
+        makes_every_output=True,
+    ),
+}

@@ -1,0 +1,129 @@
+"""How to make a saved tensor again: steps in order, and the values that they begin with.
+
+A recipe owns what it reads and nothing else: saved tensors that stay are held as they were kept, managed ones through
+their packed views, leaves themselves. It holds no node of the graph and not the tensor that it makes, so that a graph
+that dies frees all of it at once.
+
+[Note: What comes out] The tensor that was packed, or where that was a view of more (`tensor._base`), the whole that it
+was a view of: in either case a tensor that begins its storage and fills it, with the size and strides of the original,
+so that its storage is byte for byte the storage that was saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from vdnn.errors import VdnnError
+from vdnn.runtime.holders import Geometry
+from vdnn.runtime.kept import KeptTensor, kept_tensor
+from vdnn.runtime.packed_view import PackedView
+from vdnn.runtime.recompute.node_notes import Packed
+from vdnn.runtime.recompute.operation import Call, Operation
+
+Unpack = Callable[[Packed], torch.Tensor]
+
+
+class Leaf(NamedTuple):
+    """A leaf that no node saved, and the version that was read."""
+
+    tensor: torch.Tensor
+    version: int
+
+
+Given = PackedView | KeptTensor | Leaf
+
+
+class Step(NamedTuple):
+    """One operation. `inputs` and `dying` are places among the values: first the given ones, then a step's each;
+    an input of -1 is None. What is dying has had its last reader."""
+
+    operation: Operation
+    call: Call
+    inputs: tuple[int, ...]
+    dying: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recipe:
+    """Made by find_recipe. `operands` are the managed saves among what it reads, in the order in which they are asked
+    for; `depth` counts the operations of its longest chain, views not among them."""
+
+    name: str
+    signature: Hashable
+    operands: tuple[PackedView, ...]
+    depth: int
+    is_cheap: bool
+    given: tuple[Given, ...]
+    steps: tuple[Step, ...]
+    geometry: Geometry
+
+    @property
+    def operation_names(self) -> tuple[str, ...]:
+        """In the order in which they are done."""
+        return tuple(step.operation.name for step in self.steps)
+
+    def rebuild(self, unpack: Unpack) -> torch.Tensor:
+        """The tensor, bit for bit, on the current stream. See [Note: What comes out].
+
+        Every managed operand is asked for once, before anything is computed; memory of what lies between is let go
+        of as soon as its last reader is done. Raises what `unpack` raises, and VdnnError when an operand that stayed
+        on the device is no longer what it was.
+        """
+        values: list[torch.Tensor | None] = [self._value(given, unpack) for given in self.given]
+        with _plainly():
+            for step in self.steps:
+                inputs = [None if place < 0 else values[place] for place in step.inputs]
+                for place in step.dying:
+                    values[place] = None
+                values.append(self._done(step, inputs))
+            result = values[-1]
+            assert result is not None, "the last step makes what is wanted"
+            return _shaped(result, self.geometry)
+
+    def _value(self, given: Given, unpack: Unpack) -> torch.Tensor:
+        if isinstance(given, PackedView):
+            return unpack(given)
+        tensor, version = given
+        if tensor._version != version:
+            raise VdnnError(
+                f"cannot rebuild a tensor by {self.name}: its operand of {tuple(tensor.shape)} was modified in place "
+                f"since (version {tensor._version}, expected {version}). Modify it after backward, or run vdnn.offload "
+                "without recompute."
+            )
+        return tensor if isinstance(given, Leaf) else kept_tensor(given)
+
+    def _done(self, step: Step, inputs: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        call = step.call
+        try:
+            made = step.operation.run(call, *inputs)
+        except RuntimeError as error:
+            raise VdnnError(f"cannot rebuild a tensor by {self.name}: {step.operation.name} raised: {error}") from error
+        if made.shape != call.shape:
+            raise VdnnError(
+                f"cannot rebuild a tensor by {self.name}: {step.operation.name} made {tuple(made.shape)}, where it had "
+                f"made {tuple(call.shape)}. This is a fault of vdnn's recipe."
+            )
+        # What was written in place kept its dtype, whatever was computed.
+        return made if made.dtype is call.dtype else made.to(call.dtype)
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """No graph, and so no saves; no autocast; none of torch's function modes."""
+    with torch.no_grad(), torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
+        yield
+
+
+def _shaped(made: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+    """With these strides, alone in a storage of its own."""
+    dtype, size, stride = geometry
+    if made.dtype is not dtype or made.shape != size:
+        raise VdnnError(f"a recipe made {made.dtype} {tuple(made.shape)} instead of {dtype} {tuple(size)}.")
+    if made.stride() == stride and not made.storage_offset() and made.untyped_storage().nbytes() == made.nbytes:
+        return made
+    return torch.empty_strided(size, stride, dtype=dtype, device=made.device).copy_(made)

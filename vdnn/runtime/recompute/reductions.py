@@ -1,0 +1,81 @@
+"""Softmax, sums and means, pooling, upsampling."""
+
+from __future__ import annotations
+
+import torch
+
+from vdnn.runtime.recompute.operation import FIRST, Call, Operation, Table, unary
+
+Tensor = torch.Tensor
+_aten = torch.ops.aten
+
+
+def _softmax(call: Call, input: Tensor) -> Tensor:
+    return torch._softmax(input, call.scalars[0], _widens(call, input))
+
+
+def _log_softmax(call: Call, input: Tensor) -> Tensor:
+    return torch._log_softmax(input, call.scalars[0], _widens(call, input))
+
+
+def _widens(call: Call, input: Tensor) -> bool:
+    """CUDA's kernels read half precision and write single."""
+    return input.dtype is torch.float16 and call.dtype is torch.float32
+
+
+def _pool(name: str, run: str, *scalars: str, output: int | None = None) -> Operation:
+    function = getattr(torch._C._nn, run, None) or getattr(torch, run)
+
+    def pooled(call: Call, input: Tensor) -> Tensor:
+        found = function(input, *call.scalars)
+        made: Tensor = found if output is None else found[output]
+        return made
+
+    return unary(name, pooled, *scalars)
+
+
+def _adaptive(run: str) -> Operation:
+    function = getattr(_aten, run)
+    dims = int(run[-2])
+    return unary("adaptive_avg_pool", lambda call, x: function(x, call.shape[-dims:]))
+
+
+def _upsample(run: str, *scalars: str) -> Operation:
+    function = getattr(_aten, run)
+    return Operation(run, lambda call, x: function(x, *call.scalars), FIRST, ("output_size", *scalars))
+
+
+_MAX = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+_AVG = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+_SCALES = ("scales_d", "scales_h", "scales_w")
+
+TABLE: Table = {
+    "SoftmaxBackward0": Operation("softmax", _softmax, FIRST, ("dim",)),
+    "LogSoftmaxBackward0": Operation("log_softmax", _log_softmax, FIRST, ("dim",)),
+    "MeanBackward0": Operation("mean", lambda call, x: x.mean(dtype=call.dtype), FIRST),
+    "MeanBackward1": Operation(
+        "mean", lambda call, x: x.mean(*call.scalars, dtype=call.dtype), FIRST, ("dim", "keepdim")
+    ),
+    "SumBackward0": Operation("sum", lambda call, x: x.sum(dtype=call.dtype), FIRST),
+    "SumBackward1": Operation("sum", lambda call, x: x.sum(*call.scalars, dtype=call.dtype), FIRST, ("dim", "keepdim")),
+    "MaxPool2DWithIndicesBackward0": _pool("max_pool", "max_pool2d_with_indices", *_MAX, output=0),
+    "MaxPool3DWithIndicesBackward0": _pool("max_pool", "max_pool3d_with_indices", *_MAX, output=0),
+    "AvgPool2DBackward0": _pool("avg_pool", "avg_pool2d", *_AVG),
+    "AvgPool3DBackward0": _pool("avg_pool", "avg_pool3d", *_AVG),
+    "AdaptiveAvgPool2DBackward0": _adaptive("_adaptive_avg_pool2d"),
+    "AdaptiveAvgPool3DBackward0": _adaptive("_adaptive_avg_pool3d"),
+}
+for _dims in (1, 2, 3):
+    _scales = ("scales",) if _dims == 1 else _SCALES[3 - _dims :]
+    TABLE[f"UpsampleNearest{_dims}DBackward0"] = _upsample(f"upsample_nearest{_dims}d", *_scales)
+    TABLE[f"UpsampleNearestExact{_dims}DBackward0"] = _upsample(f"_upsample_nearest_exact{_dims}d", *_scales)
+TABLE["UpsampleLinear1DBackward0"] = _upsample("upsample_linear1d", "align_corners", "scales")
+for _kind in ("Bilinear", "Bicubic"):
+    TABLE[f"Upsample{_kind}2DBackward0"] = _upsample(f"upsample_{_kind.lower()}2d", "align_corners", *_SCALES[1:])
+TABLE["UpsampleTrilinear3DBackward0"] = _upsample("upsample_trilinear3d", "align_corners", *_SCALES)
+
+# Saved besides the output, and asked for by owner_recipe: what makes the indices.
+INDICES: Table = {
+    "MaxPool2DWithIndicesBackward0": _pool("max_pool indices", "max_pool2d_with_indices", *_MAX, output=1),
+    "MaxPool3DWithIndicesBackward0": _pool("max_pool indices", "max_pool3d_with_indices", *_MAX, output=1),
+}

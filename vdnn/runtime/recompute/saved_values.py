@@ -1,0 +1,68 @@
+"""What a node saved, as it lies there: read without unpacking, and only where our own hooks packed it.
+
+The plain attributes (`_saved_self`) would unpack: under a checkpoint that runs the region's forward again, in the
+middle of a forward. The raw ones hand over what a pack hook returned, together with the unpack hook that belongs to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vdnn.runtime.recompute.node_notes import Packed
+from vdnn.runtime.recompute.operation import Node
+from vdnn.runtime.recompute.recipe import Unpack
+
+# Under which a node saves its own outputs, by output.
+_RESULTS = (("_raw_saved_result", "_raw_saved_output"), ("_raw_saved_result1",), ("_raw_saved_result2",))
+_UNSIGNED_FROM = 1 << 63
+
+
+def saved_in(node: Node, slot: str, unpack: Unpack) -> Packed | None:
+    """What our pack hook returned for this slot; None if it is empty, given up, or another's."""
+    return _read(node, "_raw_saved_" + slot, unpack)
+
+
+def is_empty(node: Node, slot: str, beside: str = "input") -> bool:
+    """Of a slot that the node fills if there is such a tensor. After a backward all slots are empty: then `beside`,
+    which is always filled, is empty too, and nothing is known."""
+    raw, filled = getattr(node, "_raw_saved_" + slot, None), getattr(node, "_raw_saved_" + beside, None)
+    return raw is not None and raw.data is None and filled is not None and filled.data is not None
+
+
+def saved_output(node: Node, output_nr: int, unpack: Unpack) -> Packed | None:
+    """An output that the node itself saved."""
+    if output_nr >= len(_RESULTS):
+        return None
+    for name in _RESULTS[output_nr]:
+        found = _read(node, name, unpack)
+        if found is not None:
+            return found
+    return None
+
+
+def scalars_of(node: Node, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+    """In that order; None if the node has not all of them."""
+    try:
+        return tuple(_signed(getattr(node, "_saved_" + name)) for name in names)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _read(node: Node, name: str, unpack: Unpack) -> Packed | None:
+    raw = getattr(node, name, None)
+    if raw is None:
+        return None
+    data = raw.data
+    if data is None or raw.unpack_hook != unpack:
+        return None
+    found: Packed = data
+    return found
+
+
+def _signed(value: Any) -> Any:
+    """Negative numbers are handed out as unsigned ones."""
+    if type(value) is int:
+        return value if value < _UNSIGNED_FROM else value - (_UNSIGNED_FROM << 1)
+    if isinstance(value, (tuple, list)):
+        return tuple(_signed(one) for one in value)
+    return value

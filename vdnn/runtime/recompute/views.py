@@ -1,0 +1,56 @@
+"""Views, and operations that only put values in another place.
+
+Where a node keeps no shape of its result (view, expand) the shape is that of its output, which autograd knows.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from vdnn.runtime.recompute.operation import FIRST, Call, Operation, Table, pieces, view
+
+Tensor = torch.Tensor
+_aten = torch.ops.aten
+
+
+def _viewed(call: Call, input: Tensor) -> Tensor:
+    """Reshaped where a view cannot be made: the original may have lain otherwise."""
+    return input.reshape(call.shape)
+
+
+def _split(call: Call, input: Tensor) -> Tensor:
+    size, dim = call.scalars
+    pieces: tuple[Tensor, ...] = (
+        torch.split_with_sizes(input, size, dim) if isinstance(size, tuple) else _aten.split(input, size, dim)
+    )
+    return pieces[call.output_nr]
+
+
+TABLE: Table = {
+    "ViewBackward0": view("view", _viewed),
+    "UnsafeViewBackward0": view("view", _viewed),
+    "ReshapeAliasBackward0": view("view", _viewed),
+    "AliasBackward0": view("alias", lambda call, x: x),
+    "TBackward0": view("t", lambda call, x: x.t()),
+    "TransposeBackward0": view("transpose", lambda call, x: x.transpose(*call.scalars), "dim0", "dim1"),
+    "PermuteBackward0": view("permute", lambda call, x: x.permute(call.scalars[0]), "dims"),
+    "ExpandBackward0": view("expand", lambda call, x: x.expand(call.shape)),
+    "UnsqueezeBackward0": view("unsqueeze", lambda call, x: x.unsqueeze(call.scalars[0]), "dim"),
+    "SqueezeBackward0": view("squeeze", lambda call, x: x.squeeze()),
+    "SqueezeBackward1": view("squeeze", lambda call, x: x.squeeze(call.scalars[0]), "dim"),
+    "SqueezeBackward2": view("squeeze", lambda call, x: x.squeeze(call.scalars[0]), "dim"),
+    "SelectBackward0": view("select", lambda call, x: x.select(*call.scalars), "dim", "index"),
+    "SliceBackward0": view("slice", lambda call, x: _aten.slice(x, *call.scalars), "dim", "start", "end", "step"),
+    "SplitBackward0": pieces("split", _split, "split_size", "dim"),
+    "UnsafeSplitBackward0": pieces("split", _split, "split_size", "dim"),
+    "SplitWithSizesBackward0": pieces("split", _split, "split_sizes", "dim"),
+    "UnbindBackward0": pieces("unbind", lambda call, x: x.unbind(call.scalars[0])[call.output_nr], "dim"),
+    "CatBackward0": Operation(
+        "cat", lambda call, *parts: torch.cat(parts, call.scalars[0]), (), ("dim",), takes_every_edge=True
+    ),
+    "StackBackward0": Operation(
+        "stack", lambda call, *parts: torch.stack(parts, call.scalars[0]), (), ("dim",), takes_every_edge=True
+    ),
+    "RepeatBackward0": Operation("repeat", lambda call, x: x.repeat(call.scalars[0]), FIRST, ("repeats",)),
+    "RollBackward0": Operation("roll", lambda call, x: x.roll(*call.scalars), FIRST, ("shifts", "dims")),
+}
