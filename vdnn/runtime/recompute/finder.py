@@ -117,7 +117,7 @@ class _Search:
         self, node: Node, operation: Operation, output_nr: int, left: int, *, of_indices: Geometry | None = None
     ) -> _Made | None:
         """What `node` put out, done again with at most `left` operations in a row."""
-        own = 0 if operation.cost is Cost.FREE else 1
+        own = operation.length
         self.steps_left -= 1
         if left < own or self.steps_left < 0 or (operation.cost is Cost.DEAR and not self.dear):
             return None
@@ -231,18 +231,32 @@ def _recipe(wanted: _Made, geometry: Geometry) -> Recipe:
         Step(value.operation, value.call, read, tuple({place for place in read if last_read[place] == index} - {-1}))
         for index, (value, read) in enumerate(zip(made, inputs, strict=True))
     )
+    depths = _depths(order)
     operations = [step.operation for step in steps]
     names = [one.name for one in reversed(operations) if one.cost is not Cost.FREE] or [operations[-1].name]
     return Recipe(
         name=" <- ".join(dict.fromkeys(names)),
         signature=_signature(steps, [value.given for value in given], geometry),
         operands=tuple(value.given for value in given if isinstance(value.given, PackedView)),
+        operand_depths=tuple(depths[id(value)] for value in given if isinstance(value.given, PackedView)),
         depth=wanted.height,
         is_cheap=all(one.cost is not Cost.DEAR for one in operations),
         given=tuple(value.given for value in given),
         steps=steps,
         geometry=geometry,
     )
+
+
+def _depths(order: list[_Value]) -> dict[int, int]:
+    """By identity of a value: the operations that lead from it to the last one, on the longest way."""
+    depths: dict[int, int] = {}
+    for value in reversed(order):
+        if isinstance(value, _Made):
+            behind = depths.get(id(value), 0) + value.operation.length
+            for one in value.inputs:
+                if one is not None:
+                    depths[id(one)] = max(depths.get(id(one), 0), behind)
+    return depths
 
 
 def _visit(value: _Value, order: list[_Value], seen: set[int]) -> None:

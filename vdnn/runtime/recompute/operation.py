@@ -61,6 +61,11 @@ class Operation:
     takes_every_edge: bool = False
     makes_every_output: bool = False
 
+    @property
+    def length(self) -> int:
+        """What it adds to a chain."""
+        return 0 if self.cost is Cost.FREE else 1
+
 
 # By the name of the node; a function where the node decides which operation it was, or that it is none of ours.
 Choice = Callable[[Node], "Operation | None"]

@@ -51,11 +51,13 @@ class Step(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
     """Made by find_recipe. `operands` are the managed saves among what it reads, in the order in which they are asked
-    for; `depth` counts the operations of its longest chain, views not among them."""
+    for; `operand_depths` counts the operations from each of them to the result, on the longest way and without views,
+    and `depth` those of the longest chain of all."""
 
     name: str
     signature: Hashable
     operands: tuple[PackedView, ...]
+    operand_depths: tuple[int, ...]
     depth: int
     is_cheap: bool
     given: tuple[Given, ...]
