@@ -14,13 +14,14 @@ from typing import Any
 import torch
 
 from vdnn.runtime.holders import Geometry
+from vdnn.runtime.kept import KeptTensor
 from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.recompute.backend_flags import backend_flags
 from vdnn.runtime.recompute.leaf_versions import version_read
 from vdnn.runtime.recompute.node_notes import Packed, fact, noted_save
 from vdnn.runtime.recompute.operation import Argument, Call, Cost, Node, Operation
-from vdnn.runtime.recompute.recipe import Given, Leaf, Recipe, Step, Unpack
-from vdnn.runtime.recompute.saved_values import saved_in, saved_output, scalars_of
+from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe, Step, Unpack
+from vdnn.runtime.recompute.saved_values import number_in, saved_in, saved_output, scalars_of
 from vdnn.runtime.recompute.table import indices_of, operation_of
 
 _LEAF = "torch::autograd::AccumulateGrad"
@@ -155,6 +156,9 @@ class _Search:
             packed = saved_in(node, argument.slot, self.unpack)
             if packed is not None and self._is_usable(packed):
                 return self._given(packed)
+            number = None if packed is not None else number_in(node, argument.slot)
+            if number is not None:
+                return _Found(Constant(number))
         if argument.edge is None or argument.edge >= len(edges):
             return None
         producer: Any
@@ -197,7 +201,7 @@ class _Search:
         tensor, version = packed
         return tensor._version == version and tensor.untyped_storage()._cdata != self.avoided
 
-    def _given(self, given: Given) -> _Found:
+    def _given(self, given: PackedView | KeptTensor | Leaf) -> _Found:
         held = given if isinstance(given, PackedView) else given[0]
         found = self.found.get(id(held))
         if found is None:
@@ -279,5 +283,5 @@ def _signature(steps: tuple[Step, ...], given: list[Given], geometry: Geometry) 
 def _geometry_of(given: Given) -> Hashable:
     if isinstance(given, PackedView):
         return given.geometry
-    tensor = given[0]
-    return tensor.dtype, tensor.shape, tensor.stride()
+    held = given[0]
+    return (held.dtype, held.shape, held.stride()) if isinstance(held, torch.Tensor) else (type(held), held)

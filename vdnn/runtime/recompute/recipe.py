@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,7 +35,13 @@ class Leaf(NamedTuple):
     version: int
 
 
-Given = PackedView | KeptTensor | Leaf
+class Constant(NamedTuple):
+    """A Python number in a tensor's place; without data, a tensor of no dimension."""
+
+    value: bool | int | float | complex | torch.Tensor
+
+
+Given = PackedView | KeptTensor | Leaf | Constant
 
 
 class Step(NamedTuple):
@@ -76,20 +82,20 @@ class Recipe:
         of as soon as its last reader is done. Raises what `unpack` raises, and VdnnError when an operand that stayed
         on the device is no longer what it was.
         """
-        values: list[torch.Tensor | None] = [self._value(given, unpack) for given in self.given]
+        values: list[Any] = [self._value(given, unpack) for given in self.given]
         with _plainly():
             for step in self.steps:
                 inputs = [None if place < 0 else values[place] for place in step.inputs]
                 for place in step.dying:
                     values[place] = None
                 values.append(self._done(step, inputs))
-            result = values[-1]
-            assert result is not None, "the last step makes what is wanted"
-            return _shaped(result, self.geometry)
+            return _shaped(values[-1], self.geometry)
 
-    def _value(self, given: Given, unpack: Unpack) -> torch.Tensor:
+    def _value(self, given: Given, unpack: Unpack) -> Any:
         if isinstance(given, PackedView):
             return unpack(given)
+        if isinstance(given, Constant):
+            return given.value
         tensor, version = given
         if tensor._version != version:
             raise VdnnError(
@@ -99,7 +105,7 @@ class Recipe:
             )
         return tensor if isinstance(given, Leaf) else kept_tensor(given)
 
-    def _done(self, step: Step, inputs: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    def _done(self, step: Step, inputs: Sequence[Any]) -> torch.Tensor:
         call = step.call
         try:
             made = step.operation.run(call, *inputs)

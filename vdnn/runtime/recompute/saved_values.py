@@ -8,18 +8,34 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
 from vdnn.runtime.recompute.node_notes import Packed
 from vdnn.runtime.recompute.operation import Node
 from vdnn.runtime.recompute.recipe import Unpack
 
 # Under which a node saves its own outputs, by output.
 _RESULTS = (("_raw_saved_result", "_raw_saved_output"), ("_raw_saved_result1",), ("_raw_saved_result2",))
+Number = bool | int | float | complex
 _UNSIGNED_FROM = 1 << 63
 
 
 def saved_in(node: Node, slot: str, unpack: Unpack) -> Packed | None:
     """What our pack hook returned for this slot; None if it is empty, given up, or another's."""
     return _read(node, "_raw_saved_" + slot, unpack)
+
+
+def number_in(node: Node, slot: str) -> Number | torch.Tensor | None:
+    """A Python number that the operation was given in a tensor's place: autograd saves it without asking any hook."""
+    raw = getattr(node, "_raw_saved_" + slot, None)
+    held = None if raw is None or raw.unpack_hook is not None else raw.data
+    if not isinstance(held, torch.Tensor) or held.dim() or held.device.type != "cpu" or held._version:
+        return None
+    if type(held) is FakeTensor:
+        return held  # without data there are no bits
+    number: Number = held.item()
+    return number
 
 
 def is_empty(node: Node, slot: str, beside: str = "input") -> bool:

@@ -1,0 +1,88 @@
+"""Over torch's own database of operations: what has a recipe is rebuilt bit for bit, whatever the sample.
+
+Each result is saved by a multiplication behind the operation, so that the operation itself is what is rebuilt, from
+leaves and from results of another operation; what the operation saves of its own is tried as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.runtime.identity.databases import OpSample, dtype_of, largest_sample_of, operations, samples_of
+from tests.runtime.identity.runs import leaves_of
+from tests.runtime.recompute.saving import Saving
+from vdnn.runtime.recompute import observe
+
+CHUNKS = 8
+LEAST = 100  # recipes in a chunk of the fast suite: it would show if the table were no longer reached
+Record = Callable[[str, object], None]
+pytestmark = pytest.mark.filterwarnings("ignore")  # the database's own
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_what_has_a_recipe_is_rebuilt_bit_for_bit(chunk: int, record_property: Record) -> None:
+    samples = []
+    for op in operations()[chunk::CHUNKS]:
+        dtype = dtype_of(op)
+        assert dtype is not None
+        sample = largest_sample_of(op, dtype)
+        assert sample is not None, f"{op.formatted_name} has no sample"
+        samples.append(sample)
+    assert _rebuilt(samples, record_property) >= LEAST
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_what_has_a_recipe_is_rebuilt_bit_for_bit_from_every_sample(chunk: int, record_property: Record) -> None:
+    for op in operations()[chunk::CHUNKS]:
+        supported = op.supported_backward_dtypes("cpu")
+        also = [dtype for dtype in (torch.bfloat16, torch.float16, torch.complex64) if dtype in supported]
+        for dtype in dict.fromkeys((dtype_of(op), *also)):
+            assert dtype is not None
+            _rebuilt(samples_of(op, dtype), record_property)
+
+
+def _rebuilt(samples: Iterable[OpSample], record: Record) -> int:
+    """How many were; raises if one differs."""
+    saves, operations_done, failures = 0, Counter[str](), list[str]()
+    count = 0
+    for sample in samples:
+        for is_fresh in (False, True):
+            with Saving() as saving:
+                _run(sample, is_fresh)
+            failures += [f"{sample.name}: {failure}" for failure in saving.failures]
+            saves += saving.saves
+            count += len(saving.recipes)
+            operations_done += saving.operations
+    record("saves, recipes, operations done again", (saves, count, dict(operations_done)))
+    assert not failures, f"{len(failures)} failures:\n" + "\n".join(failures[:50])
+    return count
+
+
+def _run(sample: OpSample, is_fresh: bool) -> None:
+    """On leaves, or on what another operation made of them."""
+    torch.manual_seed(17)
+    leaves, given = leaves_of(sample.arguments)
+    for leaf in leaves:
+        observe(leaf)
+    args, kwargs = tree_map(_made_of, given) if is_fresh else given
+    try:
+        results = tree_leaves(sample.call(*args, **kwargs))
+    except Exception:  # some samples are there to be refused
+        return
+    for result in results:
+        if isinstance(result, torch.Tensor) and result.requires_grad and result.layout is torch.strided:
+            result * torch.ones((), dtype=result.dtype, requires_grad=True)
+
+
+def _made_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.requires_grad and value.layout is torch.strided:
+        return value.neg()
+    return value
