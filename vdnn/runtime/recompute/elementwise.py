@@ -22,12 +22,16 @@ def _alpha(run: str) -> Operation:
 
 
 def _masked(call: Call, input: Tensor, mask: Tensor) -> Tensor:
-    """As the kernels do it: the CPU multiplies twice; CUDA's divides by the probability in its own precision."""
-    (p,) = call.scalars
-    kept = 1.0 - p
-    if input.device.type != "cpu" and input.dtype is not torch.float64:
+    """As the kernels do it. The CPU's rounds the scale to the input's dtype, which only this overload does too; CUDA's
+    divides by the probability in its own precision."""
+    kept = 1.0 - call.scalars[0]
+    masked = input.mul(mask)
+    if input.device.type == "cpu":
+        made: Tensor = torch.ops.aten.mul_.Scalar(masked, 0.0 if kept == 0 else 1.0 / kept)
+        return made
+    if input.dtype is not torch.float64:
         kept = float(torch.tensor(kept, dtype=torch.float32, device="cpu"))
-    return input.mul(mask).mul_(0.0 if kept == 0 else 1.0 / kept)
+    return masked.mul_(0.0 if kept == 0 else 1.0 / kept)
 
 
 def _cast(call: Call, input: Tensor) -> Tensor:

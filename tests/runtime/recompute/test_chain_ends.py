@@ -1,0 +1,207 @@
+"""What ends a chain, and what a recipe refuses when it is run: nothing is rebuilt from what may be something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from tests.runtime.recompute.saving import Saving
+from vdnn.errors import VdnnError
+from vdnn.runtime.recompute import observe
+
+Tensor = torch.Tensor
+
+
+class Doubled(torch.autograd.Function):
+    """A node of Python."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+def _saves(tensor: Tensor) -> Tensor:
+    return tensor * torch.ones((), requires_grad=True)
+
+
+def _written_in_part(x: Tensor) -> Tensor:
+    whole = x.neg()
+    whole[:, 1].relu_()
+    return whole
+
+
+def _given_numbers_to_be(x: Tensor) -> Tensor:
+    return x.neg().index_select(1, torch.tensor([1, 0]))
+
+
+ENDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "an added number": lambda x: x.neg() + 1e-5,
+    "an operand without a gradient": lambda x: x.neg() + torch.ones(6),
+    "a custom function": lambda x: Doubled.apply(x.neg()),
+    "a write to a part": _written_in_part,
+    "an operation that nobody looked at": _given_numbers_to_be,
+    "a fill value": lambda x: functional.pad(x.neg(), (1, 1), value=2.0),
+    "a masked fill": lambda x: x.neg().masked_fill(x.detach() > 0, 3.0),
+    "random noise": lambda x: functional.rrelu(x.neg(), training=True),
+    "a norm whose bias has no gradient": lambda x: functional.batch_norm(
+        x.neg(), None, None, torch.ones(8, requires_grad=True), torch.ones(8), True
+    ),
+    "a norm without a module that knows eps": lambda x: functional.layer_norm(x.neg(), (6,)),
+    "a convolution whose bias has no gradient": lambda x: functional.conv2d(
+        x.neg(), torch.ones(2, 8, 1, 1, requires_grad=True), torch.ones(2)
+    ),
+}
+
+
+@pytest.fixture
+def x() -> Tensor:
+    leaf = torch.randn(2, 8, 6, 6, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    observe(leaf)
+    return leaf
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_it_ends_a_chain(name: str, x: Tensor) -> None:
+    with Saving() as saving:
+        made = ENDS[name](x)
+        before = len(saving.recipes)
+        _saves(made)
+    assert len(saving.recipes) == before, saving.recipes[-1].name
+    assert saving.failures == []
+
+
+def test_what_was_saved_under_other_hooks_is_not_read(x: Tensor) -> None:
+    with Saving() as saving:
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: ("theirs", tensor), lambda held: held[1]):
+            made = functional.gelu(x.detach().exp().requires_grad_())
+        _saves(made)
+    assert saving.recipes == []
+
+
+def test_a_checkpointed_region_is_not_run_by_looking_at_it(x: Tensor) -> None:
+    runs = 0
+
+    def region(x: Tensor) -> Tensor:
+        nonlocal runs
+        runs += 1
+        return functional.gelu(functional.gelu(x))
+
+    with Saving() as saving:
+        _saves(checkpoint(region, x.neg(), use_reentrant=False))
+    assert runs == 1
+    assert saving.failures == []
+
+
+def test_a_reentrant_checkpoint_ends_a_chain(x: Tensor) -> None:
+    with Saving() as saving:
+        made = checkpoint(functional.gelu, x.neg(), use_reentrant=True)
+        before = len(saving.recipes)
+        _saves(made)
+    assert len(saving.recipes) == before
+
+
+def test_a_save_that_was_written_to_since_is_passed_by_for_what_made_it(x: Tensor) -> None:
+    with Saving() as saving:
+        made = x.neg()
+        mapped = functional.gelu(made)  # saves made
+        made.mul_(2)
+        _saves(mapped)
+    assert saving.failures == []
+    assert saving.recipes[-1].name == "gelu <- neg"
+
+
+def test_a_leaf_that_nobody_looked_at_before_is_not_read() -> None:
+    leaf = torch.randn(4, requires_grad=True)
+    with Saving() as saving:
+        _saves(leaf.neg())
+    assert saving.recipes == []
+
+
+def test_a_leaf_that_changed_between_its_use_and_the_save_is_not_read(x: Tensor) -> None:
+    with Saving() as saving:
+        made = x.neg()
+        with torch.no_grad():
+            x.add_(1)
+        _saves(made)
+        observe(x)
+        _saves(made)
+    assert saving.recipes == []
+
+
+def test_a_leaf_that_changed_after_the_save_is_refused_by_name(x: Tensor) -> None:
+    with Saving() as saving:
+        _saves(x.neg())
+    (recipe,) = saving.recipes
+    with torch.no_grad():
+        x.add_(1)
+    with pytest.raises(VdnnError, match=r"by neg: its operand of \(2, 8, 6, 6\) was modified in place"):
+        recipe.rebuild(saving.unpack)
+
+
+def test_an_operation_that_fails_is_named(x: Tensor) -> None:
+    with Saving() as saving:
+        _saves(x.exp().neg())
+    recipe = saving.recipes[-1]
+    with pytest.raises(VdnnError, match=r"by neg: neg made \(3,\), where it had made \(2, 8, 6, 6\)"):
+        recipe.rebuild(lambda packed: torch.ones(3))
+
+
+def test_a_released_graph_is_not_taken_for_one_without_weights(x: Tensor) -> None:
+    """After a backward every slot is empty, that of the weight too."""
+    norm = nn.LayerNorm(6).requires_grad_(False)
+    norm.weight.fill_(2)
+    with Saving() as saving:
+        made = norm(x.neg())
+        made.sum().backward()
+        before = len(saving.recipes)
+        _saves(made)
+    assert len(saving.recipes) == before
+    assert saving.failures == []
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("kind", ["batch", "instance", "group", "layer", "rms"])
+def test_a_norm_of_a_module_is_rebuilt(kind: str, affine: bool, x: Tensor) -> None:
+    made: nn.Module
+    if kind == "batch":
+        made = nn.BatchNorm2d(8, eps=1e-2, affine=affine)
+    elif kind == "instance":
+        made = nn.InstanceNorm2d(8, eps=1e-2, affine=affine)
+    elif kind == "group":
+        made = nn.GroupNorm(2, 8, eps=1e-2, affine=affine)
+    elif kind == "layer":
+        made = nn.LayerNorm((6,), eps=1e-2, elementwise_affine=affine)
+    else:
+        made = nn.RMSNorm((6,), eps=1e-2, elementwise_affine=affine)
+    for parameter in made.parameters():
+        nn.init.normal_(parameter)
+    with Saving(dear=False) as saving:
+        before = len(saving.recipes)
+        _saves(made(x.exp()))
+    assert saving.failures == []
+    rebuilt = [recipe.name for recipe in saving.recipes[before:]]
+    if kind != "rms":  # written out on the CPU, with an eps that its sum does not keep
+        assert any("norm" in name for name in rebuilt), rebuilt
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_batch_norm_is_rebuilt_in_training_and_in_evaluation(training: bool, x: Tensor) -> None:
+    norm = nn.BatchNorm2d(8).train(training)
+    norm.running_mean.normal_()
+    with Saving(dear=False) as saving:
+        _saves(norm(x.exp()))
+        statistics = [one.clone() for one in norm.buffers()]
+        assert saving.failures == []
+        assert any("batch_norm" in recipe.name for recipe in saving.recipes)
+    assert all(torch.equal(one, other) for one, other in zip(norm.buffers(), statistics, strict=True))
