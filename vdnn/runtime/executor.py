@@ -13,7 +13,7 @@ from enum import Enum
 
 from vdnn.recording import PointKind, SaveKey
 from vdnn.runtime.residency import ManagedStorage
-from vdnn.step_plan import Action, Plan
+from vdnn.step_plan import Plan
 
 logger = logging.getLogger("vdnn")
 
@@ -97,8 +97,8 @@ class Executor:
                 return place
         return None
 
-    def offloads(self, lifetime: int) -> bool:
-        return self.plan.lifetimes[lifetime].action is Action.OFFLOAD
+    def not_rebuilt(self, managed: ManagedStorage) -> None:
+        self._differs(f"{managed.nbytes} bytes that the plan rebuilds cannot be rebuilt here", self._next_save - 1)
 
     def used(self, lifetime: int) -> None:
         points = self._use_points[lifetime]

@@ -6,7 +6,9 @@ that reading waits for nothing. Memory is in requested bytes. Nothing here reset
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -47,6 +49,13 @@ class Gauges(ABC):
     def take_peaks(self) -> tuple[int, int]:
         """The highest allocated, and the highest of allocated and absent together, since asked last."""
 
+    @contextlib.contextmanager
+    def unnoticed(self) -> Iterator[None]:
+        """A trial. What is allocated meanwhile counts for no peak but the one that is taken inside; on a clock that can
+        be stopped it takes no time but what the marks inside say."""
+        yield
+        self.take_peaks()
+
 
 class VirtualGauges(Gauges):
     """Of a machine that is not there: exact, and the same everywhere."""
@@ -55,6 +64,7 @@ class VirtualGauges(Gauges):
 
     def __init__(self, machine: VirtualMachine) -> None:
         super().__init__()
+        self._machine = machine
         self._device = machine.device
         self._tracker = machine.tracker
         self._peak_with_absent = 0
@@ -64,13 +74,25 @@ class VirtualGauges(Gauges):
         self._peak_with_absent = max(self._peak_with_absent, live_bytes + self.absent_bytes)
 
     def mark(self, stream: _C.Stream) -> Mark:
-        return self._device.now_ns(stream)
+        aside_ns = self._machine.aside_ns
+        return self._device.now_ns(stream) if aside_ns is None else aside_ns
 
     def ns_between(self, begin: Mark, end: Mark) -> int:
         return int(end - begin)
 
     def ns_until(self, begin: Mark, event: _C.Event) -> int:
         return int(self._device.event_ns(event) - begin)
+
+    @contextlib.contextmanager
+    def unnoticed(self) -> Iterator[None]:
+        peak_bytes = self._tracker.peak_bytes
+        self._machine.aside_ns = 0
+        try:
+            with super().unnoticed():
+                yield
+        finally:
+            self._machine.aside_ns = None
+            self._tracker.peak_bytes = peak_bytes
 
     def allocated_bytes(self) -> int:
         return self._tracker.live_bytes

@@ -17,7 +17,7 @@ from vdnn.planning.policies import OnlinePolicy, PlanPolicy, has_online, has_pla
 from vdnn.runtime.budget_planner import BudgetPlanner
 from vdnn.runtime.gauges import CudaGauges, Gauges, VirtualGauges
 from vdnn.runtime.session import Session, active_session, mark_to_keep
-from vdnn.runtime.step_watch import Ways
+from vdnn.runtime.step_ways import Ways
 from vdnn.runtime.tensor_device import TensorDevice
 from vdnn.runtime.transport import Transport, TransportOptions
 from vdnn.runtime.virtual_machine import VirtualMachine
@@ -36,6 +36,7 @@ def offload(
     warmup_steps: int = 1,
     measure: bool = False,
     integrity: bool = False,
+    recompute: bool = True,
 ) -> Session:
     """A session that offloads what autograd saves inside `with`.
 
@@ -48,7 +49,8 @@ def offload(
     ("sim", native devices) nothing can be planned: there "auto" moves everything. Saves smaller than `min_bytes` stay.
     `host_budget` caps pinned memory; the windows cap what copies in flight hold on the device. `measure`: after
     `warmup_steps` steps one is recorded (`session.recording`), and every one is measured (`session.timeline`).
-    `integrity`: what comes back is compared with what left.
+    `integrity`: what comes back is compared with what left. `recompute`: a plan may rebuild what one cheap operation
+    makes of something else that is saved, instead of moving it.
 
         with vdnn.offload("vdnn-all") as session:
             model(x).sum().backward()
@@ -71,7 +73,7 @@ def offload(
         if measure or planner is not None:
             _require_clock(device)
             gauges_for = functools.partial(_gauges, device)
-        ways = Ways(gauges_for, warmup_steps, plan, planner)
+        ways = Ways(gauges_for, warmup_steps, plan, planner, recompute)
     options = TransportOptions(
         host_bytes,
         _bytes_of("offload_window", offload_window),

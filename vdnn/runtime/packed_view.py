@@ -18,7 +18,7 @@ from vdnn.runtime.version_check import raise_modified
 class PackedView:
     """One saved tensor."""
 
-    __slots__ = ("_conj", "_fake_mode", "_neg", "_offset_bytes", "_witness", "geometry", "managed")
+    __slots__ = ("__weakref__", "_conj", "_fake_mode", "_neg", "_offset_bytes", "_witness", "geometry", "managed")
 
     def __init__(self, managed: ManagedStorage, tensor: torch.Tensor, witness: torch.Tensor) -> None:
         self.managed = managed

@@ -14,24 +14,28 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 
-from vdnn.errors import VdnnError
 from vdnn.planning.policies import OnlinePolicy, SaveFacts
 from vdnn.runtime import process_forks
+from vdnn.runtime.capture import refuse_capture
 from vdnn.runtime.counters import Counters, Kept
+from vdnn.runtime.dropped import Dropped
 from vdnn.runtime.kept import KeptTensor, keep_tensor, kept_tensor
 from vdnn.runtime.lookahead import Lookahead
 from vdnn.runtime.module_watch import ModuleWatch, is_conv
 from vdnn.runtime.packed_view import PackedView
+from vdnn.runtime.rebuilds import Rebuilds
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.step_watch import StepWatch
-from vdnn.runtime.storage_table import ManagedTable, StorageSet, split_of
+from vdnn.runtime.storage_table import ManagedTable, StorageSet, bytes_to_manage, split_of
 from vdnn.runtime.tensor_kinds import PLAIN_CLASSES, is_fake
 from vdnn.runtime.transport import Transport
 from vdnn.runtime.version_check import counter_of
+from vdnn.step_plan import Action
 
 Packed = KeptTensor | PackedView
 _STRIDED = torch.strided
@@ -76,6 +80,7 @@ class Packer:
         self._marked = marked
         self._transports = transports
         self._steps = steps
+        self._rebuilds = None if steps is None or not steps.rebuilds else Rebuilds(self.unpack, steps)
         self._table = ManagedTable()
         self.lookahead = Lookahead()
         self._local = threading.local()
@@ -83,6 +88,12 @@ class Packer:
         self.lock = threading.RLock()  # see [Note: One hook at a time]
         self._forks = process_forks.count
         self._has_cuda = torch.cuda.is_available()
+
+    def watch_modules(self) -> Iterator[Any]:
+        """Hooks of torch that recipes need: for whoever installs the session's."""
+        if self._rebuilds is not None:
+            yield torch.nn.modules.module.register_module_forward_pre_hook(self._rebuilds.before_module)
+            yield torch.nn.modules.module.register_module_forward_hook(self._rebuilds.behind_module)
 
     @property
     def in_forked_child(self) -> bool:
@@ -136,7 +147,7 @@ class Packer:
         if not self._policy.may_offload:
             return self._keep(tensor, Kept.POLICY, nbytes)
         if self._has_cuda:
-            _refuse_capture()
+            refuse_capture()
         self.submit_finished(transport)
         packed, is_new = self._manage(tensor, storage, node, nbytes, transport)
         self._follow_policy(packed.managed, storage, node, is_new=is_new)
@@ -184,7 +195,7 @@ class Packer:
     ) -> tuple[PackedView, bool]:
         """What stands for the tensor, and whether its managed storage is new."""
         whole = storage.nbytes()
-        begin, managed_bytes = (0, whole) if nbytes == whole else _bytes_to_manage(tensor, whole)
+        begin, managed_bytes = (0, whole) if nbytes == whole else bytes_to_manage(tensor, whole)
         key = (storage._cdata, begin, managed_bytes)
         known = self._table.find(key, tensor)
         if known is not None:
@@ -225,7 +236,7 @@ class Packer:
         steps: StepWatch,
     ) -> PackedView:
         if self._has_cuda:
-            _refuse_capture()
+            refuse_capture()
         if steps.step_ends_before_this_save():
             steps.end_step()
         with steps.hook(transport):
@@ -237,11 +248,22 @@ class Packer:
             if planned is None:
                 self._follow_policy(managed, storage, node, is_new=is_new)
             elif is_new:
-                managed.is_to_leave = planned
-                self._when_complete(managed, node, offloads=planned)
-                if not planned:
+                offloads = managed.is_to_leave = planned is Action.OFFLOAD
+                self._when_complete(managed, node, offloads=offloads)
+                if planned is Action.RECOMPUTE:
+                    self._drop(packed, tensor, node)
+                elif not offloads:
                     self._counters.keep(Kept.PLAN, managed.nbytes)
+            if self._rebuilds is not None:
+                self._rebuilds.saved(packed, tensor, node, is_new=is_new)
         return packed
+
+    def _drop(self, packed: PackedView, tensor: torch.Tensor, node: _Node | None) -> None:
+        """What the plan rebuilds; if it cannot be, the policy decides."""
+        if self._rebuilds is None or not self._rebuilds.drop(packed, tensor, node):
+            assert self._steps is not None, "whose plan it is"
+            self._steps.cannot_be_rebuilt(packed.managed)
+            self._follow_policy(packed.managed, tensor.untyped_storage(), node, is_new=True)
 
     # Copies wait for their operation.
 
@@ -279,7 +301,9 @@ class Packer:
         managed = packed.managed
         steps = self._steps
         if self._has_cuda:
-            _refuse_capture()
+            refuse_capture()
+        if managed.dropped is not None and managed.must_be_rebuilt:
+            self._rebuild(managed, managed.dropped)
         if steps is None:
             self.submit_finished(managed.transport)
             tensor = packed.unpack()
@@ -292,6 +316,14 @@ class Packer:
             if not steps.used(managed):
                 self.lookahead.used(managed)
         return tensor
+
+    def _rebuild(self, managed: ManagedStorage, dropped: Dropped) -> None:
+        """What it reads is used like anything else: at hooks of their own, before this use's."""
+        if self._steps is None:
+            dropped.rebuild(managed, self.unpack)
+            return
+        with self._steps.rebuilding(managed.transport):
+            dropped.rebuild(managed, self.unpack)
 
     # Pausing.
 
@@ -309,27 +341,6 @@ def _keep_dynamo_out(hook: Callable[..., object]) -> None:
 
 _keep_dynamo_out(Packer.pack)
 _keep_dynamo_out(Packer.unpack)
-
-
-def _refuse_capture() -> None:
-    """A copy to the host cannot be part of a CUDA graph: each replay would read and write the addresses of this step.
-    Asked only of what would move: what is kept may be captured."""
-    if torch.cuda.is_current_stream_capturing():
-        raise VdnnError(
-            "a CUDA graph is being captured inside vdnn.offload, and what is offloaded cannot be part of it: capture "
-            "outside of the session, or under vdnn.paused()."
-        )
-
-
-def _bytes_to_manage(tensor: torch.Tensor, whole: int) -> tuple[int, int]:
-    """The whole storage, so that all its views share one copy; of a large one that is hardly used, the part in use."""
-    itemsize = tensor.itemsize
-    first = int(tensor.storage_offset()) * itemsize
-    reach = sum((int(size) - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    last = first + itemsize * (1 + reach)
-    if 2 * (last - first) < whole:
-        return first, last - first
-    return 0, whole
 
 
 def _is_of_a_leaf(node: _Node) -> bool:

@@ -11,15 +11,17 @@ the end of the storage itself tells.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from vdnn.recording import Lifetime, Point, PointKind, Recording, SaveKey
+from vdnn.recording import Lifetime, Point, PointKind, Rebuild, Recording, SaveKey
 from vdnn.runtime.gauges import Gauges, Mark
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.source_hold import HELD_ONCE
@@ -37,6 +39,7 @@ class _Life:
     end_point: int | None = None
     absent_bytes: int = 0  # of it, on the host only
     is_shared: bool = False
+    rebuild: Rebuild | None = None
     watched: weakref.ref[torch.UntypedStorage] | None = None
 
 
@@ -61,6 +64,9 @@ class Recorder:
         self._parameter_bytes = parameter_bytes
         self._points: list[_PointSoFar] = []
         self._lives: list[_Life] = []
+        self._is_rebuilding = False
+        self._rebuild_mark: Mark | None = None  # where the rebuild before the next point began
+        self._rebuild_peak_bytes = 0
         self._others: list[tuple[_Life, weakref.ref[ManagedStorage]]] = []
         self._resident_bytes = gauges.allocated_bytes() + gauges.absent_bytes
 
@@ -69,6 +75,12 @@ class Recorder:
     def reached(self, mark: Mark, peak_bytes: int) -> None:
         """A hook has begun; what happens at it is said next. The peak is that since the last was left, nothing
         moved."""
+        if self._is_rebuilding:
+            self._rebuild_peak_bytes = max(self._rebuild_peak_bytes, peak_bytes)
+            return
+        if self._rebuild_mark is not None:  # see [Note: Rebuilds are no part of it]
+            mark, self._rebuild_mark = self._rebuild_mark, None
+            peak_bytes, self._rebuild_peak_bytes = self._rebuild_peak_bytes or peak_bytes, 0
         self._look_for_others()
         allocated_bytes = self._gauges.allocated_bytes() + self._gauges.absent_bytes
         self._points.append(_PointSoFar(PointKind.END, None, None, mark, allocated_bytes, peak_bytes))
@@ -86,6 +98,8 @@ class Recorder:
         self._lives[lifetime].saves.append(point)
 
     def used(self, lifetime: int) -> None:
+        if self._is_rebuilding:
+            return
         here = self._points[-1]
         here.kind, here.lifetime = PointKind.USE, lifetime
         node: Any = torch._C._current_autograd_node()  # None outside of a backward, whatever the stubs say
@@ -94,11 +108,12 @@ class Recorder:
 
     def used_another(self) -> None:
         """Something of an earlier step: no point of this one."""
-        self._points.pop()
+        if not self._is_rebuilding:
+            self._points.pop()
 
     def left(self, mark: Mark) -> None:
         """The hook is over."""
-        if self._points:
+        if self._points and not self._is_rebuilding:
             self._points[-1].end = mark
 
     def completed(self, lifetime: int) -> None:
@@ -106,6 +121,25 @@ class Recorder:
         life = self._lives[lifetime]
         if life.copy_point is None:
             life.copy_point = len(self._points) - 1
+
+    @contextlib.contextmanager
+    def rebuilding(self, mark: Mark) -> Iterator[None]:
+        """[Note: Rebuilds are no part of it] With everything kept there are none: neither what they use nor what they
+        compute belongs to the recording. The use that asked for the rebuild begins where that began."""
+        if self._is_rebuilding:
+            yield
+            return
+        self._is_rebuilding, self._rebuild_mark = True, mark
+        try:
+            yield
+        finally:
+            self._is_rebuilding = False
+
+    def can_be_rebuilt(self, lifetimes: Sequence[int], operation: str, compute_ns: int, extra_bytes: int) -> None:
+        """The first of them, from the others, from now on."""
+        rebuilt, *inputs = lifetimes
+        point = len(self._points) - 1
+        self._lives[rebuilt].rebuild = Rebuild(operation, tuple(inputs), point, compute_ns, extra_bytes)
 
     def about_to_reload(self, lifetime: int) -> None:
         self._put_back(self._lives[lifetime])
@@ -233,4 +267,5 @@ def _lifetime(life: _Life, end: int, read: list[int]) -> Lifetime:
         copy_point=life.saves[0] if life.copy_point is None else life.copy_point,
         free_point=end_point if life.is_shared else free_point,
         end_point=end_point,
+        rebuild=None if life.is_shared else life.rebuild,
     )

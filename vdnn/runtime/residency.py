@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from vdnn import _C
 from vdnn.errors import DriverError
 from vdnn.runtime.counters import Counters, Kept
+from vdnn.runtime.dropped import Dropped, RebuildRecipe
 from vdnn.runtime.holders import Geometry, label_text
 from vdnn.runtime.reload_target import ALIGNMENT, ReloadTarget, allocate_target
 from vdnn.runtime.source_hold import SourceHold
@@ -32,10 +33,11 @@ class Residency(Enum):
     HOST = "on the host"
     RELOADING = "on the host, and a copy to the device is on its way"
     RELOADED = "on the host, and a reloaded copy on the device"
+    DROPPED = "nowhere, or rebuilt on the device"
 
 
 # Looked up on the class anew at every use, a member would cost as much as a call.
-_DEVICE, _OFFLOADING, _HOST, _RELOADING, _RELOADED = Residency
+_DEVICE, _OFFLOADING, _HOST, _RELOADING, _RELOADED, _DROPPED = Residency
 
 
 class Table(Protocol):
@@ -80,6 +82,7 @@ class ManagedStorage:
         "address",
         "begin",
         "counters",
+        "dropped",
         "epoch",
         "geometry",
         "is_dense",
@@ -138,6 +141,7 @@ class ManagedStorage:
         self.split: int | None = None  # see [Note: Siblings]
         self.is_to_leave = False  # decided; the copy may have to wait
         self.keeps_reloaded = False
+        self.dropped: Dropped | None = None
         self.on_end: Callable[[], None] | None = None  # called when the graph lets go of it
         self._hash: torch.Tensor | None = None
         self._source: torch.UntypedStorage | None = storage
@@ -270,6 +274,8 @@ class ManagedStorage:
         """A storage on the device that holds the bytes, and where in it `begin` is now; at the last use the tensor
         itself, if it came back as the one of this very geometry."""
         self.counters.uses += 1
+        if self.dropped is not None:
+            return self.dropped.use(self), self.begin
         source = self._source if self._held_by_others is None else self._source_on_device()
         if source is not None:
             self.counters.used_in_place += 1
@@ -300,6 +306,23 @@ class ManagedStorage:
             if target.is_whole and geometry is self.geometry:
                 return target.tensor
         return target.tensor.untyped_storage(), target.begin
+
+    def drop(self, recipe: RebuildRecipe) -> bool:
+        """Gives up the source without a copy; its operation is over. False if it is no longer what was saved."""
+        source = self._source
+        if source is None or self._copy is not None or self.witness._version != self.version:
+            return False
+        self.dropped = Dropped(source, recipe)
+        self._source = None
+        self.residency = _DROPPED
+        self.counters.dropped += 1
+        self.counters.dropped_bytes += self.nbytes
+        return True
+
+    @property
+    def must_be_rebuilt(self) -> bool:
+        """Before its next use. What was modified meanwhile is not: its use says so."""
+        return self.dropped is not None and self.witness._version == self.version and not self.dropped.is_here(self)
 
     def forget_unused_reload(self) -> None:
         """Of a reload made early that the backward has passed by: its room is needed."""

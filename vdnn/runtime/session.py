@@ -25,7 +25,8 @@ from vdnn.runtime.integrity import IntegrityCheck
 from vdnn.runtime.module_watch import MarkedModules, ModuleWatch
 from vdnn.runtime.packer import Packer
 from vdnn.runtime.session_report import session_report
-from vdnn.runtime.step_watch import StepWatch, Ways
+from vdnn.runtime.step_watch import StepWatch
+from vdnn.runtime.step_ways import Ways
 from vdnn.runtime.storage_table import StorageSet
 from vdnn.runtime.tensor_device import TensorDevice
 from vdnn.runtime.transport import Integrity, Transport, TransportOptions
@@ -135,6 +136,8 @@ class Session(contextlib.ContextDecorator):
             if not self._inside:
                 with contextlib.ExitStack() as stack:
                     stack.enter_context(self._modules)
+                    for handle in self._packer.watch_modules():
+                        stack.callback(handle.remove)
                     stack.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
                     self._installed = stack.pop_all()
             self._inside += 1

@@ -14,15 +14,12 @@ import contextlib
 import functools
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 
 from vdnn import _C
 from vdnn.recording import Recording, SaveKey
-from vdnn.runtime.budget_planner import BudgetPlanner
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.gauges import Gauges, Mark
 from vdnn.runtime.meter import Meter
@@ -30,21 +27,13 @@ from vdnn.runtime.module_watch import ModuleWatch
 from vdnn.runtime.plan_book import PlanBook
 from vdnn.runtime.recorder import Recorder
 from vdnn.runtime.residency import ManagedStorage
+from vdnn.runtime.save_keys import SaveKeys
+from vdnn.runtime.step_ways import Ways
 from vdnn.runtime.transport import Transport
-from vdnn.step_plan import Plan
+from vdnn.step_plan import Action, Plan
 from vdnn.timeline import Timeline, Track
 
 logger = logging.getLogger("vdnn")
-
-
-@dataclass(frozen=True, slots=True)
-class Ways:
-    """What a session does with its steps. Without gauges nothing is recorded and measured: a plan needs none."""
-
-    gauges_for: Callable[[Transport], Gauges] | None = None
-    warmup_steps: int = 1
-    plan: Plan | None = None
-    planner: BudgetPlanner | None = None
 
 
 class StepWatch:
@@ -73,7 +62,7 @@ class StepWatch:
         self._uses = 0
         self._point = -1
         self._lifetimes = 0
-        self._occurrences: Counter[tuple[object, ...]] = Counter()
+        self._keys = SaveKeys()
         self._executor: Executor | None = None
         self._recorder: Recorder | None = None
         self._meter: Meter | None = None
@@ -219,16 +208,16 @@ class StepWatch:
         """By the graphs alone."""
         return not self._optimizer_seen and self._uses > 0 and self._living == 0
 
-    def saved(self, managed: ManagedStorage, tensor: torch.Tensor, *, is_new: bool, is_aliased: bool) -> bool | None:
-        """Whether the plan offloads it; None if there is no plan that knows. `is_aliased`: its storage is known
-        already, as another version."""
+    def saved(self, managed: ManagedStorage, tensor: torch.Tensor, *, is_new: bool, is_aliased: bool) -> Action | None:
+        """What the plan says; None if there is no plan that knows. `is_aliased`: its storage is known already, as
+        another version."""
         if not self._here:
             return None
         if not is_new and self._lifetime_of(managed) is None:  # of an earlier step: no point of this one
             if self._recorder is not None:
                 self._recorder.used_another()
             return None
-        key = self._key(tensor)
+        key = self._keys.key(tensor, self._modules.path())
         if not self._saves:
             self._choose_executor(key)
         self._saves += 1
@@ -243,7 +232,45 @@ class StepWatch:
         if planned is not None:
             self._planned[lifetime] = planned
         known = self._planned.get(lifetime)
-        return None if known is None else self._executor.offloads(known)
+        return None if known is None else self._executor.plan.lifetimes[known].action
+
+    # Rebuilds.
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether the session may rebuild at all."""
+        return self._ways.rebuilds
+
+    @property
+    def gauges(self) -> Gauges | None:
+        return self._gauges
+
+    @property
+    def looks_for_rebuilds(self) -> bool:
+        """As long as nothing is planned, and somebody may."""
+        has_use = self._ways.planner is not None or self.recording is None
+        return self._here and has_use and self._executor is None and self._gauges is not None
+
+    def can_be_rebuilt(
+        self, managed: ManagedStorage, operation: str, inputs: list[ManagedStorage], compute_ns: int, extra_bytes: int
+    ) -> None:
+        lifetimes = [self._lifetime_of(one) for one in (managed, *inputs)]
+        if self._recorder is not None and None not in lifetimes:
+            self._recorder.can_be_rebuilt(lifetimes, operation, compute_ns, extra_bytes)  # type: ignore[arg-type]
+
+    def cannot_be_rebuilt(self, managed: ManagedStorage) -> None:
+        """What the plan rebuilds."""
+        if self._executor is not None:
+            self._executor.not_rebuilt(managed)
+
+    @contextlib.contextmanager
+    def rebuilding(self, transport: Transport) -> Iterator[None]:
+        """Around what a dropped storage needs before its use: hooks of their own, and computing."""
+        if self._recorder is None or self._gauges is None:
+            yield
+            return
+        with self._recorder.rebuilding(self._gauges.mark(transport.current_stream())):
+            yield
 
     def _adopt(self, managed: ManagedStorage) -> int:
         lifetime = managed.lifetime = self._lifetimes
@@ -271,19 +298,6 @@ class StepWatch:
             self._executor.begin_step()
             if self._ways.planner is not None:
                 self._drop_recorder()
-
-    def _key(self, tensor: torch.Tensor) -> SaveKey:
-        node = tensor.grad_fn
-        alike = (
-            "" if node is None else node.name(),
-            self._modules.path(),
-            str(tensor.dtype).removeprefix("torch."),
-            tuple(int(size) for size in tensor.shape),
-            tuple(int(stride) for stride in tensor.stride()),
-        )
-        occurrence = self._occurrences[alike]
-        self._occurrences[alike] = occurrence + 1
-        return SaveKey(*alike, occurrence)
 
     def used(self, managed: ManagedStorage) -> bool:
         """Whether a plan says when it, and what comes after it, is reloaded."""

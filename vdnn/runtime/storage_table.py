@@ -38,6 +38,17 @@ _expired: Any = torch.UntypedStorage._expired
 _free_handle: Callable[[Any], None] = torch.UntypedStorage._free_weak_ref
 
 
+def bytes_to_manage(tensor: torch.Tensor, whole: int) -> tuple[int, int]:
+    """The whole storage, so that all its views share one copy; of a large one that is hardly used, the part in use."""
+    itemsize = tensor.itemsize
+    first = int(tensor.storage_offset()) * itemsize
+    reach = sum((int(size) - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last = first + itemsize * (1 + reach)
+    if 2 * (last - first) < whole:
+        return first, last - first
+    return 0, whole
+
+
 class StorageReference:
     """A weak reference to a storage that frees itself."""
 

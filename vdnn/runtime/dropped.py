@@ -1,0 +1,115 @@
+"""A storage that was given up without a copy, and is rebuilt from others when it is used.
+
+As long as somebody else holds the source, that is used; see [Note: A source that others hold is used]. What was rebuilt
+stays until its last known use, and serves the stream it was made for, as a reload does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from vdnn import _C
+from vdnn.errors import VdnnError
+from vdnn.runtime.holders import label_text
+from vdnn.runtime.kept import kept_tensor
+
+if TYPE_CHECKING:
+    from vdnn.runtime.residency import ManagedStorage
+
+
+class Operand(Protocol):
+    """What a recipe reads, and whose storage may move."""
+
+    @property
+    def managed(self) -> ManagedStorage: ...
+
+
+class RebuildRecipe(Protocol):
+    """How it is made again: owns its operands, and no part of the graph."""
+
+    @property
+    def operands(self) -> Sequence[Operand]: ...
+
+    def rebuild(self, unpack: Callable[[Any], torch.Tensor]) -> torch.Tensor: ...
+
+
+def _plain_unpack(packed: Any) -> torch.Tensor:
+    if isinstance(packed, tuple):
+        return kept_tensor(packed)
+    tensor: torch.Tensor = packed.unpack()
+    return tensor
+
+
+class Dropped:
+    """Of one managed storage, which owns it."""
+
+    __slots__ = ("_rebuilt", "_recipe", "_source", "_stream", "_unused_views")
+
+    def __init__(self, source: torch.UntypedStorage, recipe: RebuildRecipe) -> None:
+        self._source = StorageWeakRef(source)  # type: ignore[no-untyped-call]
+        self._recipe = recipe
+        self._rebuilt: torch.UntypedStorage | None = None
+        self._stream: _C.Stream | None = None
+        self._unused_views = 0
+        for operand in recipe.operands:
+            operand.managed.views += 1  # read once more than it was saved
+
+    def is_here(self, managed: ManagedStorage) -> bool:
+        """On the device, for the current stream."""
+        if self._rebuilt is not None:
+            return self._stream == managed.transport.current_stream()
+        return self._held_by_others(managed) is not None
+
+    def _held_by_others(self, managed: ManagedStorage) -> torch.UntypedStorage | None:
+        source: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._source.cdata)
+        return None if source is None or source.nbytes() < managed.nbytes else source
+
+    def rebuild(self, managed: ManagedStorage, unpack: Callable[[Any], torch.Tensor]) -> None:
+        """`unpack` makes the operands. On the current stream."""
+        transport = managed.transport
+        stream = transport.current_stream()
+        if managed.observer is not None:
+            managed.observer.about_to_reload(managed)
+        self._rebuilt = None
+        try:
+            storage = self._recipe.rebuild(unpack).untyped_storage()
+        except VdnnError as error:
+            raise VdnnError(f"{label_text(managed.geometry, managed.saved_in)}: {error}") from error
+        if storage.nbytes() != managed.nbytes:
+            raise RuntimeError(f"a rebuild made {storage.nbytes()} bytes instead of {managed.nbytes}")
+        if transport.is_checked:
+            address = transport.address_of(storage)
+            transport.device.note_access(address, managed.nbytes, _C.Access.WRITE, stream, "rebuild")
+        self._rebuilt, self._stream = storage, stream
+        self._unused_views = managed.views
+        managed.counters.rebuilds += 1
+
+    def use(self, managed: ManagedStorage) -> torch.UntypedStorage:
+        """As a rule it is here: else it is rebuilt, unobserved."""
+        if not self.is_here(managed):
+            self.rebuild(managed, _plain_unpack)
+        rebuilt = self._rebuilt
+        if rebuilt is None:
+            source = self._held_by_others(managed)
+            assert source is not None, "nobody else runs between"
+            managed.counters.used_in_place += 1
+            return source
+        self._unused_views -= 1
+        if self._unused_views <= 0 and not managed.keeps_reloaded:
+            # The last known use: the caller's view keeps the bytes for as long as it needs them.
+            self._rebuilt = None
+            if managed.observer is not None:
+                managed.observer.gave_up_reload(managed)
+        return rebuilt
+
+    def __del__(self) -> None:
+        try:
+            operands = self._recipe.operands
+        except AttributeError:  # an exception ended its making
+            return
+        for operand in operands:
+            operand.managed.views -= 1

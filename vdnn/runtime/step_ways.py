@@ -1,0 +1,22 @@
+"""What a session does with its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vdnn.runtime.budget_planner import BudgetPlanner
+from vdnn.runtime.gauges import Gauges
+from vdnn.runtime.transport import Transport
+from vdnn.step_plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Without gauges nothing is recorded and measured: a plan needs none. `rebuilds`: what can be may be rebuilt."""
+
+    gauges_for: Callable[[Transport], Gauges] | None = None
+    warmup_steps: int = 1
+    plan: Plan | None = None
+    planner: BudgetPlanner | None = None
+    rebuilds: bool = True
