@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._mode_utils import no_dispatch
 
 from vdnn.runtime.recompute.node_notes import Packed
 from vdnn.runtime.recompute.operation import Node
@@ -34,7 +35,11 @@ def number_in(node: Node, slot: str) -> Number | torch.Tensor | None:
         return None
     if type(held) is FakeTensor:
         return held  # without data there are no bits
-    number: Number = held.item()
+    with (
+        no_dispatch(),
+        torch._C.DisableTorchFunction(),
+    ):  # nobody's modes: it is a number, whatever they make of tensors
+        number: Number = held.item()
     return number
 
 

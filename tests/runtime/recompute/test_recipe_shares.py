@@ -1,0 +1,32 @@
+"""How much of a model's saved bytes cheap recipes and bit masks leave, by the benchmark that prints it."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.recipe_shares import SUBJECTS, main, measure, share
+
+# Of the saved bytes, in percent, with chains of 8 operations; and without autocast's casts of weights.
+LIMITS = {
+    "resnet50": (56, 56),
+    "densenet121": (50, 50),
+    "vgg16": (75, 75),
+    "bert": (47, 54),
+    "vit": (47, 67),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_no_more_is_left_than_this(name: str) -> None:
+    storages = measure(SUBJECTS[name], 8, cuda_shaped=True)
+    most, most_without_casts = LIMITS[name]
+    assert share(storages, with_weight_casts=True) < most
+    assert share(storages, with_weight_casts=False) < most_without_casts
+
+
+def test_the_table_names_what_stays_and_what_is_rebuilt(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--models", "vgg16", "--batch", "1", "--remaining"]) == 0
+    printed = capsys.readouterr().out
+    assert "VGG-16 (1)" in printed
+    assert "stays: float32 by Relu" in printed
+    assert "rebuilt: max_pool indices" in printed
