@@ -62,7 +62,8 @@ class _Rewriting:
             self._compute_ns, self._peak_bytes = old.compute_ns, old.peak_bytes
             self._first_of.append(len(self._points))
             if old.kind is PointKind.USE and old.lifetime is not None:
-                self._rebuild(old.lifetime, old.allocated_bytes)
+                for lifetime in self._missing_for(old.lifetime):
+                    self._rebuild(lifetime, old.allocated_bytes)
             self._place(replace(old, compute_ns=self._compute_ns, peak_bytes=self._peak_bytes))
             self._place_of.append(len(self._points) - 1)
         self._count_bytes()
@@ -73,15 +74,29 @@ class _Rewriting:
         self._points.append(point)
         self._compute_ns, self._peak_bytes = 0, point.allocated_bytes
 
+    def _missing_for(self, index: int) -> list[int]:
+        """What has to be rebuilt before it can be used, in the runtime's order: it too, behind all that it reads."""
+        missing: dict[int, None] = {}
+        waiting = [(index, False)]
+        while waiting:
+            one, is_ready = waiting.pop()
+            if one not in self._chosen or one in self._back or one in missing:
+                continue
+            if is_ready:
+                missing[one] = None
+                continue
+            waiting.append((one, True))
+            rebuild = self._recording.lifetimes[one].rebuild
+            assert rebuild is not None, "only what can be rebuilt is chosen"
+            waiting += [(source, False) for source in reversed(rebuild.inputs)]
+        return list(missing)
+
     def _rebuild(self, index: int, allocated_bytes: int) -> None:
-        if index not in self._chosen or index in self._back:
-            return
         lifetime = self._recording.lifetimes[index]
         rebuild = lifetime.rebuild
         assert rebuild is not None, "only what can be rebuilt is chosen"
         used = []
         for source in rebuild.inputs:
-            self._rebuild(source, allocated_bytes)
             used.append((source, len(self._points)))
             self._place(Point(PointKind.USE, source, None, self._compute_ns, allocated_bytes, self._peak_bytes))
         self._compute_ns += rebuild.compute_ns

@@ -44,6 +44,23 @@ def _plain_unpack(packed: Any) -> torch.Tensor:
     return tensor
 
 
+def missing_for(managed: ManagedStorage) -> list[ManagedStorage]:
+    """What has to be rebuilt before it can be used: it too, behind all that it reads. No recursion: a chain of such may
+    be as long as the network is deep."""
+    missing: dict[ManagedStorage, None] = {}
+    waiting = [(managed, False)]
+    while waiting:
+        one, is_ready = waiting.pop()
+        if one in missing or one.dropped is None or not one.must_be_rebuilt:
+            continue
+        if is_ready:
+            missing[one] = None
+            continue
+        waiting.append((one, True))
+        waiting += [(operand.managed, False) for operand in reversed(one.dropped.operands)]
+    return list(missing)
+
+
 class Dropped:
     """Of one managed storage, which owns it."""
 
@@ -57,6 +74,10 @@ class Dropped:
         self._unused_views = 0
         for operand in recipe.operands:
             operand.managed.views += 1  # read once more than it was saved
+
+    @property
+    def operands(self) -> Sequence[Operand]:
+        return self._recipe.operands
 
     def is_here(self, managed: ManagedStorage) -> bool:
         """On the device, for the current stream."""

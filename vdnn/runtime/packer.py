@@ -12,6 +12,7 @@ native code never waits for it. A forked child may have inherited it taken, and 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,7 @@ from vdnn.planning.policies import OnlinePolicy, SaveFacts
 from vdnn.runtime import process_forks
 from vdnn.runtime.capture import refuse_capture
 from vdnn.runtime.counters import Counters, Kept
-from vdnn.runtime.dropped import Dropped
+from vdnn.runtime.dropped import missing_for
 from vdnn.runtime.kept import KeptTensor, keep_tensor, kept_tensor
 from vdnn.runtime.lookahead import Lookahead
 from vdnn.runtime.module_watch import ModuleWatch, is_conv
@@ -32,7 +33,7 @@ from vdnn.runtime.rebuilds import Rebuilds
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.step_watch import StepWatch
 from vdnn.runtime.storage_table import ManagedTable, StorageSet, bytes_to_manage, split_of
-from vdnn.runtime.tensor_kinds import PLAIN_CLASSES, is_fake
+from vdnn.runtime.tensor_kinds import PLAIN_CLASSES, is_cast_of_a_leaf, is_fake
 from vdnn.runtime.transport import Transport
 from vdnn.runtime.version_check import counter_of
 from vdnn.step_plan import Action
@@ -80,7 +81,8 @@ class Packer:
         self._marked = marked
         self._transports = transports
         self._steps = steps
-        self._rebuilds = None if steps is None or not steps.rebuilds else Rebuilds(self.unpack, steps)
+        may_rebuild = policy.rebuilds if steps is None else steps.rebuilds
+        self._rebuilds = Rebuilds(self.unpack, steps) if may_rebuild else None
         self._table = ManagedTable()
         self.lookahead = Lookahead()
         self._local = threading.local()
@@ -150,6 +152,10 @@ class Packer:
             refuse_capture()
         self.submit_finished(transport)
         packed, is_new = self._manage(tensor, storage, node, nbytes, transport)
+        if self._rebuilds is not None:
+            self._rebuilds.saved(packed, tensor, node, is_new=is_new)
+            if is_new and self._rebuilds.drop(packed, tensor, node):
+                return packed
         self._follow_policy(packed.managed, storage, node, is_new=is_new)
         return packed
 
@@ -174,7 +180,7 @@ class Packer:
             node = base.grad_fn
             if node is None and base.requires_grad:
                 return Kept.PARAMETER
-        if node is not None and node.name() == "ToCopyBackward0" and _is_of_a_leaf(node):
+        if node is not None and is_cast_of_a_leaf(node):
             return Kept.PARAMETER_CAST
         if (address in self._marked.addresses and storage in self._marked) or self._modules.in_marked():
             return Kept.MARKED
@@ -302,8 +308,9 @@ class Packer:
         steps = self._steps
         if self._has_cuda:
             refuse_capture()
-        if managed.dropped is not None and managed.must_be_rebuilt:
-            self._rebuild(managed, managed.dropped)
+        if managed.dropped is not None:
+            for missing in missing_for(managed):
+                self._rebuild(missing)
         if steps is None:
             self.submit_finished(managed.transport)
             tensor = packed.unpack()
@@ -317,13 +324,12 @@ class Packer:
                 self.lookahead.used(managed)
         return tensor
 
-    def _rebuild(self, managed: ManagedStorage, dropped: Dropped) -> None:
+    def _rebuild(self, managed: ManagedStorage) -> None:
         """What it reads is used like anything else: at hooks of their own, before this use's."""
-        if self._steps is None:
-            dropped.rebuild(managed, self.unpack)
-            return
-        with self._steps.rebuilding(managed.transport):
-            dropped.rebuild(managed, self.unpack)
+        assert managed.dropped is not None, "it is missing"
+        steps = self._steps
+        with contextlib.nullcontext() if steps is None else steps.rebuilding(managed.transport):
+            managed.dropped.rebuild(managed, self.unpack)
 
     # Pausing.
 
@@ -341,9 +347,3 @@ def _keep_dynamo_out(hook: Callable[..., object]) -> None:
 
 _keep_dynamo_out(Packer.pack)
 _keep_dynamo_out(Packer.unpack)
-
-
-def _is_of_a_leaf(node: _Node) -> bool:
-    """Whether what an operation was done to is a leaf."""
-    source = node.next_functions[0][0]
-    return source is not None and source.name() == "torch::autograd::AccumulateGrad"

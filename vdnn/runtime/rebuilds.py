@@ -51,7 +51,7 @@ class _Ownerless:
 class Rebuilds:
     """Of one session. `our_unpack` is its hook."""
 
-    def __init__(self, our_unpack: Callable[..., torch.Tensor], steps: StepWatch) -> None:
+    def __init__(self, our_unpack: Callable[..., torch.Tensor], steps: StepWatch | None) -> None:
         self._our_unpack = our_unpack
         self._steps = steps
         self._proofs: dict[Hashable, Proof | None] = {}
@@ -74,7 +74,7 @@ class Rebuilds:
         if node is not None:
             self._find_owners(node)
             note_saved(node, tensor.output_nr, packed)
-        if is_new and self._steps.looks_for_rebuilds:
+        if is_new and self._steps is not None and self._steps.looks_for_rebuilds:
             self._look(packed, tensor, node, is_to_go=False)
 
     def drop(self, packed: PackedView, tensor: torch.Tensor, node: Any) -> bool:
@@ -120,6 +120,7 @@ class Rebuilds:
         if is_to_go:
             return managed.drop(recipe)
         inputs = [operand.managed for operand in recipe.operands]
+        assert self._steps is not None, "who else looks"
         self._steps.can_be_rebuilt(managed, recipe.name, inputs, proof.compute_ns, proof.extra_bytes)
         return True
 
@@ -138,7 +139,7 @@ class Rebuilds:
         return self._proofs[recipe.signature]
 
     def _prove(self, managed: ManagedStorage, recipe: Recipe) -> Proof | None:
-        gauges = self._steps.gauges
+        gauges = None if self._steps is None else self._steps.gauges
         trial = _Trial(managed, recipe, gauges)
         made = trial.run()
         if managed.transport.fake:

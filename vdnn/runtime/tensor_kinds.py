@@ -18,3 +18,11 @@ def has_plain_storage(tensor: torch.Tensor) -> bool:
 def is_fake(tensor: torch.Tensor) -> bool:
     """Without data."""
     return type(tensor) is FakeTensor
+
+
+def is_cast_of_a_leaf(node: torch.autograd.graph.Node) -> bool:
+    """Whether this is the node of autocast's cast of a parameter, or of another leaf."""
+    if node.name() != "ToCopyBackward0":
+        return False
+    source = node.next_functions[0][0]
+    return source is not None and source.name() == "torch::autograd::AccumulateGrad"

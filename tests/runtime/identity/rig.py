@@ -26,10 +26,10 @@ _SHOWN = 50
 class IdentityRig:
     """Compares runs in its session with plain ones, and collects what is wrong, by name."""
 
-    def __init__(self, schedule: _C.Schedule, seed: int = 0) -> None:
+    def __init__(self, schedule: _C.Schedule, seed: int = 0, policy: str = "vdnn-all") -> None:
         self._device = _C.OrderingChecker(_C.SimDevice(schedule=schedule, seed=seed), _C.OnViolation.COLLECT)
         self._schedule = schedule.name.lower()
-        self._session = offload("vdnn-all", device=self._device, min_bytes=0, offload_window=1, reload_window=4096)
+        self._session = offload(policy, device=self._device, min_bytes=0, offload_window=1, reload_window=4096)
         self.counters: Counters = self._session.counters
         self.compared = 0
         self.saved_nothing: list[str] = []
@@ -103,7 +103,9 @@ def _accounts(before: Counters, after: Counters, nudges: int) -> _Accounts:
 
 
 @contextmanager
-def identity_rigs(seed: int, record: Callable[[str, object], None]) -> Iterator[list[IdentityRig]]:
+def identity_rigs(
+    seed: int, record: Callable[[str, object], None], policy: str = "vdnn-all"
+) -> Iterator[list[IdentityRig]]:
     """One rig per schedule, closed afterwards. Then everything has to have gone well, and to have happened at all.
 
     By chance no sample of a few may need a reload. So each rig first compares a call that does: it shows that this rig
@@ -111,7 +113,7 @@ def identity_rigs(seed: int, record: Callable[[str, object], None]) -> Iterator[
 
     The figures go to `record`, which is pytest's record_property: --junit-xml shows them.
     """
-    rigs = [IdentityRig(schedule, seed) for schedule in SCHEDULES]
+    rigs = [IdentityRig(schedule, seed, policy) for schedule in SCHEDULES]
     try:
         with _quiet():
             for rig in rigs:

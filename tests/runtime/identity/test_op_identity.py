@@ -40,8 +40,8 @@ def test_every_operation_has_the_gradients_of_plain_torch(chunk: int, record_pro
 def test_every_sample_in_every_mode_has_the_gradients_of_plain_torch(chunk: int, record_property: Record) -> None:
     with identity_rigs(chunk, record_property) as rigs:
         for op in operations()[chunk::CHUNKS]:
-            for index, sample in enumerate(_all_samples_of(op)):
-                for turn, (mode, inputs) in enumerate(itertools.product(_modes_of(op), Inputs)):
+            for index, sample in enumerate(all_samples_of(op)):
+                for turn, (mode, inputs) in enumerate(itertools.product(modes_of(op), Inputs)):
                     _compare(rigs[(index + turn) % len(rigs)], sample, mode, inputs)
 
 
@@ -52,13 +52,13 @@ def test_every_in_place_operation_has_the_outcome_of_plain_torch(chunk: int, rec
     in_place = [op for op in operations() if op.inplace_variant is not None]
     with identity_rigs(chunk, record_property) as rigs:
         for op in in_place[chunk::CHUNKS]:
-            for index, sample in enumerate(_all_samples_of(op)):
+            for index, sample in enumerate(all_samples_of(op)):
                 written = dataclasses.replace(sample, name=f"in-place {sample.name}", call=op.inplace_variant)
-                for turn, mode in enumerate(_modes_of(op)):
+                for turn, mode in enumerate(modes_of(op)):
                     _compare(rigs[(index + turn) % len(rigs)], written, mode)
 
 
-def _all_samples_of(op: Any) -> Iterator[OpSample]:
+def all_samples_of(op: Any) -> Iterator[OpSample]:
     """In the first dtype, and in complex numbers where there is a backward for them."""
     complex_too = {torch.complex64} & set(op.supported_backward_dtypes("cpu"))
     for dtype in dict.fromkeys((dtype_of(op), *complex_too)):
@@ -66,7 +66,7 @@ def _all_samples_of(op: Any) -> Iterator[OpSample]:
         yield from samples_of(op, dtype)
 
 
-def _modes_of(op: Any) -> list[Mode]:
+def modes_of(op: Any) -> list[Mode]:
     return [mode for mode in Mode if mode is not Mode.DOUBLE or op.supports_gradgrad]
 
 

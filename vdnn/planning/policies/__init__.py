@@ -13,6 +13,7 @@ from vdnn.planning.policies.largest_first import LargestFirst
 from vdnn.planning.policies.online import OnlinePolicy, SaveFacts
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.prefix_cut import PrefixCut
+from vdnn.planning.policies.rebuild_all import RebuildAll
 from vdnn.planning.policies.registry import (
     has_online,
     has_planner,
@@ -33,6 +34,7 @@ register_policy("auto-offload", planner=AutoOffload)
 register_policy("keep", online=KeepAll, planner=KeepAllPlan)
 register_policy("vdnn-all", online=VdnnAll, planner=VdnnAllPlan)
 register_policy("vdnn-conv", online=VdnnConv, planner=VdnnConvPlan)
+register_policy("rebuild-all", online=RebuildAll)
 register_policy("vdnn-dyn", planner=VdnnDyn)
 register_policy("prefix-cut", planner=PrefixCut)
 register_policy("largest-first", planner=LargestFirst)

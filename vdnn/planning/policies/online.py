@@ -36,6 +36,11 @@ class OnlinePolicy(ABC):
         """True: every eligible storage leaves, and nobody needs asking."""
         return False
 
+    @property
+    def rebuilds(self) -> bool:
+        """True: what can be rebuilt from other saves is given up for that, and only the rest is asked about."""
+        return False
+
     @abstractmethod
     def offloads(self, save: SaveFacts) -> bool:
         """True if the storage is to leave the device. Asked at every eligible save until one says so."""

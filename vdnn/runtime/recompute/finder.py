@@ -18,11 +18,12 @@ from vdnn.runtime.kept import KeptTensor
 from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.recompute.backend_flags import backend_flags
 from vdnn.runtime.recompute.leaf_versions import version_read
-from vdnn.runtime.recompute.node_notes import Packed, fact, noted_save
+from vdnn.runtime.recompute.node_notes import Packed, facts_of, noted_save
 from vdnn.runtime.recompute.operation import Argument, Call, Cost, Node, Operation
 from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe, Step, Unpack
 from vdnn.runtime.recompute.saved_values import number_in, saved_in, saved_output, scalars_of
 from vdnn.runtime.recompute.table import indices_of, operation_of
+from vdnn.runtime.tensor_kinds import has_plain_storage
 
 _LEAF = "torch::autograd::AccumulateGrad"
 _OWNER_DISTANCE = 4  # nodes between a save without a history and a later one that leads to its maker
@@ -71,7 +72,9 @@ def find_recipe(
     geometry = (wanted.dtype, wanted.size(), wanted.stride())
     search = _Search(our_unpack, max_depth, dear, wanted.untyped_storage()._cdata)
     operation = operation_of(node)
-    made = None if operation is None else search.made(node, operation, wanted.output_nr, max_depth)
+    if operation is None or (wanted._version and wanted._version > _writes_shown(node, operation)):
+        return None
+    made = search.made(node, operation, wanted.output_nr, max_depth)
     return None if made is None else _recipe(made, geometry)
 
 
@@ -125,8 +128,8 @@ class _Search:
         if output_nr and not operation.makes_every_output:
             return None
         scalars = scalars_of(node, operation.scalars)
-        facts = tuple(fact(node, name) for name in operation.facts)
-        if scalars is None or None in facts:
+        facts = facts_of(node, operation.facts)
+        if scalars is None or facts is None:
             return None
         inputs = self._inputs(node, operation, left - own)
         if inputs is None:
@@ -168,7 +171,9 @@ class _Search:
         if producer.name() == _LEAF:
             leaf: torch.Tensor = producer.variable
             version = version_read(leaf, node)
-            return None if version is None else self._given(Leaf(leaf, version))
+            if version is None or not has_plain_storage(leaf):
+                return None
+            return self._given(Leaf(leaf, version, leaf.untyped_storage()._cdata))
         return self._output(producer, output_nr, left)
 
     def _output(self, node: Node, output_nr: int, left: int) -> _Value | None:
@@ -199,7 +204,7 @@ class _Search:
             managed = packed.managed
             return managed.witness._version == managed.version and managed.table_key[0] != self.avoided
         tensor, version = packed
-        return tensor._version == version and tensor.untyped_storage()._cdata != self.avoided
+        return tensor._version == version and has_plain_storage(tensor) and tensor.untyped_storage()._cdata != self.avoided
 
     def _given(self, given: PackedView | KeptTensor | Leaf) -> _Found:
         held = given if isinstance(given, PackedView) else given[0]
@@ -207,6 +212,22 @@ class _Search:
         if found is None:
             found = self.found[id(held)] = _Found(given)
         return found
+
+
+def _writes_shown(node: Node, operation: Operation | None) -> int:
+    """In how many in-place writes, at most, the value of a node's output may have come about, by what the graph shows.
+
+    What was written more often was written behind autograd's back (without a graph, or through detach), and is not what
+    its node makes.
+    """
+    count = 0
+    while operation is not None and (operation.may_be_in_place or operation.cost is Cost.FREE):
+        count += operation.may_be_in_place
+        producer = node.next_functions[0][0]
+        if producer is None or producer.name() == _LEAF:
+            break
+        node, operation = producer, operation_of(producer)
+    return count
 
 
 def _fills_storage(tensor: torch.Tensor) -> bool:

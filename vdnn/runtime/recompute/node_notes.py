@@ -74,13 +74,18 @@ def note_module(module: torch.nn.Module, output: object) -> None:
         node = edges[0][0] if edges else None
 
 
-def fact(node: Node, name: str) -> Any:
-    """What was noted, or None."""
-    return _notes(node).get((_MARK, name))
+def facts_of(node: Node, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+    """In that order; None if one of them was not noted."""
+    if not names:
+        return ()
+    notes = _notes(node)
+    if any((_MARK, name) not in notes for name in names):
+        return None
+    return tuple(notes[(_MARK, name)] for name in names)
 
 
 def has_no_bias(node: Node) -> bool:
-    return bool(fact(node, NO_BIAS))
+    return facts_of(node, (NO_BIAS,)) == (True,)
 
 
 _NORMS = (_NormBase, torch.nn.LayerNorm, torch.nn.GroupNorm, torch.nn.RMSNorm)

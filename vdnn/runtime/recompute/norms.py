@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vdnn.runtime.recompute.node_notes import EPS, NO_BIAS, fact
+from vdnn.runtime.recompute.node_notes import EPS, has_no_bias
 from vdnn.runtime.recompute.operation import Argument, Call, Choice, Node, Operation, Table
 from vdnn.runtime.recompute.saved_values import is_empty
 
@@ -27,14 +27,10 @@ def _has_no_saved_bias(node: Node) -> bool:
     return is_empty(node, "bias")
 
 
-def _has_no_bias(node: Node) -> bool:
-    """The node does not save its bias, so an edge that leads nowhere says nothing: the module knows."""
-    return bool(fact(node, NO_BIAS))
-
-
 _INPUT = Argument("input", 0)
 _WEIGHT = Argument("weight", 1, _has_no_weight)
-_BIAS = Argument(None, 2, _has_no_bias)
+# The node does not save its bias, so an edge that leads nowhere says nothing: the module knows.
+_BIAS = Argument(None, 2, has_no_bias)
 _STATISTICS = (Argument("running_mean"), Argument("running_var"))
 
 

@@ -29,10 +29,11 @@ Unpack = Callable[[Packed], torch.Tensor]
 
 
 class Leaf(NamedTuple):
-    """A leaf that no node saved, and the version that was read."""
+    """A leaf that no node saved, the version that was read, and in which storage (its native address)."""
 
     tensor: torch.Tensor
     version: int
+    storage: int
 
 
 class Constant(NamedTuple):
@@ -96,14 +97,22 @@ class Recipe:
             return unpack(given)
         if isinstance(given, Constant):
             return given.value
-        tensor, version = given
+        tensor, version = given[0], given[1]
         if tensor._version != version:
             raise VdnnError(
                 f"cannot rebuild a tensor by {self.name}: its operand of {tuple(tensor.shape)} was modified in place "
                 f"since (version {tensor._version}, expected {version}). Modify it after backward, or run vdnn.offload "
                 "without recompute."
             )
-        return tensor if isinstance(given, Leaf) else kept_tensor(given)
+        if not isinstance(given, Leaf):
+            return kept_tensor(given)
+        storage = tensor.untyped_storage()
+        if storage._cdata != given.storage or storage.nbytes() < tensor.nbytes:
+            raise VdnnError(
+                f"cannot rebuild a tensor by {self.name}: the parameter of {tuple(tensor.shape)} that it needs has been "
+                "given other memory since, or none (as sharded training does). Run vdnn.offload without recompute."
+            )
+        return tensor
 
     def _done(self, step: Step, inputs: Sequence[Any]) -> torch.Tensor:
         call = step.call
