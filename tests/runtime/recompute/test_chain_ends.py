@@ -121,6 +121,34 @@ def test_a_save_that_was_written_to_since_is_passed_by_for_what_made_it(x: Tenso
     assert saving.recipes[-1].name == "gelu <- neg"
 
 
+@pytest.mark.parametrize("write", [lambda made: made.detach().mul_(2), lambda made: _without_a_graph(made)])
+def test_what_was_written_behind_autograds_back_is_not_rebuilt(write: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    norm = nn.GroupNorm(2, 8)
+    with Saving() as saving:
+        made = norm(x.neg())
+        write(made)
+        before = len(saving.recipes)
+        _saves(made)
+        assert len(saving.recipes) == before
+        changed = norm(x.neg()).relu_().mul_(2)  # as the graph shows
+        _saves(changed)
+    assert saving.recipes[-1].name == "mul <- relu <- group_norm"
+    assert saving.failures == []
+
+
+def _without_a_graph(tensor: Tensor) -> Tensor:
+    with torch.no_grad():
+        return tensor.mul_(2)
+
+
+def test_a_leaf_that_was_given_other_memory_is_refused(x: Tensor) -> None:
+    with Saving() as saving:
+        _saves(x.neg())
+    x.data = x.detach().clone()
+    with pytest.raises(VdnnError, match=r"the parameter of \(2, 8, 6, 6\) that it needs has been given other memory"):
+        saving.recipes[-1].rebuild(saving.unpack)
+
+
 def test_a_leaf_that_nobody_looked_at_before_is_not_read() -> None:
     leaf = torch.randn(4, requires_grad=True)
     with Saving() as saving:

@@ -6,6 +6,8 @@ padding (the value filled in), clamp by tensors; addition of a number, whose edg
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch.nn import functional
 
@@ -103,4 +105,10 @@ TABLE |= {
     "NativeDropoutBackward0": Operation("dropout", _masked, (edge(0), Argument("result1")), ("p",)),
     "ToCopyBackward0": Operation("cast", _cast, FIRST),
     "CloneBackward0": Operation("clone", _clone, FIRST),
+}
+_NEVER_IN_PLACE = ("gelu", "softplus", "log_sigmoid", "glu", "prelu", "rsub", "where", "dropout", "cast", "clone")
+TABLE = {
+    node: replace(entry, may_be_in_place=entry.name not in _NEVER_IN_PLACE)
+    for node, entry in TABLE.items()
+    if isinstance(entry, Operation)
 }

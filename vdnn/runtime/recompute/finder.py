@@ -204,7 +204,9 @@ class _Search:
             managed = packed.managed
             return managed.witness._version == managed.version and managed.table_key[0] != self.avoided
         tensor, version = packed
-        return tensor._version == version and has_plain_storage(tensor) and tensor.untyped_storage()._cdata != self.avoided
+        return (
+            tensor._version == version and has_plain_storage(tensor) and tensor.untyped_storage()._cdata != self.avoided
+        )
 
     def _given(self, given: PackedView | KeptTensor | Leaf) -> _Found:
         held = given if isinstance(given, PackedView) else given[0]
@@ -223,7 +225,8 @@ def _writes_shown(node: Node, operation: Operation | None) -> int:
     count = 0
     while operation is not None and (operation.may_be_in_place or operation.cost is Cost.FREE):
         count += operation.may_be_in_place
-        producer = node.next_functions[0][0]
+        edges = node.next_functions
+        producer = edges[0][0] if edges else None
         if producer is None or producer.name() == _LEAF:
             break
         node, operation = producer, operation_of(producer)

@@ -8,7 +8,7 @@ there at all: only where `is_absent` knows that it was not there does the operat
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
@@ -49,8 +49,8 @@ class Operation:
     whoever called the operation (see node_notes), and without them the chain ends.
 
     With `takes_every_edge` the arguments are all that the node leads to; with `makes_every_output` it makes the output
-    that the call names, and else the first one. `may_be_in_place`: it may have overwritten its first argument, which the
-    name of its node does not say.
+    that the call names, and else the first one. `may_be_in_place`: it may have overwritten its first argument, which
+    the name of its node does not say.
     """
 
     name: str
@@ -89,14 +89,6 @@ FIRST = (edge(0),)
 def unary(name: str, run: Callable[..., torch.Tensor], *scalars: str, slot: str | None = "self") -> Operation:
     """Of one tensor, which some of them save."""
     return Operation(name, run, (Argument(slot, 0),), scalars)
-
-
-def in_place(table: Table, *names: str) -> Table:
-    """The same entries; those with these names may have overwritten their first argument."""
-    return {
-        node: replace(entry, may_be_in_place=True) if isinstance(entry, Operation) and entry.name in names else entry
-        for node, entry in table.items()
-    }
 
 
 def view(name: str, run: Callable[..., torch.Tensor], *scalars: str) -> Operation:

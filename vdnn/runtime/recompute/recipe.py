@@ -109,8 +109,8 @@ class Recipe:
         storage = tensor.untyped_storage()
         if storage._cdata != given.storage or storage.nbytes() < tensor.nbytes:
             raise VdnnError(
-                f"cannot rebuild a tensor by {self.name}: the parameter of {tuple(tensor.shape)} that it needs has been "
-                "given other memory since, or none (as sharded training does). Run vdnn.offload without recompute."
+                f"cannot rebuild a tensor by {self.name}: the parameter of {tuple(tensor.shape)} that it needs has "
+                "been given other memory since, or none (as sharded training does). Run vdnn.offload without recompute."
             )
         return tensor
 
