@@ -7,6 +7,7 @@ padding (the value filled in), clamp by tensors; addition of a number, whose edg
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -87,6 +88,7 @@ TABLE |= {
     "RsubBackward0": _alpha("rsub"),
     "MulBackward0": Operation("mul", lambda call, a, b: torch.mul(a, b), _TWO),
     "DivBackward0": Operation("div", lambda call, a, b: torch.div(a, b), _TWO),
+    "DivBackward1": unary("div", lambda call, x: torch.ops.aten.div.Scalar(x, call.scalars[0]), "other", slot=None),
     "PowBackward0": unary("pow", lambda call, x: torch.pow(x, call.scalars[0]), "exponent"),
     "PowBackward1": Operation("pow", lambda call, a, b: torch.pow(a, b), (saved("self", 0), saved("exponent", 1))),
     "PowBackward2": Operation("pow", lambda call, b: torch.pow(call.scalars[0], b), (saved("exponent", 0),), ("self",)),
@@ -106,9 +108,18 @@ TABLE |= {
     "ToCopyBackward0": Operation("cast", _cast, FIRST),
     "CloneBackward0": Operation("clone", _clone, FIRST),
 }
+_scaled = unary("mul", lambda call, x: torch.ops.aten.mul.Scalar(x, call.scalars[0]), "other", slot=None)
 _NEVER_IN_PLACE = ("gelu", "softplus", "log_sigmoid", "glu", "prelu", "rsub", "where", "dropout", "cast", "clone")
 TABLE = {
     node: replace(entry, may_be_in_place=entry.name not in _NEVER_IN_PLACE)
     for node, entry in TABLE.items()
     if isinstance(entry, Operation)
 }
+
+
+def _scaled_by_a_number(node: Any) -> Operation | None:
+    """In half precision the CPU's in-place variant rounds the number first, and the node does not say which it was."""
+    return _scaled if node._input_metadata[0].dtype.itemsize >= 4 else None
+
+
+TABLE["MulBackward1"] = _scaled_by_a_number

@@ -78,6 +78,12 @@ TABLE: Table = {
         (EPS,),
     ),
     "FusedRmsNormBackward0": Operation("rms_norm", _rms, (_INPUT, _WEIGHT), ("normalized_shape",), (EPS,)),
+    "WeightNormInterfaceBackward0": Operation(
+        "weight_norm",
+        lambda call, v, g: _aten._weight_norm_interface(v, g, call.scalars[0])[0],
+        (Argument("v", 0), Argument("g", 1)),
+        ("dim",),
+    ),
     "NativeGroupNormBackward0": Operation(
         "group_norm",
         _group,

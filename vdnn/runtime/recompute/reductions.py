@@ -52,6 +52,9 @@ _SCALES = ("scales_d", "scales_h", "scales_w")
 TABLE: Table = {
     "SoftmaxBackward0": Operation("softmax", _softmax, FIRST, ("dim",)),
     "LogSoftmaxBackward0": Operation("log_softmax", _log_softmax, FIRST, ("dim",)),
+    "SafeSoftmaxBackward0": Operation(
+        "softmax", lambda call, x: _aten._safe_softmax(x, call.scalars[0], call.dtype), FIRST, ("dim",)
+    ),
     "MeanBackward0": Operation("mean", lambda call, x: x.mean(dtype=call.dtype), FIRST),
     "MeanBackward1": Operation(
         "mean", lambda call, x: x.mean(*call.scalars, dtype=call.dtype), FIRST, ("dim", "keepdim")
