@@ -23,7 +23,20 @@ from vdnn.step_plan import Plan
 class OpenSession(Protocol):
     """Makes a session on a device of its own; options as of vdnn.offload."""
 
-    def __call__(self, policy: str | Plan = "vdnn-all", **options: Any) -> Session: ...
+    def __call__(self, policy: str | Plan | None = None, **options: Any) -> Session: ...
+
+
+# For modules whose tests hold whether storages are copied or rebuilt: those with sessions run twice.
+EITHER_WAY = pytest.mark.either_way
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "either_way: with sessions that copy, and with sessions that rebuild")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "default_policy" in metafunc.fixturenames and metafunc.definition.get_closest_marker("either_way"):
+        metafunc.parametrize("default_policy", ["vdnn-all", "rebuild-all"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +56,19 @@ def schedule(request: pytest.FixtureRequest) -> _C.Schedule:
 
 
 @pytest.fixture
-def open_session(schedule: _C.Schedule) -> Iterator[OpenSession]:
+def default_policy(request: pytest.FixtureRequest) -> str:
+    """That of sessions that are opened without one."""
+    return str(getattr(request, "param", "vdnn-all"))
+
+
+@pytest.fixture
+def open_session(schedule: _C.Schedule, default_policy: str) -> Iterator[OpenSession]:
     opened: list[tuple[Session, _C.OrderingChecker]] = []
 
-    def make(policy: str | Plan = "vdnn-all", **options: Any) -> Session:
+    def make(policy: str | Plan | None = None, **options: Any) -> Session:
         device = _C.OrderingChecker(_C.SimDevice(schedule=schedule, seed=7 + len(opened)))
         sizes = {"min_bytes": 0, "offload_window": "2KiB", "reload_window": "6KiB", **options}
-        opened.append((offload(policy, device=device, **sizes), device))
+        opened.append((offload(policy or default_policy, device=device, **sizes), device))
         return opened[-1][0]
 
     yield make

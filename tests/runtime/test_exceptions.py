@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from tests.runtime.conftest import EITHER_WAY
 from tests.runtime.networks import images, perceptron, small_resnet
 from tests.runtime.side_by_side import assert_nothing_alive, differences, outcome
 from vdnn.runtime.session import Session
+
+pytestmark = EITHER_WAY
 
 
 class Injected(Exception):

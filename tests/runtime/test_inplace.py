@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.conftest import SCHEDULES
+from tests.runtime.conftest import EITHER_WAY
 from tests.runtime.identity.outcome import Snapshot
 from tests.runtime.identity.runs import nudge
 from tests.runtime.inplace_harmless import HARMLESS_CASES
@@ -31,6 +32,8 @@ from tests.runtime.inplace_writes import (
 )
 from vdnn import _C
 from vdnn.runtime.offload import offload
+
+pytestmark = EITHER_WAY
 
 MODIFIED = re.compile(
     r"^one of the variables needed for gradient computation has been modified by an inplace operation: "

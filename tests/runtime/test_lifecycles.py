@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.runtime.conftest import OpenSession
+from tests.runtime.conftest import EITHER_WAY, OpenSession
 from tests.runtime.networks import conv_chain, images, perceptron, small_resnet
 from tests.runtime.side_by_side import (
     assert_nothing_alive,
@@ -18,6 +18,8 @@ from tests.runtime.side_by_side import (
     same_bits,
 )
 from vdnn.runtime.session import Session
+
+pytestmark = EITHER_WAY
 
 
 def test_a_step_is_the_same_as_plain(session: Session) -> None:

@@ -15,12 +15,14 @@ from torch import nn
 
 from tests.conftest import open_fake_device
 from tests.fake_driver.control import LIVE_KINDS, FakeDriver
-from tests.runtime.conftest import OpenSession
+from tests.runtime.conftest import EITHER_WAY, OpenSession
 from tests.runtime.networks import conv_chain, perceptron, small_resnet
 from tests.runtime.side_by_side import alive, assert_nothing_alive, differences, on_threads, outcome
 from vdnn import _C
 from vdnn.runtime.offload import offload, paused
 from vdnn.runtime.session import Session
+
+pytestmark = EITHER_WAY
 
 Step = Callable[[], list[torch.Tensor]]
 

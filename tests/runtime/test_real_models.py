@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tests.runtime.conftest import OpenSession
+from tests.runtime.conftest import EITHER_WAY, OpenSession
 from tests.runtime.networks import (
     UNet,
     images,
@@ -23,6 +23,8 @@ from tests.runtime.networks import (
 from tests.runtime.side_by_side import assert_nothing_alive, assert_same_as_plain
 from vdnn.runtime.counters import Kept
 from vdnn.runtime.session import Session
+
+pytestmark = EITHER_WAY
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "resnet": small_resnet,

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tests.runtime.conftest import OpenSession
+from tests.runtime.conftest import EITHER_WAY, OpenSession
 from tests.runtime.networks import Dense, Inception, Residual, UNet, conv_chain, images, perceptron
 from tests.runtime.side_by_side import assert_nothing_alive, assert_same_as_plain
 from vdnn.runtime.counters import Kept
 from vdnn.runtime.session import Session
+
+pytestmark = EITHER_WAY
 
 Forward = Callable[[], torch.Tensor]
 
@@ -128,7 +130,7 @@ def test_a_topology_is_the_same_as_plain_with_one_copy_per_storage_version(sessi
 
 
 def test_a_chain_moves_exactly_the_bytes_that_its_layers_save(open_session: OpenSession) -> None:
-    session = open_session(offload_window=1)
+    session = open_session("vdnn-all", offload_window=1)
     images_, channels = 2, 4
     model, x = conv_chain(channels), images(images_)
     with session:

@@ -9,11 +9,12 @@ import torch
 
 from tests.conftest import SCHEDULES
 from tests.runtime.architectures import NAMES, build
+from tests.runtime.conftest import EITHER_WAY
 from tests.runtime.side_by_side import assert_same_as_plain, differences, outcome
 from vdnn import _C
 from vdnn.runtime.session import Session
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [EITHER_WAY, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
 
 # Each under one schedule, in turn, to save time: what differs between schedules is tested on smaller models.
 CASES = [pytest.param(SCHEDULES[index % len(SCHEDULES)], name, id=name) for index, name in enumerate(NAMES)]

@@ -16,13 +16,15 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import vdnn
-from tests.runtime.conftest import OpenSession
+from tests.runtime.conftest import EITHER_WAY, OpenSession
 from tests.runtime.networks import conv_chain, images, perceptron
 from tests.runtime.side_by_side import assert_nothing_alive, assert_same_as_plain
 from vdnn import _C
 from vdnn.runtime.session import Session
 from vdnn.runtime.transport import Transport
 from vdnn.runtime.virtual_machine import VirtualMachine
+
+pytestmark = EITHER_WAY
 
 # The reports that were found most telling, in the order of the survey; of a group the first.
 REPORTS = (

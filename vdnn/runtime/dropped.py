@@ -92,7 +92,6 @@ class Dropped:
     def rebuild(self, managed: ManagedStorage, unpack: Callable[[Any], torch.Tensor]) -> None:
         """`unpack` makes the operands. On the current stream."""
         transport = managed.transport
-        stream = transport.current_stream()
         if managed.observer is not None:
             managed.observer.about_to_reload(managed)
         self._rebuilt = None
@@ -102,6 +101,7 @@ class Dropped:
             raise VdnnError(f"{label_text(managed.geometry, managed.saved_in)}: {error}") from error
         if storage.nbytes() != managed.nbytes:
             raise RuntimeError(f"a rebuild made {storage.nbytes()} bytes instead of {managed.nbytes}")
+        stream = transport.current_stream()
         if transport.is_checked:
             address = transport.address_of(storage)
             transport.device.note_access(address, managed.nbytes, _C.Access.WRITE, stream, "rebuild")

@@ -59,6 +59,8 @@ def offload(
     check_device(device)
     if type(warmup_steps) is not int or warmup_steps < 0:
         raise ValueError(f"warmup_steps: expected a number of steps, 0 or more, got {warmup_steps!r}.")
+    if not isinstance(recompute, bool):
+        raise TypeError(f"recompute: expected True or False, got {recompute!r}.")
     wanted = None if budget is None else parse_budget(budget)
     plan = policy if isinstance(policy, Plan) else None
     if plan is not None and wanted is not None:

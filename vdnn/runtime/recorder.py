@@ -129,7 +129,9 @@ class Recorder:
         if self._is_rebuilding:
             yield
             return
-        self._is_rebuilding, self._rebuild_mark = True, mark
+        self._is_rebuilding = True
+        if self._rebuild_mark is None:
+            self._rebuild_mark = mark  # of several in a row the first
         try:
             yield
         finally:

@@ -308,9 +308,10 @@ class ManagedStorage:
         return target.tensor.untyped_storage(), target.begin
 
     def drop(self, recipe: RebuildRecipe) -> bool:
-        """Gives up the source without a copy; its operation is over. False if it is no longer what was saved."""
-        source = self._source
-        if source is None or self._copy is not None or self.witness._version != self.version:
+        """Gives up the source without a copy. False if it is no longer what was saved, or if hooks have run on several
+        streams: another may read it yet, and there is no copy for it to wait for."""
+        source, is_changed = self._source, self.witness._version != self.version
+        if source is None or is_changed or self._copy is not None or len(self.transport.streams) > 1:
             return False
         self.dropped = Dropped(source, recipe)
         self._source = None

@@ -1,7 +1,8 @@
 """A pack hook that keeps every tensor, hands out what looks managed, and rebuilds what has a recipe.
 
-Every tensor that is no leaf is packed as a managed one. Where find_recipe knows a way, the way is gone at once and its
-result compared with the kept tensor bit for bit; nothing is taken on trust and nothing is skipped unseen.
+Every tensor that is no leaf is packed as a managed one. Where find_recipe knows a way, the way is gone at once, and
+again whenever the tensor is used, and its result compared with the kept tensor bit for bit; nothing is taken on trust
+and nothing is skipped unseen.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class StandIn(PackedView):
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor.detach()
+        self.recipe: Recipe | None = None
         self.geometry = (tensor.dtype, tensor.size(), tensor.stride())
         key = (tensor.untyped_storage()._cdata, 0, tensor.untyped_storage().nbytes())
         self.managed: Any = SimpleNamespace(witness=self.tensor, version=tensor._version, table_key=key, views=1)
@@ -43,6 +45,7 @@ class Saving:
         self._dear = dear
         self._rebuilds = rebuilds
         self.saves = 0
+        self.rebuilt_at_use = 0
         self.recipes: list[Recipe] = []
         self.failures: list[str] = []
         self.names: Counter[str] = Counter()
@@ -76,6 +79,7 @@ class Saving:
         for one in self.without_history[:]:
             recipe = owner_recipe(one, node, self.unpack)
             if recipe is not None:
+                one.recipe = recipe
                 self._tried(recipe, one.tensor)
                 self.without_history.remove(one)
         if node is None:
@@ -84,12 +88,19 @@ class Saving:
             return packed
         recipe = find_recipe(tensor, node, self.unpack, max_depth=self._max_depth, dear=self._dear)
         if recipe is not None:
+            packed.recipe = recipe
             self._tried(recipe, tensor)
         note_saved(node, tensor.output_nr, packed)
         return packed
 
     def unpack(self, packed: Any) -> torch.Tensor:
-        return packed.tensor if isinstance(packed, StandIn) else packed[0]
+        if not isinstance(packed, StandIn):
+            leaf: torch.Tensor = packed[0]
+            return leaf
+        if packed.recipe is not None and self._rebuilds:
+            self.rebuilt_at_use += 1
+            self._compared(packed.recipe, packed.tensor, _held)
+        return packed.tensor
 
     def _tried(self, recipe: Recipe, tensor: torch.Tensor) -> None:
         self.recipes.append(recipe)
@@ -101,23 +112,32 @@ class Saving:
 
         def unpack(packed: Any) -> torch.Tensor:
             asked.append(packed)
-            return self.unpack(packed)
+            return _held(packed)
 
+        self._compared(recipe, tensor, unpack)
+        if asked != list(recipe.operands):
+            self.failures.append(f"{recipe.name}: asked for {len(asked)} operands of {len(recipe.operands)}")
+
+    def _compared(self, recipe: Recipe, tensor: torch.Tensor, unpack: Any) -> None:
         try:
             complaint = difference(recipe.rebuild(unpack), tensor)
         except VdnnError as error:  # whoever runs the operation may expect errors
             complaint = str(error)
         if complaint:
             self.failures.append(f"{recipe.name}: {complaint}")
-        if asked != list(recipe.operands):
-            self.failures.append(f"{recipe.name}: asked for {len(asked)} operands of {len(recipe.operands)}")
+
+
+def _held(packed: Any) -> torch.Tensor:
+    held: torch.Tensor = packed.tensor if isinstance(packed, StandIn) else packed[0]
+    return held
 
 
 def difference(rebuilt: torch.Tensor, tensor: torch.Tensor) -> str:
     """How what was rebuilt differs from the tensor, or from the whole that it is a view of; empty if it does not."""
     geometry = (rebuilt.dtype, rebuilt.size(), rebuilt.stride(), rebuilt.storage_offset())
     bases = [one for one in (tensor, tensor._base) if one is not None]
-    if geometry not in [(one.dtype, one.size(), one.stride(), one.storage_offset()) for one in bases]:
+    is_part = tensor.untyped_storage().nbytes() != tensor.nbytes
+    if not is_part and geometry not in [(one.dtype, one.size(), one.stride(), one.storage_offset()) for one in bases]:
         return f"{geometry} instead of {(tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())}"
     ours, theirs = (torch.empty(0, dtype=torch.uint8).set_(one.untyped_storage()) for one in (rebuilt, tensor))
     if ours.numel() != theirs.numel():

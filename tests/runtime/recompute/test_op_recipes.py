@@ -7,7 +7,8 @@ leaves and from results of another operation; what the operation saves of its ow
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ def test_what_has_a_recipe_is_rebuilt_bit_for_bit(chunk: int, record_property: R
         assert dtype is not None
         sample = largest_sample_of(op, dtype)
         assert sample is not None, f"{op.formatted_name} has no sample"
-        samples.append(sample)
+        samples += _and_in_place(op, [sample])
     assert _rebuilt(samples, record_property) >= LEAST
 
 
@@ -46,7 +47,14 @@ def test_what_has_a_recipe_is_rebuilt_bit_for_bit_from_every_sample(chunk: int, 
         also = [dtype for dtype in (torch.bfloat16, torch.float16, torch.complex64) if dtype in supported]
         for dtype in dict.fromkeys((dtype_of(op), *also)):
             assert dtype is not None
-            _rebuilt(samples_of(op, dtype), record_property)
+            _rebuilt(_and_in_place(op, samples_of(op, dtype)), record_property)
+
+
+def _and_in_place(op: Any, samples: Iterable[OpSample]) -> Iterator[OpSample]:
+    for sample in samples:
+        yield sample
+        if op.inplace_variant is not None:
+            yield replace(sample, name=f"in-place {sample.name}", call=op.inplace_variant)
 
 
 def _rebuilt(samples: Iterable[OpSample], record: Record) -> int:

@@ -54,6 +54,7 @@ def test_a_network_of_convolutions(name: str, layout: torch.memory_format, autoc
     print(f"{name}: {len(saving.recipes)} of {saving.saves} saves rebuilt: {dict(saving.names)}")
     assert saving.failures == []
     assert len(saving.recipes) >= 3
+    assert saving.rebuilt_at_use
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
@@ -70,6 +71,7 @@ def test_an_architecture_of_transformers(name: str, autocast: bool) -> None:
     print(f"{name}: {len(saving.recipes)} of {saving.saves} saves rebuilt: {dict(saving.names)}")
     assert saving.failures == []
     assert len(saving.recipes) >= 3
+    assert saving.rebuilt_at_use
 
 
 def _stepped(forward: Step, *, autocast: bool, dear: bool) -> Saving:

@@ -6,6 +6,7 @@ padding (the value filled in), clamp by tensors; addition of a number, whose edg
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +34,7 @@ def _masked(call: Call, input: Tensor, mask: Tensor) -> Tensor:
         made: Tensor = torch.ops.aten.mul_.Scalar(masked, 0.0 if kept == 0 else 1.0 / kept)
         return made
     if input.dtype is not torch.float64:
-        kept = float(torch.tensor(kept, dtype=torch.float32, device="cpu"))
+        (kept,) = struct.unpack("f", struct.pack("f", kept))
     return masked.mul_(0.0 if kept == 0 else 1.0 / kept)
 
 

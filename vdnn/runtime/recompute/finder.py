@@ -135,6 +135,8 @@ class _Search:
         if inputs is None:
             return None
         output = node._input_metadata[output_nr]
+        if output.is_nested_tensor:
+            return None
         dtype, shape = (output.dtype, torch.Size(output.shape)) if of_indices is None else of_indices[:2]
         call = Call(scalars + facts, dtype, shape, output.device, output_nr)
         return _Made(operation, call, inputs, own + max((one.height for one in inputs if one is not None), default=0))

@@ -9,6 +9,7 @@ rebuilt from it.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import NamedTuple
@@ -26,20 +27,17 @@ class _Seen(NamedTuple):
     sequence_nr: int
 
 
-_seen: dict[int, _Seen] = {}  # by id; a reference that is dead takes its entry along
+# By thread and id: sequence numbers are a thread's own. A leaf that is dead takes its entries along.
+_seen: dict[tuple[int, int], _Seen] = {}
 
 
 def observe(leaf: torch.Tensor) -> None:
-    """Called before an operation may read it. Any number of times."""
-    known = _seen.get(id(leaf))
+    """Called before an operation of this thread may read it. Any number of times."""
+    key = (threading.get_ident(), id(leaf))
+    known = _seen.get(key)
     version = leaf._version
-    if known is not None and known.version == version and known.reference() is leaf:
-        # Still at the version it was at then; a forward on another thread may count from a lower number.
-        if known.sequence_nr > _sequence_nr():
-            _seen[id(leaf)] = known._replace(sequence_nr=_sequence_nr())
-        return
-    key = id(leaf)
-    _seen[key] = _Seen(weakref.ref(leaf, lambda dead: _forget(key, dead)), version, _sequence_nr())
+    if known is None or known.version != version or known.reference() is not leaf:
+        _seen[key] = _Seen(weakref.ref(leaf, lambda dead: _forget(key, dead)), version, _sequence_nr())
 
 
 def observe_parameters(module: torch.nn.Module) -> None:
@@ -50,14 +48,15 @@ def observe_parameters(module: torch.nn.Module) -> None:
 
 
 def version_read(leaf: torch.Tensor, node: Node) -> int | None:
-    """The version that `node`'s operation read, if that is the present one; None if that is not known."""
-    known = _seen.get(id(leaf))
+    """The version that `node`'s operation read, if that is the present one; None if that is not known. Called on the
+    thread of the operation."""
+    known = _seen.get((threading.get_ident(), id(leaf)))
     if known is None or known.reference() is not leaf or known.version != leaf._version:
         return None
     return known.version if known.sequence_nr <= node._sequence_nr() else None
 
 
-def _forget(key: int, dead: weakref.ref[torch.Tensor]) -> None:
+def _forget(key: tuple[int, int], dead: weakref.ref[torch.Tensor]) -> None:
     known = _seen.get(key)
     if known is not None and known.reference is dead:
         _seen.pop(key, None)
