@@ -6,7 +6,7 @@ A cell is a network on a card under a budget between the least that any plan rea
 each policy that plans, a line of JSON goes to the file: predicted step and peak, whether it fits, seconds of planning.
 For `auto` also the certified bound, and its regret when costs were wrong by up to 20 %; with `--run` the same step run
 in virtual time. Cells that the file has already are not done again, so it can be stopped and gone on with. The table
-reads only the file.
+(benchmarks/plan_matrix_table.py) reads only the file.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import benchmarks.models as models
+from benchmarks.executed_steps import ExecutedSteps
 from benchmarks.models.workload import Workload
+from benchmarks.plan_matrix_table import render
 from benchmarks.progress import Progress
-from benchmarks.text_table import render_table
 from vdnn.errors import BudgetError
 from vdnn.hardware import load_profile
 from vdnn.planning.costs import LinkCosts, profile_costs
@@ -55,6 +56,8 @@ HARDWARE = ("titan-x", "v100-32", "h100", "h200")
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)  # of the way from the least to everything kept
 _ERROR = 0.2
 
+CellKey = tuple[str, str, float, str]  # network, card, share of the budget, policy
+
 
 def costs_gone_wrong(recording: Recording, costs: LinkCosts, seed: int = 0) -> tuple[Recording, LinkCosts]:
     """Each computing time, and each way of the link, wrong by up to a fifth either way."""
@@ -77,31 +80,63 @@ def regret(recording: Recording, costs: LinkCosts, budget_bytes: int, best_ns: i
     return simulate(recording, plan, costs).step_ns / best_ns - 1
 
 
-def cells_of(
-    name: str, hardware: str, shares: Sequence[float], policies: Sequence[str], run: Sequence[str], *, certify: bool
-) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of each network and card. Policies in `run` are run in virtual time too; with `has_rebuilds` off
+    the planners see a recording in which nothing can be rebuilt: keep and offload are all there is. `done` are cells
+    that are there already."""
+
+    policies: Sequence[str]
+    run: Collection[str] = ()
+    shares: Sequence[float] = SHARES
+    certify: bool = True
+    has_rebuilds: bool = True
+    done: Collection[CellKey] = ()
+
+    def missing(self, name: str, hardware: str) -> dict[float, list[str]]:
+        """Policies by share."""
+        missing = {
+            share: [policy for policy in self.policies if (name, hardware, share, policy) not in self.done]
+            for share in self.shares
+        }
+        return {share: policies for share, policies in missing.items() if policies}
+
+
+def without_rebuilds(recording: Recording) -> Recording:
+    return replace(recording, lifetimes=tuple(replace(one, rebuild=None) for one in recording.lifetimes))
+
+
+def cells_of(name: str, hardware: str, asked: Asked) -> Iterator[dict[str, Any]]:
+    """The step is rehearsed once for all of them."""
+    missing = asked.missing(name, hardware)
+    if not missing:
+        return
     make, batch = NETWORKS[name]
     subject = subject_of(make, batch)
     profile = load_profile(hardware)
     recording, costs = rehearse(subject, profile).recording, profile_costs(profile)
+    if not asked.has_rebuilds:
+        recording = without_rebuilds(recording)
     least, most = least_bytes(recording), recording.peak_bytes
-    for share in shares:
-        budget_bytes = least + round((most - least) * share)
-        for policy in policies:
-            cell = {"network": name, "batch": batch, "hardware": hardware, "share": share, "policy": policy}
-            try:
-                planned = plan_step(recording, costs, budget_bytes, policy, certify=certify and policy == "auto")
-            except BudgetError:
-                yield {**cell, "fits": False}
-                continue
-            cell |= _figures(planned, budget_bytes)
-            if policy == "auto":
-                cell["regret"] = regret(recording, costs, budget_bytes, planned.timeline.step_ns)
-            if policy in run:
-                executed = rehearse(subject, profile, plan=planned.plan).timeline
-                assert executed is not None, "there was a plan"
-                cell["executed_ns"], cell["executed_peak_bytes"] = executed.step_ns, executed.peak_bytes
-            yield cell
+    with ExecutedSteps(subject, profile) as steps:
+        for share, policies in missing.items():
+            budget_bytes = least + round((most - least) * share)
+            for policy in policies:
+                cell = {"network": name, "batch": batch, "hardware": hardware, "share": share, "policy": policy}
+                try:
+                    planned = plan_step(
+                        recording, costs, budget_bytes, policy, certify=asked.certify and policy == "auto"
+                    )
+                except BudgetError:
+                    yield {**cell, "fits": False}
+                    continue
+                cell |= _figures(planned, budget_bytes)
+                if policy == "auto":
+                    cell["regret"] = regret(recording, costs, budget_bytes, planned.timeline.step_ns)
+                if policy in asked.run:
+                    executed = steps.run(planned.plan)
+                    cell["executed_ns"], cell["executed_peak_bytes"] = executed
+                yield cell
 
 
 def _figures(planned: PlannedStep, budget_bytes: int) -> dict[str, Any]:
@@ -115,67 +150,6 @@ def _figures(planned: PlannedStep, budget_bytes: int) -> dict[str, Any]:
         "bound_ns": None if planned.bound is None else planned.bound.step_ns,
         "plan_seconds": round(planned.plan_seconds, 3),
     }
-
-
-# Reading.
-
-
-def render(cells: Sequence[dict[str, Any]]) -> str:
-    by_cell: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
-    for cell in cells:
-        by_cell.setdefault((cell["network"], cell["hardware"], cell["share"]), {})[cell["policy"]] = cell
-    policies = list(dict.fromkeys(cell["policy"] for cell in cells))
-    rows = []
-    for policy in policies:
-        mine = [found[policy] for found in by_cell.values() if policy in found]
-        fitting = [cell for cell in mine if cell["fits"]]
-        ratios = [
-            cell["step_ns"] / best["step_ns"]
-            for found in by_cell.values()
-            if (cell := found.get(policy)) and cell["fits"] and (best := found.get("auto"))
-        ]
-        rows.append(
-            (
-                policy,
-                f"{len(fitting)} of {len(mine)}",
-                f"{statistics.median(ratios):.3f}" if ratios else "",
-                f"{max(ratios):.2f}" if ratios else "",
-                str(sum(ratio < 1 for ratio in ratios)),
-                f"{max(cell.get('plan_seconds', 0) for cell in mine):.2f}",
-            )
-        )
-    header = ("policy", "fits", "median / auto", "worst / auto", "faster than auto", "most seconds")
-    return render_table("Plans of all policies", header, rows, _remarks(cells))
-
-
-def _remarks(cells: Sequence[dict[str, Any]]) -> list[str]:
-    remarks = []
-    gaps = sorted(
-        max(0.0, cell["step_ns"] / cell["bound_ns"] - 1)
-        for cell in cells
-        if cell["policy"] == "auto" and cell["fits"] and cell.get("bound_ns")
-    )
-    if gaps:
-        near = sum(gap <= 0.02 for gap in gaps) / len(gaps)
-        remarks.append(
-            f"Certified gap of auto over {len(gaps)} cells: median {100 * statistics.median(gaps):.2f} %, "
-            f"95th percentile {100 * gaps[int(0.95 * (len(gaps) - 1))]:.2f} %, worst {100 * gaps[-1]:.2f} %; "
-            f"{100 * near:.1f} % of the cells are within 2 %."
-        )
-    executed = [cell for cell in cells if "executed_ns" in cell]
-    same = sum(
-        cell["executed_ns"] == cell["step_ns"] and cell["executed_peak_bytes"] == cell["peak_bytes"]
-        for cell in executed
-    )
-    if executed:
-        remarks.append(f"Run in virtual time: {same} of {len(executed)} steps as foretold, to the nanosecond and byte.")
-    regrets = [cell["regret"] for cell in cells if "regret" in cell]
-    if regrets:
-        remarks.append(
-            f"Regret of auto with costs wrong by up to 20 %: median {100 * statistics.median(regrets):.2f} %, worst "
-            f"{100 * max(regrets):.2f} %."
-        )
-    return remarks
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -205,26 +179,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--policies", default="all", metavar="NAMES")
     parser.add_argument("--run", default="auto", metavar="NAMES", help="policies that are run too; none for none")
     parser.add_argument("--no-bound", action="store_true")
+    parser.add_argument("--without-rebuilds", action="store_true", help="plans keep and offload only")
     options = parser.parse_args(arguments)
     networks = _names(options.networks, list(NETWORKS), "networks")
-    policies = _names(options.policies, planner_names(), "policies")
-    run = [] if options.run == "none" else _names(options.run, planner_names(), "policies")
+    asked = Asked(
+        _names(options.policies, planner_names(), "policies"),
+        [] if options.run == "none" else _names(options.run, planner_names(), "policies"),
+        certify=not options.no_bound,
+        has_rebuilds=not options.without_rebuilds,
+        done={key_of(cell) for cell in read(options.results)},
+    )
     hardware = options.hardware.split(",")
-    done = {(cell["network"], cell["hardware"]) for cell in read(options.results) if cell["share"] == SHARES[-1]}
     options.results.parent.mkdir(parents=True, exist_ok=True)
     progress = Progress("plan_matrix", len(networks) * len(hardware))
     for name in networks:
         for card in hardware:
             progress.begin(f"{name} on {card}")
-            if (name, card) in done:
-                continue
-            with options.results.open("a") as lines:
-                for cell in cells_of(name, card, SHARES, policies, run, certify=not options.no_bound):
-                    lines.write(json.dumps(cell) + "\n")
-                    lines.flush()
+            began_s = time.monotonic()
+            cells = _written(cells_of(name, card, asked), options.results)
+            if cells:
+                seconds = time.monotonic() - began_s
+                print(f"{name} on {card}: {cells} plans in {seconds:.1f} s", file=sys.stderr)
     progress.end()
     print(render(read(options.results)))
     return 0
+
+
+def key_of(cell: dict[str, Any]) -> CellKey:
+    return cell["network"], cell["hardware"], cell["share"], cell["policy"]
+
+
+def _written(cells: Iterator[dict[str, Any]], path: Path) -> int:
+    """Each at once, so that what was done is there whenever this ends. How many."""
+    count = 0
+    with path.open("a") as lines:
+        for cell in cells:
+            lines.write(json.dumps(cell) + "\n")
+            lines.flush()
+            count += 1
+    return count
 
 
 if __name__ == "__main__":

@@ -1,0 +1,115 @@
+"""The table of a matrix of plans: each policy against `auto`, and what the certified bound and the runs say of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.text_table import render_table
+
+Cell = dict[str, Any]
+_NEAR = 0.02  # a certified gap that is aimed at
+_LONGEST_LIST = 12
+
+
+def render(cells: Sequence[Cell]) -> str:
+    by_cell: dict[tuple[Any, ...], dict[str, Cell]] = {}
+    for cell in cells:
+        by_cell.setdefault((cell["network"], cell["hardware"], cell["share"]), {})[cell["policy"]] = cell
+    rows = [_row(policy, list(by_cell.values())) for policy in dict.fromkeys(cell["policy"] for cell in cells)]
+    header = ("policy", "fits", "median / auto", "worst / auto", "faster than auto", "most seconds", "as foretold")
+    cards = dict.fromkeys(cell["hardware"] for cell in cells)
+    networks = dict.fromkeys(cell["network"] for cell in cells)
+    title = f"Plans of all policies: {len(networks)} networks, {', '.join(cards)}; {len(by_cell)} cells"
+    remarks = [*_gaps(cells), *_runs(cells), *_regrets(cells), *_faster(list(by_cell.values()))]
+    return render_table(title, header, rows, remarks)
+
+
+def _row(policy: str, by_cell: Sequence[dict[str, Cell]]) -> tuple[str, ...]:
+    mine = [found[policy] for found in by_cell if policy in found]
+    ratios = [
+        cell["step_ns"] / best["step_ns"]
+        for found in by_cell
+        if (cell := found.get(policy)) and cell["fits"] and (best := found.get("auto"))
+    ]
+    executed = [cell for cell in mine if "executed_ns" in cell]
+    return (
+        policy,
+        f"{sum(cell['fits'] for cell in mine)} of {len(mine)}",
+        f"{statistics.median(ratios):.3f}" if ratios else "",
+        f"{max(ratios):.2f}" if ratios else "",
+        str(sum(ratio < 1 for ratio in ratios)),
+        f"{max(cell.get('plan_seconds', 0) for cell in mine):.2f}",
+        f"{sum(map(is_as_foretold, executed))} of {len(executed)}" if executed else "",
+    )
+
+
+def is_as_foretold(cell: Cell) -> bool:
+    """To the nanosecond and the byte."""
+    return (cell["executed_ns"], cell["executed_peak_bytes"]) == (cell["step_ns"], cell["peak_bytes"])
+
+
+def certified_gap(cell: Cell) -> float:
+    return max(0.0, float(cell["step_ns"] / cell["bound_ns"] - 1))
+
+
+def _gaps(cells: Sequence[Cell]) -> list[str]:
+    bounded = [cell for cell in cells if cell["policy"] == "auto" and cell["fits"] and cell.get("bound_ns")]
+    if not bounded:
+        return []
+    bounded.sort(key=certified_gap)
+    gaps = [certified_gap(cell) for cell in bounded]
+    near = sum(gap <= _NEAR for gap in gaps)
+    said = [
+        f"Certified gap of auto over {len(gaps)} cells: median {100 * statistics.median(gaps):.2f} %, "
+        f"95th percentile {100 * gaps[int(0.95 * (len(gaps) - 1))]:.2f} %, worst {100 * gaps[-1]:.2f} %; "
+        f"{near} cells, {100 * near / len(gaps):.1f} %, are within {100 * _NEAR:.0f} %, "
+        f"{sum(gap == 0 for gap in gaps)} are certified optimal."
+    ]
+    wide = [cell for cell in reversed(bounded) if certified_gap(cell) > _NEAR]
+    if wide:
+        places = Counter(f"{cell['network']} on {cell['hardware']}" for cell in wide)
+        said.append(f"Beyond {100 * _NEAR:.0f} %: " + ", ".join(f"{place} {count}" for place, count in places.items()))
+    return said
+
+
+def _runs(cells: Sequence[Cell]) -> list[str]:
+    executed = [cell for cell in cells if "executed_ns" in cell]
+    if not executed:
+        return []
+    same = sum(map(is_as_foretold, executed))
+    return [f"Run in virtual time: {same} of {len(executed)} steps as foretold, to the nanosecond and byte."]
+
+
+def _regrets(cells: Sequence[Cell]) -> list[str]:
+    regrets = [cell["regret"] for cell in cells if "regret" in cell]
+    if not regrets:
+        return []
+    return [
+        f"Regret of auto with costs wrong by up to 20 %, over {len(regrets)} cells: median "
+        f"{100 * statistics.median(regrets):.2f} %, worst {100 * max(regrets):.2f} %."
+    ]
+
+
+def _faster(by_cell: Sequence[dict[str, Cell]]) -> list[str]:
+    """Cells in which auto is not the fastest, the worst first."""
+    found = []
+    for policies in by_cell:
+        auto = policies.get("auto")
+        fitting = [cell for cell in policies.values() if cell["fits"]]
+        if auto is None or not fitting:
+            continue
+        best = min(fitting, key=lambda cell: cell["step_ns"])
+        if best["step_ns"] < auto["step_ns"]:
+            found.append((auto["step_ns"] / best["step_ns"] - 1, best))
+    if not found:
+        return ["Nobody is faster than auto in any cell."]
+    found.sort(key=lambda one: -one[0])
+    listed = [
+        f"{cell['policy']} on {cell['network']}, {cell['hardware']}, {100 * cell['share']:.0f} %: {100 * by:.3f} %"
+        for by, cell in found[:_LONGEST_LIST]
+    ]
+    more = "" if len(found) <= _LONGEST_LIST else f", and {len(found) - _LONGEST_LIST} more"
+    return [f"Faster than auto in {len(found)} cells: " + "; ".join(listed) + more]
