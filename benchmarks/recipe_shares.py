@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -217,9 +218,16 @@ def _of_transformers(name: str, tokens: int, **shape: Any) -> Callable[[int], An
         configuration = getattr(transformers, f"{name}Config")(use_cache=False, **shape)
         model = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(configuration)
         text = torch.randint(configuration.vocab_size, (batch, tokens))
-        return model, lambda: model(input_ids=text, labels=text).loss
+        return model, lambda: _loss_of_one_text_a_row(model, text)
 
     return made
+
+
+def _loss_of_one_text_a_row(model: Any, text: torch.Tensor) -> torch.Tensor:
+    """On tensors without data transformers cannot see that each row is one text, and would make masks."""
+    with mock.patch("transformers.masking_utils.find_packed_sequence_indices", return_value=None):
+        loss: torch.Tensor = model(input_ids=text, labels=text).loss
+    return loss
 
 
 _LLAMA = {
