@@ -11,16 +11,12 @@ _aten = torch.ops.aten
 
 
 def _softmax(call: Call, input: Tensor) -> Tensor:
-    return torch._softmax(input, call.scalars[0], _widens(call, input))
+    # CUDA's kernels may read half precision and write single.
+    return torch._softmax(input, call.scalars[0], input.dtype is not call.dtype)
 
 
 def _log_softmax(call: Call, input: Tensor) -> Tensor:
-    return torch._log_softmax(input, call.scalars[0], _widens(call, input))
-
-
-def _widens(call: Call, input: Tensor) -> bool:
-    """CUDA's kernels read half precision and write single."""
-    return input.dtype is torch.float16 and call.dtype is torch.float32
+    return torch._log_softmax(input, call.scalars[0], input.dtype is not call.dtype)
 
 
 def _pool(name: str, run: str, *scalars: str, output: int | None = None) -> Operation:
