@@ -64,13 +64,16 @@ class Point:
 class Rebuild:
     """How a storage can be made anew instead of being brought back: by `operation`, such as "relu <- batch_norm", from
     these lifetimes, which it uses in this order. From `known_point` on it may be given up for that. `extra_bytes` are
-    needed at most above what was allocated before, its own included."""
+    needed at most above what was allocated before, its own included. A codec is one that reads nothing and leaves
+    `kept_bytes` in its place, which takes `giving_up_ns` right before that point."""
 
     operation: str
     inputs: tuple[int, ...]
     known_point: int
     compute_ns: int
     extra_bytes: int
+    kept_bytes: int = 0
+    giving_up_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

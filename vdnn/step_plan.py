@@ -23,6 +23,7 @@ class Action(Enum):
     KEEP = "keep"
     OFFLOAD = "offload"
     RECOMPUTE = "recompute"
+    COMPRESS = "compress"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,17 @@ class Absence:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLifetime:
-    """OFFLOAD has absences, in order; between two of them it is used. The others have none: what is to RECOMPUTE goes
-    as soon as it can, and is made again when it is used first."""
+    """OFFLOAD has absences, in order; between two of them it is used. The others have none: what is to RECOMPUTE or to
+    COMPRESS goes as soon as it can, and is made again when it is used first."""
+
 
     nbytes: int
     action: Action
     absences: tuple[Absence, ...] = ()
+
+    @property
+    def is_rebuilt(self) -> bool:
+        return self.action in (Action.RECOMPUTE, Action.COMPRESS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,18 @@ def rebuildable(
     return replace(recording, lifetimes=lifetimes)
 
 
+def compressible(recording: Recording, index: int, giving_up_ns: int) -> Recording:
+    """The same, with what can be rebuilt leaving a part of itself behind."""
+    old = recording.lifetimes[index]
+    assert old.rebuild is not None, "it can be rebuilt"
+    kept_bytes = -(-old.nbytes // 8)
+    rebuild = replace(old.rebuild, kept_bytes=kept_bytes, giving_up_ns=giving_up_ns)
+    lifetimes = tuple(
+        replace(one, rebuild=rebuild) if place == index else one for place, one in enumerate(recording.lifetimes)
+    )
+    return replace(recording, lifetimes=lifetimes)
+
+
 @strategies.composite
 def any_rebuildable_recording(draw: strategies.DrawFn, most: int = 4) -> Recording:
     """Some of it can be rebuilt from some of what was saved before it."""
@@ -107,4 +119,6 @@ def any_rebuildable_recording(draw: strategies.DrawFn, most: int = 4) -> Recordi
             inputs = tuple(one for one in range(index) if draw(strategies.booleans()))
             compute_ns, extra = draw(strategies.integers(0, 60)), draw(strategies.integers(0, 20))
             recording = rebuildable(recording, index, inputs, compute_ns, extra)
+            if not inputs and draw(strategies.booleans()):
+                recording = compressible(recording, index, draw(strategies.integers(0, 10)))
     return recording

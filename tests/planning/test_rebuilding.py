@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 
 from tests.planning.exhaustive import count_of_plans, shortest_steps
-from tests.planning.recordings import LINKS, RESIDENT, any_rebuildable_recording, chain, rebuildable
+from tests.planning.recordings import LINKS, RESIDENT, any_rebuildable_recording, chain, compressible, rebuildable
 from vdnn.errors import VdnnError
 from vdnn.planning.bound import lower_bound
 from vdnn.planning.costs import LinkCosts
@@ -43,6 +43,19 @@ def test_a_rebuild_reads_computes_and_stays() -> None:
     assert rebuilt.points[5].allocated_bytes == RESIDENT + 10 + 20
     assert rebuilt.lifetimes[0].uses == (4, 6)
     assert rebuilt.lifetimes[0].read == (5, 7)
+
+
+def test_a_codec_leaves_a_part_and_takes_time_twice() -> None:
+    recording = compressible(rebuildable(chain([10, 80, 30]), 1, (), compute_ns=7), 1, giving_up_ns=3)
+    packed = with_rebuilds(recording, {1})
+    assert [point.compute_ns for point in packed.points] == [1000, 1003, 1000, 1000, 1007, 1000, 1000]
+    assert packed.points[1].peak_bytes == RESIDENT + 10 + 80 + 10, "while it is packed both are there"
+    assert packed.points[2].peak_bytes == RESIDENT + 10 + 10 + 30
+    assert packed.points[4].peak_bytes == RESIDENT + 10 + 10 + 80
+    slow = LinkCosts(1e7, 1e7, 2e7, 0)  # no copy hides behind anything
+    planned = plan_step(recording, slow, recording.peak_bytes - 20, "auto")
+    assert planned.plan.lifetimes[1].action is Action.COMPRESS
+    assert planned.timeline.step_ns == recording.compute_ns + 10
 
 
 def test_what_a_rebuild_needs_is_rebuilt_before() -> None:
@@ -85,7 +98,7 @@ def shortest(recording: Recording, costs: LinkCosts, budget: int) -> int:
 
 @pytest.mark.slow
 @settings(
-    max_examples=400,
+    max_examples=120,
     deadline=None,
     derandomize=True,
     phases=[Phase.generate],

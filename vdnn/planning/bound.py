@@ -123,19 +123,35 @@ class _Program:
         self._unbounded = list(range(self._columns))
         for before, point in itertools.pairwise(range(len(recording.points))):
             self._require([(point, 1.0), (before, -1.0)], 0.0)
-        chosen = self._anchors(anchors)
+        chosen = self._anchors(gaps, anchors)
         self._rebuilt = self._add_rebuilds()
         self._of_gaps = {gap: columns for gap in gaps if (columns := self._add_gap(gap, chosen)) is not None}
         for anchor in chosen:
             self._add_anchor(anchor)
 
-    def _anchors(self, most: int) -> list[int]:
-        """The intervals that would not fit: all, or the worst and others evenly between the first and the last."""
+    def _anchors(self, gaps: Sequence[Gap], most: int) -> list[int]:
+        """The intervals that would not fit: all, or the worst, some evenly between the first and the last, and those
+        with the least room when everything is away: there each copy back waits for the one before it to be used. Of
+        these as many as make half as many numbers as `most` intervals with all gaps across."""
         over = [interval for interval, missing in enumerate(self._missing) if missing > 0]
         if len(over) <= most:
             return over
-        chosen = {over[round(place * (len(over) - 1) / (most - 1))] for place in range(most)}
-        return sorted(chosen | {max(over, key=lambda interval: self._missing[interval])})
+        evenly = max(most * 2 // 3, 2)
+        chosen = {over[round(place * (len(over) - 1) / (evenly - 1))] for place in range(evenly)}
+        chosen.add(max(over, key=lambda interval: self._missing[interval]))
+        changes = [0] * (len(self._missing) + 1), [0] * (len(self._missing) + 1)  # of bytes away, and of gaps across
+        for gap in gaps:
+            for change, amount in zip(changes, (gap.nbytes, 1), strict=True):
+                change[gap.first] += amount
+                change[gap.last + 1] -= amount
+        away, across = (list(itertools.accumulate(change)) for change in changes)
+        left = most * len(gaps) // 2
+        for interval in sorted(over, key=lambda one: away[one] - self._missing[one]):
+            left -= across[interval]
+            if left < 0:
+                break
+            chosen.add(interval)
+        return sorted(chosen)
 
     def _require(self, terms: Sequence[tuple[int, float]], least: float) -> None:
         self._entries += [(len(self._least), column, factor) for column, factor in terms]
@@ -214,7 +230,9 @@ class _Program:
                 home.append((gap.last, [(columns.ever, home_time)]))
         for lifetime, column in self._rebuilt.items():
             if anchor in self._away_until_rebuilt(lifetime):
-                away.append((column, self._recording.lifetimes[lifetime].nbytes * self._of_bytes))
+                found = self._recording.lifetimes[lifetime]
+                kept_bytes = 0 if found.rebuild is None else found.rebuild.kept_bytes
+                away.append((column, (found.nbytes - kept_bytes) * self._of_bytes))
         self._require(away, self._missing[anchor] * self._of_bytes)
         for point, busy in self._running_sums([(point, [copy]) for point, copy in sorted(out, reverse=True)]):
             # From where the copies could begin to where the interval begins, behind the hook before it.

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from vdnn.errors import VdnnError
 from vdnn.planning.footprint import absent_intervals
-from vdnn.recording import Lifetime, Point, PointKind, Recording
+from vdnn.recording import Lifetime, Point, PointKind, Rebuild, Recording
 from vdnn.step_plan import Absence, Action, PlannedLifetime
 
 
@@ -21,14 +21,28 @@ def candidates_of(recording: Recording) -> list[int]:
     found = []
     for index, lifetime in enumerate(recording.lifetimes):
         rebuild = lifetime.rebuild
-        if rebuild is not None and absent_intervals(lifetime, Absence(rebuild.known_point)):
-            found.append((rebuild.compute_ns / lifetime.nbytes, index))
+        if rebuild is None or (lifetime.uses and lifetime.uses[0] <= rebuild.known_point):
+            continue  # it is used before it could go
+        if absent_intervals(lifetime, Absence(rebuild.known_point)):
+            found.append((cost_ns(rebuild) / max(1, lifetime.nbytes - rebuild.kept_bytes), index))
     return [index for _, index in sorted(found)]
+
+
+def cost_ns(rebuild: Rebuild) -> int:
+    """Of giving up and making again."""
+    return rebuild.giving_up_ns + rebuild.compute_ns
+
+
+def planned_rebuild(lifetime: Lifetime) -> PlannedLifetime:
+    """Of one that can be."""
+    assert lifetime.rebuild is not None, "only what can be rebuilt is chosen"
+    action = Action.COMPRESS if lifetime.rebuild.kept_bytes else Action.RECOMPUTE
+    return PlannedLifetime(lifetime.nbytes, action)
 
 
 def recording_under(recording: Recording, planned: Sequence[PlannedLifetime]) -> Recording:
     """With what these rebuild."""
-    return with_rebuilds(recording, [index for index, one in enumerate(planned) if one.action is Action.RECOMPUTE])
+    return with_rebuilds(recording, [index for index, one in enumerate(planned) if one.is_rebuilt])
 
 
 def with_rebuilds(recording: Recording, chosen: Collection[int]) -> Recording:
@@ -50,16 +64,22 @@ class _Rewriting:
         self._back: dict[int, int] = {}  # of the chosen: the interval in which it is rebuilt
         self._compute_ns = self._peak_bytes = 0  # of the interval that the next place ends
         self._readers: dict[int, list[int]] = {}
+        self._given_up: dict[int, list[Rebuild]] = {}  # before a point of the old step, leaving something behind
         for index in chosen:
             rebuild = recording.lifetimes[index].rebuild
             if rebuild is None:
                 raise VdnnError(f"plan: lifetime {index} is to be rebuilt, and the recording does not know how.")
             for source in rebuild.inputs:
                 self._readers.setdefault(source, []).append(index)
+            if rebuild.kept_bytes:
+                self._given_up.setdefault(rebuild.known_point, []).append(rebuild)
 
     def run(self) -> Recording:
-        for old in self._recording.points:
+        for index, old in enumerate(self._recording.points):
             self._compute_ns, self._peak_bytes = old.compute_ns, old.peak_bytes
+            for rebuild in self._given_up.get(index, ()):
+                self._compute_ns += rebuild.giving_up_ns
+                self._peak_bytes = max(self._peak_bytes, old.allocated_bytes + rebuild.kept_bytes)
             self._first_of.append(len(self._points))
             if old.kind is PointKind.USE and old.lifetime is not None:
                 for lifetime in self._missing_for(old.lifetime):
@@ -118,6 +138,9 @@ class _Rewriting:
             if begin < end:
                 change[begin] -= lifetime.nbytes
                 change[end] += lifetime.nbytes
+            kept_from = self._first_of[lifetime.rebuild.known_point] + 1
+            change[kept_from] += lifetime.rebuild.kept_bytes
+            change[max(kept_from, self._first_of[lifetime.end_point] + 1)] -= lifetime.rebuild.kept_bytes
         for index, lifetime in enumerate(self._recording.lifetimes):
             end, later = self._first_of[lifetime.end_point], self._end_of(index)
             if end < later:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from vdnn.errors import BudgetError
 from vdnn.planning.policies.auto_offload import AutoOffload
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.rebuild_choice import RebuildChoice
-from vdnn.planning.rebuilding import candidates_of, with_rebuilds
+from vdnn.planning.rebuilding import candidates_of, planned_rebuild, with_rebuilds
 from vdnn.planning.simulate import simulate
-from vdnn.step_plan import Action, Plan, PlannedLifetime
+from vdnn.step_plan import Plan
 
 _FINALISTS = 3
 
@@ -42,7 +43,10 @@ class Auto(PlanPolicy):
         if shortest_ns <= recording.compute_ns:
             return moved
         for trial in RebuildChoice(request, self._effort).best(_FINALISTS):
-            plan = self._with_rebuilds(request, trial.chosen)
+            try:
+                plan = self._with_rebuilds(request, trial.chosen)
+            except BudgetError:
+                continue  # what is rebuilt has to be there with what it is made of
             step_ns = simulate(recording, plan, request.costs).step_ns
             if step_ns < shortest_ns:
                 shortest, shortest_ns = plan, step_ns
@@ -52,7 +56,7 @@ class Auto(PlanPolicy):
         followed = with_rebuilds(request.recording, chosen)
         plan = self._moves.plan(request._replace(recording=followed))
         lifetimes = tuple(
-            PlannedLifetime(one.nbytes, Action.RECOMPUTE) if index in chosen else one
+            planned_rebuild(request.recording.lifetimes[index]) if index in chosen else one
             for index, one in enumerate(plan.lifetimes)
         )
         return replace(plan, policy=self.name, lifetimes=lifetimes)

@@ -7,13 +7,14 @@ long as that helps. A trial is the step with its rebuilds and a short search for
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vdnn.planning.gaps import gaps_of
 from vdnn.planning.policies.auto_offload import first_choices
 from vdnn.planning.policies.plan_policy import PlanRequest
-from vdnn.planning.rebuilding import candidates_of, with_rebuilds
+from vdnn.planning.rebuilding import candidates_of, cost_ns, with_rebuilds
 from vdnn.planning.search import Search
 from vdnn.planning.step_model import make_step_model
 
@@ -22,6 +23,7 @@ _EFFORT = 120_000
 _MOST_TRIALS, _LEAST_TRIALS = 160, 14
 _MOVES = 40  # evaluations of moves in a trial
 _SHARES = 8  # of the candidates, taken together
+_MOST_PLACES = 500  # points of all the steps that choices of rebuilds make: so few are not worth a choice
 _SINGLES = 6  # let in or taken out in one round
 
 
@@ -46,8 +48,11 @@ class RebuildChoice:
         self._tried: dict[frozenset[int], RebuildTrial | None] = {}
 
     def best(self, most: int) -> list[RebuildTrial]:
-        """The shortest steps that were found and fit, at most so many."""
+        """The shortest steps that were found and fit, at most so many; of very short steps all there are."""
         candidates = candidates_of(self._request.recording)
+        if len(self._request.recording.points) << len(candidates) <= _MOST_PLACES:
+            chosen = (itertools.combinations(candidates, count) for count in range(len(candidates) + 1))
+            return [RebuildTrial(0, frozenset(one)) for one in itertools.chain.from_iterable(chosen)]
         for share in range(_SHARES, -1, -1):
             self._try(frozenset(candidates[: -(-len(candidates) * share // _SHARES)]))
         best = self._shortest()
@@ -68,7 +73,7 @@ class RebuildChoice:
         for index in [one for one in best.waited_for if one in candidates - best.chosen][:_SINGLES]:
             yield best.chosen | {index}
         lifetimes = self._request.recording.lifetimes
-        costs = {index: rebuild.compute_ns for index in best.chosen if (rebuild := lifetimes[index].rebuild)}
+        costs = {index: cost_ns(rebuild) for index in best.chosen if (rebuild := lifetimes[index].rebuild)}
         for index in sorted(costs, key=lambda one: (-costs[one], one))[:_SINGLES]:
             yield best.chosen - {index}
 
