@@ -130,14 +130,13 @@ class _Program:
             self._add_anchor(anchor)
 
     def _anchors(self, gaps: Sequence[Gap], most: int) -> list[int]:
-        """The intervals that would not fit: all, or the worst, some evenly between the first and the last, and those
-        with the least room when everything is away: there each copy back waits for the one before it to be used. Of
-        these as many as make half as many numbers as `most` intervals with all gaps across."""
+        """The intervals that would not fit: all, or the worst, so many evenly between the first and the last, and
+        those with the least room when everything is away, where each copy back waits for the one before it to be used.
+        Of these as many as add half as many numbers again."""
         over = [interval for interval, missing in enumerate(self._missing) if missing > 0]
         if len(over) <= most:
             return over
-        evenly = max(most * 2 // 3, 2)
-        chosen = {over[round(place * (len(over) - 1) / (evenly - 1))] for place in range(evenly)}
+        chosen = {over[round(place * (len(over) - 1) / (most - 1))] for place in range(most)}
         chosen.add(max(over, key=lambda interval: self._missing[interval]))
         changes = [0] * (len(self._missing) + 1), [0] * (len(self._missing) + 1)  # of bytes away, and of gaps across
         for gap in gaps:
