@@ -7,7 +7,7 @@ those that were published. `VDNN_NETWORKS` lists the ten of the vDNN paper.
 from __future__ import annotations
 
 from benchmarks.models.alexnet import alexnet, alexnet_227
-from benchmarks.models.bert import bert_large
+from benchmarks.models.bert import bert_base, bert_large
 from benchmarks.models.densenet import densenet121
 from benchmarks.models.googlenet import googlenet
 from benchmarks.models.gpt import gpt2_xl
@@ -28,6 +28,7 @@ __all__ = [
     "Workload",
     "alexnet",
     "alexnet_227",
+    "bert_base",
     "bert_large",
     "densenet121",
     "googlenet",

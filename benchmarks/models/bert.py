@@ -1,8 +1,8 @@
-"""BERT-large with its masked language head, on 512 tokens.
+"""BERT-large and BERT-base with their masked language head, on up to 512 tokens.
 
-Devlin and others 2018: 24 layers of width 1024 with 16 heads, norms behind the sums, dropout 0.1. The attention is
-written out (scores, softmax, dropout, product) as in the original, so its maps of tokens by tokens are there. The
-head's matrix is the embedding's.
+Devlin and others 2018: 24 layers of width 1024 with 16 heads, or 12 of width 768 with 12; norms behind the sums,
+dropout 0.1. The attention is written out (scores, softmax, dropout, product) as in the original, so its maps of tokens
+by tokens are there. The head's matrix is the embedding's.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ TOKENS = 512
 SEGMENTS = 2
 LAYERS = 24
 WIDTH = 1024
-HEADS = 16
-INNER = 4096
+BASE_LAYERS = 12
+BASE_WIDTH = 768
+HEAD_WIDTH = 64
 DROPOUT = 0.1
 EPSILON = 1e-12
 
@@ -29,17 +30,17 @@ EPSILON = 1e-12
 class Attention(nn.Module):
     """Of all tokens to all, written out."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.query = nn.Linear(WIDTH, WIDTH)
-        self.key = nn.Linear(WIDTH, WIDTH)
-        self.value = nn.Linear(WIDTH, WIDTH)
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
         self.dropout = nn.Dropout(DROPOUT)
-        self.output = nn.Linear(WIDTH, WIDTH)
+        self.output = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = (_by_head(made(x)) for made in (self.query, self.key, self.value))
-        scores = query @ key.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)
+        scores = query @ key.transpose(-1, -2) / math.sqrt(HEAD_WIDTH)
         mixed = self.dropout(scores.softmax(-1)) @ value
         out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return out
@@ -48,12 +49,12 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """Attention, then a perceptron, each with dropout and a norm behind its sum."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.attention = Attention()
-        self.attention_norm = nn.LayerNorm(WIDTH, eps=EPSILON)
-        self.perceptron = nn.Sequential(nn.Linear(WIDTH, INNER), nn.GELU(), nn.Linear(INNER, WIDTH))
-        self.norm = nn.LayerNorm(WIDTH, eps=EPSILON)
+        self.attention = Attention(width)
+        self.attention_norm = nn.LayerNorm(width, eps=EPSILON)
+        self.perceptron = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.norm = nn.LayerNorm(width, eps=EPSILON)
         self.dropout = nn.Dropout(DROPOUT)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,15 +66,15 @@ class Layer(nn.Module):
 class Bert(nn.Module):
     """Tokens to logits over the vocabulary. All tokens are of the first segment."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, width: int) -> None:
         super().__init__()
-        self.words = nn.Embedding(VOCABULARY, WIDTH)
-        self.places = nn.Embedding(TOKENS, WIDTH)
-        self.segments = nn.Embedding(SEGMENTS, WIDTH)
-        self.norm = nn.LayerNorm(WIDTH, eps=EPSILON)
+        self.words = nn.Embedding(VOCABULARY, width)
+        self.places = nn.Embedding(TOKENS, width)
+        self.segments = nn.Embedding(SEGMENTS, width)
+        self.norm = nn.LayerNorm(width, eps=EPSILON)
         self.dropout = nn.Dropout(DROPOUT)
-        self.layers = nn.Sequential(*(Layer() for _ in range(layers)))
-        self.head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH, eps=EPSILON))
+        self.layers = nn.Sequential(*(Layer(width) for _ in range(layers)))
+        self.head = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width, eps=EPSILON))
         self.bias = nn.Parameter(torch.zeros(VOCABULARY))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -84,8 +85,14 @@ class Bert(nn.Module):
 
 def bert_large(batch: int, tokens: int = TOKENS, layers: int = LAYERS) -> Workload:
     inputs = torch.randint(VOCABULARY, (batch, tokens))
-    return Workload(Bert(layers), (inputs,), CrossEntropy(VOCABULARY, batch, tokens, last=True))
+    return Workload(Bert(layers, WIDTH), (inputs,), CrossEntropy(VOCABULARY, batch, tokens, last=True))
+
+
+def bert_base(batch: int, tokens: int = TOKENS) -> Workload:
+    inputs = torch.randint(VOCABULARY, (batch, tokens))
+    model = Bert(BASE_LAYERS, BASE_WIDTH)
+    return Workload(model, (inputs,), CrossEntropy(VOCABULARY, batch, tokens, last=True))
 
 
 def _by_head(x: Tensor) -> Tensor:
-    return x.unflatten(-1, (HEADS, WIDTH // HEADS)).transpose(1, 2)
+    return x.unflatten(-1, (-1, HEAD_WIDTH)).transpose(1, 2)

@@ -55,6 +55,9 @@ PUBLISHED = {
     "bert_large": Published(
         models.bert_large, 335_174_458, "transformers' BertForMaskedLM", 256, "BERT paper, A.2", (512, 30522)
     ),
+    "bert_base": Published(
+        models.bert_base, 109_514_298, "transformers' BertForMaskedLM", 256, "BERT paper, A.2", (512, 30522)
+    ),
     "gpt2_xl": Published(
         models.gpt2_xl, 1_557_611_200, "transformers' gpt2-xl", 512, "GPT-2 paper, section 2.3", (1024, 50257)
     ),
