@@ -8,8 +8,13 @@ from vdnn.planning.policies.auto import Auto
 from vdnn.planning.policies.auto_offload import AutoOffload
 from vdnn.planning.policies.autoswap import AutoSwap, Score
 from vdnn.planning.policies.capuchin import Capuchin
+from vdnn.planning.policies.capuchin_full import CapuchinFull
+from vdnn.planning.policies.chen_recursive import ChenRecursive
+from vdnn.planning.policies.chen_sqrt import ChenSqrt
+from vdnn.planning.policies.dtr import Dtr
 from vdnn.planning.policies.keep_all import KeepAll, KeepAllPlan
 from vdnn.planning.policies.largest_first import LargestFirst
+from vdnn.planning.policies.megengine_sublinear import MegengineSublinear
 from vdnn.planning.policies.online import OnlinePolicy, SaveFacts
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.prefix_cut import PrefixCut
@@ -23,6 +28,7 @@ from vdnn.planning.policies.registry import (
     policy_names,
     register_policy,
 )
+from vdnn.planning.policies.sublinear_config import SublinearConfig
 from vdnn.planning.policies.swapadvisor import SwapAdvisor
 from vdnn.planning.policies.tflms import Tflms
 from vdnn.planning.policies.vdnn_all import VdnnAll, VdnnAllPlan
@@ -45,12 +51,19 @@ register_policy("autoswap-aoa", planner=partial(AutoSwap, Score.AOA))
 register_policy("autoswap-wdoa", planner=partial(AutoSwap, Score.WDOA))
 register_policy("autoswap-swdoa", planner=partial(AutoSwap, Score.SWDOA))
 register_policy("swapadvisor", planner=SwapAdvisor)
+register_policy("chen-sqrt", planner=ChenSqrt)
+register_policy("chen-recursive", planner=ChenRecursive)
+register_policy("megengine-sublinear", planner=MegengineSublinear)
+register_policy("capuchin-full", planner=CapuchinFull)
+register_policy("dtr", planner=Dtr)
 
 __all__ = [
+    "MegengineSublinear",
     "OnlinePolicy",
     "PlanPolicy",
     "PlanRequest",
     "SaveFacts",
+    "SublinearConfig",
     "has_online",
     "has_planner",
     "make_planner",
