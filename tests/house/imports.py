@@ -44,6 +44,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "vdnn.runtime.kept",
         "vdnn.runtime.dropped",
+        "vdnn.runtime.bit_mask",
+        "vdnn.runtime.proof",
         "vdnn.runtime.source_hold",
         "vdnn.runtime.reload_target",
         "vdnn.runtime.residency",

@@ -1,4 +1,4 @@
-"""What a plan rebuilds: step time and peak as foretold, gradients of plain torch, and clear words where it cannot be."""
+"""What a plan rebuilds: step time and peak as foretold, gradients of plain torch, clear words where it cannot be."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from vdnn.hardware import load_profile
 from vdnn.planning.costs import profile_costs
 from vdnn.planning.footprint import offload_everything
 from vdnn.planning.planned_step import plan_step
-from vdnn.planning.rebuilding import candidates_of, with_rebuilds
+from vdnn.planning.rebuilding import candidates_of, planned_rebuild, with_rebuilds
 from vdnn.planning.simulate import simulate
 from vdnn.recording import Recording
 from vdnn.runtime.recompute import table
+from vdnn.runtime.session import Session
 from vdnn.runtime.virtual_machine import VirtualMachine
 from vdnn.step_plan import Action, Plan, PlannedLifetime, make_plan
 
@@ -43,7 +44,7 @@ def rebuild_all(recording: Recording, *, offload_rest: bool) -> Plan:
     followed = with_rebuilds(recording, chosen)
     rest = offload_everything(followed)
     lifetimes = tuple(
-        PlannedLifetime(one.nbytes, Action.RECOMPUTE)
+        planned_rebuild(one)
         if index in chosen
         else rest[index]
         if offload_rest
@@ -133,6 +134,55 @@ def test_without_recompute_nothing_is_rebuilt() -> None:
     session = trained_virtually("resnet", recompute=False)
     assert session.recording is not None
     assert not candidates_of(session.recording)
+
+
+class Dropping(nn.Module):
+    """Dropout as a GPU does it: with a mask of booleans, which nothing can be rebuilt from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.native_dropout(layer(x), 0.3, True)[0].relu()
+        return x
+
+
+def test_masks_are_kept_as_bits(open_session: OpenSession) -> None:
+    session = open_session("rebuild-all")
+    model, x = Dropping(), torch.randn(9, 32)
+
+    def step() -> torch.Tensor:
+        loss: torch.Tensor = model(x).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return loss
+
+    assert_same_as_plain(session, step, model)
+    assert session.counters.rebuilds >= 8
+
+
+def test_a_plan_with_masks_as_bits_runs_as_foretold() -> None:
+    def steps(plan: Plan | str) -> Session:
+        with VirtualMachine("titan-x") as machine:
+            model, x = Dropping(), torch.randn(4096, 32)
+            with vdnn.offload(plan, device=machine, measure=True, min_bytes=0) as session:
+                for _ in range(3):
+                    model(x).square().sum().backward()
+                    session.step()
+        return session
+
+    recording = steps("vdnn-all").recording
+    assert recording is not None
+    masks = [one for one in recording.lifetimes if one.rebuild is not None and one.rebuild.kept_bytes]
+    assert [(one.nbytes, one.rebuild and one.rebuild.kept_bytes) for one in masks] == 4 * [(4096 * 32, 4096 * 4)]
+    plan = rebuild_all(recording, offload_rest=False)
+    assert sum(one.action is Action.COMPRESS for one in plan.lifetimes) == 4
+    foretold, executed = simulate(recording, plan, COSTS), steps(plan).timeline
+    assert executed is not None
+    assert (executed.step_ns, executed.peak_bytes) == (foretold.step_ns, foretold.peak_bytes)
+    assert foretold.peak_bytes < recording.peak_bytes
 
 
 # Lives.

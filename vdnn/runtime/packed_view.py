@@ -49,8 +49,11 @@ class PackedView:
         found = managed.use(geometry)
         if not isinstance(found, tuple):
             return found
-        storage, begin = found
-        dtype, size, stride = geometry
+        return self.view_of(*found)
+
+    def view_of(self, storage: torch.UntypedStorage, begin: int) -> torch.Tensor:
+        """The tensor, of a storage that holds the managed bytes from `begin` on."""
+        dtype, size, stride = self.geometry
         begin += self._offset_bytes
         offset = _elements(begin, dtype) if begin else 0
         if self._fake_mode is None:
@@ -60,7 +63,7 @@ class PackedView:
             with no_dispatch():
                 tensor = torch.empty(0, dtype=dtype, device="meta")
                 tensor.set_(storage, offset, size, stride)
-                tensor = FakeTensor(self._fake_mode, tensor, managed.transport.torch_device)
+                tensor = FakeTensor(self._fake_mode, tensor, self.managed.transport.torch_device)
         if self._conj or self._neg:
             # Under create_graph this runs with grad mode on, and our own hooks would fire.
             with torch.no_grad():

@@ -245,7 +245,7 @@ class Packer:
             refuse_capture()
         if steps.step_ends_before_this_save():
             steps.end_step()
-        with steps.hook(transport):
+        with (self._rebuilds or steps).hook(transport):
             self.submit_finished(transport)
             is_aliased = self._table.holds(storage._cdata)
             packed, is_new = self._manage(tensor, storage, node, nbytes, transport)
@@ -256,7 +256,7 @@ class Packer:
             elif is_new:
                 offloads = managed.is_to_leave = planned is Action.OFFLOAD
                 self._when_complete(managed, node, offloads=offloads)
-                if planned is Action.RECOMPUTE:
+                if planned in (Action.RECOMPUTE, Action.COMPRESS):
                     self._drop(packed, tensor, node)
                 elif not offloads:
                     self._counters.keep(Kept.PLAN, managed.nbytes)
@@ -316,7 +316,7 @@ class Packer:
             tensor = packed.unpack()
             self.lookahead.used(managed)
             return tensor
-        with steps.hook(managed.transport):
+        with (self._rebuilds or steps).hook(managed.transport):
             self.submit_finished(managed.transport)
             with steps.reloading(managed.transport):
                 tensor = packed.unpack()

@@ -8,22 +8,28 @@ without data nothing can be compared: there recipes are believed, and only their
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 
 from vdnn.errors import VdnnError
+from vdnn.runtime import bit_mask
+from vdnn.runtime.bit_mask import BitMask, can_be_packed
 from vdnn.runtime.gauges import Gauges
 from vdnn.runtime.packed_view import PackedView
+from vdnn.runtime.proof import Proof
 from vdnn.runtime.recompute import Recipe, find_recipe, note_module, note_saved, observe_parameters, owner_recipe
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.step_watch import StepWatch
+from vdnn.runtime.transport import Transport
 
+_sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 logger = logging.getLogger("vdnn")
 
 _DEPTH = 8  # operations of a chain
@@ -31,12 +37,12 @@ _DEPTH = 8  # operations of a chain
 _LATER_SAVES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """What it costs; `extra_bytes` above what is there when its operands are, its own included."""
+class _Mask(NamedTuple):
+    """A save of a mask whose operation may not be over."""
 
-    compute_ns: int
-    extra_bytes: int
+    packed: weakref.ref[PackedView]
+    is_to_go: bool
+    sequence_nr: int  # autograd's, when it was saved
 
 
 @dataclass(slots=True)
@@ -46,6 +52,14 @@ class _Ownerless:
     packed: weakref.ref[PackedView]
     is_to_go: bool
     tries: int = _LATER_SAVES
+
+
+@dataclass(slots=True)
+class _Here:
+    """What waits on one thread."""
+
+    ownerless: list[_Ownerless]
+    masks: list[_Mask]
 
 
 class Rebuilds:
@@ -71,6 +85,8 @@ class Rebuilds:
 
     def saved(self, packed: PackedView, tensor: torch.Tensor, node: Any, *, is_new: bool) -> None:
         """Of every managed save; where nothing is planned yet, what could be rebuilt is looked for."""
+        if self._steps is None:
+            self._give_up_masks()
         if node is not None:
             self._find_owners(node)
             note_saved(node, tensor.output_nr, packed)
@@ -86,22 +102,25 @@ class Rebuilds:
         source = managed.source_storage
         if source is None or source.nbytes() != managed.nbytes:
             return False  # a part of a storage
+        if can_be_packed(tensor) and tensor.numel() == managed.nbytes:
+            self._here().masks.append(_Mask(weakref.ref(packed), is_to_go, _sequence_nr()))
+            return True
         if node is None:
             if tensor.dtype is not torch.int64 or tensor.requires_grad:
                 return False
-            self._ownerless().append(_Ownerless(weakref.ref(packed), is_to_go))
+            self._here().ownerless.append(_Ownerless(weakref.ref(packed), is_to_go))
             return True
         recipe = find_recipe(tensor, node, self._our_unpack, max_depth=_DEPTH)
         return recipe is not None and self._found(managed, recipe, is_to_go=is_to_go)
 
-    def _ownerless(self) -> list[_Ownerless]:
-        found: list[_Ownerless] | None = getattr(self._local, "ownerless", None)
-        if found is None:
-            found = self._local.ownerless = []
-        return found
+    def _here(self) -> _Here:
+        here: _Here | None = getattr(self._local, "here", None)
+        if here is None:
+            here = self._local.here = _Here([], [])
+        return here
 
     def _find_owners(self, node: Any) -> None:
-        waiting = self._ownerless()
+        waiting = self._here().ownerless
         for one in list(waiting):
             one.tries -= 1
             packed = one.packed()
@@ -121,8 +140,60 @@ class Rebuilds:
             return managed.drop(recipe)
         inputs = [operand.managed for operand in recipe.operands]
         assert self._steps is not None, "who else looks"
-        self._steps.can_be_rebuilt(managed, recipe.name, inputs, proof.compute_ns, proof.extra_bytes)
+        self._steps.can_be_rebuilt(managed, recipe.name, inputs, proof)
         return True
+
+    # Masks, as soon as their operation is over. Packing them is computing, before the hook that finds them.
+
+    @contextlib.contextmanager
+    def hook(self, transport: Transport) -> Iterator[None]:
+        """Around all that a hook does to the device, where steps are watched."""
+        assert self._steps is not None, "steps are watched"
+        self._give_up_masks()
+        with self._steps.hook(transport):
+            self._look_at_masks()
+            yield
+
+    def _complete_masks(self, *, is_to_go: bool) -> Iterator[PackedView]:
+        here = self._here()
+        if not here.masks:
+            return
+        now = _sequence_nr()
+        ready = [one for one in here.masks if one.is_to_go is is_to_go and one.sequence_nr != now]
+        here.masks = [one for one in here.masks if one not in ready]
+        for one in ready:
+            packed = one.packed()
+            if packed is not None and packed.managed.source_storage is not None:
+                yield packed
+
+    def _give_up_masks(self) -> None:
+        for packed in self._complete_masks(is_to_go=True):
+            if self._mask_proof(packed) is not None:
+                packed.managed.drop(_packed(packed))
+
+    def _look_at_masks(self) -> None:
+        assert self._steps is not None, "who else looks"
+        for packed in self._complete_masks(is_to_go=False):
+            proof = self._mask_proof(packed)
+            if proof is not None:
+                self._steps.can_be_rebuilt(packed.managed, bit_mask.NAME, [], proof)
+
+    def _mask_proof(self, packed: PackedView) -> Proof | None:
+        signature = bit_mask.NAME, packed.managed.nbytes
+        if signature not in self._proofs:
+            gauges = None if self._steps is None else self._steps.gauges
+            mark, took_ns = None, 0
+            with contextlib.nullcontext() if gauges is None else gauges.unnoticed():
+                stream = packed.managed.transport.current_stream()
+                mark = None if gauges is None else gauges.mark(stream)
+                recipe = _packed(packed)
+                if gauges is not None:
+                    took_ns = gauges.ns_between(mark, gauges.mark(stream))
+            proof = self._prove(packed.managed, recipe)
+            if proof is not None:
+                proof = replace(proof, kept_bytes=recipe.kept_bytes, giving_up_ns=took_ns)
+            self._proofs[signature] = proof
+        return self._proofs[signature]
 
     # See [Note: Proven once].
 
@@ -138,7 +209,7 @@ class Rebuilds:
             self._proofs[recipe.signature] = proof
         return self._proofs[recipe.signature]
 
-    def _prove(self, managed: ManagedStorage, recipe: Recipe) -> Proof | None:
+    def _prove(self, managed: ManagedStorage, recipe: Recipe | BitMask) -> Proof | None:
         gauges = None if self._steps is None else self._steps.gauges
         trial = _Trial(managed, recipe, gauges)
         made = trial.run()
@@ -156,7 +227,7 @@ class Rebuilds:
 class _Trial:
     """A rebuild outside of any plan, and what it costs."""
 
-    def __init__(self, managed: ManagedStorage, recipe: Recipe, gauges: Gauges | None) -> None:
+    def __init__(self, managed: ManagedStorage, recipe: Recipe | BitMask, gauges: Gauges | None) -> None:
         self._managed = managed
         self._recipe = recipe
         self._gauges = gauges
@@ -193,6 +264,13 @@ class _Trial:
             tensor = view.unpack()
         self._begin()
         return tensor
+
+
+def _packed(packed: PackedView) -> BitMask:
+    managed = packed.managed
+    source = managed.source_storage
+    assert source is not None, "it is there"
+    return BitMask(packed.view_of(source, managed.begin), managed.transport)
 
 
 def _same_bytes(one: torch.UntypedStorage, other: torch.UntypedStorage) -> bool:

@@ -23,6 +23,7 @@ import torch
 
 from vdnn.recording import Lifetime, Point, PointKind, Rebuild, Recording, SaveKey
 from vdnn.runtime.gauges import Gauges, Mark
+from vdnn.runtime.proof import Proof
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.source_hold import HELD_ONCE
 
@@ -137,11 +138,12 @@ class Recorder:
         finally:
             self._is_rebuilding = False
 
-    def can_be_rebuilt(self, lifetimes: Sequence[int], operation: str, compute_ns: int, extra_bytes: int) -> None:
+    def can_be_rebuilt(self, lifetimes: Sequence[int], operation: str, proof: Proof) -> None:
         """The first of them, from the others, from now on."""
         rebuilt, *inputs = lifetimes
         point = len(self._points) - 1
-        self._lives[rebuilt].rebuild = Rebuild(operation, tuple(inputs), point, compute_ns, extra_bytes)
+        costs = proof.compute_ns, proof.extra_bytes, proof.kept_bytes, proof.giving_up_ns
+        self._lives[rebuilt].rebuild = Rebuild(operation, tuple(inputs), point, *costs)
 
     def about_to_reload(self, lifetime: int) -> None:
         self._put_back(self._lives[lifetime])

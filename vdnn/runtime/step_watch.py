@@ -25,6 +25,7 @@ from vdnn.runtime.gauges import Gauges, Mark
 from vdnn.runtime.meter import Meter
 from vdnn.runtime.module_watch import ModuleWatch
 from vdnn.runtime.plan_book import PlanBook
+from vdnn.runtime.proof import Proof
 from vdnn.runtime.recorder import Recorder
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.save_keys import SaveKeys
@@ -252,11 +253,11 @@ class StepWatch:
         return self._here and has_use and self._executor is None and self._gauges is not None
 
     def can_be_rebuilt(
-        self, managed: ManagedStorage, operation: str, inputs: list[ManagedStorage], compute_ns: int, extra_bytes: int
+        self, managed: ManagedStorage, operation: str, inputs: list[ManagedStorage], proof: Proof
     ) -> None:
         lifetimes = [self._lifetime_of(one) for one in (managed, *inputs)]
         if self._recorder is not None and None not in lifetimes:
-            self._recorder.can_be_rebuilt(lifetimes, operation, compute_ns, extra_bytes)  # type: ignore[arg-type]
+            self._recorder.can_be_rebuilt(lifetimes, operation, proof)  # type: ignore[arg-type]
 
     def cannot_be_rebuilt(self, managed: ManagedStorage) -> None:
         """What the plan rebuilds."""

@@ -51,8 +51,8 @@ class RebuildChoice:
         """The shortest steps that were found and fit, at most so many; of very short steps all there are."""
         candidates = candidates_of(self._request.recording)
         if len(self._request.recording.points) << len(candidates) <= _MOST_PLACES:
-            chosen = (itertools.combinations(candidates, count) for count in range(len(candidates) + 1))
-            return [RebuildTrial(0, frozenset(one)) for one in itertools.chain.from_iterable(chosen)]
+            choices = (itertools.combinations(candidates, count) for count in range(len(candidates) + 1))
+            return [RebuildTrial(0, frozenset(one)) for one in itertools.chain.from_iterable(choices)]
         for share in range(_SHARES, -1, -1):
             self._try(frozenset(candidates[: -(-len(candidates) * share // _SHARES)]))
         best = self._shortest()
