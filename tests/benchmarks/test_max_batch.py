@@ -1,0 +1,58 @@
+"""The largest batches: the search for them, and that the file is gone on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import max_batch
+from benchmarks.max_batch import NETWORKS, largest
+
+
+@pytest.mark.parametrize("budget_bytes", [0, 99, 1100, 1101, 5000, 123_456])
+def test_the_largest_batch_fits_and_the_next_does_not(budget_bytes: int) -> None:
+    def needs(batch: int) -> int:
+        return max(100 * batch + 1000, 37 * batch + 9000)  # a bend, as where the peak moves to another layer
+
+    asked: list[int] = []
+
+    def needs_counted(batch: int) -> int:
+        asked.append(batch)
+        return needs(batch)
+
+    found = largest(needs_counted, budget_bytes)
+    assert found == 0 or needs(found) <= budget_bytes
+    assert needs(found + 1) > budget_bytes
+    assert len(asked) == len(set(asked)), "nothing is rehearsed twice"
+    assert len(asked) <= 12
+
+
+def test_a_network_is_searched_and_the_file_is_gone_on_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AlexNet in place of the published ones, on whose figures nothing hangs here."""
+    published = max_batch.Published(max_batch.models.alexnet, 1, None, 3000)
+    monkeypatch.setitem(NETWORKS, "AlexNet", published)
+    results = tmp_path / "batches.jsonl"
+    wanted = [str(results), "--networks", "AlexNet", "--policies", "capuchin"]
+    assert max_batch.main(wanted) == 0
+    said = capsys.readouterr().out
+    notes = [json.loads(line) for line in results.read_text().splitlines()]
+    needs = {note["batch"]: note["needs"] for note in notes if note["policy"] == "all"}
+    budget_bytes = max_batch.load_profile("p100").memory_bytes
+    for way in ("keep", "vdnn-all", "least"):
+        found = max(batch for batch, figures in needs.items() if figures[way] <= budget_bytes)
+        assert needs[found + 1][way] > budget_bytes
+        assert f" {found} (" in said
+    (at_the_largest,) = (note for note in notes if note["policy"] == "capuchin" and note["batch"] == found)
+    assert at_the_largest["fits"], "what meets every budget that can be met fits at the largest batch of all"
+    assert max_batch.main(wanted) == 0
+    assert len(results.read_text().splitlines()) == len(notes)
+    assert capsys.readouterr().out == said
+
+
+def test_an_unknown_network_is_answered_with_the_list(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="expected networks among VGG-16, ResNet-50"):
+        max_batch.main([str(tmp_path / "x"), "--networks", "LeNet"])
