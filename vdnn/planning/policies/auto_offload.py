@@ -17,9 +17,13 @@ from vdnn.planning.gaps import Gap, gaps_of
 from vdnn.planning.least_memory import least_bytes, require_feasible_budget
 from vdnn.planning.policies.autoswap import AutoSwap, Score
 from vdnn.planning.policies.capuchin import Capuchin
+from vdnn.planning.policies.largest_first import LargestFirst
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.prefix_cut import PrefixCut
 from vdnn.planning.policies.swapadvisor import SwapAdvisor
+from vdnn.planning.policies.tflms import Tflms
+from vdnn.planning.policies.vdnn_all import VdnnAllPlan
+from vdnn.planning.policies.vdnn_conv import VdnnConvPlan
 from vdnn.planning.search import Choice, Search, every_plan, polish
 from vdnn.planning.step_model import AbsenceTuple, make_step_model, plan_of, tuples_of_plan
 from vdnn.step_plan import Plan
@@ -28,13 +32,16 @@ from vdnn.step_plan import Plan
 _EFFORT = 12_000_000
 _MOST_EVALUATIONS, _LEAST_EVALUATIONS = 20_000, 600
 _RUNGS = 12  # of the ladder, from the least budget to the one at which nothing has to move
-# Of longer steps simpler policies are not asked: some of them take longer than the search.
+# All that there are, so that none is faster. Of longer steps they are not asked: some take longer than the search.
 _SIMPLE: tuple[Callable[[], PlanPolicy], ...] = (
     PrefixCut,
     Capuchin,
-    partial(AutoSwap, Score.DOA),
-    partial(AutoSwap, Score.AOA),
+    *(partial(AutoSwap, score) for score in Score),
     SwapAdvisor,
+    Tflms,
+    LargestFirst,
+    VdnnConvPlan,
+    VdnnAllPlan,
 )
 _MOST_GAPS_OF_SIMPLE = 1000
 # Of a step that has no more plans than this all are tried.
@@ -82,6 +89,8 @@ class AutoOffload(PlanPolicy):
             absences = tuples_of_plan(gaps, policy().plan(request))
             if model.peak_bytes(absences) <= budget_bytes:
                 candidates.append(_Candidate(model.replay(absences).step_ns, absences))
+                if candidates[-1].step_ns <= recording.compute_ns:
+                    return candidates[-1]
         starts = list(first_choices(request, gaps))
         starts += [Choice(_flags(gaps, candidate)) for candidate in candidates]
         for rung_bytes in (*_ladder(request, budget_bytes), budget_bytes):
