@@ -87,14 +87,20 @@ def test_dropout_draws_the_same_numbers(session: Session, dropout: type[nn.Modul
     assert_same_as_plain(session, step, model)
 
 
-def test_autocasts_of_weights_are_kept(session: Session) -> None:
+def test_autocasts_of_weights_are_kept_or_cast_again(open_session: OpenSession) -> None:
+    """Of two of them: the first Linear's input needs no gradient."""
+    kept, cast_again = open_session("vdnn-all"), open_session("rebuild-all")
     model, x = perceptron(depth=3), torch.randn(4, 16)
-    with session, autocast():
-        model(x).float().square().sum().backward()
-    assert session.counters.kept[Kept.PARAMETER_CAST] == 2, (
-        session.report()
-    )  # the first Linear's input needs no gradient
-    assert_nothing_alive(session)
+    for session in (kept, cast_again):
+        with session:
+            with autocast():  # whose cache holds its casts until it ends
+                loss = model(x).float().square().sum()
+            loss.backward()
+        del loss
+        assert_nothing_alive(session)
+    assert kept.counters.kept[Kept.PARAMETER_CAST] == 2, kept.report()
+    assert cast_again.counters.kept[Kept.PARAMETER_CAST] == 0
+    assert cast_again.counters.rebuilds >= 2
 
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])

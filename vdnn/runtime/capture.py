@@ -1,6 +1,8 @@
-"""CUDA graphs: what moves cannot be part of one."""
+"""CUDA graphs and compiled code: what hooks must not become a part of."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -15,3 +17,10 @@ def refuse_capture() -> None:
             "a CUDA graph is being captured inside vdnn.offload, and what is offloaded cannot be part of it: capture "
             "outside of the session, or under vdnn.paused()."
         )
+
+
+def keep_dynamo_out(hook: Callable[..., object]) -> None:
+    """torch.compile would trace a hook that runs amid compiled code, and all that it calls: no part of the program."""
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(hook.__code__, frames._FrameExecStrategy(skip, skip))

@@ -22,7 +22,7 @@ import torch
 
 from vdnn.planning.policies import OnlinePolicy, SaveFacts
 from vdnn.runtime import process_forks
-from vdnn.runtime.capture import refuse_capture
+from vdnn.runtime.capture import keep_dynamo_out, refuse_capture
 from vdnn.runtime.counters import Counters, Kept
 from vdnn.runtime.dropped import missing_for
 from vdnn.runtime.kept import KeptTensor, keep_tensor, kept_tensor
@@ -33,7 +33,7 @@ from vdnn.runtime.rebuilds import Rebuilds
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.step_watch import StepWatch
 from vdnn.runtime.storage_table import ManagedTable, StorageSet, bytes_to_manage, split_of
-from vdnn.runtime.tensor_kinds import PLAIN_CLASSES, is_cast_of_a_leaf, is_fake
+from vdnn.runtime.tensor_kinds import PLAIN_CLASSES, is_cast_of_a_leaf, is_fake, is_view_of_a_cast
 from vdnn.runtime.transport import Transport
 from vdnn.runtime.version_check import counter_of
 from vdnn.step_plan import Action
@@ -41,6 +41,7 @@ from vdnn.step_plan import Action
 Packed = KeptTensor | PackedView
 _STRIDED = torch.strided
 _Node = torch.autograd.graph.Node
+_Storage = torch.UntypedStorage
 _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
@@ -138,7 +139,7 @@ class Packer:
         with self.lock:
             return self._take(tensor, storage, node, nbytes)
 
-    def _take(self, tensor: torch.Tensor, storage: torch.UntypedStorage, node: _Node | None, nbytes: int) -> Packed:
+    def _take(self, tensor: torch.Tensor, storage: _Storage, node: _Node | None, nbytes: int) -> Packed:
         transport = self._transports[tensor.device]
         if transport is None:
             return self._keep(tensor, Kept.OTHER_DEVICE, nbytes)
@@ -165,7 +166,7 @@ class Packer:
         counters.kept_bytes[reason] += nbytes
         return keep_tensor(tensor)
 
-    def _exemption(self, tensor: torch.Tensor, storage: torch.UntypedStorage, node: _Node | None) -> Kept | None:
+    def _exemption(self, tensor: torch.Tensor, storage: _Storage, node: _Node | None) -> Kept | None:
         """Why it stays whatever a policy or a plan says."""
         if self._was_paused and self._here().paused:
             return Kept.PAUSED
@@ -180,21 +181,26 @@ class Packer:
             node = base.grad_fn
             if node is None and base.requires_grad:
                 return Kept.PARAMETER
-        if node is not None and is_cast_of_a_leaf(node):
-            return Kept.PARAMETER_CAST
+        if self._rebuilds is None and node is not None and is_cast_of_a_leaf(node):
+            return Kept.PARAMETER_CAST  # else it may be cast again: see _why_it_stays
         if (address in self._marked.addresses and storage in self._marked) or self._modules.in_marked():
             return Kept.MARKED
         return None
 
-    def _policy_offloads(self, storage: torch.UntypedStorage) -> bool:
+    def _why_it_stays(self, storage: _Storage, node: _Node | None) -> Kept | None:
+        """Without a plan."""
+        if self._rebuilds is not None and node is not None and is_view_of_a_cast(node):
+            return Kept.PARAMETER_CAST
+        if self._offloads_everything:
+            return None
         module = self._modules.innermost()
         kind = "" if module is None else type(module).__name__
-        return self._policy.offloads(SaveFacts(storage.nbytes(), kind, is_conv(module)))
+        return None if self._policy.offloads(SaveFacts(storage.nbytes(), kind, is_conv(module))) else Kept.POLICY
 
     def _manage(
         self,
         tensor: torch.Tensor,
-        storage: torch.UntypedStorage,
+        storage: _Storage,
         node: _Node | None,
         nbytes: int,
         transport: Transport,
@@ -220,22 +226,21 @@ class Packer:
         self.lookahead.note(managed)
         return view, True
 
-    def _follow_policy(
-        self, managed: ManagedStorage, storage: torch.UntypedStorage, node: _Node | None, *, is_new: bool
-    ) -> None:
+    def _follow_policy(self, managed: ManagedStorage, storage: _Storage, node: _Node | None, *, is_new: bool) -> None:
         """What one save of a storage offloads no other can keep: it is one storage, however often it is saved."""
         if managed.is_to_leave:
             return
-        managed.is_to_leave = self._offloads_everything or self._policy_offloads(storage)
-        if is_new or managed.is_to_leave:
-            self._when_complete(managed, node, offloads=managed.is_to_leave)
-        if not managed.is_to_leave:
-            self._counters.keep(Kept.POLICY, managed.nbytes)
+        reason = self._why_it_stays(storage, node)
+        managed.is_to_leave = reason is None
+        if is_new or reason is None:
+            self._when_complete(managed, node, offloads=reason is None)
+        if reason is not None:
+            self._counters.keep(reason, managed.nbytes)
 
     def _take_watched(
         self,
         tensor: torch.Tensor,
-        storage: torch.UntypedStorage,
+        storage: _Storage,
         node: _Node | None,
         nbytes: int,
         transport: Transport,
@@ -338,12 +343,5 @@ class Packer:
         self._here().paused += 1 if paused else -1
 
 
-def _keep_dynamo_out(hook: Callable[..., object]) -> None:
-    """torch.compile would trace a hook that runs amid compiled code, and all that it calls: no part of the program."""
-    frames = torch._C._dynamo.eval_frame
-    skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(hook.__code__, frames._FrameExecStrategy(skip, skip))
-
-
-_keep_dynamo_out(Packer.pack)
-_keep_dynamo_out(Packer.unpack)
+keep_dynamo_out(Packer.pack)
+keep_dynamo_out(Packer.unpack)
