@@ -110,7 +110,7 @@ class Rebuilds:
                 return False
             self._here().ownerless.append(_Ownerless(weakref.ref(packed), is_to_go))
             return True
-        recipe = find_recipe(tensor, node, self._our_unpack, max_depth=_DEPTH)
+        recipe = find_recipe(tensor, node, self._our_unpack, max_depth=_DEPTH, dear=True)
         return recipe is not None and self._found(managed, recipe, is_to_go=is_to_go)
 
     def _here(self) -> _Here:
