@@ -138,6 +138,8 @@ class _Search:
         if output.is_nested_tensor:
             return None
         dtype, shape = (output.dtype, torch.Size(output.shape)) if of_indices is None else of_indices[:2]
+        if dtype.is_complex and operation.may_be_in_place:
+            return None  # the CPU's complex division differs in the last bit by whether it was done in place
         call = Call(scalars + facts, dtype, shape, output.device, output_nr)
         return _Made(operation, call, inputs, own + max((one.height for one in inputs if one is not None), default=0))
 
