@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -42,15 +43,36 @@ def test_a_network_is_searched_and_the_file_is_gone_on_with(
     notes = [json.loads(line) for line in results.read_text().splitlines()]
     needs = {note["batch"]: note["needs"] for note in notes if note["policy"] == "all"}
     budget_bytes = max_batch.load_profile("p100").memory_bytes
-    for way in ("keep", "vdnn-all", "least"):
+    for way in ("keep", "vdnn-conv", "vdnn-all", "least"):
         found = max(batch for batch, figures in needs.items() if figures[way] <= budget_bytes)
         assert needs[found + 1][way] > budget_bytes
-        assert f" {found} (" in said
+        assert re.search(rf"^AlexNet .*\b{found}\b", said, re.MULTILINE)
     (at_the_largest,) = (note for note in notes if note["policy"] == "capuchin" and note["batch"] == found)
     assert at_the_largest["fits"], "what meets every budget that can be met fits at the largest batch of all"
     assert max_batch.main(wanted) == 0
     assert len(results.read_text().splitlines()) == len(notes)
     assert capsys.readouterr().out == said
+
+
+def test_the_figures_kept_are_near_the_published_ones() -> None:
+    """PyTorch-shaped networks beside TensorFlow's of the paper: everything kept within 15 % for the three networks of
+    images. Where everything may be moved ours are larger than Capuchin's by up to 55 %: nothing is lost to workspaces,
+    to fragmentation, or to state of an optimizer. vDNN's ResNets lie between its two rules here. BERT's do not compare:
+    TensorFlow's takes logits of the masked tokens only, this one of all, and they are what decides."""
+    budget_bytes = max_batch.load_profile("p100").memory_bytes
+    notes = max_batch.read(Path(max_batch.__file__).parent / "results" / "max_batch.jsonl")
+    for network in ("VGG-16", "ResNet-50", "ResNet-152"):
+        needs = {one["batch"]: one["needs"] for one in notes if one["policy"] == "all" and one["network"] == network}
+        kept, by_conv, by_all, least = (
+            max(batch for batch, figures in needs.items() if figures[way] <= budget_bytes)
+            for way in ("keep", "vdnn-conv", "vdnn-all", "least")
+        )
+        published = NETWORKS[network]
+        assert published.vdnn is not None
+        assert kept == pytest.approx(published.kept, rel=0.15)
+        assert published.capuchin < least < 1.55 * published.capuchin
+        if network != "VGG-16":
+            assert by_conv < published.vdnn < by_all
 
 
 def test_an_unknown_network_is_answered_with_the_list(tmp_path: Path) -> None:
