@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -23,7 +24,13 @@ def render(cells: Sequence[Cell]) -> str:
     cards = dict.fromkeys(cell["hardware"] for cell in cells)
     networks = dict.fromkeys(cell["network"] for cell in cells)
     title = f"Plans of all policies: {len(networks)} networks, {', '.join(cards)}; {len(by_cell)} cells"
-    remarks = [*_gaps(cells), *_runs(cells), *_regrets(cells), *_faster(list(by_cell.values()))]
+    remarks = [
+        *_gaps(cells),
+        *_runs(cells),
+        *_regrets(cells),
+        *_growing_budgets(cells),
+        *_faster(list(by_cell.values())),
+    ]
     return render_table(title, header, rows, remarks)
 
 
@@ -91,6 +98,19 @@ def _regrets(cells: Sequence[Cell]) -> list[str]:
         f"Regret of auto with costs wrong by up to 20 %, over {len(regrets)} cells: median "
         f"{100 * statistics.median(regrets):.2f} %, worst {100 * max(regrets):.2f} %."
     ]
+
+
+def _growing_budgets(cells: Sequence[Cell]) -> list[str]:
+    """From each budget to the next larger one the step of auto may not become longer."""
+    autos = [cell for cell in cells if cell["policy"] == "auto" and cell["fits"]]
+    autos.sort(key=lambda cell: (cell["network"], cell["hardware"], cell["share"]))
+    pairs = [
+        (less, more)
+        for less, more in itertools.pairwise(autos)
+        if (less["network"], less["hardware"]) == (more["network"], more["hardware"])
+    ]
+    slower = sum(more["step_ns"] > less["step_ns"] for less, more in pairs)
+    return [f"From a budget to the next larger one auto is slower in {slower} of {len(pairs)} pairs."] if pairs else []
 
 
 def _faster(by_cell: Sequence[dict[str, Cell]]) -> list[str]:
