@@ -16,7 +16,7 @@ from tests.runtime.conftest import OpenSession
 from tests.runtime.networks import conv_chain, images
 from tests.runtime.side_by_side import alive, assert_nothing_alive, assert_same_as_plain
 from tests.runtime.virtual_training import MODELS, train, trained_virtually
-from vdnn.errors import VdnnError
+from vdnn.errors import IntegrityError, VdnnError
 from vdnn.hardware import load_profile
 from vdnn.planning.costs import profile_costs
 from vdnn.planning.footprint import offload_everything
@@ -249,6 +249,74 @@ def test_what_a_recipe_reads_must_not_be_modified(open_session: OpenSession) -> 
             norm.bias.add_(1)
         with pytest.raises((VdnnError, RuntimeError), match="modified"):
             loss.backward()
+
+
+class WritesBehindAutograd(nn.Module):
+    """What nobody saves is changed under no_grad, or through `.data`: no trace of that is in the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(3, 3, 1) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(3) for _ in range(2))
+        self.through_data = False
+        self.writes = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norms[0](self.convs[0](x)).relu()
+        hidden = self.norms[1](self.convs[1](hidden))
+        if self.writes and self.through_data:
+            hidden.data.add_(0.3)
+        elif self.writes:
+            with torch.no_grad():
+                hidden.add_(0.3)
+        result: torch.Tensor = self.convs[2](hidden.relu()).sin().square()
+        return result
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+def test_what_is_written_behind_autograd_is_noticed_at_every_place(
+    open_session: OpenSession, caplog: pytest.LogCaptureFixture, *, through_data: bool
+) -> None:
+    """The same recipe is right at the first place and wrong at the second; in a plan, and without."""
+    model, x = WritesBehindAutograd(), images()
+    model.through_data = through_data
+
+    def step() -> torch.Tensor:
+        loss: torch.Tensor = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    session = open_session("rebuild-all")
+    with caplog.at_level(logging.WARNING, "vdnn"):
+        assert_same_as_plain(session, step, model)
+    assert "bit for bit" in caplog.text
+    with VirtualMachine("titan-x", fake=False) as machine:
+        model.writes = False
+        with vdnn.offload("vdnn-all", device=machine, measure=True, min_bytes=0) as recorded:
+            for _ in range(3):
+                step()
+        model.writes = True
+        assert recorded.recording is not None
+        plan = rebuild_all(recorded.recording, offload_rest=False)
+        assert_same_as_plain(vdnn.offload(plan, device=machine, min_bytes=0), step, model)
+
+
+def test_integrity_mode_finds_a_write_that_is_not_always_there() -> None:
+    model, x = WritesBehindAutograd(), images()
+    with VirtualMachine("titan-x", fake=False) as machine:
+        model.writes = False
+        with vdnn.offload("vdnn-all", device=machine, measure=True, min_bytes=0) as recorded:
+            for _ in range(3):
+                model(x).sum().backward()
+        assert recorded.recording is not None
+        plan = rebuild_all(recorded.recording, offload_rest=False)
+        with vdnn.offload(plan, device=machine, min_bytes=0, integrity=True) as session:
+            model(x).sum().backward()
+            session.step()
+            model.writes = True
+            model(x).sum().backward()
+            with pytest.raises(IntegrityError, match="BatchNorm|ReLU|float32"):
+                session.step()
 
 
 def test_a_recipe_that_is_wrong_is_dropped_once_and_said_once(

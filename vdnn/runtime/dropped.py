@@ -64,9 +64,13 @@ def missing_for(managed: ManagedStorage) -> list[ManagedStorage]:
 class Dropped:
     """Of one managed storage, which owns it."""
 
-    __slots__ = ("_rebuilt", "_recipe", "_source", "_stream", "_unused_views")
+    __slots__ = ("_hash", "_rebuilt", "_recipe", "_source", "_stream", "_unused_views")
 
-    def __init__(self, source: torch.UntypedStorage, recipe: RebuildRecipe) -> None:
+    def __init__(self, managed: ManagedStorage, source: torch.UntypedStorage, recipe: RebuildRecipe) -> None:
+        transport = managed.transport
+        self._hash: torch.Tensor | None = None
+        if transport.integrity is not None:
+            self._hash = transport.integrity.hash(managed.address, managed.nbytes, transport.current_stream())
         self._source = StorageWeakRef(source)  # type: ignore[no-untyped-call]
         self._recipe = recipe
         self._rebuilt: torch.UntypedStorage | None = None
@@ -102,6 +106,9 @@ class Dropped:
         if storage.nbytes() != managed.nbytes:
             raise RuntimeError(f"a rebuild made {storage.nbytes()} bytes instead of {managed.nbytes}")
         stream = transport.current_stream()
+        if self._hash is not None and transport.integrity is not None:
+            label = label_text(managed.geometry, managed.saved_in)
+            transport.integrity.compare(label, self._hash, transport.address_of(storage), managed.nbytes, stream)
         if transport.is_checked:
             address = transport.address_of(storage)
             transport.device.note_access(address, managed.nbytes, _C.Access.WRITE, stream, "rebuild")

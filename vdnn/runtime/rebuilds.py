@@ -1,9 +1,12 @@
 """What a session knows of rebuilding: recipes are found where tensors are saved, proven, told of, and followed.
 
 [Note: Proven once] Before a recipe replaces a value it is tried on one that is there: rebuilt, and compared byte for
-byte. What holds for one holds for all with the same operations, scalars, shapes, strides, dtypes and backend flags:
-that is what a recipe's signature says. One that differs is not followed again, and that is said once. Of tensors
-without data nothing can be compared: there recipes are believed, and only their cost is found out.
+byte. That is done at every place of the step at which it is to be used: operations, scalars, shapes, strides, dtypes
+and backend flags are what a recipe's signature says, but what a program writes behind autograd's back (under no_grad,
+or through `.data`) into a value that nobody saves leaves no trace in the graph. One that differs is not followed at
+that place again, and that is said once. What such a write does in some steps and not in others only integrity mode
+finds. Where no steps are watched there are no places, and every value is compared. Of tensors without data nothing can
+be: there recipes are believed, and only their cost is found out.
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ from typing import Any, NamedTuple
 import torch
 
 from vdnn.errors import VdnnError
+from vdnn.recording import SaveKey
 from vdnn.runtime import bit_mask
 from vdnn.runtime.bit_mask import BitMask, can_be_packed
 from vdnn.runtime.gauges import Gauges
+from vdnn.runtime.holders import label_text
 from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.proof import Proof
 from vdnn.runtime.recompute import Recipe, find_recipe, note_module, note_saved, observe_parameters, owner_recipe
@@ -51,6 +56,7 @@ class _Ownerless:
 
     packed: weakref.ref[PackedView]
     is_to_go: bool
+    place: SaveKey | None
     tries: int = _LATER_SAVES
 
 
@@ -68,7 +74,9 @@ class Rebuilds:
     def __init__(self, our_unpack: Callable[..., torch.Tensor], steps: StepWatch | None) -> None:
         self._our_unpack = our_unpack
         self._steps = steps
-        self._proofs: dict[Hashable, Proof | None] = {}
+        self._proofs: dict[Hashable, Proof] = {}  # of recipes, by signature
+        self._places: dict[tuple[Hashable, SaveKey], bool] = {}  # where they were tried, and whether they are right
+        self._said: set[str] = set()
         self._local = threading.local()
 
     # Torch's hooks around modules.
@@ -102,16 +110,17 @@ class Rebuilds:
         source = managed.source_storage
         if source is None or source.nbytes() != managed.nbytes:
             return False  # a part of a storage
+        place = None if self._steps is None else self._steps.place
         if can_be_packed(tensor) and tensor.numel() == managed.nbytes:
             self._here().masks.append(_Mask(weakref.ref(packed), is_to_go, _sequence_nr()))
             return True
         if node is None:
             if tensor.dtype is not torch.int64 or tensor.requires_grad:
                 return False
-            self._here().ownerless.append(_Ownerless(weakref.ref(packed), is_to_go))
+            self._here().ownerless.append(_Ownerless(weakref.ref(packed), is_to_go, place))
             return True
         recipe = find_recipe(tensor, node, self._our_unpack, max_depth=_DEPTH, dear=True)
-        return recipe is not None and self._found(managed, recipe, is_to_go=is_to_go)
+        return recipe is not None and self._found(managed, recipe, place, is_to_go=is_to_go)
 
     def _here(self) -> _Here:
         here: _Here | None = getattr(self._local, "here", None)
@@ -126,14 +135,14 @@ class Rebuilds:
             packed = one.packed()
             recipe = None if packed is None else owner_recipe(packed, node, self._our_unpack)
             if packed is not None and recipe is not None:
-                self._found(packed.managed, recipe, is_to_go=one.is_to_go)
+                self._found(packed.managed, recipe, one.place, is_to_go=one.is_to_go)
             if packed is None or recipe is not None or not one.tries:
                 waiting.remove(one)
 
-    def _found(self, managed: ManagedStorage, recipe: Recipe, *, is_to_go: bool) -> bool:
+    def _found(self, managed: ManagedStorage, recipe: Recipe, place: SaveKey | None, *, is_to_go: bool) -> bool:
         if any(operand.managed is managed for operand in recipe.operands):
             return False
-        proof = self._proof(managed, recipe)
+        proof = self._proof(managed, recipe, place)
         if proof is None:
             return False
         if is_to_go:
@@ -179,49 +188,64 @@ class Rebuilds:
                 self._steps.can_be_rebuilt(packed.managed, bit_mask.NAME, [], proof)
 
     def _mask_proof(self, packed: PackedView) -> Proof | None:
+        """By the type alone one holds for all of a size."""
         signature = bit_mask.NAME, packed.managed.nbytes
         if signature not in self._proofs:
             gauges = None if self._steps is None else self._steps.gauges
-            mark, took_ns = None, 0
+            took_ns = 0
             with contextlib.nullcontext() if gauges is None else gauges.unnoticed():
                 stream = packed.managed.transport.current_stream()
-                mark = None if gauges is None else gauges.mark(stream)
+                begin = None if gauges is None else gauges.mark(stream)
                 recipe = _packed(packed)
                 if gauges is not None:
-                    took_ns = gauges.ns_between(mark, gauges.mark(stream))
-            proof = self._prove(packed.managed, recipe)
-            if proof is not None:
-                proof = replace(proof, kept_bytes=recipe.kept_bytes, giving_up_ns=took_ns)
-            self._proofs[signature] = proof
+                    took_ns = gauges.ns_between(begin, gauges.mark(stream))
+            if not self._is_right(packed.managed, recipe):
+                return None
+            proof = self._proofs[signature]
+            self._proofs[signature] = replace(proof, kept_bytes=recipe.kept_bytes, giving_up_ns=took_ns)
         return self._proofs[signature]
 
     # See [Note: Proven once].
 
-    def _proof(self, managed: ManagedStorage, recipe: Recipe) -> Proof | None:
-        if recipe.signature not in self._proofs:
+    def _proof(self, managed: ManagedStorage, recipe: Recipe, place: SaveKey | None) -> Proof | None:
+        key = None if place is None else (recipe.signature, place)
+        if key is None or key not in self._places:
             try:
-                proof = self._prove(managed, recipe)
+                is_right = self._is_right(managed, recipe)
             except torch.OutOfMemoryError:
                 return None  # another time
             except VdnnError as error:
-                logger.warning("vdnn: %s It is not rebuilt.", error)
-                proof = None
-            self._proofs[recipe.signature] = proof
-        return self._proofs[recipe.signature]
+                self._say_once(f"{error} It is not rebuilt.")
+                is_right = False
+            if key is None:
+                return self._proofs[recipe.signature] if is_right else None
+            self._places[key] = is_right
+        return self._proofs[recipe.signature] if self._places[key] else None
 
-    def _prove(self, managed: ManagedStorage, recipe: Recipe | BitMask) -> Proof | None:
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            logger.warning("vdnn: %s", sentence)
+
+    def _is_right(self, managed: ManagedStorage, recipe: Recipe | BitMask) -> bool:
+        """Tries it. The first time that its signature is seen, its cost is found out too."""
+        is_fake, is_known = managed.transport.fake, recipe.signature in self._proofs
+        if is_fake and is_known:
+            return True
         gauges = None if self._steps is None else self._steps.gauges
         trial = _Trial(managed, recipe, gauges)
         made = trial.run()
-        if managed.transport.fake:
-            return trial.proof
         source = managed.source_storage
-        if source is None or not _same_bytes(source, made.untyped_storage()):
-            logger.warning("vdnn: %s does not come out bit for bit the same here: it is not rebuilt.", recipe.name)
-            return None
-        if gauges is not None:
-            trial.run()  # the first may have loaded and chosen kernels
-        return trial.proof
+        if not is_fake and (source is None or not _same_bytes(source, made.untyped_storage())):
+            label = label_text(managed.geometry, managed.saved_in)
+            self._say_once(f"{label} does not come out bit for bit by {recipe.name}: it is not rebuilt.")
+            return False
+        if not is_known:
+            del made
+            if not is_fake and gauges is not None:
+                trial.run()  # the first may have loaded and chosen kernels
+            self._proofs[recipe.signature] = trial.proof
+        return True
 
 
 class _Trial:

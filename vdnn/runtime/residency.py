@@ -313,7 +313,7 @@ class ManagedStorage:
         source, is_changed = self._source, self.witness._version != self.version
         if source is None or is_changed or self._copy is not None or len(self.transport.streams) > 1:
             return False
-        self.dropped = Dropped(source, recipe)
+        self.dropped = Dropped(self, source, recipe)
         self._source = None
         self.residency = _DROPPED
         self.counters.dropped += 1

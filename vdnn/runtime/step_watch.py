@@ -64,6 +64,7 @@ class StepWatch:
         self._point = -1
         self._lifetimes = 0
         self._keys = SaveKeys()
+        self.place: SaveKey | None = None  # of the last save
         self._executor: Executor | None = None
         self._recorder: Recorder | None = None
         self._meter: Meter | None = None
@@ -218,7 +219,7 @@ class StepWatch:
             if self._recorder is not None:
                 self._recorder.used_another()
             return None
-        key = self._keys.key(tensor, self._modules.path())
+        key = self.place = self._keys.key(tensor, self._modules.path())
         if not self._saves:
             self._choose_executor(key)
         self._saves += 1
