@@ -39,7 +39,7 @@ _LEAST_ANCHORS = 8
 # search are counted, not seconds.
 _MOST_GAPS = 120
 _MOST_WHOLE = 1500
-_NODES = 100
+_NODES = 500
 _CLOSE = 5e-3  # so near to a plan at hand a bound is not looked at again
 _LARGEST = 100.0  # the program counts in such units that the largest storage and its copy have this size
 # What solvers may be wrong by.
