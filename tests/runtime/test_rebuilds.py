@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-import logging
 from typing import Any
 
 import pytest
@@ -15,43 +13,17 @@ import vdnn
 from tests.runtime.conftest import OpenSession
 from tests.runtime.networks import conv_chain, images
 from tests.runtime.side_by_side import alive, assert_nothing_alive, assert_same_as_plain
-from tests.runtime.virtual_training import MODELS, train, trained_virtually
-from vdnn.errors import IntegrityError, VdnnError
+from tests.runtime.virtual_training import MODELS, rebuild_all, recording_of, train, trained_virtually
 from vdnn.hardware import load_profile
 from vdnn.planning.costs import profile_costs
-from vdnn.planning.footprint import offload_everything
 from vdnn.planning.planned_step import plan_step
-from vdnn.planning.rebuilding import candidates_of, planned_rebuild, with_rebuilds
+from vdnn.planning.rebuilding import candidates_of, with_rebuilds
 from vdnn.planning.simulate import simulate
-from vdnn.recording import Recording
-from vdnn.runtime.recompute import table
 from vdnn.runtime.session import Session
 from vdnn.runtime.virtual_machine import VirtualMachine
-from vdnn.step_plan import Action, Plan, PlannedLifetime, make_plan
+from vdnn.step_plan import Action, Plan
 
 COSTS = profile_costs(load_profile("titan-x"))
-
-
-def recording_of(name: str) -> Recording:
-    recording = trained_virtually(name).recording
-    assert recording is not None
-    return recording
-
-
-def rebuild_all(recording: Recording, *, offload_rest: bool) -> Plan:
-    """All that can be is rebuilt; the rest stays, or leaves as often as it can."""
-    chosen = set(candidates_of(recording))
-    followed = with_rebuilds(recording, chosen)
-    rest = offload_everything(followed)
-    lifetimes = tuple(
-        planned_rebuild(one)
-        if index in chosen
-        else rest[index]
-        if offload_rest
-        else PlannedLifetime(one.nbytes, Action.KEEP)
-        for index, one in enumerate(recording.lifetimes)
-    )
-    return make_plan(followed, "everything", lifetimes)
 
 
 @pytest.mark.parametrize("offload_rest", [False, True], ids=["keep", "offload"])
@@ -234,124 +206,3 @@ def test_a_graph_that_dies_frees_what_its_recipes_hold(open_session: OpenSession
         assert not any(alive(session).values())
     finally:
         gc.enable()
-
-
-# Words.
-
-
-def test_what_a_recipe_reads_must_not_be_modified(open_session: OpenSession) -> None:
-    session = open_session("rebuild-all")
-    norm = nn.BatchNorm2d(3)
-    x = images().requires_grad_()
-    with session:
-        loss = norm(x).relu().square().sum()
-        with torch.no_grad():
-            norm.bias.add_(1)
-        with pytest.raises((VdnnError, RuntimeError), match="modified"):
-            loss.backward()
-
-
-class WritesBehindAutograd(nn.Module):
-    """What nobody saves is changed under no_grad, or through `.data`: no trace of that is in the graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convs = nn.ModuleList(nn.Conv2d(3, 3, 1) for _ in range(3))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(3) for _ in range(2))
-        self.through_data = False
-        self.writes = True
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.norms[0](self.convs[0](x)).relu()
-        hidden = self.norms[1](self.convs[1](hidden))
-        if self.writes and self.through_data:
-            hidden.data.add_(0.3)
-        elif self.writes:
-            with torch.no_grad():
-                hidden.add_(0.3)
-        result: torch.Tensor = self.convs[2](hidden.relu()).sin().square()
-        return result
-
-
-@pytest.mark.parametrize("through_data", [False, True])
-def test_what_is_written_behind_autograd_is_noticed_at_every_place(
-    open_session: OpenSession, caplog: pytest.LogCaptureFixture, *, through_data: bool
-) -> None:
-    """The same recipe is right at the first place and wrong at the second; in a plan, and without."""
-    model, x = WritesBehindAutograd(), images()
-    model.through_data = through_data
-
-    def step() -> torch.Tensor:
-        loss: torch.Tensor = model(x).square().sum()
-        loss.backward()
-        return loss
-
-    session = open_session("rebuild-all")
-    with caplog.at_level(logging.WARNING, "vdnn"):
-        assert_same_as_plain(session, step, model)
-    assert "bit for bit" in caplog.text
-    with VirtualMachine("titan-x", fake=False) as machine:
-        model.writes = False
-        with vdnn.offload("vdnn-all", device=machine, measure=True, min_bytes=0) as recorded:
-            for _ in range(3):
-                step()
-        model.writes = True
-        assert recorded.recording is not None
-        plan = rebuild_all(recorded.recording, offload_rest=False)
-        assert_same_as_plain(vdnn.offload(plan, device=machine, min_bytes=0), step, model)
-
-
-def test_integrity_mode_finds_a_write_that_is_not_always_there() -> None:
-    model, x = WritesBehindAutograd(), images()
-    with VirtualMachine("titan-x", fake=False) as machine:
-        model.writes = False
-        with vdnn.offload("vdnn-all", device=machine, measure=True, min_bytes=0) as recorded:
-            for _ in range(3):
-                model(x).sum().backward()
-        assert recorded.recording is not None
-        plan = rebuild_all(recorded.recording, offload_rest=False)
-        with vdnn.offload(plan, device=machine, min_bytes=0, integrity=True) as session:
-            model(x).sum().backward()
-            session.step()
-            model.writes = True
-            model(x).sum().backward()
-            with pytest.raises(IntegrityError, match="BatchNorm|ReLU|float32"):
-                session.step()
-
-
-def test_a_recipe_that_is_wrong_is_dropped_once_and_said_once(
-    open_session: OpenSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Proven before it is trusted: here a ReLU that forgets to cut."""
-    name = "ReluBackward0"
-    wrong = dataclasses.replace(table._TABLE[name], run=lambda call, x: x.clone())
-    monkeypatch.setitem(table._TABLE, name, wrong)
-    session = open_session("rebuild-all")
-    model, x = conv_chain(), images()
-
-    def step() -> torch.Tensor:
-        loss = sum(model(x).square().sum() for _ in range(3))
-        assert isinstance(loss, torch.Tensor)
-        loss.backward()
-        return loss
-
-    with caplog.at_level(logging.WARNING, "vdnn"):
-        assert_same_as_plain(session, step, model)
-    said = [record.getMessage() for record in caplog.records if "bit for bit" in record.getMessage()]
-    assert said
-    assert len(said) == len(set(said)), "each recipe once"
-    assert all("relu" in one for one in said)
-
-
-def test_a_plan_whose_recipe_fails_here_is_followed_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    recording = recording_of("chain")
-    plan = rebuild_all(recording, offload_rest=False)
-    monkeypatch.delitem(table._TABLE, "ReluBackward0")
-    session = trained_virtually("chain", plan)
-    assert "cannot be rebuilt here" in session.report()
-    assert session.counters.storages, "the online policy moved it"
-
-
-def test_bad_input_is_refused() -> None:
-    with pytest.raises(TypeError, match="recompute: expected True or False, got 'yes'"):
-        vdnn.offload(recompute="yes")  # type: ignore[arg-type]

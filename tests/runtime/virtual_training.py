@@ -10,8 +10,12 @@ from torch import nn
 
 import vdnn
 from tests.runtime.networks import conv_chain, images, perceptron, small_resnet
+from vdnn.planning.footprint import offload_everything
+from vdnn.planning.rebuilding import candidates_of, planned_rebuild, with_rebuilds
+from vdnn.recording import Recording
 from vdnn.runtime.session import Session
 from vdnn.runtime.virtual_machine import VirtualMachine
+from vdnn.step_plan import Action, Plan, PlannedLifetime, make_plan
 
 
 class Join(nn.Module):
@@ -72,3 +76,25 @@ def train(
 def trained_virtually(name: str, policy: Any = None, **options: Any) -> Session:
     with VirtualMachine("titan-x") as machine:
         return train(machine, name, policy, **options)[0]
+
+
+def recording_of(name: str) -> Recording:
+    recording = trained_virtually(name).recording
+    assert recording is not None
+    return recording
+
+
+def rebuild_all(recording: Recording, *, offload_rest: bool) -> Plan:
+    """All that can be is rebuilt; the rest stays, or leaves as often as it can."""
+    chosen = set(candidates_of(recording))
+    followed = with_rebuilds(recording, chosen)
+    rest = offload_everything(followed)
+    lifetimes = tuple(
+        planned_rebuild(one)
+        if index in chosen
+        else rest[index]
+        if offload_rest
+        else PlannedLifetime(one.nbytes, Action.KEEP)
+        for index, one in enumerate(recording.lifetimes)
+    )
+    return make_plan(followed, "everything", lifetimes)
