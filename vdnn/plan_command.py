@@ -46,6 +46,9 @@ def add_plan_command(commands: Any) -> None:
     command.add_argument("--min-bytes", default="1MiB", metavar="SIZE", help="smaller saves stay; default 1MiB")
     command.add_argument("--largest-batch", action="store_true", help="also look for the largest batch that fits")
     command.add_argument("--no-bound", action="store_true", help="do not certify how far from optimal the plan is")
+    command.add_argument(
+        "--explain", type=int, default=0, metavar="N", help="of the N largest storages: which action, and why"
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object; a list with --compare")
 
 
@@ -70,6 +73,8 @@ def _plan(options: argparse.Namespace) -> int:
 
     if options.batch < 1:
         raise ValueError(f"--batch: expected a number, 1 or more, got {options.batch}.")
+    if options.explain < 0:
+        raise ValueError(f"--explain: expected a number of storages, got {options.explain}.")
     hardware = _measured() if options.hardware == "measured" else options.hardware
     make = find_function(options.function)
     policies = [options.policy]
@@ -89,6 +94,7 @@ def _plan(options: argparse.Namespace) -> int:
         name=options.function,
         batch=options.batch,
         certify=not options.no_bound,
+        explains=options.explain,
         on_progress=on_progress,
         **wanted,
     )

@@ -173,6 +173,24 @@ def test_the_command_compares(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"\n{name} " in out for name in planner_names())
 
 
+def test_the_command_explains_each_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = (UNET, "--batch", "4", "--hardware", "h100", "--budget", "min", "--explain", "9", "--no-bound")
+    code, out, _ = ran(capsys, *wanted, "--json")
+    assert code == 0
+    storages = json.loads(out)["storages"]
+    assert len(storages) == 9
+    assert [one["bytes"] for one in storages] == sorted((one["bytes"] for one in storages), reverse=True)
+    assert {one["action"] for one in storages} >= {"OFFLOAD", "RECOMPUTE"}
+    for one in storages:
+        assert one["second_best"] != one["action"]
+        assert (one["second_best"] is None) is (one["more_ns"] is None)
+        assert one["action"] != "RECOMPUTE" or one["rebuild"]
+    assert any(one["more_ns"] for one in storages), "another choice would have cost something"
+    code, out, _ = ran(capsys, *wanted)
+    assert "the largest storages, and why:" in out
+    assert "recompute: " in out
+
+
 def test_the_command_finds_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> None:
     profile = load_profile("titan-x")
     _, out, _ = ran(capsys, UNET, "--batch", "4", "--hardware", "titan-x", "--largest-batch", "--no-bound")

@@ -9,6 +9,8 @@ from typing import Any
 from vdnn.bytesize import format_bytes
 from vdnn.planning.memory_kinds import MemoryKinds
 from vdnn.planning.planned_step import PlannedStep
+from vdnn.planning.second_best import StorageChoice
+from vdnn.report.explanation import choices_as_json, explanation
 from vdnn.step_plan import Action
 from vdnn.timeline import Timeline, Track
 
@@ -16,7 +18,7 @@ from vdnn.timeline import Timeline, Track
 @dataclass(frozen=True, slots=True)
 class PlanReport:
     """`executed` is the same step run under the plan, in virtual time or on a device. `advice` is a sentence where the
-    planner knows beforehand that there is little to win."""
+    planner knows beforehand that there is little to win. `storages`: of the largest, why each got its action."""
 
     model: str
     batch: int | None
@@ -25,6 +27,7 @@ class PlanReport:
     memory: MemoryKinds
     executed: Timeline | None = None
     advice: str | None = None
+    storages: tuple[StorageChoice, ...] = ()
 
     @property
     def host_bytes(self) -> int:
@@ -62,6 +65,7 @@ class PlanReport:
                 ]
                 for action in Action
             },
+            **({"storages": choices_as_json(self.storages)} if self.storages else {}),
         }
 
     def __str__(self) -> str:
@@ -94,6 +98,8 @@ class PlanReport:
             )
         if self.advice is not None:
             lines.append(f"  note: {self.advice}")
+        if self.storages:
+            lines += ["", "the largest storages, and why:", explanation(self.storages)]
         return "\n".join(lines)
 
 

@@ -18,6 +18,7 @@ from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.memory_kinds import memory_kinds
 from vdnn.planning.planned_step import plan_step, why_it_will_not_help
 from vdnn.planning.policies import PlanPolicy, make_planner
+from vdnn.planning.second_best import explain
 from vdnn.report.plan_report import PlanReport
 from vdnn.runtime.rehearsal import Subject, rehearse, subject_of
 
@@ -32,12 +33,14 @@ def plan(
     loss: Callable[[Any], torch.Tensor] | None = None,
     optimizer: str | None = None,
     min_bytes: int | str = "1MiB",
+    explains: int = 0,
 ) -> PlanReport:
     """A training step of `model`, planned for `hardware` without having it.
 
     `model` is a module, and `batch` a batch of its inputs (a tensor, a tuple or a dict of arguments); or `model` is a
     function of a batch size, and `batch` that number. `budget` is "12GiB", "80%" of the card, "min", or None: all the
-    card has. `optimizer` adds its state and its step: "sgd", "momentum", "adamw".
+    card has. `optimizer` adds its state and its step: "sgd", "momentum", "adamw". `explains`: of so many of the largest
+    storages, why each got its action.
 
         report = vdnn.plan(make_model, 256, hardware="titan-x", budget="min")
         print(report)
@@ -52,6 +55,7 @@ def plan(
         budget=budget,
         optimizer=optimizer,
         min_bytes=min_bytes,
+        explains=explains,
     )[0]
 
 
@@ -67,9 +71,11 @@ def compare(
     min_bytes: int | str = "1MiB",
     certify: bool = True,
     runs: bool = True,
+    explains: int = 0,
     on_progress: Callable[[str], None] = lambda doing: None,
 ) -> list[PlanReport]:
-    """One step under several policies. `runs`: each plan is run in virtual time as well."""
+    """One step under several policies. `runs`: each plan is run in virtual time as well. `explains`: of so many of the
+    largest storages, why each got its action."""
     profile = hardware if isinstance(hardware, HardwareProfile) else load_profile(hardware)
     planners = [make_planner(policy) for policy in policies]  # a name that is unknown is refused before the work
     wanted = None if budget is None else parse_budget(budget)
@@ -94,5 +100,6 @@ def compare(
         if runs:
             on_progress(f"running under the plan: {planner.name}")
             executed = rehearse(subject, profile, plan=planned.plan, optimizer=optimizer, min_bytes=min_bytes).timeline
-        reports.append(PlanReport(name, batch, profile.name, planned, memory, executed, advice))
+        storages = explain(planned, costs, explains) if explains else ()
+        reports.append(PlanReport(name, batch, profile.name, planned, memory, executed, advice, storages))
     return reports

@@ -1,0 +1,53 @@
+"""Why each storage got its action, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vdnn.bytesize import format_bytes
+from vdnn.planning.second_best import StorageChoice
+from vdnn.step_plan import Action
+
+_HEADER = ("bytes", "action", "the next best", "would add", "saved as")
+
+
+def explanation(choices: Sequence[StorageChoice]) -> str:
+    rows = [_HEADER, *(_row(choice) for choice in choices)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def choices_as_json(choices: Sequence[StorageChoice]) -> list[dict[str, Any]]:
+    return [
+        {
+            "storage": choice.lifetime,
+            "saved_as": str(choice.key),
+            "bytes": choice.nbytes,
+            "action": choice.action.name,
+            "rebuild": choice.rebuild,
+            "second_best": None if choice.second_best is None else choice.second_best.name,
+            "more_ns": choice.more_ns,
+        }
+        for choice in choices
+    ]
+
+
+def _row(choice: StorageChoice) -> tuple[str, ...]:
+    if choice.second_best is not None:
+        second = _described(choice.second_best, choice)
+    else:
+        second = "nothing has to change" if choice.action is Action.KEEP else "nothing else fits"
+    return (
+        format_bytes(choice.nbytes),
+        _described(choice.action, choice),
+        second,
+        "" if choice.more_ns is None else f"{choice.more_ns / 1e6:.3f} ms",
+        str(choice.key),
+    )
+
+
+def _described(action: Action, choice: StorageChoice) -> str:
+    is_rebuilt = action in (Action.RECOMPUTE, Action.COMPRESS)
+    return f"{action.value}: {choice.rebuild}" if is_rebuilt else action.value
