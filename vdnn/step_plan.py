@@ -49,7 +49,6 @@ class PlannedLifetime:
     """OFFLOAD has absences, in order; between two of them it is used. The others have none: what is to RECOMPUTE or to
     COMPRESS goes as soon as it can, and is made again when it is used first."""
 
-
     nbytes: int
     action: Action
     absences: tuple[Absence, ...] = ()
