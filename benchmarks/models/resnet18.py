@@ -1,0 +1,56 @@
+"""ResNet-18 on 224 x 224 images: two 3x3 convolutions around each shortcut.
+
+He and others 2015, as torchvision has it. Every ReLU is in place.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from benchmarks.models.resnet import SIDE
+from benchmarks.models.workload import IMAGENET_CLASSES, Workload, image_workload
+
+STAGES = 4
+BLOCKS = 2  # of a stage
+
+
+class BasicBlock(nn.Module):
+    """3x3 and 3x3 beside a shortcut, which is projected where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        stride = 1 if inputs == outputs else 2
+        self.residual = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        summed = self.residual(x)
+        summed += self.shortcut(x)
+        out: Tensor = self.relu(summed)
+        return out
+
+
+def resnet18(batch: int) -> Workload:
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+    ]
+    inputs = 64
+    for stage in range(STAGES):
+        outputs = 64 * 2**stage
+        for _ in range(BLOCKS):
+            layers.append(BasicBlock(inputs, outputs))
+            inputs = outputs
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, IMAGENET_CLASSES)]
+    return image_workload(nn.Sequential(*layers), batch, SIDE)
