@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from vdnn.runtime.virtual_machine import VirtualMachine
 # By network, the classes of what is checkpointed as one.
 BLOCKS = {
     "resnet50": ("Bottleneck",),
-    "densenet121": ("DenseLayer",),
+    "densenet121": ("DenseBlock",),
     "vit_large": ("Layer",),
     "bert_large": ("Layer",),
     "gpt2_xl": ("Block",),
@@ -48,7 +49,10 @@ def checkpointed(model: nn.Module, kinds: Sequence[str]) -> int:
     """Wraps the forward of each block; how many there are."""
     blocks = [module for module in model.modules() if type(module).__name__ in kinds]
     for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+        # In the backward torch has put function modes aside: what is recomputed would be shaped as on the CPU.
+        block.forward = partial(  # type: ignore[method-assign]
+            checkpoint, block.forward, use_reentrant=False, context_fn=lambda: (nullcontext(), CudaShaped())
+        )
     return len(blocks)
 
 
