@@ -19,6 +19,7 @@ all that happens between anchors, and that what a rebuild reads has to be there.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,10 +37,11 @@ from vdnn.step_plan import Absence
 _MOST_AWAY = 30_000
 _LEAST_ANCHORS = 8
 # The second program is for steps of few gaps, at so many anchors that there are so many whole numbers. Nodes of the
-# search are counted, not seconds.
+# search are counted, not seconds: with 500 it certifies more, and takes up to a minute and a half.
 _MOST_GAPS = 120
 _MOST_WHOLE = 1500
-_NODES = 500
+_NODES = 100
+_MOST_SUMS = 1 << 16
 _CLOSE = 5e-3  # so near to a plan at hand a bound is not looked at again
 _LARGEST = 100.0  # the program counts in such units that the largest storage and its copy have this size
 # What solvers may be wrong by.
@@ -65,6 +67,7 @@ def lower_bound(
     *,
     anchors: int | None = None,
     enough_ns: int | None = None,
+    nodes: int = _NODES,
 ) -> Bound:
     """Raises BudgetError where no plan is under the budget. Needs SciPy: the extra `plan`. A bound of `enough_ns`, such
     as the step of a plan that is at hand, need not be improved."""
@@ -80,7 +83,7 @@ def lower_bound(
         return Bound(least_ns, is_whole=False)
     most = anchors or max(_LEAST_ANCHORS, _MOST_WHOLE // (2 * len(gaps)))
     whole = _Program(recording, gaps, costs, budget_bytes, most, is_whole=True)
-    return Bound(max(least_ns, recording.compute_ns + whole.solve()), is_whole=True)
+    return Bound(max(least_ns, recording.compute_ns + whole.solve(nodes)), is_whole=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +235,28 @@ class _Program:
                 found = self._recording.lifetimes[lifetime]
                 kept_bytes = 0 if found.rebuild is None else found.rebuild.kept_bytes
                 away.append((column, (found.nbytes - kept_bytes) * self._of_bytes))
-        self._require(away, self._missing[anchor] * self._of_bytes)
+        self._require(away, self._missing_of_whole(anchor) * self._of_bytes)
         for point, busy in self._running_sums([(point, [copy]) for point, copy in sorted(out, reverse=True)]):
             # From where the copies could begin to where the interval begins, behind the hook before it.
             self._require_time(busy, point, anchor - 1)
         for use, busy in self._running_sums(sorted(home, key=lambda one: one[0])):
             self._require_time(busy, anchor, use)
+
+    def _missing_of_whole(self, anchor: int) -> int:
+        """What is away is whole storages: so it is at least the least sum of some that is not below what is missing.
+        That is what is left when as much as fits is kept; looked for where there are not too many sums."""
+        parts = [gap.nbytes for gap, columns in self._of_gaps.items() if anchor in columns.gone]
+        if any(anchor in self._away_until_rebuilt(lifetime) for lifetime in self._rebuilt):
+            return self._missing[anchor]  # of some rebuilds a part stays
+        room = sum(parts) - self._missing[anchor]
+        unit = math.gcd(*parts)
+        if not parts or room < 0 or room // unit > _MOST_SUMS:
+            return self._missing[anchor]
+        within = (1 << (room // unit + 1)) - 1
+        sums = 1  # a bit for each that can be kept, in units
+        for nbytes in parts:
+            sums |= (sums << (nbytes // unit)) & within
+        return sum(parts) - (sums.bit_length() - 1) * unit
 
     def _running_sums(self, copies: Sequence[tuple[int, list[tuple[int, float]]]]) -> Iterator[tuple[int, int]]:
         """For each of the points, which come in order, a column that is the time of all copies up to it."""
@@ -261,8 +280,9 @@ class _Program:
         stalls = [(end, 1.0), *([(begin - 1, -1.0)] if begin > 0 else [])]
         self._require([(busy, -1.0), *stalls], -computed)
 
-    def solve(self) -> int:
-        """The least time by which the step is longer than its computing, in ns, rounded down."""
+    def solve(self, nodes: int = _NODES) -> int:
+        """The least time by which the step is longer than its computing, in ns, rounded down. With whole numbers
+        `nodes` of the solver's tree are looked at."""
         scipy = _scipy()
         rows, columns, factors = zip(*self._entries, strict=True)
         matrix = scipy.sparse.csr_matrix((factors, (rows, columns)), shape=(len(self._least), self._columns))
@@ -276,7 +296,7 @@ class _Program:
             constraints=scipy.optimize.LinearConstraint(matrix, lb=self._least),
             bounds=scipy.optimize.Bounds([0.0] * self._columns, upper),
             integrality=integrality,
-            options={"node_limit": _NODES} if self._is_whole else {},
+            options={"node_limit": nodes} if self._is_whole else {},
         )
         least = solution.mip_dual_bound if self._is_whole else solution.fun
         if least is None:
