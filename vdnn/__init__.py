@@ -17,7 +17,7 @@ from vdnn.timeline import Timeline
 from vdnn.torch_requirement import require_torch
 
 if TYPE_CHECKING:
-    from vdnn.planning.policies import register_policy
+    from vdnn.planning.policies import SublinearConfig, register_policy
     from vdnn.report.plan_report import PlanReport
     from vdnn.runtime.offload import keep, offload, paused
     from vdnn.runtime.plan_ahead import plan
@@ -33,6 +33,7 @@ __all__ = [
     "PlanReport",
     "Recording",
     "Session",
+    "SublinearConfig",
     "Timeline",
     "VdnnError",
     "VirtualMachine",
@@ -61,7 +62,11 @@ _RUNTIME_NAMES = {
 
 
 # Names of planning, which needs the native core and no torch.
-_PLANNING_NAMES = {"PlanReport": "vdnn.report.plan_report", "register_policy": "vdnn.planning.policies"}
+_PLANNING_NAMES = {
+    "PlanReport": "vdnn.report.plan_report",
+    "SublinearConfig": "vdnn.planning.policies",
+    "register_policy": "vdnn.planning.policies",
+}
 
 
 def __getattr__(name: str) -> object:
