@@ -45,6 +45,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "vdnn.runtime.kept",
         "vdnn.runtime.dropped",
         "vdnn.runtime.bit_mask",
+        "vdnn.runtime.codecs",
         "vdnn.runtime.proof",
         "vdnn.runtime.source_hold",
         "vdnn.runtime.reload_target",

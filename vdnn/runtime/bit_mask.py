@@ -1,21 +1,18 @@
-"""Masks as bits: an eighth of a saved mask stays on the device in its place, and the mask is made of it again.
+"""Masks as bits, and back: a boolean is 0 or 1.
 
-Lossless by the type alone: a boolean is 0 or 1. The kernels are the native core's; torch sees them as operations of its
+The kernels are the native core's; torch sees them as operations of its
 own, so that whatever counts operations counts these, with their traffic and their results, with and without data.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from vdnn import _C
 from vdnn.runtime.transport import Transport
 
-NAME = "bits"
 _PER_BYTE = 8
 
 _library = torch.library.Library("vdnn", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -62,34 +59,14 @@ torch.library.register_fake("vdnn::pack_bits", _fake_pack, lib=_library)
 torch.library.register_fake("vdnn::unpack_bits", _fake_unpack, lib=_library)
 
 
-class BitMask:
-    """What is left of a mask, and how the mask is made of it: a recipe that reads nothing else."""
-
-    name = NAME
-    operands: Sequence[Any] = ()
-
-    def __init__(self, mask: torch.Tensor, transport: Transport) -> None:
-        """Packs the storage that `mask` fills, on the current stream."""
-        self._count = mask.numel()
-        self._transport = id(transport)
-        _transports[id(transport)] = transport
-        with torch.no_grad():
-            self._bits: torch.Tensor = torch.ops.vdnn.pack_bits(mask, self._transport)
-
-    @property
-    def kept_bytes(self) -> int:
-        return packed_bytes(self._count)
-
-    @property
-    def signature(self) -> tuple[str, int]:
-        return NAME, self._count
-
-    def rebuild(self, unpack: Callable[[Any], torch.Tensor]) -> torch.Tensor:
-        with torch.no_grad():
-            mask: torch.Tensor = torch.ops.vdnn.unpack_bits(self._bits, self._count, self._transport)
-        return mask
+def pack_bits(mask: torch.Tensor, transport: Transport) -> torch.Tensor:
+    """Of the storage that `mask` fills, whatever its strides; on the current stream."""
+    _transports[id(transport)] = transport
+    bits: torch.Tensor = torch.ops.vdnn.pack_bits(mask, id(transport))
+    return bits
 
 
-def can_be_packed(tensor: torch.Tensor) -> bool:
-    """A mask in memory that the native core can reach."""
-    return tensor.dtype is torch.bool and tensor.device.type in ("cpu", "cuda")
+def unpack_bits(bits: torch.Tensor, count: int, transport: Transport) -> torch.Tensor:
+    _transports[id(transport)] = transport
+    mask: torch.Tensor = torch.ops.vdnn.unpack_bits(bits, count, id(transport))
+    return mask

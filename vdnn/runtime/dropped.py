@@ -7,7 +7,7 @@ stays until its last known use, and serves the stream it was made for, as a relo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -29,7 +29,9 @@ class Operand(Protocol):
 
 
 class RebuildRecipe(Protocol):
-    """How it is made again: owns its operands, and no part of the graph."""
+    """How it is made again: owns its operands, and no part of the graph. `is_exact`: bit for bit."""
+
+    is_exact: ClassVar[bool]
 
     @property
     def operands(self) -> Sequence[Operand]: ...
@@ -69,7 +71,7 @@ class Dropped:
     def __init__(self, managed: ManagedStorage, source: torch.UntypedStorage, recipe: RebuildRecipe) -> None:
         transport = managed.transport
         self._hash: torch.Tensor | None = None
-        if transport.integrity is not None:
+        if transport.integrity is not None and recipe.is_exact:
             self._hash = transport.integrity.hash(managed.address, managed.nbytes, transport.current_stream())
         self._source = StorageWeakRef(source)  # type: ignore[no-untyped-call]
         self._recipe = recipe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from vdnn.errors import VdnnError
 from vdnn.planning.budget import Budget, parse_budget
 from vdnn.planning.policies import OnlinePolicy, PlanPolicy, has_online, has_planner, make_planner, make_policy
 from vdnn.runtime.budget_planner import BudgetPlanner
+from vdnn.runtime.codecs import LOSSLESS, check_codecs
 from vdnn.runtime.gauges import CudaGauges, Gauges, VirtualGauges
 from vdnn.runtime.session import Session, active_session, mark_to_keep
 from vdnn.runtime.step_ways import Ways
@@ -37,6 +38,7 @@ def offload(
     measure: bool = False,
     integrity: bool = False,
     recompute: bool = True,
+    codecs: Sequence[str] = (),
 ) -> Session:
     """A session that offloads what autograd saves inside `with`.
 
@@ -50,7 +52,8 @@ def offload(
     `host_budget` caps pinned memory; the windows cap what copies in flight hold on the device. `measure`: after
     `warmup_steps` steps one is recorded (`session.recording`), and every one is measured (`session.timeline`).
     `integrity`: what comes back is compared with what left. `recompute`: a plan may rebuild what one cheap operation
-    makes of something else that is saved, instead of moving it.
+    makes of something else that is saved, instead of moving it; masks it may keep as bits. `codecs` names a lossy codec
+    that it may use besides: "bf16" or "fp8".
 
         with vdnn.offload("vdnn-all") as session:
             model(x).sum().backward()
@@ -61,6 +64,9 @@ def offload(
         raise ValueError(f"warmup_steps: expected a number of steps, 0 or more, got {warmup_steps!r}.")
     if not isinstance(recompute, bool):
         raise TypeError(f"recompute: expected True or False, got {recompute!r}.")
+    chosen = check_codecs(codecs)
+    if chosen != LOSSLESS and not recompute:
+        raise ValueError("codecs: recompute=False plans moves only: leave one of the two out.")
     wanted = None if budget is None else parse_budget(budget)
     plan = policy if isinstance(policy, Plan) else None
     if plan is not None and wanted is not None:
@@ -75,7 +81,9 @@ def offload(
         if measure or planner is not None:
             _require_clock(device)
             gauges_for = functools.partial(_gauges, device)
-        ways = Ways(gauges_for, warmup_steps, plan, planner, recompute)
+        ways = Ways(gauges_for, warmup_steps, plan, planner, recompute, chosen)
+    if ways is None and chosen != LOSSLESS:
+        raise ValueError("codecs: only a plan chooses what is packed: give a budget, a plan, or measure=True.")
     options = TransportOptions(
         host_bytes,
         _bytes_of("offload_window", offload_window),

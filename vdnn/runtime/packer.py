@@ -82,7 +82,7 @@ class Packer:
         self._marked = marked
         self._transports = transports
         self._steps = steps
-        may_rebuild = policy.rebuilds if steps is None else steps.rebuilds
+        may_rebuild = policy.rebuilds if steps is None else steps.ways.rebuilds
         self._rebuilds = Rebuilds(self.unpack, steps) if may_rebuild else None
         self._table = ManagedTable()
         self.lookahead = Lookahead()

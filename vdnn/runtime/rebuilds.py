@@ -23,8 +23,7 @@ import torch
 
 from vdnn.errors import VdnnError
 from vdnn.recording import SaveKey
-from vdnn.runtime import bit_mask
-from vdnn.runtime.bit_mask import BitMask, can_be_packed
+from vdnn.runtime.codecs import LOSSLESS, Codec, codec_for
 from vdnn.runtime.gauges import Gauges
 from vdnn.runtime.holders import label_text
 from vdnn.runtime.packed_view import PackedView
@@ -42,10 +41,11 @@ _DEPTH = 8  # operations of a chain
 _LATER_SAVES = 8
 
 
-class _Mask(NamedTuple):
-    """A save of a mask whose operation may not be over."""
+class _Packing(NamedTuple):
+    """A save that a codec takes, whose operation may not be over."""
 
     packed: weakref.ref[PackedView]
+    codec: type[Codec]
     is_to_go: bool
     sequence_nr: int  # autograd's, when it was saved
 
@@ -65,13 +65,14 @@ class _Here:
     """What waits on one thread."""
 
     ownerless: list[_Ownerless]
-    masks: list[_Mask]
+    packings: list[_Packing]
 
 
 class Rebuilds:
     """Of one session. `our_unpack` is its hook."""
 
     def __init__(self, our_unpack: Callable[..., torch.Tensor], steps: StepWatch | None) -> None:
+        self._codecs = LOSSLESS if steps is None else steps.ways.codecs
         self._our_unpack = our_unpack
         self._steps = steps
         self._proofs: dict[Hashable, Proof] = {}  # of recipes, by signature
@@ -94,7 +95,7 @@ class Rebuilds:
     def saved(self, packed: PackedView, tensor: torch.Tensor, node: Any, *, is_new: bool) -> None:
         """Of every managed save; where nothing is planned yet, what could be rebuilt is looked for."""
         if self._steps is None:
-            self._give_up_masks()
+            self._pack()
         if node is not None:
             self._find_owners(node)
             note_saved(node, tensor.output_nr, packed)
@@ -111,16 +112,21 @@ class Rebuilds:
         if source is None or source.nbytes() != managed.nbytes:
             return False  # a part of a storage
         place = None if self._steps is None else self._steps.place
-        if can_be_packed(tensor) and tensor.numel() == managed.nbytes:
-            self._here().masks.append(_Mask(weakref.ref(packed), is_to_go, _sequence_nr()))
+        recipe = None if node is None else find_recipe(tensor, node, self._our_unpack, max_depth=_DEPTH, dear=True)
+        codec = codec_for(tensor, self._codecs) if tensor.nbytes == managed.nbytes else None
+        if recipe is not None and not recipe.is_cheap and codec is not None:
+            recipe = None  # who names a lossy codec would rather have that than a product done again
+        if recipe is not None and self._found(managed, recipe, place, is_to_go=is_to_go):
+            return True
+        if codec is not None:
+            self._here().packings.append(_Packing(weakref.ref(packed), codec, is_to_go, _sequence_nr()))
             return True
         if node is None:
             if tensor.dtype is not torch.int64 or tensor.requires_grad:
                 return False
             self._here().ownerless.append(_Ownerless(weakref.ref(packed), is_to_go, place))
             return True
-        recipe = find_recipe(tensor, node, self._our_unpack, max_depth=_DEPTH, dear=True)
-        return recipe is not None and self._found(managed, recipe, place, is_to_go=is_to_go)
+        return False
 
     def _here(self) -> _Here:
         here: _Here | None = getattr(self._local, "here", None)
@@ -152,51 +158,51 @@ class Rebuilds:
         self._steps.can_be_rebuilt(managed, recipe.name, inputs, proof)
         return True
 
-    # Masks, as soon as their operation is over. Packing them is computing, before the hook that finds them.
+    # Codecs, as soon as the operation is over. Packing is computing, before the hook that finds it.
 
     @contextlib.contextmanager
     def hook(self, transport: Transport) -> Iterator[None]:
         """Around all that a hook does to the device, where steps are watched."""
         assert self._steps is not None, "steps are watched"
-        self._give_up_masks()
+        self._pack()
         with self._steps.hook(transport):
-            self._look_at_masks()
+            self._look_at_packings()
             yield
 
-    def _complete_masks(self, *, is_to_go: bool) -> Iterator[PackedView]:
+    def _complete_packings(self, *, is_to_go: bool) -> Iterator[tuple[PackedView, type[Codec]]]:
         here = self._here()
-        if not here.masks:
+        if not here.packings:
             return
         now = _sequence_nr()
-        ready = [one for one in here.masks if one.is_to_go is is_to_go and one.sequence_nr != now]
-        here.masks = [one for one in here.masks if one not in ready]
+        ready = [one for one in here.packings if one.is_to_go is is_to_go and one.sequence_nr != now]
+        here.packings = [one for one in here.packings if one not in ready]
         for one in ready:
             packed = one.packed()
             if packed is not None and packed.managed.source_storage is not None:
-                yield packed
+                yield packed, one.codec
 
-    def _give_up_masks(self) -> None:
-        for packed in self._complete_masks(is_to_go=True):
-            if self._mask_proof(packed) is not None:
-                packed.managed.drop(_packed(packed))
+    def _pack(self) -> None:
+        for packed, codec in self._complete_packings(is_to_go=True):
+            if self._codec_proof(packed, codec) is not None:
+                packed.managed.drop(_packed(packed, codec))
 
-    def _look_at_masks(self) -> None:
+    def _look_at_packings(self) -> None:
         assert self._steps is not None, "who else looks"
-        for packed in self._complete_masks(is_to_go=False):
-            proof = self._mask_proof(packed)
+        for packed, codec in self._complete_packings(is_to_go=False):
+            proof = self._codec_proof(packed, codec)
             if proof is not None:
-                self._steps.can_be_rebuilt(packed.managed, bit_mask.NAME, [], proof)
+                self._steps.can_be_rebuilt(packed.managed, codec.name, [], proof)
 
-    def _mask_proof(self, packed: PackedView) -> Proof | None:
-        """By the type alone one holds for all of a size."""
-        signature = bit_mask.NAME, packed.managed.nbytes
+    def _codec_proof(self, packed: PackedView, codec: type[Codec]) -> Proof | None:
+        """A codec sees nothing but the values: one proof holds for all of a geometry."""
+        signature = codec.name, packed.geometry
         if signature not in self._proofs:
             gauges = None if self._steps is None else self._steps.gauges
             took_ns = 0
             with contextlib.nullcontext() if gauges is None else gauges.unnoticed():
                 stream = packed.managed.transport.current_stream()
                 begin = None if gauges is None else gauges.mark(stream)
-                recipe = _packed(packed)
+                recipe = _packed(packed, codec)
                 if gauges is not None:
                     took_ns = gauges.ns_between(begin, gauges.mark(stream))
             if not self._is_right(packed.managed, recipe):
@@ -227,7 +233,7 @@ class Rebuilds:
             self._said.add(sentence)
             logger.warning("vdnn: %s", sentence)
 
-    def _is_right(self, managed: ManagedStorage, recipe: Recipe | BitMask) -> bool:
+    def _is_right(self, managed: ManagedStorage, recipe: Recipe | Codec) -> bool:
         """Tries it. The first time that its signature is seen, its cost is found out too."""
         is_fake, is_known = managed.transport.fake, recipe.signature in self._proofs
         if is_fake and is_known:
@@ -236,7 +242,7 @@ class Rebuilds:
         trial = _Trial(managed, recipe, gauges)
         made = trial.run()
         source = managed.source_storage
-        if not is_fake and (source is None or not _same_bytes(source, made.untyped_storage())):
+        if not is_fake and (source is None or not _is_as_it_was(recipe, source, made)):
             label = label_text(managed.geometry, managed.saved_in)
             self._say_once(f"{label} does not come out bit for bit by {recipe.name}: it is not rebuilt.")
             return False
@@ -251,7 +257,7 @@ class Rebuilds:
 class _Trial:
     """A rebuild outside of any plan, and what it costs."""
 
-    def __init__(self, managed: ManagedStorage, recipe: Recipe | BitMask, gauges: Gauges | None) -> None:
+    def __init__(self, managed: ManagedStorage, recipe: Recipe | Codec, gauges: Gauges | None) -> None:
         self._managed = managed
         self._recipe = recipe
         self._gauges = gauges
@@ -290,18 +296,19 @@ class _Trial:
         return tensor
 
 
-def _packed(packed: PackedView) -> BitMask:
+def _packed(packed: PackedView, codec: type[Codec]) -> Codec:
     managed = packed.managed
     source = managed.source_storage
     assert source is not None, "it is there"
-    return BitMask(packed.view_of(source, managed.begin), managed.transport)
+    return codec(packed.view_of(source, managed.begin), managed.transport)
 
 
-def _same_bytes(one: torch.UntypedStorage, other: torch.UntypedStorage) -> bool:
-    if one.nbytes() != other.nbytes():
+def _is_as_it_was(recipe: Recipe | Codec, source: torch.UntypedStorage, made: torch.Tensor) -> bool:
+    """Byte for byte; what a lossy codec made, within its bound."""
+    storage = made.untyped_storage()
+    if source.nbytes() != storage.nbytes():
         return False
+    dtype = torch.uint8 if recipe.is_exact else made.dtype
     with torch.no_grad():
-        first, second = (torch.empty(0, dtype=torch.uint8, device=storage.device) for storage in (one, other))
-        first.set_(one)
-        second.set_(other)
-        return torch.equal(first, second)
+        first, second = (torch.empty(0, dtype=dtype, device=made.device).set_(one) for one in (source, storage))
+        return bool(recipe.is_close(first, second)) if isinstance(recipe, Codec) else torch.equal(first, second)

@@ -41,7 +41,7 @@ class StepWatch:
     """Of one session."""
 
     def __init__(self, ways: Ways, modules: ModuleWatch, on_step_end: Callable[[], None]) -> None:
-        self._ways = ways
+        self.ways = ways
         self._on_step_end = on_step_end
         self._modules = modules
         self._plans = PlanBook(ways.plan, ways.planner)
@@ -122,9 +122,9 @@ class StepWatch:
             return
         self._begin = self._gauges.mark(self._transport.current_stream())
         self._gauges.take_peaks()
-        if self.steps >= self._ways.warmup_steps:
+        if self.steps >= self.ways.warmup_steps:
             self._meter = Meter(self._gauges, self._begin)
-            if self._ways.planner is not None or self.recording is None:
+            if self.ways.planner is not None or self.recording is None:
                 self._recorder = Recorder(self._gauges, self._begin, self._modules.parameters.nbytes())
 
     def _drop_recorder(self) -> None:
@@ -157,7 +157,7 @@ class StepWatch:
         """Around all that a hook does to the device."""
         if self._transport is None:
             self._transport = transport
-            self._gauges = None if self._ways.gauges_for is None else self._ways.gauges_for(transport)
+            self._gauges = None if self.ways.gauges_for is None else self.ways.gauges_for(transport)
             self._begin_observers()
         if self._busy or transport is not self._transport:
             yield
@@ -239,18 +239,13 @@ class StepWatch:
     # Rebuilds.
 
     @property
-    def rebuilds(self) -> bool:
-        """Whether the session may rebuild at all."""
-        return self._ways.rebuilds
-
-    @property
     def gauges(self) -> Gauges | None:
         return self._gauges
 
     @property
     def looks_for_rebuilds(self) -> bool:
         """As long as nothing is planned, and somebody may."""
-        has_use = self._ways.planner is not None or self.recording is None
+        has_use = self.ways.planner is not None or self.recording is None
         return self._here and has_use and self._executor is None and self._gauges is not None
 
     def can_be_rebuilt(
@@ -298,7 +293,7 @@ class StepWatch:
             self._transport.set_windows(open_wide=self._executor is not None)
         if self._executor is not None:
             self._executor.begin_step()
-            if self._ways.planner is not None:
+            if self.ways.planner is not None:
                 self._drop_recorder()
 
     def used(self, managed: ManagedStorage) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vdnn.runtime.budget_planner import BudgetPlanner
+from vdnn.runtime.codecs import LOSSLESS
 from vdnn.runtime.gauges import Gauges
 from vdnn.runtime.transport import Transport
 from vdnn.step_plan import Plan
@@ -13,10 +14,12 @@ from vdnn.step_plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Without gauges nothing is recorded and measured: a plan needs none. `rebuilds`: what can be may be rebuilt."""
+    """Without gauges nothing is recorded and measured: a plan needs none. `rebuilds`: what can be may be rebuilt,
+    or packed by these codecs."""
 
     gauges_for: Callable[[Transport], Gauges] | None = None
     warmup_steps: int = 1
     plan: Plan | None = None
     planner: BudgetPlanner | None = None
     rebuilds: bool = True
+    codecs: tuple[str, ...] = LOSSLESS

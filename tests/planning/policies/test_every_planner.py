@@ -23,6 +23,8 @@ ALWAYS_UNDER_BUDGET = (
     "auto",
     "prefix-cut",
     "capuchin",
+    "capuchin-full",
+    "auto-offload",
     "autoswap-doa",
     "autoswap-aoa",
     "autoswap-wdoa",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from vdnn.planning.gaps import gaps_of
 from vdnn.planning.policies.auto_offload import first_choices
 from vdnn.planning.policies.plan_policy import PlanRequest
+from vdnn.planning.policies.published_choices import published_choices
 from vdnn.planning.rebuilding import candidates_of, cost_ns, with_rebuilds
 from vdnn.planning.search import Search
 from vdnn.planning.step_model import make_step_model
@@ -22,6 +23,7 @@ from vdnn.planning.step_model import make_step_model
 _EFFORT = 120_000
 _MOST_TRIALS, _LEAST_TRIALS = 160, 14
 _MOVES = 40  # evaluations of moves in a trial
+_MOST_POINTS_OF_PUBLISHED = 2000  # longer steps are not given to policies that take longer than the search
 _SHARES = 8  # of the candidates, taken together
 _MOST_PLACES = 500  # points of all the steps that choices of rebuilds make: so few are not worth a choice
 _SINGLES = 6  # let in or taken out in one round
@@ -63,7 +65,18 @@ class RebuildChoice:
             if best == before:
                 break
         found = [trial for trial in self._tried.values() if trial is not None]
-        return sorted(found, key=lambda trial: (trial.step_ns, len(trial.chosen), sorted(trial.chosen)))[:most]
+        found.sort(key=lambda trial: (trial.step_ns, len(trial.chosen), sorted(trial.chosen)))
+        return found[:most] + self._published(found[0].step_ns if found else None)
+
+    def _published(self, best_ns: int | None) -> list[RebuildTrial]:
+        """What the policies of others would rebuild, as far as that is shorter than all that was tried."""
+        if len(self._request.recording.points) > _MOST_POINTS_OF_PUBLISHED:
+            return []
+        candidates = frozenset(candidates_of(self._request.recording))
+        choices = {one & candidates: None for one in published_choices(self._request)}
+        new = [one for one in choices if one and one not in self._tried]
+        trials = [trial for one in new if (trial := self._trial(one)) is not None]
+        return [trial for trial in trials if best_ns is None or trial.step_ns < best_ns]
 
     def _shortest(self) -> RebuildTrial | None:
         found = [trial for trial in self._tried.values() if trial is not None]

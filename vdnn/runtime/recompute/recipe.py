@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -61,6 +61,7 @@ class Recipe:
     for; `operand_depths` counts the operations from each of them to the result, on the longest way and without views,
     and `depth` those of the longest chain of all."""
 
+    is_exact: ClassVar[bool] = True
     name: str
     signature: Hashable
     operands: tuple[PackedView, ...]

@@ -1,0 +1,131 @@
+"""Codecs: what is left of a storage is as small as it says, and what is made of it again as close."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vdnn
+from tests.runtime.virtual_training import MODELS, rebuild_all, train, trained_virtually
+from vdnn import _C
+from vdnn.hardware import load_profile
+from vdnn.planning.costs import profile_costs
+from vdnn.planning.simulate import simulate
+from vdnn.runtime.codecs import CODECS, BFloat16, Bits, Codec, Float8
+from vdnn.runtime.transport import Transport, TransportOptions
+from vdnn.runtime.virtual_machine import VirtualMachine
+from vdnn.step_plan import Action
+
+KEPT = {"bits": 1 / 8, "bf16": 1 / 2, "fp8": 33 / 128}  # a byte each, and four for each 128 values, of four
+
+
+@pytest.fixture
+def transport() -> Any:
+    made = Transport(torch.device("cpu"), _C.SimDevice(), TransportOptions(0, 1 << 20, 1 << 20, timed=False))
+    yield made
+    made.close()
+
+
+def floats(dtype: torch.dtype, *size: int) -> torch.Tensor:
+    return (torch.randn(*size) * torch.logspace(-6, 4, size[-1])).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("codec", [BFloat16, Float8])
+def test_a_lossy_codec_keeps_its_bound(transport: Transport, codec: type[Codec], dtype: torch.dtype) -> None:
+    original = floats(dtype, 3, 5, 77)
+    if not codec.takes(original):
+        return
+    packed = codec(original, transport)
+    made = packed.rebuild(lambda _: torch.empty(0))
+    assert made.untyped_storage().nbytes() == original.untyped_storage().nbytes()
+    assert packed.is_close(packed.flat(original), packed.flat(made.view(-1)))
+    assert not torch.equal(packed.flat(original), packed.flat(made.view(-1))), "it is lossy"
+    assert not packed.is_close(packed.flat(original), packed.flat(made.view(-1)) * 1.2), "the bound is one"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=st.lists(st.floats(-65504, 65504, width=32), min_size=1, max_size=300), name=st.sampled_from(["bf16", "fp8"])
+)
+def test_any_values_come_back_within_the_bound(values: list[float], name: str) -> None:
+    transport = Transport(torch.device("cpu"), _C.SimDevice(), TransportOptions(0, 1 << 20, 1 << 20, timed=False))
+    original = torch.tensor(values)
+    packed = CODECS[name](original, transport)
+    assert packed.is_close(original, packed.rebuild(lambda _: torch.empty(0)).view(-1))
+    transport.close()
+
+
+@pytest.mark.parametrize("size", [(1,), (7,), (8,), (3, 129)])
+def test_masks_come_back_as_they_were(transport: Transport, size: tuple[int, ...]) -> None:
+    mask = torch.rand(size) < 0.3
+    packed = Bits(mask, transport)
+    assert torch.equal(packed.rebuild(lambda _: torch.empty(0)), mask.view(-1))
+    assert packed.kept_bytes == -(-mask.numel() // 8)
+
+
+def test_strides_come_back(transport: Transport) -> None:
+    original = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    packed = BFloat16(original, transport)
+    made = packed.rebuild(lambda _: torch.empty(0))
+    again = torch.empty_strided(original.shape, original.stride()).copy_(original.bfloat16().float())
+    assert torch.equal(packed.flat(again), made)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp8"])
+def test_a_plan_with_a_lossy_codec_runs_as_foretold(name: str) -> None:
+    recording = trained_virtually("perceptron", codecs=[name]).recording
+    assert recording is not None
+    lossy = [one for one in recording.lifetimes if one.rebuild is not None and one.rebuild.operation == name]
+    assert lossy
+    for one in lossy:
+        assert one.rebuild is not None
+        assert one.rebuild.kept_bytes == pytest.approx(KEPT[name] * one.nbytes, rel=0.01)
+    plan = rebuild_all(recording, offload_rest=False)
+    assert any(one.action is Action.COMPRESS for one in plan.lifetimes)
+    foretold = simulate(recording, plan, profile_costs(load_profile("titan-x")))
+    executed = trained_virtually("perceptron", plan, codecs=[name]).timeline
+    assert executed is not None
+    assert (executed.step_ns, executed.peak_bytes) == (foretold.step_ns, foretold.peak_bytes)
+
+
+def test_gradients_are_close_with_a_lossy_codec_and_equal_without() -> None:
+    with VirtualMachine("titan-x", fake=False) as machine:
+        recorded, plain = train(machine, "perceptron", codecs=["bf16"])
+        recorded.close()
+    assert recorded.recording is not None
+    plan = rebuild_all(recorded.recording, offload_rest=False)
+    with VirtualMachine("titan-x", fake=False) as machine:
+        session, packed = train(machine, "perceptron", plan, codecs=["bf16"], integrity=True)
+        session.close()
+    assert session.counters.rebuilds
+    pairs = [(one, other) for one, other in zip(plain, packed, strict=True) if one is not None is not other]
+    assert all(torch.allclose(one, other, rtol=0.05, atol=0.05 * float(one.abs().max())) for one, other in pairs)
+    assert not all(torch.equal(one, other) for one, other in pairs), "something was packed"
+
+
+def test_nothing_lossy_is_used_by_itself() -> None:
+    for name in MODELS:
+        recording = trained_virtually(name).recording
+        assert recording is not None
+        operations = {one.rebuild.operation for one in recording.lifetimes if one.rebuild is not None}
+        assert not operations & {"bf16", "fp8"}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"codecs": ["zip"]}, ValueError, "codecs: expected names among 'bits', 'bf16', 'fp8', got 'zip'"),
+        ({"codecs": "bf16"}, TypeError, "codecs: expected a list of names, got 'bf16'"),
+        ({"codecs": ["bf16", "fp8"]}, ValueError, "one lossy codec at a time, got 'bf16' and 'fp8'"),
+        ({"codecs": ["bf16"], "policy": "vdnn-all"}, ValueError, "only a plan chooses what is packed"),
+        ({"codecs": ["bf16"], "recompute": False}, ValueError, "recompute=False plans moves only"),
+    ],
+)
+def test_bad_input(options: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        vdnn.offload(**{"device": "sim", **options})

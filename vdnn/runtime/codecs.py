@@ -1,0 +1,168 @@
+"""What may be left of a storage in its place, and how it is made of that again: masks as bits, floats with fewer bits.
+
+Lossless ones are there for whoever plans; lossy ones only for who names them, each with its bound. A codec is a recipe
+that reads nothing else. See docs/recompute.md.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from vdnn.runtime.bit_mask import pack_bits, packed_bytes, unpack_bits
+from vdnn.runtime.holders import Geometry
+from vdnn.runtime.transport import Transport
+
+_BLOCK = 128  # values that share a scale
+_FLOAT8_LARGEST = 448.0
+
+
+class Codec(ABC):
+    """One storage, packed. `tensor` fills it; packing runs on the current stream."""
+
+    name: ClassVar[str]
+    is_exact: ClassVar[bool]
+    operands: Sequence[Any] = ()
+
+    def __init__(self, tensor: torch.Tensor, transport: Transport) -> None:
+        self._geometry: Geometry = (tensor.dtype, tensor.size(), tensor.stride())
+        self._count = tensor.numel()
+        self._transport = transport
+        with torch.no_grad():
+            self._kept = self._packed(tensor)
+
+    @staticmethod
+    @abstractmethod
+    def takes(tensor: torch.Tensor) -> bool: ...
+
+    @abstractmethod
+    def _packed(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]: ...
+
+    @abstractmethod
+    def _unpacked(self) -> torch.Tensor:
+        """A tensor whose storage is the one that was packed."""
+
+    @abstractmethod
+    def is_close(self, original: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        """Of flat tensors, whether every value is within the bound."""
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(one.untyped_storage().nbytes() for one in self._kept)
+
+    @property
+    def signature(self) -> tuple[str, Geometry]:
+        return self.name, self._geometry
+
+    def rebuild(self, unpack: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+        with torch.no_grad():
+            return self._unpacked()
+
+    def flat(self, tensor: torch.Tensor) -> torch.Tensor:
+        """All values of its storage, in their order there."""
+        return tensor.as_strided((self._count,), (1,), 0)
+
+
+class Bits(Codec):
+    """Booleans, eight in a byte. Lossless by the type alone."""
+
+    name = "bits"
+    is_exact = True
+
+    @staticmethod
+    def takes(tensor: torch.Tensor) -> bool:
+        return tensor.dtype is torch.bool and tensor.device.type in ("cpu", "cuda")
+
+    @property
+    def kept_bytes(self) -> int:
+        return packed_bytes(self._count)
+
+    def _packed(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (pack_bits(tensor, self._transport),)
+
+    def _unpacked(self) -> torch.Tensor:
+        return unpack_bits(self._kept[0], self._count, self._transport)
+
+    def is_close(self, original: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        return (original == made).all()
+
+
+class BFloat16(Codec):
+    """Floats of 32 or 64 bits as bfloat16. Each comes back within a 256th of itself."""
+
+    name = "bf16"
+    is_exact = False
+
+    @staticmethod
+    def takes(tensor: torch.Tensor) -> bool:
+        return tensor.dtype in (torch.float32, torch.float64)
+
+    def _packed(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (self.flat(tensor).to(torch.bfloat16),)
+
+    def _unpacked(self) -> torch.Tensor:
+        return self._kept[0].to(self._geometry[0])
+
+    def is_close(self, original: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        return _is_within(original, made, original.abs() / 256)
+
+
+class Float8(Codec):
+    """Floats as eight bits (e4m3), with a scale for every 128. Each comes back within a sixteenth of itself, or within
+    a 2^-18th of the largest of its 128."""
+
+    name = "fp8"
+    is_exact = False
+
+    @staticmethod
+    def takes(tensor: torch.Tensor) -> bool:
+        return tensor.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+    def _packed(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = self._in_blocks(self.flat(tensor)).to(torch.float32)
+        scales = (values.abs().amax(1, keepdim=True) / _FLOAT8_LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
+        return (values / scales).to(torch.float8_e4m3fn), scales
+
+    def _in_blocks(self, values: torch.Tensor) -> torch.Tensor:
+        missing = -self._count % _BLOCK
+        return torch.nn.functional.pad(values, (0, missing)).view(-1, _BLOCK)
+
+    def _unpacked(self) -> torch.Tensor:
+        packed, scales = self._kept
+        values = (packed.to(torch.float32) * scales).to(self._geometry[0])
+        return values.view(-1)[: self._count].clone() if self._count % _BLOCK else values
+
+    def is_close(self, original: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        largest = self._in_blocks(original).abs().amax(1, keepdim=True).expand(-1, _BLOCK).reshape(-1)[: self._count]
+        rounded = torch.finfo(original.dtype).eps  # of the original's own type
+        return _is_within(original, made, torch.maximum(original.abs() * (1 / 16 + rounded), largest * 2.0**-18))
+
+
+CODECS: dict[str, type[Codec]] = {codec.name: codec for codec in (Bits, BFloat16, Float8)}
+LOSSLESS = tuple(name for name, codec in CODECS.items() if codec.is_exact)
+
+
+def check_codecs(names: object) -> tuple[str, ...]:
+    """The names, if they are some; with the lossless ones."""
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise TypeError(f"codecs: expected a list of names, got {names!r}.")
+    for name in names:
+        if name not in CODECS:
+            raise ValueError(f"codecs: expected names among {', '.join(map(repr, CODECS))}, got {name!r}.")
+    lossy = [name for name in names if name not in LOSSLESS]
+    if len(lossy) > 1:
+        raise ValueError(f"codecs: one lossy codec at a time, got {' and '.join(map(repr, lossy))}.")
+    return (*LOSSLESS, *lossy)
+
+
+def codec_for(tensor: torch.Tensor, names: Sequence[str]) -> type[Codec] | None:
+    return next((CODECS[name] for name in names if CODECS[name].takes(tensor)), None)
+
+
+def _is_within(original: torch.Tensor, made: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+    """What is not finite has to come back as it was."""
+    is_same = (original == made) | (original.isnan() & made.isnan())
+    return (is_same | ((original - made).abs() <= bound)).all()
