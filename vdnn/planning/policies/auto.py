@@ -17,6 +17,7 @@ from vdnn.planning.simulate import simulate
 from vdnn.step_plan import Plan
 
 _FINALISTS = 3
+_LONG = 1500  # points of a step of which one finalist has to do
 
 
 class Auto(PlanPolicy):
@@ -42,7 +43,8 @@ class Auto(PlanPolicy):
         shortest, shortest_ns = moved, simulate(recording, moved, request.costs).step_ns
         if shortest_ns <= recording.compute_ns:
             return moved
-        for trial in RebuildChoice(request, self._effort).best(_FINALISTS):
+        finalists = _FINALISTS if len(recording.points) <= _LONG else 1
+        for trial in RebuildChoice(request, self._effort).best(finalists):
             try:
                 plan = self._with_rebuilds(request, trial.chosen)
             except BudgetError:
