@@ -30,10 +30,6 @@ class OpenSession(Protocol):
 EITHER_WAY = pytest.mark.either_way
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "either_way: with sessions that copy, and with sessions that rebuild")
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "default_policy" in metafunc.fixturenames and metafunc.definition.get_closest_marker("either_way"):
         metafunc.parametrize("default_policy", ["vdnn-all", "rebuild-all"], indirect=True)
