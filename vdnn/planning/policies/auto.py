@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from vdnn.errors import BudgetError
 from vdnn.planning.policies.auto_offload import AutoOffload
+from vdnn.planning.policies.capuchin_full import CapuchinFull
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.rebuild_choice import RebuildChoice
 from vdnn.planning.rebuilding import candidates_of, planned_rebuild, with_rebuilds
@@ -36,27 +37,36 @@ class Auto(PlanPolicy):
         return "vdnn"
 
     def plan(self, request: PlanRequest) -> Plan:
-        recording = request.recording
+        recording, budget_bytes = request.recording, request.budget_bytes
         moved = replace(self._moves.plan(request), policy=self.name)
-        if not moved.offloaded_bytes or not candidates_of(recording):
+        if budget_bytes is None or not moved.offloaded_bytes or not candidates_of(recording):
             return moved
         shortest, shortest_ns = moved, simulate(recording, moved, request.costs).step_ns
         if shortest_ns <= recording.compute_ns:
             return moved
         finalists = _FINALISTS if len(recording.points) <= _LONG else 1
-        for trial in RebuildChoice(request, self._effort).best(finalists):
-            try:
-                plan = self._with_rebuilds(request, trial.chosen)
-            except BudgetError:
-                continue  # what is rebuilt has to be there with what it is made of
-            step_ns = simulate(recording, plan, request.costs).step_ns
-            if step_ns < shortest_ns:
-                shortest, shortest_ns = plan, step_ns
+        plans = [
+            self._with_rebuilds(request, one.chosen) for one in RebuildChoice(request, self._effort).best(finalists)
+        ]
+        if len(recording.points) <= _LONG:
+            plans.append(
+                replace(CapuchinFull().plan(request), policy=self.name)
+            )  # its moves may suit its rebuilds best
+        for plan in plans:
+            if plan is None:
+                continue
+            timeline = simulate(recording, plan, request.costs)
+            if timeline.step_ns < shortest_ns and timeline.peak_bytes <= budget_bytes:
+                shortest, shortest_ns = plan, timeline.step_ns
         return shortest
 
-    def _with_rebuilds(self, request: PlanRequest, chosen: frozenset[int]) -> Plan:
+    def _with_rebuilds(self, request: PlanRequest, chosen: frozenset[int]) -> Plan | None:
+        """None if what is rebuilt does not fit with what it is made of."""
         followed = with_rebuilds(request.recording, chosen)
-        plan = self._moves.plan(request._replace(recording=followed))
+        try:
+            plan = self._moves.plan(request._replace(recording=followed))
+        except BudgetError:
+            return None
         lifetimes = tuple(
             planned_rebuild(request.recording.lifetimes[index]) if index in chosen else one
             for index, one in enumerate(plan.lifetimes)
