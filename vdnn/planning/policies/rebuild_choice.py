@@ -55,8 +55,12 @@ class RebuildChoice:
         if len(self._request.recording.points) << len(candidates) <= _MOST_PLACES:
             choices = (itertools.combinations(candidates, count) for count in range(len(candidates) + 1))
             return [RebuildTrial(0, frozenset(one)) for one in itertools.chain.from_iterable(choices)]
+        lifetimes = self._request.recording.lifetimes
+        # What leaves a part of itself is cheap for its bytes, and may be in the way of what leaves nothing.
+        whole = [one for one in candidates if (rebuild := lifetimes[one].rebuild) and not rebuild.kept_bytes]
         for share in range(_SHARES, -1, -1):
-            self._try(frozenset(candidates[: -(-len(candidates) * share // _SHARES)]))
+            for order in (candidates, whole):
+                self._try(frozenset(order[: -(-len(order) * share // _SHARES)]))
         best = self._shortest()
         while best is not None and self._left > 0:
             for chosen in self._neighbours(best, set(candidates)):
