@@ -121,7 +121,7 @@ def test_an_offset_view_comes_back_whole(session: Session) -> None:
 
 def test_host_blocks_reused_over_many_steps_keep_each_steps_bytes(open_session: OpenSession) -> None:
     """torchtitan#2581: a pinned slab was written again before its last reader was done."""
-    session = open_session(host_budget="16KiB")
+    session = open_session("vdnn-all", host_budget="16KiB")
     model = conv_chain()
     for _ in range(12):
         x = images()
@@ -141,7 +141,7 @@ def test_a_tensor_and_its_transpose_are_two_views_of_one_copy(session: Session) 
 
     assert_same_as_plain(session, step, x)
     # tanh's result, saved by tanh and as left and right of the first product; and that product, saved by the second.
-    assert session.counters.storages == 2
+    assert session.counters.storages + session.counters.dropped == 2
 
 
 def test_a_new_tensor_at_a_reused_address_is_offloaded(open_session: OpenSession) -> None:

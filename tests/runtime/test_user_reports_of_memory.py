@@ -300,12 +300,12 @@ def test_a_budget_offloads_the_least_that_fits_and_keeps_to_it() -> None:
     last = blind
     for tenths in (3, 6, 9):
         budget = blind.peak_bytes + tenths * (keep.peak_bytes - blind.peak_bytes) // 10
-        planned = measured_step("auto", budget=budget)
+        planned = measured_step("auto-offload", budget=budget)
         assert planned.peak_bytes <= budget
         assert planned.copied_bytes(Track.TO_HOST) < last.copied_bytes(Track.TO_HOST)
         assert keep.step_ns <= planned.step_ns <= last.step_ns
         last = planned
     assert last.step_ns < 1.05 * keep.step_ns
-    roomy = measured_step("auto", budget=keep.peak_bytes)
+    roomy = measured_step("auto-offload", budget=keep.peak_bytes)
     assert roomy.copied_bytes(Track.TO_HOST) == 0
     assert roomy.step_ns == keep.step_ns

@@ -199,16 +199,18 @@ class Rebuilds:
         if signature not in self._proofs:
             gauges = None if self._steps is None else self._steps.gauges
             took_ns = 0
-            with contextlib.nullcontext() if gauges is None else gauges.unnoticed():
+            with self._unnoticed():
                 stream = packed.managed.transport.current_stream()
                 begin = None if gauges is None else gauges.mark(stream)
                 recipe = _packed(packed, codec)
                 if gauges is not None:
                     took_ns = gauges.ns_between(begin, gauges.mark(stream))
-            if not self._is_right(packed.managed, recipe):
+                is_right, kept_bytes = self._is_right(packed.managed, recipe), recipe.kept_bytes
+                del recipe
+            if not is_right:
                 return None
             proof = self._proofs[signature]
-            self._proofs[signature] = replace(proof, kept_bytes=recipe.kept_bytes, giving_up_ns=took_ns)
+            self._proofs[signature] = replace(proof, kept_bytes=kept_bytes, giving_up_ns=took_ns)
         return self._proofs[signature]
 
     # See [Note: Proven once].
@@ -217,7 +219,8 @@ class Rebuilds:
         key = None if place is None else (recipe.signature, place)
         if key is None or key not in self._places:
             try:
-                is_right = self._is_right(managed, recipe)
+                with self._unnoticed():
+                    is_right = self._is_right(managed, recipe)
             except torch.OutOfMemoryError:
                 return None  # another time
             except VdnnError as error:
@@ -227,6 +230,10 @@ class Rebuilds:
                 return self._proofs[recipe.signature] if is_right else None
             self._places[key] = is_right
         return self._proofs[recipe.signature] if self._places[key] else None
+
+    def _unnoticed(self) -> contextlib.AbstractContextManager[None]:
+        gauges = None if self._steps is None else self._steps.gauges
+        return contextlib.nullcontext() if gauges is None else gauges.unnoticed()
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:
@@ -268,12 +275,12 @@ class _Trial:
         gauges, transport = self._gauges, self._managed.transport
         if gauges is None:
             return self._recipe.rebuild(self._operand)
-        with gauges.unnoticed():
-            self._begin()
-            made = self._recipe.rebuild(self._operand)
-            end = gauges.mark(transport.current_stream())
-            extra_bytes = gauges.take_peaks()[0] - self._before_bytes
-            self.proof = Proof(gauges.ns_between(self._begin_mark, end), max(extra_bytes, self._managed.nbytes))
+        self._begin()
+        made = self._recipe.rebuild(self._operand)
+        end = gauges.mark(transport.current_stream())
+        extra_bytes = gauges.take_peaks()[0] - self._before_bytes
+        self.proof = Proof(gauges.ns_between(self._begin_mark, end), max(extra_bytes, self._managed.nbytes))
+        self._stand_ins.clear()
         return made
 
     def _begin(self) -> None:
