@@ -14,22 +14,12 @@ EXPANSION = 4
 SIDE = 224
 
 
-class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 around a shortcut, which is projected where the shape changes."""
+class Residual(nn.Module):
+    """Something beside a shortcut, which is projected where the shape changes."""
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, residual: nn.Sequential, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        outputs = width * EXPANSION
-        self.residual = nn.Sequential(
-            nn.Conv2d(inputs, width, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(width, width, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(width, outputs, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
+        self.residual = residual
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
@@ -40,6 +30,24 @@ class Bottleneck(nn.Module):
         summed += self.shortcut(x)
         out: Tensor = self.relu(summed)
         return out
+
+
+class Bottleneck(Residual):
+    """1x1, 3x3 and 1x1."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        outputs = width * EXPANSION
+        residual = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        super().__init__(residual, inputs, outputs, stride)
 
 
 def resnet50(batch: int) -> Workload:

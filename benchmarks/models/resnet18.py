@@ -5,38 +5,28 @@ He and others 2015, as torchvision has it. Every ReLU is in place.
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
-from benchmarks.models.resnet import SIDE
+from benchmarks.models.resnet import SIDE, Residual
 from benchmarks.models.workload import IMAGENET_CLASSES, Workload, image_workload
 
 STAGES = 4
 BLOCKS = 2  # of a stage
 
 
-class BasicBlock(nn.Module):
-    """3x3 and 3x3 beside a shortcut, which is projected where the shape changes."""
+class BasicBlock(Residual):
+    """3x3 and 3x3."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
         stride = 1 if inputs == outputs else 2
-        self.residual = nn.Sequential(
+        residual = nn.Sequential(
             nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
             nn.BatchNorm2d(outputs),
             nn.ReLU(inplace=True),
             nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
             nn.BatchNorm2d(outputs),
         )
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-        self.relu = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        summed = self.residual(x)
-        summed += self.shortcut(x)
-        out: Tensor = self.relu(summed)
-        return out
+        super().__init__(residual, inputs, outputs, stride)
 
 
 def resnet18(batch: int) -> Workload:

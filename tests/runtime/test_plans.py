@@ -129,6 +129,9 @@ def test_a_budget_that_cannot_be_met_is_an_error_with_the_smallest_that_can() ->
     least = refused.value.least_bytes
     session = trained_virtually("resnet", budget=least, steps=4)
     assert session.timeline is not None
+    moved = trained_virtually("resnet", budget=least, steps=4, recompute=False)
+    assert moved.timeline is not None
+    assert moved.timeline.peak_bytes == least
     # Less where another holder lets go amid an interval of what is given up to be rebuilt.
     assert 0.9 * least < session.timeline.peak_bytes <= least
     with pytest.raises(BudgetError):

@@ -21,7 +21,7 @@ _FLOAT8_LARGEST = 448.0
 
 
 class Codec(ABC):
-    """One storage, packed. `tensor` fills it; packing runs on the current stream."""
+    """One storage, encoded. `tensor` fills it; that runs on the current stream."""
 
     name: ClassVar[str]
     is_exact: ClassVar[bool]
@@ -32,18 +32,18 @@ class Codec(ABC):
         self._count = tensor.numel()
         self._transport = transport
         with torch.no_grad():
-            self._kept = self._packed(tensor)
+            self._kept = self._encoded(tensor)
 
     @staticmethod
     @abstractmethod
     def takes(tensor: torch.Tensor) -> bool: ...
 
     @abstractmethod
-    def _packed(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]: ...
+    def _encoded(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]: ...
 
     @abstractmethod
-    def _unpacked(self) -> torch.Tensor:
-        """A tensor whose storage is the one that was packed."""
+    def _decoded(self) -> torch.Tensor:
+        """A tensor whose storage is the one that was encoded."""
 
     @abstractmethod
     def is_close(self, original: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
@@ -59,7 +59,7 @@ class Codec(ABC):
 
     def rebuild(self, unpack: Callable[[Any], torch.Tensor]) -> torch.Tensor:
         with torch.no_grad():
-            return self._unpacked()
+            return self._decoded()
 
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
         """All values of its storage, in their order there."""
@@ -80,10 +80,10 @@ class Bits(Codec):
     def kept_bytes(self) -> int:
         return packed_bytes(self._count)
 
-    def _packed(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _encoded(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (pack_bits(tensor, self._transport),)
 
-    def _unpacked(self) -> torch.Tensor:
+    def _decoded(self) -> torch.Tensor:
         return unpack_bits(self._kept[0], self._count, self._transport)
 
     def is_close(self, original: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
@@ -100,10 +100,10 @@ class BFloat16(Codec):
     def takes(tensor: torch.Tensor) -> bool:
         return tensor.dtype in (torch.float32, torch.float64)
 
-    def _packed(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _encoded(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (self.flat(tensor).to(torch.bfloat16),)
 
-    def _unpacked(self) -> torch.Tensor:
+    def _decoded(self) -> torch.Tensor:
         return self._kept[0].to(self._geometry[0])
 
     def is_close(self, original: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
@@ -121,7 +121,7 @@ class Float8(Codec):
     def takes(tensor: torch.Tensor) -> bool:
         return tensor.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-    def _packed(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _encoded(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
         values = self._in_blocks(self.flat(tensor)).to(torch.float32)
         scales = (values.abs().amax(1, keepdim=True) / _FLOAT8_LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
         return (values / scales).to(torch.float8_e4m3fn), scales
@@ -130,9 +130,9 @@ class Float8(Codec):
         missing = -self._count % _BLOCK
         return torch.nn.functional.pad(values, (0, missing)).view(-1, _BLOCK)
 
-    def _unpacked(self) -> torch.Tensor:
-        packed, scales = self._kept
-        values = (packed.to(torch.float32) * scales).to(self._geometry[0])
+    def _decoded(self) -> torch.Tensor:
+        codes, scales = self._kept
+        values = (codes.to(torch.float32) * scales).to(self._geometry[0])
         return values.view(-1)[: self._count].clone() if self._count % _BLOCK else values
 
     def is_close(self, original: torch.Tensor, made: torch.Tensor) -> torch.Tensor:

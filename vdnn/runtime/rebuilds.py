@@ -41,7 +41,7 @@ _DEPTH = 8  # operations of a chain
 _LATER_SAVES = 8
 
 
-class _Packing(NamedTuple):
+class _Encoding(NamedTuple):
     """A save that a codec takes, whose operation may not be over."""
 
     packed: weakref.ref[PackedView]
@@ -65,7 +65,7 @@ class _Here:
     """What waits on one thread."""
 
     ownerless: list[_Ownerless]
-    packings: list[_Packing]
+    encodings: list[_Encoding]
 
 
 class Rebuilds:
@@ -95,7 +95,7 @@ class Rebuilds:
     def saved(self, packed: PackedView, tensor: torch.Tensor, node: Any, *, is_new: bool) -> None:
         """Of every managed save; where nothing is planned yet, what could be rebuilt is looked for."""
         if self._steps is None:
-            self._pack()
+            self._encode()
         if node is not None:
             self._find_owners(node)
             note_saved(node, tensor.output_nr, packed)
@@ -119,7 +119,7 @@ class Rebuilds:
         if recipe is not None and self._found(managed, recipe, place, is_to_go=is_to_go):
             return True
         if codec is not None:
-            self._here().packings.append(_Packing(weakref.ref(packed), codec, is_to_go, _sequence_nr()))
+            self._here().encodings.append(_Encoding(weakref.ref(packed), codec, is_to_go, _sequence_nr()))
             return True
         if node is None:
             if tensor.dtype is not torch.int64 or tensor.requires_grad:
@@ -158,37 +158,37 @@ class Rebuilds:
         self._steps.can_be_rebuilt(managed, recipe.name, inputs, proof)
         return True
 
-    # Codecs, as soon as the operation is over. Packing is computing, before the hook that finds it.
+    # Codecs, as soon as the operation is over. Encoding is computing, before the hook that finds it.
 
     @contextlib.contextmanager
     def hook(self, transport: Transport) -> Iterator[None]:
         """Around all that a hook does to the device, where steps are watched."""
         assert self._steps is not None, "steps are watched"
-        self._pack()
+        self._encode()
         with self._steps.hook(transport):
-            self._look_at_packings()
+            self._look_at_encodings()
             yield
 
-    def _complete_packings(self, *, is_to_go: bool) -> Iterator[tuple[PackedView, type[Codec]]]:
+    def _complete_encodings(self, *, is_to_go: bool) -> Iterator[tuple[PackedView, type[Codec]]]:
         here = self._here()
-        if not here.packings:
+        if not here.encodings:
             return
         now = _sequence_nr()
-        ready = [one for one in here.packings if one.is_to_go is is_to_go and one.sequence_nr != now]
-        here.packings = [one for one in here.packings if one not in ready]
+        ready = [one for one in here.encodings if one.is_to_go is is_to_go and one.sequence_nr != now]
+        here.encodings = [one for one in here.encodings if one not in ready]
         for one in ready:
             packed = one.packed()
             if packed is not None and packed.managed.source_storage is not None:
                 yield packed, one.codec
 
-    def _pack(self) -> None:
-        for packed, codec in self._complete_packings(is_to_go=True):
+    def _encode(self) -> None:
+        for packed, codec in self._complete_encodings(is_to_go=True):
             if self._codec_proof(packed, codec) is not None:
-                packed.managed.drop(_packed(packed, codec))
+                packed.managed.drop(_encoded(packed, codec))
 
-    def _look_at_packings(self) -> None:
+    def _look_at_encodings(self) -> None:
         assert self._steps is not None, "who else looks"
-        for packed, codec in self._complete_packings(is_to_go=False):
+        for packed, codec in self._complete_encodings(is_to_go=False):
             proof = self._codec_proof(packed, codec)
             if proof is not None:
                 self._steps.can_be_rebuilt(packed.managed, codec.name, [], proof)
@@ -202,7 +202,7 @@ class Rebuilds:
             with self._unnoticed():
                 stream = packed.managed.transport.current_stream()
                 begin = None if gauges is None else gauges.mark(stream)
-                recipe = _packed(packed, codec)
+                recipe = _encoded(packed, codec)
                 if gauges is not None:
                     took_ns = gauges.ns_between(begin, gauges.mark(stream))
                 is_right, kept_bytes = self._is_right(packed.managed, recipe), recipe.kept_bytes
@@ -303,7 +303,7 @@ class _Trial:
         return tensor
 
 
-def _packed(packed: PackedView, codec: type[Codec]) -> Codec:
+def _encoded(packed: PackedView, codec: type[Codec]) -> Codec:
     managed = packed.managed
     source = managed.source_storage
     assert source is not None, "it is there"
