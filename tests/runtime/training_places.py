@@ -13,9 +13,14 @@ from typing import Any
 import torch
 
 from tests.runtime.side_by_side import assert_nothing_alive
+from vdnn import _C
 from vdnn.runtime.offload import offload
 from vdnn.runtime.session import Session
 from vdnn.runtime.virtual_machine import VirtualMachine
+
+
+# Of a GPU's clock, about: a delay need not be exact.
+CYCLES_PER_US = 1500
 
 
 class Place(ABC):
@@ -54,6 +59,10 @@ class Place(ABC):
         """A stream that begins after all so far, and after which the current one goes on, unless it need not wait."""
 
     @abstractmethod
+    def delay(self, device: _C.Device, stream: _C.Stream | None, duration_ns: int) -> None:
+        """Holds up a stream of `device`, or the current one, behind what is on it."""
+
+    @abstractmethod
     def allocated_bytes(self) -> int: ...
 
     @abstractmethod
@@ -68,6 +77,7 @@ class CudaPlace(Place):
         self.size = 8
         self.window_bytes = 2**20
         self._side = torch.cuda.Stream()
+        self._sleeper = torch.cuda.Stream()
 
     def _vdnn_device(self) -> Any:
         return "cuda"
@@ -83,6 +93,18 @@ class CudaPlace(Place):
             yield
         if waits_after:
             current.wait_stream(self._side)
+
+    def delay(self, device: _C.Device, stream: _C.Stream | None, duration_ns: int) -> None:
+        """By a kernel that waits. One for a stream of ours runs on a stream of torch's, between two events."""
+        cycles = duration_ns * CYCLES_PER_US // 1000
+        if stream is None:
+            torch.cuda._sleep(cycles)
+            return
+        between = device.adopt_stream(self._sleeper.cuda_stream)
+        device.wait(between, device.record(stream))
+        with torch.cuda.stream(self._sleeper):
+            torch.cuda._sleep(cycles)
+        device.wait(stream, device.record(between))
 
     def allocated_bytes(self) -> int:
         self.synchronize()
@@ -111,6 +133,10 @@ class VirtualPlace(Place):
 
     def side_stream(self, *, waits_after: bool = True) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
+
+    def delay(self, device: _C.Device, stream: _C.Stream | None, duration_ns: int) -> None:
+        assert isinstance(device, _C.SimDevice)
+        device.advance(self._machine.current_stream() if stream is None else stream, duration_ns)
 
     def allocated_bytes(self) -> int:
         return self._machine.allocated_bytes
