@@ -18,7 +18,6 @@ from vdnn.runtime.offload import offload
 from vdnn.runtime.session import Session
 from vdnn.runtime.virtual_machine import VirtualMachine
 
-
 # Of a GPU's clock, about: a delay need not be exact.
 CYCLES_PER_US = 1500
 
