@@ -1,0 +1,58 @@
+"""benchmarks.saved_on_cuda without a GPU: what it compares, and that it sees a difference."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import link_sizes, saved_on_cuda
+from benchmarks.saved_on_cuda import SMALL_CASES, SavedCase, compare, foretold
+
+
+def test_a_cpu_saves_wider_masks_of_dropout_than_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "saved.jsonl"
+    assert saved_on_cuda.main(["--device", "cpu", "--json", str(path)]) == 0
+    rows = {row["case"]: row for row in map(json.loads, path.read_text().splitlines())}
+    assert list(rows) == [case.name for case in SMALL_CASES]
+    resnet, bert, gpt = rows.values()
+    for row in (resnet, gpt):  # no dropout
+        assert row["foretold_bytes"] == row["found_bytes"] > 0
+        assert row["only_foretold"] == row["only_found"] == []
+    # Embedding, attention's output and the perceptron's: 64 x 1024 masks; attention's map: 16 x 64 x 64. As floats
+    # on the CPU, as bytes on a GPU.
+    elements = 3 * 64 * 1024 + 16 * 64 * 64
+    assert bert["found_bytes"] - bert["foretold_bytes"] == 3 * elements
+    assert "BERT, 1 layer (1 x 64), only foretold: " in capsys.readouterr().out
+
+
+def test_steps_that_save_alike_do_not_differ() -> None:
+    case = SMALL_CASES[0]
+    row = compare(case, foretold(case), foretold(case))
+    assert (row.difference, row.only_foretold, row.only_found) == (0.0, (), ())
+    assert row.found_storages > 0
+
+
+def test_a_model_that_fails_is_said_and_does_not_hide_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("no such model\nanywhere")
+
+    monkeypatch.setattr(saved_on_cuda, "SMALL_CASES", (SavedCase("broken", broken), SMALL_CASES[0]))  # type: ignore[arg-type]
+    assert saved_on_cuda.main(["--device", "cpu"]) == 1
+    said = capsys.readouterr().out
+    assert "broken: RuntimeError: no such model." in said
+    assert SMALL_CASES[0].name in said
+
+
+def test_the_link_is_measured_at_every_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "link.jsonl"
+    assert link_sizes.main(["--device", "sim", "--json", str(path)]) == 0
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["block_bytes"] for row in rows] == list(link_sizes.SIZES)
+    rates = [row["to_host_bytes_per_s"] for row in rows]
+    assert rates == sorted(rates)  # a latency weighs less on longer copies
+    assert {row["pageable_to_host_bytes_per_s"] for row in rows} == {None}
+    assert "256.00 MiB" in capsys.readouterr().out
