@@ -1,0 +1,228 @@
+"""What the cells of a run say for and against vdnn: held, broken, or not asked, each with its figures.
+
+    python -m benchmarks.claims RUN
+
+Reads the cells of one run (docs/benchmarks.md) and, where they are, the timelines of its steps and the link that was
+probed. A peer is compared with vdnn where the two meet: on the same workload, batch and place, eager with eager and
+compiled with compiled, at the peer's peak or less. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vdnn.timeline import Timeline, Track
+
+# Allocators round up: a peak this near is the same.
+SAME_PEAK = 1.005
+# Timings of two processes differ by so much for no reason of theirs; virtual ones do not.
+NOISE = 0.01
+LESS_MEMORY, LITTLE_TIME = 2 / 3, 0.03
+PEAK_ERROR, TIME_ERROR = 0.005, 0.05
+LONG_COPY_BYTES, FULL_RATE = 16 << 20, 0.95
+
+Cell = dict[str, Any]
+Group = tuple[str, int, str, bool]  # workload, batch, place, compiled
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """`held` is None where no cell has anything to say."""
+
+    name: str
+    held: bool | None
+    said: str
+
+    def __str__(self) -> str:
+        verdict = {True: "held", False: "BROKEN", None: "not asked"}[self.held]
+        return f"{verdict:9}  {self.name}: {self.said}"
+
+
+def is_ours(cell: Cell) -> bool:
+    return str(cell["peer"]).startswith("vdnn")
+
+
+def _grouped(cells: Iterable[Cell]) -> dict[Group, list[Cell]]:
+    groups: dict[Group, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        groups[cell["workload"], cell["batch"], cell["place"], bool(cell.get("compiled"))].append(cell)
+    return groups
+
+
+def _ran(cells: Iterable[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell["status"] == "ok" and cell.get("step_ns") and cell.get("peak_bytes")]
+
+
+def _plain(cells: Iterable[Cell]) -> Cell | None:
+    return next((cell for cell in cells if cell["peer"] == "plain"), None)
+
+
+def never_slower_than_a_peer(cells: Sequence[Cell]) -> Claim:
+    """At every peak that a peer reaches, some cell of ours is no higher and no slower."""
+    met, broken = 0, []
+    for (workload, *_), group in _grouped(_ran(cells)).items():
+        plain = _plain(group)
+        if plain is None:
+            continue
+        noise = 0.0 if plain.get("clock") == "virtual" else NOISE
+        for peer in group:
+            if peer is plain or is_ours(peer):
+                continue
+            ours = [one for one in group if is_ours(one) and one["peak_bytes"] <= peer["peak_bytes"] * SAME_PEAK]
+            least_ns = min((one["step_ns"] for one in ours), default=None)
+            if least_ns is not None and least_ns <= peer["step_ns"] + noise * plain["step_ns"]:
+                met += 1
+                continue
+            found = "nothing of ours is as low" if least_ns is None else f"ours {least_ns / plain['step_ns'] - 1:+.1%}"
+            peer_slowdown = peer["step_ns"] / plain["step_ns"] - 1
+            broken.append(f"{workload}, {peer['peer']} ({peer_slowdown:+.1%}, {_share(peer, plain)}): {found}")
+    if not met and not broken:
+        return Claim("no peer is faster at its own peak", None, "no peer ran beside plain")
+    said = f"{met} of {met + len(broken)} meetings" + "".join(f"; {one}" for one in broken)
+    return Claim("no peer is faster at its own peak", not broken, said)
+
+
+def a_third_less_for_little(cells: Sequence[Cell]) -> Claim:
+    found = []
+    asked = False
+    for (workload, *_), group in _grouped(_ran(cells)).items():
+        plain = _plain(group)
+        for one in group if plain is not None else ():
+            if not is_ours(one):
+                continue
+            asked = True
+            is_little = one["step_ns"] <= (1 + LITTLE_TIME) * plain["step_ns"]
+            if is_little and one["peak_bytes"] <= LESS_MEMORY * plain["peak_bytes"]:
+                found.append((one["peak_bytes"] / plain["peak_bytes"], one["step_ns"] / plain["step_ns"] - 1, workload))
+    best = {workload: (share, slowdown) for share, slowdown, workload in sorted(found, reverse=True)}
+    said = "; ".join(f"{workload} {share:.0%} at {slowdown:+.1%}" for workload, (share, slowdown) in best.items())
+    return Claim("a third less memory at 3 % or less", bool(found) if asked else None, said or "none")
+
+
+def same_gradients(cells: Sequence[Cell]) -> Claim:
+    compared = [cell for cell in cells if is_ours(cell) and cell.get("identical") is not None]
+    wrong = [cell for cell in compared if not cell["identical"]]
+    said = f"{len(compared) - len(wrong)} of {len(compared)}" + "".join(f"; not {_title(cell)}" for cell in wrong)
+    return Claim("gradients are the plain ones", not wrong if compared else None, said)
+
+
+def ours_run(cells: Sequence[Cell]) -> Claim:
+    ours = [cell for cell in cells if is_ours(cell) and cell["status"] != "not-run"]
+    failed = [cell for cell in ours if cell["status"] != "ok"]
+    said = f"{len(ours) - len(failed)} of {len(ours)}"
+    said += "".join(f"; {_title(cell)}: {cell['status']}, {cell.get('said', '')}" for cell in failed)
+    return Claim("what is ours ran", not failed if ours else None, said)
+
+
+def budgets_kept(cells: Sequence[Cell]) -> Claim:
+    asked = [cell for cell in _ran(cells) if is_ours(cell) and cell.get("budget_bytes")]
+    over = [cell for cell in asked if cell["peak_bytes"] > SAME_PEAK * cell["budget_bytes"]]
+    said = f"{len(asked) - len(over)} of {len(asked)}"
+    said += "".join(f"; {_title(cell)}: {cell['peak_bytes']} for {cell['budget_bytes']}" for cell in over)
+    return Claim("budgets are kept", not over if asked else None, said)
+
+
+def foretold(cells: Sequence[Cell], measured: str, predicted: str, most: float) -> Claim:
+    errors = [
+        (abs(cell[predicted] / cell[measured] - 1), _title(cell))
+        for cell in _ran(cells)
+        if is_ours(cell) and cell.get(predicted) and cell.get(measured)
+    ]
+    name = f"{measured} is as foretold within {most:.1%}"
+    if not errors:
+        return Claim(name, None, "nothing was foretold")
+    within = sum(error <= most for error, _ in errors)
+    worst, title = max(errors)
+    median = statistics.median(error for error, _ in errors)
+    return Claim(
+        name, within == len(errors), f"{within} of {len(errors)}; median {median:.2%}, worst {worst:.2%}: {title}"
+    )
+
+
+def engines_at_full_rate(run: Path, cells: Sequence[Cell]) -> Claim:
+    """Of long copies; against what the link was probed at, both ways at once."""
+    name = f"copy engines run at {FULL_RATE:.0%} of the probed rate"
+    link = run / "link.jsonl"
+    if not link.is_file():
+        return Claim(name, None, "no link was probed")
+    rows = list(_lines(link))
+    probed = {
+        Track.TO_HOST: max(row["to_host_bytes_per_s"] for row in rows),
+        Track.TO_DEVICE: max(row["to_device_bytes_per_s"] for row in rows),
+    }
+    both = max(row["both_ways_bytes_per_s"] for row in rows) / sum(probed.values())
+    shares = []
+    for cell in _ran(cells):
+        path = run / "steps" / str(cell.get("step")) / "measured.json"
+        if cell.get("step") and path.is_file():
+            timeline = Timeline.load(path)
+            for track, rate in probed.items():
+                copies = [copy for copy in timeline.copies if copy.track is track and copy.nbytes >= LONG_COPY_BYTES]
+                busy_ns = sum(copy.end_ns - copy.begin_ns for copy in copies)
+                if busy_ns:
+                    moved = sum(copy.nbytes for copy in copies)
+                    shares.append((moved * 1e9 / busy_ns / rate, f"{_title(cell)} {track.value}"))
+    if not shares:
+        return Claim(name, None, "no long copy was timed")
+    worst, title = min(shares)
+    median = statistics.median(share for share, _ in shares)
+    said = (
+        f"median {median:.1%}, lowest {worst:.1%} ({title}); both ways at once the link itself has {both:.1%} of each"
+    )
+    return Claim(name, worst >= FULL_RATE * min(1.0, both), said)
+
+
+def claims_of(run: Path) -> list[Claim]:
+    cells = list(_lines(run / "cells.jsonl"))
+    return [
+        ours_run(cells),
+        same_gradients(cells),
+        budgets_kept(cells),
+        never_slower_than_a_peer(cells),
+        a_third_less_for_little(cells),
+        foretold(cells, "peak_bytes", "predicted_peak_bytes", PEAK_ERROR),
+        foretold(cells, "step_ns", "predicted_step_ns", TIME_ERROR),
+        engines_at_full_rate(run, cells),
+    ]
+
+
+def _lines(path: Path) -> Iterator[Cell]:
+    """A line that was cut off is no cell."""
+    for line in path.read_text().splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
+
+
+def _title(cell: Cell) -> str:
+    budget = f" at {cell['budget']}" if cell.get("budget") else ""
+    return f"{cell['workload']} {cell['peer']}{budget}"
+
+
+def _share(cell: Cell, plain: Cell) -> str:
+    return f"{cell['peak_bytes'] / plain['peak_bytes']:.0%} of the memory"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.claims", description=__doc__.split("\n")[0])
+    parser.add_argument("run", type=Path, metavar="RUN", help="a folder that benchmarks.sweep wrote")
+    options = parser.parse_args(arguments)
+    if not (options.run / "cells.jsonl").is_file():
+        print(f"claims: expected a run with cells.jsonl in it, got {options.run}.", file=sys.stderr)
+        return 2
+    claims = claims_of(options.run)
+    print("\n".join(map(str, claims)))
+    return 1 if any(claim.held is False for claim in claims) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
