@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import vdnn
@@ -14,11 +14,12 @@ from tests.runtime.virtual_training import MODELS, rebuild_all, train, trained_v
 from vdnn import _C
 from vdnn.hardware import load_profile
 from vdnn.planning.costs import profile_costs
+from vdnn.planning.policies import PlanPolicy, PlanRequest
 from vdnn.planning.simulate import simulate
 from vdnn.runtime.codecs import CODECS, BFloat16, Bits, Codec, Float8
 from vdnn.runtime.transport import Transport, TransportOptions
 from vdnn.runtime.virtual_machine import VirtualMachine
-from vdnn.step_plan import Action
+from vdnn.step_plan import Action, Plan
 
 KEPT = {"bits": 1 / 8, "bf16": 1 / 2, "fp8": 33 / 128}  # a byte each, and four for each 128 values, of four
 
@@ -52,6 +53,7 @@ def test_a_lossy_codec_keeps_its_bound(transport: Transport, codec: type[Codec],
 @given(
     values=st.lists(st.floats(-65504, 65504, width=32), min_size=1, max_size=300), name=st.sampled_from(["bf16", "fp8"])
 )
+@example(values=[2.0**-149, 2.0**-134], name="bf16")  # less than any bfloat16
 def test_any_values_come_back_within_the_bound(values: list[float], name: str) -> None:
     transport = Transport(torch.device("cpu"), _C.SimDevice(), TransportOptions(0, 1 << 20, 1 << 20, timed=False))
     original = torch.tensor(values)
@@ -106,6 +108,33 @@ def test_gradients_are_close_with_a_lossy_codec_and_equal_without() -> None:
     pairs = [(one, other) for one, other in zip(plain, packed, strict=True) if one is not None is not other]
     assert all(torch.allclose(one, other, rtol=0.05, atol=0.05 * float(one.abs().max())) for one, other in pairs)
     assert not all(torch.equal(one, other) for one, other in pairs), "something was packed"
+
+
+class RebuildsEverything(PlanPolicy):
+    name = "everything"
+    source = "here"
+
+    def plan(self, request: PlanRequest) -> Plan:
+        return rebuild_all(request.recording, offload_rest=False)
+
+
+def test_integrity_mode_does_not_compare_what_is_made_of_what_a_lossy_codec_made() -> None:
+    first, second = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+    x = torch.randn(16, 32)
+    options: dict[str, Any] = {"min_bytes": 0, "codecs": ["bf16"], "integrity": True}
+    with VirtualMachine("titan-x", fake=False) as machine:
+        with vdnn.offload(RebuildsEverything(), device=machine, **options) as session:
+            for _ in range(3):
+                second(first(x).sin()).square().sum().backward()
+                session.step()
+        assert session.recording is not None
+        rebuilds = [one.rebuild for one in session.recording.lifetimes]
+        (sine,) = (one for one in rebuilds if one is not None and one.operation == "sin")
+        (made_of,) = (rebuilds[one] for one in sine.inputs)
+        assert made_of is not None
+        assert made_of.operation == "bf16"
+        assert session.counters.rebuilds
+        assert "differs from the plan" not in session.report()
 
 
 def test_nothing_lossy_is_used_by_itself() -> None:

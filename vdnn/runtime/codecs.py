@@ -18,6 +18,7 @@ from vdnn.runtime.transport import Transport
 
 _BLOCK = 128  # values that share a scale
 _FLOAT8_LARGEST = 448.0
+_BFLOAT16_LEAST = 2.0**-133
 
 
 class Codec(ABC):
@@ -91,7 +92,7 @@ class Bits(Codec):
 
 
 class BFloat16(Codec):
-    """Floats of 32 or 64 bits as bfloat16. Each comes back within a 256th of itself."""
+    """Floats of 32 or 64 bits as bfloat16. Each comes back within a 256th of itself, or within 2^-134."""
 
     name = "bf16"
     is_exact = False
@@ -107,7 +108,7 @@ class BFloat16(Codec):
         return self._kept[0].to(self._geometry[0])
 
     def is_close(self, original: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-        return _is_within(original, made, original.abs() / 256)
+        return _is_within(original, made, (original.abs() / 256).clamp_min(_BFLOAT16_LEAST / 2))
 
 
 class Float8(Codec):

@@ -7,7 +7,7 @@ stays until its last known use, and serves the stream it was made for, as a relo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -29,9 +29,7 @@ class Operand(Protocol):
 
 
 class RebuildRecipe(Protocol):
-    """How it is made again: owns its operands, and no part of the graph. `is_exact`: bit for bit."""
-
-    is_exact: ClassVar[bool]
+    """How it is made again: owns its operands, and no part of the graph."""
 
     @property
     def operands(self) -> Sequence[Operand]: ...
@@ -64,14 +62,17 @@ def missing_for(managed: ManagedStorage) -> list[ManagedStorage]:
 
 
 class Dropped:
-    """Of one managed storage, which owns it."""
+    """Of one managed storage, which owns it. `is_exact`: it comes back bit for bit, if what it is made of does."""
 
-    __slots__ = ("_hash", "_rebuilt", "_recipe", "_source", "_stream", "_unused_views")
+    __slots__ = ("_hash", "_rebuilt", "_recipe", "_source", "_stream", "_unused_views", "is_exact")
 
-    def __init__(self, managed: ManagedStorage, source: torch.UntypedStorage, recipe: RebuildRecipe) -> None:
+    def __init__(
+        self, managed: ManagedStorage, source: torch.UntypedStorage, recipe: RebuildRecipe, is_exact: bool
+    ) -> None:
         transport = managed.transport
+        self.is_exact = is_exact
         self._hash: torch.Tensor | None = None
-        if transport.integrity is not None and recipe.is_exact:
+        if transport.integrity is not None and is_exact:
             self._hash = transport.integrity.hash(managed.address, managed.nbytes, transport.current_stream())
         self._source = StorageWeakRef(source)  # type: ignore[no-untyped-call]
         self._recipe = recipe
@@ -108,7 +109,10 @@ class Dropped:
         if storage.nbytes() != managed.nbytes:
             raise RuntimeError(f"a rebuild made {storage.nbytes()} bytes instead of {managed.nbytes}")
         stream = transport.current_stream()
-        if self._hash is not None and transport.integrity is not None:
+        # What a lossy codec made an operand of is known only now.
+        made_of = [operand.managed.dropped for operand in self._recipe.operands]
+        self.is_exact = self.is_exact and all(one is None or one.is_exact for one in made_of)
+        if self._hash is not None and transport.integrity is not None and self.is_exact:
             label = label_text(managed.geometry, managed.saved_in)
             transport.integrity.compare(label, self._hash, transport.address_of(storage), managed.nbytes, stream)
         if transport.is_checked:

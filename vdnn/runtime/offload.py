@@ -20,6 +20,7 @@ from vdnn.runtime.gauges import CudaGauges, Gauges, VirtualGauges
 from vdnn.runtime.session import Session, active_session, mark_to_keep
 from vdnn.runtime.step_ways import Ways
 from vdnn.runtime.tensor_device import TensorDevice
+from vdnn.runtime.tolerance import check_tolerance
 from vdnn.runtime.transport import Transport, TransportOptions
 from vdnn.runtime.virtual_machine import VirtualMachine
 from vdnn.step_plan import Plan
@@ -39,6 +40,7 @@ def offload(
     integrity: bool = False,
     recompute: bool = True,
     codecs: Sequence[str] = (),
+    tolerance: float | None = None,
 ) -> Session:
     """A session that offloads what autograd saves inside `with`.
 
@@ -53,7 +55,8 @@ def offload(
     `warmup_steps` steps one is recorded (`session.recording`), and every one is measured (`session.timeline`).
     `integrity`: what comes back is compared with what left. `recompute`: a plan may rebuild what one cheap operation
     makes of something else that is saved, instead of moving it; masks it may keep as bits. `codecs` names a lossy codec
-    that it may use besides: "bf16" or "fp8".
+    that it may use besides: "bf16" or "fp8". `tolerance`: None rebuilds bit for bit; 1e-6 also what comes out within a
+    millionth of the largest magnitude in the value, each operation of which is named.
 
         with vdnn.offload("vdnn-all") as session:
             model(x).sum().backward()
@@ -67,6 +70,9 @@ def offload(
     chosen = check_codecs(codecs)
     if chosen != LOSSLESS and not recompute:
         raise ValueError("codecs: recompute=False plans moves only: leave one of the two out.")
+    limit = check_tolerance(tolerance)
+    if limit is not None and not recompute:
+        raise ValueError("tolerance: recompute=False rebuilds nothing: leave one of the two out.")
     wanted = None if budget is None else parse_budget(budget)
     plan = policy if isinstance(policy, Plan) else None
     if plan is not None and wanted is not None:
@@ -84,6 +90,10 @@ def offload(
         ways = Ways(gauges_for, warmup_steps, plan, planner, recompute, chosen)
     if ways is None and chosen != LOSSLESS:
         raise ValueError("codecs: only a plan chooses what is packed: give a budget, a plan, or measure=True.")
+    if ways is None and limit is not None and not online.rebuilds:
+        raise ValueError(
+            "tolerance: here nothing is rebuilt: give a budget, a plan, measure=True, or the policy 'rebuild-all'."
+        )
     options = TransportOptions(
         host_bytes,
         _bytes_of("offload_window", offload_window),
@@ -92,7 +102,7 @@ def offload(
     )
     everything = min_bytes == 0 and not isinstance(min_bytes, bool)
     least = 0 if everything else _bytes_of("min_bytes", min_bytes)
-    return Session(online, device, least, options, steps=ways, integrity=integrity)
+    return Session(online, device, least, options, steps=ways, integrity=integrity, tolerance=limit)
 
 
 def check_device(device: object) -> None:

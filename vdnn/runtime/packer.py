@@ -34,6 +34,7 @@ from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.step_watch import StepWatch
 from vdnn.runtime.storage_table import ManagedTable, StorageSet, bytes_to_manage, split_of
 from vdnn.runtime.tensor_kinds import PLAIN_CLASSES, is_cast_of_a_leaf, is_fake, is_view_of_a_cast
+from vdnn.runtime.tolerance import Tolerance
 from vdnn.runtime.transport import Transport
 from vdnn.runtime.version_check import counter_of
 from vdnn.step_plan import Action
@@ -71,7 +72,8 @@ class Packer:
         modules: ModuleWatch,
         marked: StorageSet,
         transports: Mapping[torch.device, Transport | None],
-        steps: StepWatch | None = None,
+        steps: StepWatch | None,
+        tolerance: Tolerance,
     ) -> None:
         self._policy = policy
         self._offloads_everything = policy.offloads_everything
@@ -83,7 +85,7 @@ class Packer:
         self._transports = transports
         self._steps = steps
         may_rebuild = policy.rebuilds if steps is None else steps.ways.rebuilds
-        self._rebuilds = Rebuilds(self.unpack, steps) if may_rebuild else None
+        self._rebuilds = Rebuilds(self.unpack, steps, tolerance) if may_rebuild else None
         self._table = ManagedTable()
         self.lookahead = Lookahead()
         self._local = threading.local()

@@ -6,7 +6,8 @@ and backend flags are what a recipe's signature says, but what a program writes 
 or through `.data`) into a value that nobody saves leaves no trace in the graph. One that differs is not followed at
 that place again, and that is said once. What such a write does in some steps and not in others only integrity mode
 finds. Where no steps are watched there are no places, and every value is compared. Of tensors without data nothing can
-be: there recipes are believed, and only their cost is found out.
+be: there recipes are believed, and only their cost is found out. Who names a tolerance has values followed that come
+out within it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
@@ -24,14 +26,15 @@ import torch
 from vdnn.errors import VdnnError
 from vdnn.recording import SaveKey
 from vdnn.runtime.codecs import LOSSLESS, Codec, codec_for
-from vdnn.runtime.gauges import Gauges
 from vdnn.runtime.holders import label_text
 from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.proof import Proof
 from vdnn.runtime.recompute import Recipe, find_recipe, note_module, note_saved, observe_parameters, owner_recipe
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.step_watch import StepWatch
+from vdnn.runtime.tolerance import Tolerance, difference_between
 from vdnn.runtime.transport import Transport
+from vdnn.runtime.trial import Trial, is_as_it_was
 
 _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 logger = logging.getLogger("vdnn")
@@ -68,15 +71,26 @@ class _Here:
     encodings: list[_Encoding]
 
 
+class _Outcome(Enum):
+    """Of a trial."""
+
+    EXACT = "bit for bit"
+    CLOSE = "within the tolerance"
+    WRONG = "neither"
+
+
 class Rebuilds:
     """Of one session. `our_unpack` is its hook."""
 
-    def __init__(self, our_unpack: Callable[..., torch.Tensor], steps: StepWatch | None) -> None:
+    def __init__(self, our_unpack: Callable[..., torch.Tensor], steps: StepWatch | None, tolerance: Tolerance) -> None:
         self._codecs = LOSSLESS if steps is None else steps.ways.codecs
         self._our_unpack = our_unpack
         self._steps = steps
         self._proofs: dict[Hashable, Proof] = {}  # of recipes, by signature
-        self._places: dict[tuple[Hashable, SaveKey], bool] = {}  # where they were tried, and whether they are right
+        self._places: dict[tuple[Hashable, SaveKey], _Outcome] = {}  # of trials
+        self._tolerance = tolerance
+        # What comes back only within the tolerance: what is made of it might not, so nothing is.
+        self._close: weakref.WeakSet[ManagedStorage] = weakref.WeakSet()
         self._said: set[str] = set()
         self._local = threading.local()
 
@@ -146,16 +160,18 @@ class Rebuilds:
                 waiting.remove(one)
 
     def _found(self, managed: ManagedStorage, recipe: Recipe, place: SaveKey | None, *, is_to_go: bool) -> bool:
-        if any(operand.managed is managed for operand in recipe.operands):
+        if any(operand.managed is managed or operand.managed in self._close for operand in recipe.operands):
             return False
-        proof = self._proof(managed, recipe, place)
-        if proof is None:
+        outcome = self._outcome(managed, recipe, place)
+        if outcome is _Outcome.WRONG:
             return False
+        if outcome is _Outcome.CLOSE:
+            self._close.add(managed)
         if is_to_go:
-            return managed.drop(recipe)
+            return managed.drop(recipe, is_exact=outcome is _Outcome.EXACT)
         inputs = [operand.managed for operand in recipe.operands]
         assert self._steps is not None, "who else looks"
-        self._steps.can_be_rebuilt(managed, recipe.name, inputs, proof)
+        self._steps.can_be_rebuilt(managed, recipe.name, inputs, self._proofs[recipe.signature])
         return True
 
     # Codecs, as soon as the operation is over. Encoding is computing, before the hook that finds it.
@@ -184,7 +200,7 @@ class Rebuilds:
     def _encode(self) -> None:
         for packed, codec in self._complete_encodings(is_to_go=True):
             if self._codec_proof(packed, codec) is not None:
-                packed.managed.drop(_encoded(packed, codec))
+                packed.managed.drop(_encoded(packed, codec), is_exact=codec.is_exact)
 
     def _look_at_encodings(self) -> None:
         assert self._steps is not None, "who else looks"
@@ -205,9 +221,9 @@ class Rebuilds:
                 recipe = _encoded(packed, codec)
                 if gauges is not None:
                     took_ns = gauges.ns_between(begin, gauges.mark(stream))
-                is_right, kept_bytes = self._is_right(packed.managed, recipe), recipe.kept_bytes
+                outcome, kept_bytes = self._try(packed.managed, recipe), recipe.kept_bytes
                 del recipe
-            if not is_right:
+            if outcome is _Outcome.WRONG:
                 return None
             proof = self._proofs[signature]
             self._proofs[signature] = replace(proof, kept_bytes=kept_bytes, giving_up_ns=took_ns)
@@ -215,21 +231,21 @@ class Rebuilds:
 
     # See [Note: Proven once].
 
-    def _proof(self, managed: ManagedStorage, recipe: Recipe, place: SaveKey | None) -> Proof | None:
+    def _outcome(self, managed: ManagedStorage, recipe: Recipe, place: SaveKey | None) -> _Outcome:
         key = None if place is None else (recipe.signature, place)
-        if key is None or key not in self._places:
-            try:
-                with self._unnoticed():
-                    is_right = self._is_right(managed, recipe)
-            except torch.OutOfMemoryError:
-                return None  # another time
-            except VdnnError as error:
-                self._say_once(f"{error} It is not rebuilt.")
-                is_right = False
-            if key is None:
-                return self._proofs[recipe.signature] if is_right else None
-            self._places[key] = is_right
-        return self._proofs[recipe.signature] if self._places[key] else None
+        if key is not None and key in self._places:
+            return self._places[key]
+        try:
+            with self._unnoticed():
+                outcome = self._try(managed, recipe)
+        except torch.OutOfMemoryError:
+            return _Outcome.WRONG  # this time
+        except VdnnError as error:
+            self._say_once(f"{error} It is not rebuilt.")
+            outcome = _Outcome.WRONG
+        if key is not None:
+            self._places[key] = outcome
+        return outcome
 
     def _unnoticed(self) -> contextlib.AbstractContextManager[None]:
         gauges = None if self._steps is None else self._steps.gauges
@@ -240,67 +256,36 @@ class Rebuilds:
             self._said.add(sentence)
             logger.warning("vdnn: %s", sentence)
 
-    def _is_right(self, managed: ManagedStorage, recipe: Recipe | Codec) -> bool:
-        """Tries it. The first time that its signature is seen, its cost is found out too."""
+    def _try(self, managed: ManagedStorage, recipe: Recipe | Codec) -> _Outcome:
+        """The first time that its signature is seen, its cost is found out too."""
         is_fake, is_known = managed.transport.fake, recipe.signature in self._proofs
         if is_fake and is_known:
-            return True
+            return _Outcome.EXACT
         gauges = None if self._steps is None else self._steps.gauges
-        trial = _Trial(managed, recipe, gauges)
+        trial = Trial(managed, recipe, gauges)
         made = trial.run()
-        source = managed.source_storage
-        if not is_fake and (source is None or not _is_as_it_was(recipe, source, made)):
-            label = label_text(managed.geometry, managed.saved_in)
-            self._say_once(f"{label} does not come out bit for bit by {recipe.name}: it is not rebuilt.")
-            return False
-        if not is_known:
+        outcome = _Outcome.EXACT if is_fake else self._compared(managed, recipe, made)
+        if not is_known and outcome is not _Outcome.WRONG:
             del made
             if not is_fake and gauges is not None:
                 trial.run()  # the first may have loaded and chosen kernels
             self._proofs[recipe.signature] = trial.proof
-        return True
+        return outcome
 
-
-class _Trial:
-    """A rebuild outside of any plan, and what it costs."""
-
-    def __init__(self, managed: ManagedStorage, recipe: Recipe | Codec, gauges: Gauges | None) -> None:
-        self._managed = managed
-        self._recipe = recipe
-        self._gauges = gauges
-        self._stand_ins: list[torch.Tensor] = []
-        self.proof = Proof(0, 0)
-
-    def run(self) -> torch.Tensor:
-        gauges, transport = self._gauges, self._managed.transport
-        if gauges is None:
-            return self._recipe.rebuild(self._operand)
-        self._begin()
-        made = self._recipe.rebuild(self._operand)
-        end = gauges.mark(transport.current_stream())
-        extra_bytes = gauges.take_peaks()[0] - self._before_bytes
-        self.proof = Proof(gauges.ns_between(self._begin_mark, end), max(extra_bytes, self._managed.nbytes))
-        self._stand_ins.clear()
-        return made
-
-    def _begin(self) -> None:
-        gauges = self._gauges
-        if gauges is not None:
-            gauges.take_peaks()
-            self._before_bytes = gauges.allocated_bytes()
-            self._begin_mark = gauges.mark(self._managed.transport.current_stream())
-
-    def _operand(self, packed: Any) -> torch.Tensor:
-        """All are asked for before anything is computed: what that costs is no part of it."""
-        view: PackedView = packed
-        if view.managed.transport.fake:
-            dtype, size, stride = view.geometry
-            tensor = torch.empty_strided(size, stride, dtype=dtype)
-            self._stand_ins.append(tensor)  # in a step the operand stays, whoever has read it
-        else:
-            tensor = view.unpack()
-        self._begin()
-        return tensor
+    def _compared(self, managed: ManagedStorage, recipe: Recipe | Codec, made: torch.Tensor) -> _Outcome:
+        source, tolerance = managed.source_storage, self._tolerance
+        if source is not None and is_as_it_was(recipe, source, made):
+            return _Outcome.EXACT
+        wanted = "bit for bit"
+        if source is not None and tolerance.limit is not None and not isinstance(recipe, Codec):
+            difference = difference_between(source, made.untyped_storage(), made.dtype)
+            if tolerance.admits(difference):
+                tolerance.follow(recipe.name, difference)
+                return _Outcome.CLOSE
+            wanted = f"within the tolerance of {tolerance.limit:g} ({difference:.2g} of the largest apart)"
+        label = label_text(managed.geometry, managed.saved_in)
+        self._say_once(f"{label} does not come out {wanted} by {recipe.name}: it is not rebuilt.")
+        return _Outcome.WRONG
 
 
 def _encoded(packed: PackedView, codec: type[Codec]) -> Codec:
@@ -308,14 +293,3 @@ def _encoded(packed: PackedView, codec: type[Codec]) -> Codec:
     source = managed.source_storage
     assert source is not None, "it is there"
     return codec(packed.view_of(source, managed.begin), managed.transport)
-
-
-def _is_as_it_was(recipe: Recipe | Codec, source: torch.UntypedStorage, made: torch.Tensor) -> bool:
-    """Byte for byte; what a lossy codec made, within its bound."""
-    storage = made.untyped_storage()
-    if source.nbytes() != storage.nbytes():
-        return False
-    dtype = torch.uint8 if recipe.is_exact else made.dtype
-    with torch.no_grad():
-        first, second = (torch.empty(0, dtype=dtype, device=made.device).set_(one) for one in (source, storage))
-        return bool(recipe.is_close(first, second)) if isinstance(recipe, Codec) else torch.equal(first, second)

@@ -307,13 +307,13 @@ class ManagedStorage:
                 return target.tensor
         return target.tensor.untyped_storage(), target.begin
 
-    def drop(self, recipe: RebuildRecipe) -> bool:
+    def drop(self, recipe: RebuildRecipe, *, is_exact: bool) -> bool:
         """Gives up the source without a copy. False if it is no longer what was saved, or if hooks have run on several
         streams: another may read it yet, and there is no copy for it to wait for."""
         source, is_changed = self._source, self.witness._version != self.version
         if source is None or is_changed or self._copy is not None or len(self.transport.streams) > 1:
             return False
-        self.dropped = Dropped(self, source, recipe)
+        self.dropped = Dropped(self, source, recipe, is_exact)
         self._source = None
         self.residency = _DROPPED
         self.counters.dropped += 1

@@ -29,6 +29,7 @@ from vdnn.runtime.step_watch import StepWatch
 from vdnn.runtime.step_ways import Ways
 from vdnn.runtime.storage_table import StorageSet
 from vdnn.runtime.tensor_device import TensorDevice
+from vdnn.runtime.tolerance import Tolerance
 from vdnn.runtime.transport import Integrity, Transport, TransportOptions
 from vdnn.step_plan import Plan
 from vdnn.timeline import Timeline
@@ -80,6 +81,7 @@ class Session(contextlib.ContextDecorator):
         steps: Ways | None = None,
         integrity: bool = False,
         nests: bool = False,
+        tolerance: float | None = None,
     ) -> None:
         self.policy = policy
         self.counters = Counters()
@@ -91,8 +93,16 @@ class Session(contextlib.ContextDecorator):
         self._modules = ModuleWatch(_marked_modules)
         self._steps = None if steps is None else StepWatch(steps, self._modules, self._compare_hashes)
         self._steps_ended = 0  # where nothing watches them
+        self._tolerance = Tolerance(tolerance)
         self._packer = Packer(
-            policy, min_bytes, self.counters, self._modules, _marked_storages, self._transports, self._steps
+            policy,
+            min_bytes,
+            self.counters,
+            self._modules,
+            _marked_storages,
+            self._transports,
+            self._steps,
+            self._tolerance,
         )
         self._entering = threading.Lock()
         self._inside = 0  # entries of all threads
@@ -245,7 +255,7 @@ class Session(contextlib.ContextDecorator):
 
     def report(self) -> str:
         """What was saved, moved and kept, and why, as text."""
-        return session_report(self.policy.name, self.counters, self._opened(), self._steps)
+        return session_report(self.policy.name, self.counters, self._opened(), self._steps, self._tolerance)
 
     def _checks(self) -> list[Integrity]:
         return [transport.integrity for transport in self._opened() if transport.integrity is not None]

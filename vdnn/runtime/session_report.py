@@ -10,12 +10,15 @@ from vdnn.recording import Recording
 from vdnn.runtime.counters import Counters
 from vdnn.runtime.holders import describe_holders
 from vdnn.runtime.step_watch import StepWatch
+from vdnn.runtime.tolerance import Tolerance
 from vdnn.runtime.transport import Transport
 
 _SHOWN = 3
 
 
-def session_report(policy: str, counters: Counters, transports: Sequence[Transport], steps: StepWatch | None) -> str:
+def session_report(
+    policy: str, counters: Counters, transports: Sequence[Transport], steps: StepWatch | None, tolerance: Tolerance
+) -> str:
     """What was saved, moved and kept, and why. Looks through Python's objects if something that moved was not freed."""
     lines = [
         f"policy {policy}: {counters.saves} saves of {format_bytes(counters.saved_bytes)}",
@@ -28,6 +31,7 @@ def session_report(policy: str, counters: Counters, transports: Sequence[Transpo
         f"  {counters.uses} uses: {counters.used_in_place} still on the device, {counters.prefetched_reloads} "
         f"reloaded ahead, {counters.demand_reloads} on demand; {format_bytes(counters.reloaded_bytes)} back",
     ]
+    lines += tolerance.lines()
     lines += [
         f"  kept {count} saves, {format_bytes(counters.kept_bytes[reason])}: {reason.value}"
         for reason, count in counters.kept.most_common()
