@@ -22,7 +22,12 @@ def alexnet_227(batch: int) -> Workload:
     return image_workload(_alexnet((96, 256, 384, 384, 256), padding=0), batch, 227)
 
 
-def _alexnet(channels: tuple[int, int, int, int, int], padding: int) -> nn.Sequential:
+def narrow_alexnet(batch: int) -> Workload:
+    """An eighth of alexnet()'s channels, and of its hidden units."""
+    return image_workload(_alexnet((8, 24, 48, 32, 32), padding=2, hidden=HIDDEN // 8), batch, 224)
+
+
+def _alexnet(channels: tuple[int, int, int, int, int], padding: int, hidden: int = HIDDEN) -> nn.Sequential:
     first, second, third, fourth, fifth = channels
     return nn.Sequential(
         nn.Conv2d(3, first, 11, stride=4, padding=padding),  # to 55 x 55
@@ -39,9 +44,9 @@ def _alexnet(channels: tuple[int, int, int, int, int], padding: int) -> nn.Seque
         nn.ReLU(inplace=True),
         nn.MaxPool2d(3, stride=2),  # to 6 x 6
         nn.Flatten(),
-        nn.Linear(fifth * 6 * 6, HIDDEN),
+        nn.Linear(fifth * 6 * 6, hidden),
         nn.ReLU(inplace=True),
-        nn.Linear(HIDDEN, HIDDEN),
+        nn.Linear(hidden, hidden),
         nn.ReLU(inplace=True),
-        nn.Linear(HIDDEN, IMAGENET_CLASSES),
+        nn.Linear(hidden, IMAGENET_CLASSES),
     )

@@ -66,16 +66,16 @@ class Layer(nn.Module):
 class Bert(nn.Module):
     """Tokens to logits over the vocabulary. All tokens are of the first segment."""
 
-    def __init__(self, layers: int, width: int) -> None:
+    def __init__(self, layers: int, width: int, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
-        self.words = nn.Embedding(VOCABULARY, width)
+        self.words = nn.Embedding(vocabulary, width)
         self.places = nn.Embedding(TOKENS, width)
         self.segments = nn.Embedding(SEGMENTS, width)
         self.norm = nn.LayerNorm(width, eps=EPSILON)
         self.dropout = nn.Dropout(DROPOUT)
         self.layers = nn.Sequential(*(Layer(width) for _ in range(layers)))
         self.head = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width, eps=EPSILON))
-        self.bias = nn.Parameter(torch.zeros(VOCABULARY))
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.words(tokens) + self.places.weight[: tokens.shape[1]] + self.segments.weight[0]
@@ -84,14 +84,18 @@ class Bert(nn.Module):
 
 
 def bert_large(batch: int, tokens: int = TOKENS, layers: int = LAYERS) -> Workload:
-    inputs = torch.randint(VOCABULARY, (batch, tokens))
-    return Workload(Bert(layers, WIDTH), (inputs,), CrossEntropy(VOCABULARY, batch, tokens, last=True))
+    return bert(batch, tokens, layers, WIDTH)
 
 
 def bert_base(batch: int, tokens: int = TOKENS) -> Workload:
-    inputs = torch.randint(VOCABULARY, (batch, tokens))
-    model = Bert(BASE_LAYERS, BASE_WIDTH)
-    return Workload(model, (inputs,), CrossEntropy(VOCABULARY, batch, tokens, last=True))
+    return bert(batch, tokens, BASE_LAYERS, BASE_WIDTH)
+
+
+def bert(batch: int, tokens: int, layers: int, width: int, vocabulary: int = VOCABULARY) -> Workload:
+    """Of any width that is a multiple of 64."""
+    inputs = torch.randint(vocabulary, (batch, tokens))
+    model = Bert(layers, width, vocabulary)
+    return Workload(model, (inputs,), CrossEntropy(vocabulary, batch, tokens, last=True))
 
 
 def _by_head(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""DenseNet-121 on 224 x 224 images: each layer reads what all before it in its block made.
+"""DenseNet-121 and DenseNet-201 on 224 x 224 images: each layer reads what all before it in its block made.
 
 Huang and others 2016, the variant with bottlenecks and compression, as torchvision has it. Every ReLU is in place,
 behind a batch norm.
@@ -14,6 +14,8 @@ from benchmarks.models.workload import IMAGENET_CLASSES, Workload, image_workloa
 GROWTH = 32
 BOTTLENECK = 4
 BLOCKS = (6, 12, 24, 16)
+BLOCKS_201 = (6, 12, 48, 32)
+SIDE = 224
 STEM = 64
 
 
@@ -52,6 +54,15 @@ class DenseBlock(nn.Module):
 
 
 def densenet121(batch: int) -> Workload:
+    return densenet(batch, BLOCKS)
+
+
+def densenet201(batch: int) -> Workload:
+    return densenet(batch, BLOCKS_201)
+
+
+def densenet(batch: int, blocks: tuple[int, ...], side: int = SIDE) -> Workload:
+    """`blocks` layers in each block; all but the last halve the channels and the side behind them."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, STEM, 7, 2, 3, bias=False),
         nn.BatchNorm2d(STEM),
@@ -59,7 +70,7 @@ def densenet121(batch: int) -> Workload:
         nn.MaxPool2d(3, 2, 1),
     ]
     channels = STEM
-    for place, count in enumerate(BLOCKS):
+    for place, count in enumerate(blocks):
         if place:
             layers += _transition(channels)
             channels //= 2
@@ -72,7 +83,7 @@ def densenet121(batch: int) -> Workload:
         nn.Flatten(),
         nn.Linear(channels, IMAGENET_CLASSES),
     ]
-    return image_workload(nn.Sequential(*layers), batch, 224)
+    return image_workload(nn.Sequential(*layers), batch, side)
 
 
 def _transition(channels: int) -> list[nn.Module]:

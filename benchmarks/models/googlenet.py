@@ -7,6 +7,7 @@ torch.cat copies the four branches, where vDNN's framework lets them write into 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -63,7 +64,8 @@ class Inception(nn.Module):
         return torch.cat([self.one(x), self.three(x), self.five(x), self.pool(x)], 1)
 
 
-def googlenet(batch: int) -> Workload:
+def googlenet(batch: int, modules: Sequence[Branches] = MODULES) -> Workload:
+    """With fewer `modules` a smaller one of the same make."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, 64, 7, stride=2, padding=3),  # to 112 x 112
         nn.ReLU(inplace=True),
@@ -73,12 +75,14 @@ def googlenet(batch: int) -> Workload:
         nn.MaxPool2d(3, 2, 1),  # to 28 x 28
     ]
     inputs = 192
-    for place, branches in enumerate(MODULES):
+    for place, branches in enumerate(modules):
         layers.append(Inception(inputs, branches))
         inputs = branches.outputs
         if place in POOLED_AFTER:
             layers.append(nn.MaxPool2d(3, 2, 1))
-    layers += [nn.AvgPool2d(7, 1), nn.Flatten(), nn.Linear(inputs, IMAGENET_CLASSES), nn.ReLU(inplace=True)]
+    # Whole, it ends on 7 x 7.
+    pooling = nn.AvgPool2d(7, 1) if modules is MODULES else nn.AdaptiveAvgPool2d(1)
+    layers += [pooling, nn.Flatten(), nn.Linear(inputs, IMAGENET_CLASSES), nn.ReLU(inplace=True)]
     return image_workload(nn.Sequential(*layers), batch, 224)
 
 

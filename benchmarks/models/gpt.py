@@ -1,7 +1,8 @@
-"""GPT-2 XL, a language model of 1.5 billion parameters, on 1024 tokens.
+"""GPT-2 of 124 million parameters, and GPT-2 XL of 1.5 billion, on 1024 tokens.
 
-Radford and others 2019: 48 blocks of width 1600 with 25 heads, norms before the sums. Attention is torch's fused
-scaled_dot_product_attention; no dropout, as such models are trained today. The head's matrix is the embedding's.
+Radford and others 2019: 12 blocks of width 768 with 12 heads, or 48 of 1600 with 25, norms before the sums.
+Attention is torch's fused scaled_dot_product_attention; no dropout, as such models are trained today. The head's
+matrix is the embedding's.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class GptShape:
 
 
 XL = GptShape()
+SMALL = GptShape(layers=12, width=768, heads=12)
 
 
 class Block(nn.Module):
@@ -67,6 +69,10 @@ class Gpt(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.words(tokens) + self.places.weight[: tokens.shape[1]]
         return functional.linear(self.norm(self.blocks(x)), self.words.weight)
+
+
+def gpt2(batch: int) -> Workload:
+    return gpt(batch, SMALL.tokens, SMALL)
 
 
 def gpt2_xl(batch: int, tokens: int = XL.tokens, layers: int = XL.layers) -> Workload:

@@ -1,11 +1,13 @@
-"""A slice of Llama 3 8B: its embedding, four of its 32 layers at full width, and its head, on 8192 tokens in bfloat16.
+"""Llama 3: the 1B model whole and the 8B model as a slice of four of its 32 layers at full width, in bfloat16.
 
-Dubey and others 2024: width 4096, 32 heads that share 8 keys and values, a gated perceptron of 14336, rotary places
-with base 500,000. What a layer saves does not depend on how many there are, so a slice shows what 8B does to one
-device. layers=32 is the whole model. Attention is torch's fused scaled_dot_product_attention.
+Dubey and others 2024: groups of heads share a key and a value, a gated perceptron, rotary places with base 500,000;
+the head of 1B (Llama 3.2) is its embedding. What a layer saves does not depend on how many there are, so a slice shows
+what 8B does to one device. layers=32 is the whole model. Attention is torch's fused scaled_dot_product_attention.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,47 +15,71 @@ from torch.nn import functional
 
 from benchmarks.models.workload import CrossEntropy, Workload
 
-VOCABULARY = 128256
 TOKENS = 8192
-LAYERS = 32
 SLICE = 4
-WIDTH = 4096
-HEADS = 32
-SHARED_HEADS = 8
-HEAD_WIDTH = WIDTH // HEADS
-INNER = 14336
 ROTARY_BASE = 500_000.0
 EPSILON = 1e-5
 
 
-class Attention(nn.Module):
-    """Causal; each key and value serves HEADS // SHARED_HEADS queries, and is repeated for them."""
+@dataclass(frozen=True, slots=True)
+class LlamaShape:
+    """Of 8B, unless said otherwise. `shared_heads` keys and values serve `heads` queries."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    vocabulary: int = 128256
+    layers: int = 32
+    width: int = 4096
+    heads: int = 32
+    shared_heads: int = 8
+    inner: int = 14336
+    rotary_base: float = ROTARY_BASE
+    has_tied_head: bool = False
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+
+OF_8B = LlamaShape()
+OF_1B = LlamaShape(layers=16, width=2048, inner=8192, has_tied_head=True)
+
+
+class Attention(nn.Module):
+    """Causal; each key and value serves heads // shared_heads queries, and is repeated for them."""
+
+    def __init__(self, shape: LlamaShape, dtype: torch.dtype) -> None:
         super().__init__()
-        self.query = nn.Linear(WIDTH, WIDTH, bias=False, dtype=dtype)
-        self.key = nn.Linear(WIDTH, SHARED_HEADS * HEAD_WIDTH, bias=False, dtype=dtype)
-        self.value = nn.Linear(WIDTH, SHARED_HEADS * HEAD_WIDTH, bias=False, dtype=dtype)
-        self.output = nn.Linear(WIDTH, WIDTH, bias=False, dtype=dtype)
+        shared = shape.shared_heads * shape.head_width
+        self.head_width = shape.head_width
+        self.repeats = shape.heads // shape.shared_heads
+        self.query = nn.Linear(shape.width, shape.width, bias=False, dtype=dtype)
+        self.key = nn.Linear(shape.width, shared, bias=False, dtype=dtype)
+        self.value = nn.Linear(shape.width, shared, bias=False, dtype=dtype)
+        self.output = nn.Linear(shape.width, shape.width, bias=False, dtype=dtype)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         query, key, value = (
-            made(x).unflatten(-1, (-1, HEAD_WIDTH)).transpose(1, 2) for made in (self.query, self.key, self.value)
+            made(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for made in (self.query, self.key, self.value)
         )
         query, key = _turned(query, cosine, sine), _turned(key, cosine, sine)
-        mixed = functional.scaled_dot_product_attention(query, _repeated(key), _repeated(value), is_causal=True)
+        mixed = functional.scaled_dot_product_attention(
+            query, self._repeated(key), self._repeated(value), is_causal=True
+        )
         out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return out
+
+    def _repeated(self, x: Tensor) -> Tensor:
+        """Each shared head once for every query head that it serves."""
+        return x[:, :, None].expand(-1, -1, self.repeats, -1, -1).flatten(1, 2)
 
 
 class Perceptron(nn.Module):
     """Gated by SiLU."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, shape: LlamaShape, dtype: torch.dtype) -> None:
         super().__init__()
-        self.gate = nn.Linear(WIDTH, INNER, bias=False, dtype=dtype)
-        self.up = nn.Linear(WIDTH, INNER, bias=False, dtype=dtype)
-        self.down = nn.Linear(INNER, WIDTH, bias=False, dtype=dtype)
+        self.gate = nn.Linear(shape.width, shape.inner, bias=False, dtype=dtype)
+        self.up = nn.Linear(shape.width, shape.inner, bias=False, dtype=dtype)
+        self.down = nn.Linear(shape.inner, shape.width, bias=False, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
@@ -61,14 +87,14 @@ class Perceptron(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then the perceptron, each on a normed input and added to what came in."""
+    """Attention, then `inner` (the perceptron, unless said otherwise), each on a normed input and added to it."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, shape: LlamaShape, dtype: torch.dtype, inner: nn.Module | None = None) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(WIDTH, eps=EPSILON, dtype=dtype)
-        self.attention = Attention(dtype)
-        self.perceptron_norm = nn.RMSNorm(WIDTH, eps=EPSILON, dtype=dtype)
-        self.perceptron = Perceptron(dtype)
+        self.attention_norm = nn.RMSNorm(shape.width, eps=EPSILON, dtype=dtype)
+        self.attention = Attention(shape, dtype)
+        self.perceptron_norm = nn.RMSNorm(shape.width, eps=EPSILON, dtype=dtype)
+        self.perceptron = Perceptron(shape, dtype) if inner is None else inner
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x), cosine, sine)
@@ -79,14 +105,20 @@ class Layer(nn.Module):
 class Llama(nn.Module):
     """Tokens to logits over the vocabulary."""
 
-    def __init__(self, tokens: int, layers: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: LlamaShape, tokens: int, dtype: torch.dtype, layers: list[nn.Module] | None = None
+    ) -> None:
         super().__init__()
-        self.words = nn.Embedding(VOCABULARY, WIDTH, dtype=dtype)
-        self.layers = nn.ModuleList(Layer(dtype) for _ in range(layers))
-        self.norm = nn.RMSNorm(WIDTH, eps=EPSILON, dtype=dtype)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False, dtype=dtype)
-        pairs = torch.arange(0, HEAD_WIDTH, 2, dtype=torch.float32)
-        angles = torch.outer(torch.arange(tokens, dtype=torch.float32), ROTARY_BASE ** (-pairs / HEAD_WIDTH))
+        self.words = nn.Embedding(shape.vocabulary, shape.width, dtype=dtype)
+        self.layers = nn.ModuleList([Layer(shape, dtype) for _ in range(shape.layers)] if layers is None else layers)
+        self.norm = nn.RMSNorm(shape.width, eps=EPSILON, dtype=dtype)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False, dtype=dtype)
+        if shape.has_tied_head:
+            self.head.weight = self.words.weight
+        pairs = torch.arange(0, shape.head_width, 2, dtype=torch.float32)
+        angles = torch.outer(
+            torch.arange(tokens, dtype=torch.float32), shape.rotary_base ** (-pairs / shape.head_width)
+        )
         self.register_buffer("cosine", torch.cat([angles, angles], 1).cos().to(dtype), persistent=False)
         self.register_buffer("sine", torch.cat([angles, angles], 1).sin().to(dtype), persistent=False)
 
@@ -99,17 +131,25 @@ class Llama(nn.Module):
 
 
 def llama_8b(batch: int, tokens: int = TOKENS, layers: int = SLICE, dtype: torch.dtype = torch.bfloat16) -> Workload:
-    inputs = torch.randint(VOCABULARY, (batch, tokens))
-    loss = CrossEntropy(VOCABULARY, batch, tokens, last=True)
-    return Workload(Llama(tokens, layers, dtype), (inputs,), loss)
+    return llama(batch, tokens, replace(OF_8B, layers=layers), dtype)
+
+
+def llama_1b(batch: int, tokens: int = TOKENS, layers: int = OF_1B.layers) -> Workload:
+    return llama(batch, tokens, replace(OF_1B, layers=layers))
+
+
+def llama(batch: int, tokens: int, shape: LlamaShape, dtype: torch.dtype = torch.bfloat16) -> Workload:
+    """Of any shape."""
+    return token_workload(Llama(shape, tokens, dtype), shape.vocabulary, batch, tokens)
+
+
+def token_workload(model: nn.Module, vocabulary: int, batch: int, tokens: int) -> Workload:
+    """`model` on random tokens, each of which has a target."""
+    inputs = torch.randint(vocabulary, (batch, tokens))
+    return Workload(model, (inputs,), CrossEntropy(vocabulary, batch, tokens, last=True))
 
 
 def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """By each token's place: the two halves of a head are the two coordinates of its planes."""
     first, second = x.chunk(2, -1)
     return x * cosine + torch.cat([-second, first], -1) * sine
-
-
-def _repeated(x: Tensor) -> Tensor:
-    """Each shared head once for every query head that it serves."""
-    return x[:, :, None].expand(-1, -1, HEADS // SHARED_HEADS, -1, -1).flatten(1, 2)

@@ -11,26 +11,29 @@ from torch import nn
 from benchmarks.models.workload import IMAGENET_CLASSES, Workload, image_workload
 
 
-def overfeat(batch: int) -> Workload:
+def overfeat(batch: int, narrowing: int = 1) -> Workload:
+    """Of a narrowed one all channels are so many times fewer."""
+    first, second, third, fourth = (channels // narrowing for channels in (96, 256, 512, 1024))
+    hidden, last = 3072 // narrowing, 4096 // narrowing
     model = nn.Sequential(
-        nn.Conv2d(3, 96, 11, stride=4),  # to 56 x 56
+        nn.Conv2d(3, first, 11, stride=4),  # to 56 x 56
         nn.ReLU(inplace=True),
         nn.MaxPool2d(2),
-        nn.Conv2d(96, 256, 5),  # to 24 x 24
+        nn.Conv2d(first, second, 5),  # to 24 x 24
         nn.ReLU(inplace=True),
         nn.MaxPool2d(2),
-        nn.Conv2d(256, 512, 3, padding=1),
+        nn.Conv2d(second, third, 3, padding=1),
         nn.ReLU(inplace=True),
-        nn.Conv2d(512, 1024, 3, padding=1),
+        nn.Conv2d(third, fourth, 3, padding=1),
         nn.ReLU(inplace=True),
-        nn.Conv2d(1024, 1024, 3, padding=1),
+        nn.Conv2d(fourth, fourth, 3, padding=1),
         nn.ReLU(inplace=True),
         nn.MaxPool2d(2),  # to 6 x 6
         nn.Flatten(),
-        nn.Linear(1024 * 6 * 6, 3072),
+        nn.Linear(fourth * 6 * 6, hidden),
         nn.ReLU(inplace=True),
-        nn.Linear(3072, 4096),
+        nn.Linear(hidden, last),
         nn.ReLU(inplace=True),
-        nn.Linear(4096, IMAGENET_CLASSES),
+        nn.Linear(last, IMAGENET_CLASSES),
     )
     return image_workload(model, batch, 231)

@@ -1,4 +1,4 @@
-"""ResNet-50 and ResNet-152 on 224 x 224 images, and smaller ones of the same make.
+"""ResNet-50, ResNet-101 and ResNet-152 on 224 x 224 images, and smaller ones of the same make.
 
 He and others 2015, with the stride in the 3x3 convolution as torchvision and fb.resnet.torch have it. Every ReLU is
 in place, as in both.
@@ -52,6 +52,10 @@ class Bottleneck(Residual):
 
 def resnet50(batch: int) -> Workload:
     return resnet(batch, (3, 4, 6, 3))
+
+
+def resnet101(batch: int) -> Workload:
+    return resnet(batch, (3, 4, 23, 3))
 
 
 def resnet152(batch: int) -> Workload:

@@ -29,7 +29,7 @@ class BasicBlock(Residual):
         super().__init__(residual, inputs, outputs, stride)
 
 
-def resnet18(batch: int) -> Workload:
+def resnet18(batch: int, side: int = SIDE) -> Workload:
     layers: list[nn.Module] = [
         nn.Conv2d(3, 64, 7, 2, 3, bias=False),
         nn.BatchNorm2d(64),
@@ -43,4 +43,4 @@ def resnet18(batch: int) -> Workload:
             layers.append(BasicBlock(inputs, outputs))
             inputs = outputs
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, IMAGENET_CLASSES)]
-    return image_workload(nn.Sequential(*layers), batch, SIDE)
+    return image_workload(nn.Sequential(*layers), batch, side)

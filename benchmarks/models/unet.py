@@ -19,17 +19,29 @@ CLASSES = 2
 WIDTHS = (64, 128, 256, 512, 1024)
 
 
-class UNet(nn.Module):
-    """Down through WIDTHS and up again; at each level the way up reads what the way down left there."""
+class TwoConvolutions(nn.Sequential):
+    """Without padding: each takes a pixel off every edge."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(
+            nn.Conv2d(inputs, outputs, 3),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(outputs, outputs, 3),
+            nn.ReLU(inplace=True),
+        )
+
+
+class UNet(nn.Module):
+    """Down through `widths` and up again; at each level the way up reads what the way down left there."""
+
+    def __init__(self, widths: tuple[int, ...] = WIDTHS) -> None:
         super().__init__()
-        self.down = nn.ModuleList(_two_convolutions(inputs, width) for inputs, width in pairwise((1, *WIDTHS)))
+        self.down = nn.ModuleList(TwoConvolutions(inputs, width) for inputs, width in pairwise((1, *widths)))
         self.pool = nn.MaxPool2d(2)
-        upward = tuple(reversed(WIDTHS))
+        upward = tuple(reversed(widths))
         self.widen = nn.ModuleList(nn.ConvTranspose2d(inputs, width, 2, 2) for inputs, width in pairwise(upward))
-        self.up = nn.ModuleList(_two_convolutions(inputs, width) for inputs, width in pairwise(upward))
-        self.classifier = nn.Conv2d(WIDTHS[0], CLASSES, 1)
+        self.up = nn.ModuleList(TwoConvolutions(inputs, width) for inputs, width in pairwise(upward))
+        self.classifier = nn.Conv2d(widths[0], CLASSES, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         across = []
@@ -44,18 +56,15 @@ class UNet(nn.Module):
         return out
 
 
+def small_unet(batch: int) -> Workload:
+    """Two levels on 44 x 44 pixels, of which the inner 28 x 28 are classified."""
+    loss = CrossEntropy(CLASSES, batch, 28, 28)
+    return Workload(UNet((8, 16)), (torch.randn(batch, 1, 44, 44),), loss)
+
+
 def unet(batch: int) -> Workload:
     loss = CrossEntropy(CLASSES, batch, OUTPUT_SIDE, OUTPUT_SIDE)
     return Workload(UNet(), (torch.randn(batch, 1, SIDE, SIDE),), loss)
-
-
-def _two_convolutions(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, 3),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(outputs, outputs, 3),
-        nn.ReLU(inplace=True),
-    )
 
 
 def _cropped(x: Tensor, side: int) -> Tensor:

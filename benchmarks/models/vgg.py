@@ -20,29 +20,31 @@ HIDDEN = 4096
 
 def vgg16(batch: int, side: int = SIDE) -> Workload:
     """`side` is a multiple of 32. That of smaller images has a smaller first fully connected layer."""
-    return _vgg(batch, added=0, side=side)
+    return vgg(batch, added=0, side=side)
 
 
 def vgg116(batch: int) -> Workload:
-    return _vgg(batch, added=ADDED_PER_HUNDRED)
+    return vgg(batch, added=ADDED_PER_HUNDRED)
 
 
 def vgg216(batch: int) -> Workload:
-    return _vgg(batch, added=2 * ADDED_PER_HUNDRED)
+    return vgg(batch, added=2 * ADDED_PER_HUNDRED)
 
 
 def vgg316(batch: int) -> Workload:
-    return _vgg(batch, added=3 * ADDED_PER_HUNDRED)
+    return vgg(batch, added=3 * ADDED_PER_HUNDRED)
 
 
 def vgg416(batch: int) -> Workload:
-    return _vgg(batch, added=4 * ADDED_PER_HUNDRED)
+    return vgg(batch, added=4 * ADDED_PER_HUNDRED)
 
 
-def _vgg(batch: int, *, added: int, side: int = SIDE) -> Workload:
+def vgg(batch: int, *, added: int, side: int = SIDE, narrowing: int = 1) -> Workload:
+    """`added` convolutions in each group. Of a narrowed one all channels are so many times fewer."""
     layers: list[nn.Module] = []
     inputs = 3
-    for channels, count in GROUPS:
+    hidden = HIDDEN // narrowing
+    for channels, count in ((wide // narrowing, count) for wide, count in GROUPS):
         for _ in range(count + added):
             layers += [nn.Conv2d(inputs, channels, 3, padding=1), nn.ReLU(inplace=True)]
             inputs = channels
@@ -50,10 +52,10 @@ def _vgg(batch: int, *, added: int, side: int = SIDE) -> Workload:
     left = side // 2 ** len(GROUPS)
     layers += [
         nn.Flatten(),
-        nn.Linear(inputs * left * left, HIDDEN),
+        nn.Linear(inputs * left * left, hidden),
         nn.ReLU(inplace=True),
-        nn.Linear(HIDDEN, HIDDEN),
+        nn.Linear(hidden, hidden),
         nn.ReLU(inplace=True),
-        nn.Linear(HIDDEN, IMAGENET_CLASSES),
+        nn.Linear(hidden, IMAGENET_CLASSES),
     ]
     return image_workload(nn.Sequential(*layers), batch, side)

@@ -1,10 +1,12 @@
-"""ViT-L/16 on 224 x 224 images.
+"""ViT-B/16 and ViT-L/16 on 224 x 224 images.
 
-Dosovitskiy and others 2020: 24 layers of width 1024 with 16 heads over 196 patches and a class token, as torchvision
-has it. Attention is torch's fused scaled_dot_product_attention; no dropout.
+Dosovitskiy and others 2020: 12 layers of width 768 with 12 heads, or 24 of 1024 with 16, over 196 patches and a class
+token, as torchvision has them. Attention is torch's fused scaled_dot_product_attention; no dropout.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -14,28 +16,39 @@ from benchmarks.models.workload import IMAGENET_CLASSES, Workload, image_workloa
 
 SIDE = 224
 PATCH = 16
-LAYERS = 24
-WIDTH = 1024
-HEADS = 16
-INNER = 4096
 EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class VitShape:
+    """Of ViT-L/16, unless said otherwise. The perceptron is four times as wide."""
+
+    layers: int = 24
+    width: int = 1024
+    heads: int = 16
+    side: int = SIDE
+
+
+LARGE = VitShape()
+BASE = VitShape(layers=12, width=768, heads=12)
 
 
 class Layer(nn.Module):
     """Attention, then a perceptron, each on a normed input and added to what came in."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(WIDTH, eps=EPSILON)
-        self.query_key_value = nn.Linear(WIDTH, 3 * WIDTH)
-        self.mixed = nn.Linear(WIDTH, WIDTH)
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width, eps=EPSILON)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.mixed = nn.Linear(width, width)
         self.perceptron = nn.Sequential(
-            nn.LayerNorm(WIDTH, eps=EPSILON), nn.Linear(WIDTH, INNER), nn.GELU(), nn.Linear(INNER, WIDTH)
+            nn.LayerNorm(width, eps=EPSILON), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
 
     def forward(self, x: Tensor) -> Tensor:
         made = self.query_key_value(self.attention_norm(x)).chunk(3, -1)
-        query, key, value = (part.unflatten(-1, (HEADS, WIDTH // HEADS)).transpose(1, 2) for part in made)
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in made)
         attended = functional.scaled_dot_product_attention(query, key, value)
         x = x + self.mixed(attended.transpose(1, 2).flatten(2))
         out: Tensor = x + self.perceptron(x)
@@ -45,14 +58,15 @@ class Layer(nn.Module):
 class VisionTransformer(nn.Module):
     """Images to logits, read off the class token."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, shape: VitShape) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(3, WIDTH, PATCH, PATCH)
-        self.class_token = nn.Parameter(torch.zeros(1, 1, WIDTH))
-        self.places = nn.Parameter(torch.zeros(1, (SIDE // PATCH) ** 2 + 1, WIDTH))
-        self.layers = nn.Sequential(*(Layer() for _ in range(layers)))
-        self.norm = nn.LayerNorm(WIDTH, eps=EPSILON)
-        self.head = nn.Linear(WIDTH, IMAGENET_CLASSES)
+        width = shape.width
+        self.patches = nn.Conv2d(3, width, PATCH, PATCH)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.places = nn.Parameter(torch.zeros(1, (shape.side // PATCH) ** 2 + 1, width))
+        self.layers = nn.Sequential(*(Layer(width, shape.heads) for _ in range(shape.layers)))
+        self.norm = nn.LayerNorm(width, eps=EPSILON)
+        self.head = nn.Linear(width, IMAGENET_CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
         patches = self.patches(images).flatten(2).transpose(1, 2)
@@ -61,5 +75,14 @@ class VisionTransformer(nn.Module):
         return out
 
 
-def vit_large(batch: int, layers: int = LAYERS) -> Workload:
-    return image_workload(VisionTransformer(layers), batch, SIDE)
+def vit_base(batch: int) -> Workload:
+    return vit(batch, BASE)
+
+
+def vit_large(batch: int, layers: int = LARGE.layers) -> Workload:
+    return vit(batch, replace(LARGE, layers=layers))
+
+
+def vit(batch: int, shape: VitShape) -> Workload:
+    """Of any shape; its heads divide the width, and patches of 16 its side."""
+    return image_workload(VisionTransformer(shape), batch, shape.side)

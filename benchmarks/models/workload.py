@@ -47,4 +47,9 @@ class CrossEntropy:
 
 def image_workload(model: nn.Module, batch: int, side: int) -> Workload:
     """`model` on square colour images of ImageNet's classes."""
-    return Workload(model, (torch.randn(batch, 3, side, side),), CrossEntropy(IMAGENET_CLASSES, batch))
+    return Workload(model, (images(batch, side),), CrossEntropy(IMAGENET_CLASSES, batch))
+
+
+def images(batch: int, side: int) -> Tensor:
+    """Square colour images."""
+    return torch.randn(batch, 3, side, side)

@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import models
 from benchmarks.models import Workload
+from benchmarks.models.llama import LlamaShape
+from benchmarks.models.mixtral import Experts
 
 
 class Published(NamedTuple):
@@ -61,6 +63,35 @@ PUBLISHED = {
     "gpt2_xl": Published(
         models.gpt2_xl, 1_557_611_200, "transformers' gpt2-xl", 512, "GPT-2 paper, section 2.3", (1024, 50257)
     ),
+    "resnet18": Published(models.resnet18, 11_689_512, TORCHVISION, 256, "ResNet paper, section 3.4", (1000,)),
+    "resnet101": Published(models.resnet101, 44_549_160, TORCHVISION, 256, "ResNet paper, section 3.4", (1000,)),
+    "resnet1202": Published(
+        models.resnet1202, 19_421_274, "ResNet paper, table 6: 19.4 million", 128, "ResNet paper, section 4.2", (10,)
+    ),
+    "densenet201": Published(models.densenet201, 20_013_928, TORCHVISION, 256, "DenseNet paper, section 4.2", (1000,)),
+    "inception_v4": Published(
+        models.inception_v4, 42_679_816, "timm's inception_v4", 32, "Inception-v4 paper, section 4", (1000,)
+    ),
+    "mobilenet_v2": Published(models.mobilenet_v2, 3_504_872, TORCHVISION, 96, "MobileNetV2 paper, 6.1", (1000,)),
+    "unet3d": Published(
+        models.unet3d, 19_069_955, "3D U-Net paper, section 2", 1, "volumes come one by one", (3, 44, 44, 28)
+    ),
+    # The paper says 66 million, with one bias where torch has two: 2 layers x 4 gates x 1500 units more here.
+    "lstm": Published(models.lstm, 66_022_000 + 12_000, "Zaremba and others", 20, "section 4.1", (35, 10_000)),
+    "gpt2": Published(models.gpt2, 124_439_808, "transformers' gpt2", 512, "GPT-2 paper, section 2.3", (1024, 50257)),
+    "llama_1b": Published(
+        models.llama_1b, 1_235_814_400, "transformers' Llama 3.2 1B", 1, "one sequence", (8192, 128256)
+    ),
+    # 46,702,792,704 for 32 layers of 1,451,270,144; the slice has one.
+    "mixtral": Published(
+        models.mixtral,
+        46_702_792_704 - 31 * 1_451_270_144,
+        "transformers' Mixtral 8x7B, less 31 layers",
+        1,
+        "one sequence",
+        (4096, 32000),
+    ),
+    "vit_base": Published(models.vit_base, 86_567_656, TORCHVISION, 4096, "ViT paper, section 4.1", (1000,)),
     "vit_large": Published(models.vit_large, 304_326_632, TORCHVISION, 4096, "ViT paper, section 4.1", (1000,)),
     # 8,030,261,248 for 32 layers of 218,112,000; the slice has four.
     "llama_8b": Published(
@@ -108,6 +139,23 @@ def test_inception_v3_has_two_classifiers_and_both_learn() -> None:
 def test_the_whole_of_llama_3_8b_has_its_published_count() -> None:
     with FakeTensorMode():
         assert models.llama_8b(1, layers=32).parameter_count == 8_030_261_248
+
+
+def test_the_whole_of_mixtral_8x7b_has_its_published_count() -> None:
+    with FakeTensorMode():
+        assert models.mixtral(1, layers=32).parameter_count == 46_702_792_704
+
+
+def test_every_expert_gets_no_more_tokens_than_it_has_room_for() -> None:
+    """All tokens are alike here, so all want the same two experts, which take as many as they have places."""
+    torch.manual_seed(0)
+    shape = LlamaShape(width=16, inner=32, heads=2, shared_heads=2)
+    experts = Experts(shape, torch.float32)
+    with torch.no_grad():
+        made = experts(torch.randn(16).expand(1, 32, 16))[0]
+    room = int(1.25 * 2 * 32 / 8)
+    assert [bool(row.any()) for row in made] == [True] * room + [False] * (32 - room)
+    assert torch.allclose(made[:room], made[0].expand(room, -1))
 
 
 def test_every_network_of_the_package_is_checked_here() -> None:
