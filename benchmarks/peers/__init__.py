@@ -1,0 +1,59 @@
+"""Ways of fitting a step into memory, one file each: torch's own, other packages', and vdnn's. PEERS has them by name.
+
+A peer that cannot run somewhere says why, and the cell is recorded as not run.
+"""
+
+from __future__ import annotations
+
+from benchmarks.peers.checkpoint import CHECKPOINT, CHECKPOINT_SELECTIVE
+from benchmarks.peers.compiled_offload import COMPILED_OFFLOAD, COMPILED_PLAIN
+from benchmarks.peers.deepspeed_checkpoint import DEEPSPEED_CHECKPOINT
+from benchmarks.peers.peer import CannotRun, Opened, Peer, Trial
+from benchmarks.peers.plain import PLAIN
+from benchmarks.peers.save_on_cpu import SAVE_ON_CPU_PAGEABLE, SAVE_ON_CPU_PINNED
+from benchmarks.peers.torchtune_offload import TORCHTUNE
+from benchmarks.peers.trl_offload import TRL
+from benchmarks.peers.vdnn_2016 import VDNN_2016
+from benchmarks.peers.vdnn_auto import VDNN_AUTO, VDNN_AUTO_OFFLOAD
+
+# Plain goes first: others are compared with it. What takes longest goes last.
+PEERS: dict[str, Peer] = {
+    peer.name: peer
+    for peer in (
+        PLAIN,
+        CHECKPOINT,
+        CHECKPOINT_SELECTIVE,
+        *VDNN_2016,
+        VDNN_AUTO,
+        VDNN_AUTO_OFFLOAD,
+        TRL,
+        TORCHTUNE,
+        DEEPSPEED_CHECKPOINT,
+        COMPILED_PLAIN,
+        COMPILED_OFFLOAD,
+        SAVE_ON_CPU_PINNED,
+        SAVE_ON_CPU_PAGEABLE,
+    )
+}
+# Names that stand for several.
+GROUPS = {
+    "vdnn-2016": tuple(peer.name for peer in VDNN_2016),
+    "save-on-cpu": (SAVE_ON_CPU_PINNED.name, SAVE_ON_CPU_PAGEABLE.name),
+    "all": tuple(PEERS),
+}
+
+__all__ = ["GROUPS", "PEERS", "CannotRun", "Opened", "Peer", "Trial", "peer_named", "peers_named"]
+
+
+def peer_named(name: str) -> Peer:
+    """Raises ValueError with what there is."""
+    try:
+        return PEERS[name]
+    except KeyError:
+        raise ValueError(f"expected a peer among {', '.join([*PEERS, *GROUPS])}, got {name!r}.") from None
+
+
+def peers_named(names: list[str]) -> list[str]:
+    """Groups taken apart, each peer once, in the order of PEERS."""
+    asked = {peer_named(one).name for name in names for one in GROUPS.get(name, (name,))}
+    return [name for name in PEERS if name in asked]

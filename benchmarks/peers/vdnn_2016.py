@@ -1,0 +1,15 @@
+"""vDNN's own policies of 2016, as vdnn plans them: everything, what convolutions use, or the first of these that fits.
+
+Releases and prefetches are at the points of the paper's rules (docs/policies.md says what is otherwise here). They ask
+for no budget: what they have to fit is the device.
+"""
+
+from __future__ import annotations
+
+from benchmarks.peers.vdnn_session import VdnnSession
+from vdnn.planning.policies import make_planner
+
+VDNN_2016 = tuple(
+    VdnnSession(name, lambda name=name: make_planner(name), has_budget=False)  # type: ignore[misc]
+    for name in ("vdnn-all", "vdnn-conv", "vdnn-dyn")
+)

@@ -1,0 +1,46 @@
+"""A session of vdnn.offload around the steps. A tiny workload's small storages leave too, through small windows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import vdnn
+from benchmarks.peers.peer import Opened, Peer, Trial
+
+# Machines whose memory grows as it is used say too little of what they have: the cap is told.
+HOST_BUDGET = "64GiB"
+
+
+class VdnnSession(Peer):
+    """One step warms up, one is recorded, and the third is the first that follows it: on a GPU that settles, too."""
+
+    settling_steps = 3
+    virtual_settling_steps = 2
+
+    def __init__(self, name: str, policy: Callable[[], Any], *, has_budget: bool) -> None:
+        self.name = name
+        self.has_budget = has_budget
+        self._policy = policy
+
+    @contextlib.contextmanager
+    def open(self, trial: Trial) -> Iterator[Opened]:
+        sizes: dict[str, Any] = (
+            {"min_bytes": 0, "offload_window": "64KiB", "reload_window": "128KiB"} if trial.place.is_tiny else {}
+        )
+        if trial.place.name == "cuda":
+            sizes["host_budget"] = HOST_BUDGET
+        session = vdnn.offload(
+            self._policy(),
+            budget=trial.budget,
+            device=trial.place.vdnn_device,
+            measure=trial.measured,
+            warmup_steps=1,
+            **sizes,
+        )
+        try:
+            with session:
+                yield Opened(session)
+        finally:
+            session.close()  # at once: its pinned memory is wanted again
