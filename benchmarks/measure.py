@@ -1,0 +1,201 @@
+"""Measures one cell in this process: a workload's step under a peer, at a place.
+
+A peer's steps settle, then some are timed and their peak is read, then one more gives the gradients' digest under
+deterministic algorithms; then what its session tells is read and kept. On a GPU the timed steps run in a session that
+does not measure, and a second one, which does, tells of copies and stalls: measuring is no part of the time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+import vdnn
+from benchmarks.cell_spec import FAILED, NOT_RUN, OUT_OF_MEMORY, CellResult, CellSpec, result_of
+from benchmarks.gradient_check import deterministic
+from benchmarks.models.workload import Workload
+from benchmarks.peers import CannotRun, Opened, Peer, Trial, peer_named
+from benchmarks.places import MachinePlace, Place, TimedSteps, open_place
+from benchmarks.provenance import commit_of_tree, versions_of
+from benchmarks.session_figures import note_session
+from benchmarks.synthetic_data import Feed
+from benchmarks.workloads import workload_named
+from vdnn.bytesize import format_bytes
+
+SEED = 0
+# Fewer steps are timed of a step that takes longer than this share of it.
+PATIENCE_S = 60.0
+
+
+class Steps:
+    """The steps of one workload: the same random numbers in each, the next batch of its data, and nothing updated."""
+
+    def __init__(self, place: Place, workload: Workload, feed: Feed, *, autocast: bool) -> None:
+        self._place = place
+        self._workload = workload
+        self._feed = feed
+        self._autocast = autocast
+        self.model: Callable[..., Any] = workload.model
+        self.session: vdnn.Session | None = None
+        self.loss: torch.Tensor | None = None
+
+    def before(self) -> None:
+        torch.manual_seed(SEED)
+        self._feed.next()
+
+    def step(self) -> None:
+        """Forward, loss and backward: all that is timed."""
+        inputs, loss = self._workload.inputs, self._workload.loss
+        with torch.autocast(self._place.torch_device.type, torch.bfloat16, enabled=self._autocast):
+            value = loss(self.model(*inputs))
+        value.backward()  # type: ignore[no-untyped-call]
+        self.loss = value.detach()
+
+    def after(self) -> None:
+        self._workload.model.zero_grad(set_to_none=True)
+        self.loss = None
+        if self.session is not None:
+            self.session.step()
+
+    def times_ns(self, count: int) -> list[int]:
+        return self._place.time_steps(TimedSteps(self.before, self.step, self.after), count)
+
+
+def measure(spec: CellSpec) -> CellResult:
+    """Raises what the step raises but for want of memory, which is a result."""
+    entry, peer = workload_named(spec.workload), peer_named(spec.peer)
+    result = result_of(spec)
+    result.peer, result.compiled = peer.cell_name, peer.compiled
+    place = open_place(spec.place, spec.hardware)
+    result.device, result.clock = place.device, place.clock
+    result.versions = versions_of(peer.package) | place.versions()
+    result.commit = commit_of_tree()
+    reason = peer.refusal(place, entry.blocks)
+    if reason is not None:
+        result.status, result.said = NOT_RUN, reason
+        return result
+    try:
+        with place:
+            torch.manual_seed(SEED)
+            with place.making():
+                workload, result.batch = entry.make_at(spec.batch, is_tiny=place.is_tiny)
+            place.settle(workload)
+            feed = Feed(workload, spec.data)
+            try:
+                steps = Steps(place, workload, feed, autocast=entry.autocast)
+                trial = Trial(place, workload, entry.blocks, _budget_told(spec, peer))
+                _run(spec, peer, trial, steps, result)
+            finally:
+                feed.close()
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        result.status, result.said = OUT_OF_MEMORY, first_line(error)
+    except CannotRun as error:
+        result.status, result.said = NOT_RUN, first_line(error)
+    except vdnn.BudgetError as error:
+        result.status, result.said = FAILED, first_line(error)
+    return result
+
+
+def _budget_told(spec: CellSpec, peer: Peer) -> int | str | None:
+    if not peer.has_budget:
+        return None
+    return spec.budget_bytes if spec.budget_bytes is not None else spec.budget
+
+
+def _run(spec: CellSpec, peer: Peer, trial: Trial, steps: Steps, result: CellResult) -> None:
+    place = trial.place
+    is_machine = isinstance(place, MachinePlace)
+    settling = peer.virtual_settling_steps if is_machine else peer.settling_steps
+    # A machine's clock does not run while a session measures.
+    trial = replace(trial, measured=is_machine)
+    with peer.open(trial) as opened:
+        _begin(steps, opened, trial.workload)
+        began_s = time.monotonic()
+        steps.times_ns(settling)
+        settled_s = (time.monotonic() - began_s) / max(settling, 1)
+        if opened.moved is not None:  # of the timed steps alone
+            opened.moved.to_host_bytes = opened.moved.to_device_bytes = opened.moved.stall_ns = 0
+        place.reset_peak()
+        count = 1 if is_machine else max(1, min(spec.steps, math.ceil(PATIENCE_S / max(settled_s, 1e-3))))
+        result.step_times_ns = steps.times_ns(count)
+        result.step_ns = round(statistics.median(result.step_times_ns))
+        memory = place.memory()
+        result.peak_bytes, result.requested_bytes = memory.peak_bytes, memory.requested_bytes
+        result.reserved_bytes = memory.reserved_bytes
+        result.said = opened.said
+        if opened.moved is not None:
+            result.to_host_bytes = opened.moved.to_host_bytes // count
+            result.to_device_bytes = opened.moved.to_device_bytes // count
+            result.stall_ns = opened.moved.stall_ns // count
+            result.host_bytes = opened.moved.peak_held_bytes
+        if is_machine and opened.session is not None:
+            note_session(opened.session, trial, spec, result)
+        if place.has_data:
+            _note_gradients(steps, trial.workload.model, result)
+    if not is_machine and opened.session is not None:
+        with peer.open(replace(trial, measured=True)) as again:
+            _begin(steps, again, trial.workload)
+            steps.times_ns(settling + 1)
+            assert again.session is not None, "it had one before"
+            note_session(again.session, trial, spec, result)
+    if not place.has_data and result.peak_bytes > place.memory_bytes:
+        result.status = OUT_OF_MEMORY
+        needs = f"needs {format_bytes(result.peak_bytes)} of {format_bytes(place.memory_bytes)}"
+        result.said = f"{result.said}; {needs}" if result.said else needs
+
+
+def _begin(steps: Steps, opened: Opened, workload: Workload) -> None:
+    steps.session = opened.session
+    steps.model = workload.model if opened.model is None else opened.model
+
+
+def _note_gradients(steps: Steps, model: nn.Module, result: CellResult) -> None:
+    """A step more. Of a model with an operation that has no deterministic form the digest may be another every time."""
+    for is_strict in (True, False):
+        try:
+            with deterministic(strict=is_strict):
+                steps.before()
+                steps.step()
+        except RuntimeError as error:
+            model.zero_grad(set_to_none=True)
+            if not is_strict or "deterministic" not in str(error):
+                raise
+            continue
+        result.deterministic = is_strict
+        break
+    assert steps.loss is not None, "a step was done"
+    result.loss = float(steps.loss)
+    result.gradients = digest_of(model)
+    steps.after()
+
+
+def digest_of(model: nn.Module) -> str:
+    """Of all gradients, bit for bit, with their names."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        digest.update(name.encode())
+        if parameter.grad is not None:
+            content = parameter.grad.detach().cpu().contiguous().flatten().view(torch.uint8)
+            digest.update(content.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the device's. Host memory that cannot be pinned is a failure like any other."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
