@@ -1,0 +1,130 @@
+"""Sweeps: every workload under every peer and budget, a cell at a time, each added to the run's folder as it is done.
+
+    python -m benchmarks.sweep --quick                       a few minutes' grid that needs no GPU
+    python -m benchmarks.sweep --place cuda --workloads resnet50,gpt2 --peers all --budgets 90%,60% --out RUN
+    python -m benchmarks.sweep --out RUN ...                  the same command goes on where it was stopped
+    python -m benchmarks.tables RUN; python -m benchmarks.figures RUN
+
+Budgets are shares of what plain takes at its peak on the same place, sizes such as 12GiB, or min, the least there is.
+`--place virtual` computes times and memory at full size without a GPU; `sim` runs tiny ones for real and compares
+gradients; `cuda` measures. docs/benchmarks.md says what each figure is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.grid import Grid, quick_grids
+from benchmarks.largest_batch import search_all
+from benchmarks.peers import GROUPS, PEERS, peers_named
+from benchmarks.places import PLACES
+from benchmarks.run_file import CELLS_FILE, LARGEST_FILE, read_lines
+from benchmarks.sweep_run import Limits, OutOfTime, SweepRun
+from benchmarks.synthetic_data import DataOptions
+from benchmarks.tables import render_run
+from benchmarks.workloads import WORKLOADS, workload_named
+from vdnn.bytesize import parse_bytes
+from vdnn.hardware import load_profile
+
+WORKLOADS_BY_DEFAULT = ("vgg16", "resnet50", "gpt2")
+PEERS_BY_DEFAULT = ("plain", "checkpoint", "checkpoint-selective", "save-on-cpu-pinned", "vdnn-2016", "vdnn-auto")
+BUDGETS_BY_DEFAULT = ("90%", "75%", "60%", "min")
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m benchmarks.sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--quick", action="store_true", help="the small grid without a GPU; other grid options are not")
+    made.add_argument("--workloads", default=",".join(WORKLOADS_BY_DEFAULT), metavar="NAMES", help="or all")
+    known = f"of {', '.join(PEERS)}, or the groups {', '.join(GROUPS)}"
+    made.add_argument("--peers", default=",".join(PEERS_BY_DEFAULT), metavar="NAMES", help=known)
+    made.add_argument("--budgets", default=",".join(BUDGETS_BY_DEFAULT), metavar="LIST", help="for peers that have one")
+    made.add_argument("--batch", type=int, metavar="N", help="instead of each workload's own")
+    made.add_argument("--place", choices=PLACES, default="virtual")
+    made.add_argument("--hardware", default="h100", metavar="NAME", help="off a GPU: whose times, default h100")
+    made.add_argument("--out", type=Path, default=Path("build/sweep"), metavar="RUN", help="default build/sweep")
+    made.add_argument("--steps", type=int, default=5, metavar="N", help="timed on a GPU, default 5")
+    made.add_argument("--limit-s", type=float, default=float("inf"), metavar="S", help="of the whole sweep")
+    made.add_argument("--cell-limit-s", type=float, default=900.0, metavar="S", help="of one cell, default 900")
+    made.add_argument("--jobs", type=int, metavar="N", help="cells at once; on a GPU one, else one for each processor")
+    made.add_argument("--again", default="", metavar="STATUSES", help="redo cells that ended so: failed,timed-out")
+    made.add_argument("--loader-workers", type=int, metavar="N", help="bring batches by a DataLoader with N workers")
+    made.add_argument("--pin-memory", action="store_true", help="of the DataLoader's batches")
+    made.add_argument("--largest-batch", action="store_true", help="search the largest batch of each peer instead")
+    return made
+
+
+def grids_of(options: argparse.Namespace) -> list[Grid]:
+    """Raises ValueError with what there is."""
+    if options.quick:
+        return quick_grids()
+    names = list(WORKLOADS) if options.workloads == "all" else options.workloads.split(",")
+    for name in names:
+        workload_named(name)
+    budgets = options.budgets.split(",")
+    for budget in budgets:
+        _require_budget(budget)
+    if options.place != "cuda":
+        load_profile(options.hardware)
+    hardware = "" if options.place == "cuda" else options.hardware
+    data = DataOptions(options.loader_workers, options.pin_memory)
+    if data.workers is not None and options.place == "virtual":
+        raise ValueError("--loader-workers: place 'virtual' has no data to load; use sim or cuda.")
+    peers = peers_named(options.peers.split(","))
+    return [Grid(options.place, hardware, names, peers, budgets, options.batch, options.steps, data)]
+
+
+def _require_budget(text: str) -> None:
+    if text == "min":
+        return
+    if text.endswith("%"):
+        try:
+            if 0 < float(text[:-1]) <= 100:
+                return
+        except ValueError:
+            pass
+        raise ValueError(f"--budgets: expected a share such as 60%, up to 100%, got {text!r}.")
+    parse_bytes(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    try:
+        grids = grids_of(options)
+        read_lines(options.out / CELLS_FILE)
+        read_lines(options.out / LARGEST_FILE)
+    except ValueError as error:
+        print(f"sweep: {error}", file=sys.stderr)
+        return 2
+    # Asked for from the start, because CUDA's libraries read it when they are loaded.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is running is ended, too
+    limits = Limits(time.monotonic() + options.limit_s, options.cell_limit_s, options.jobs)
+    run = SweepRun(options.out, limits, again=frozenset(options.again.split(",")) - {""})
+    try:
+        if options.largest_batch:
+            search_all(run, grids)
+        else:
+            run.do(grids)
+    except KeyboardInterrupt:
+        print(f"\nsweep: stopped. {_how_to_go_on(options.out)}", file=sys.stderr)
+        return 130
+    except OutOfTime as error:
+        print(f"sweep: {error} {_how_to_go_on(options.out)}", file=sys.stderr)
+    print(render_run(options.out))
+    return 0
+
+
+def _how_to_go_on(out: Path) -> str:
+    return f"What is done is in {out}; the same command goes on from there."
+
+
+if __name__ == "__main__":
+    sys.exit(main())

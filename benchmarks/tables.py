@@ -1,0 +1,121 @@
+"""The cells of a run as tables, one for each workload and place. Only reads.
+
+python -m benchmarks.tables RUN
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cell_spec import OK, OUT_OF_MEMORY, key_of
+from benchmarks.peers import PEERS
+from benchmarks.run_file import CELLS_FILE, LARGEST_FILE, read_lines
+from benchmarks.text_table import render_table
+
+GIB, MIB = 2**30, 2**20
+_HEADER = ("peer", "peak", "of plain", "step ms", "of plain", "stall ms", "out", "host", "gradients")
+_ORDER = {name: place for place, name in enumerate(PEERS)}
+_WHOSE_TIME = {
+    "cuda": "Measured on the GPU.",
+    "sim": "Real tensors at a tiny size; times are virtual, and say nothing of a full size.",
+    "virtual": "Computed, in virtual time, without data.",
+}
+
+
+def render_run(folder: Path) -> str:
+    """All that the folder has. Of two cells that say the same the later counts."""
+    cells = list({key_of(one): one for one in read_lines(folder / CELLS_FILE)}.values())
+    largest = read_lines(folder / LARGEST_FILE)
+    tables = [_table(group) for group in _groups(cells)]
+    if largest:
+        tables.append(_largest_table(largest))
+    return "\n\n".join(tables) or f"{folder} has no cells."
+
+
+def _groups(cells: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for cell in cells:
+        found.setdefault((cell["workload"], cell["batch"], cell["place"], cell["hardware"]), []).append(cell)
+    return list(found.values())
+
+
+def _table(cells: Sequence[dict[str, Any]]) -> str:
+    first = cells[0]
+    bases = {
+        cell["compiled"]: cell
+        for cell in cells
+        if cell["peer"] == "plain" and cell["peak_bytes"] is not None and cell["step_ns"]
+    }
+    unit, name = (MIB, "MiB") if first["place"] == "sim" else (GIB, "GiB")
+    cells = sorted(cells, key=lambda cell: _ORDER.get(cell["asked"], len(_ORDER)))
+    rows = [_row(cell, bases.get(cell["compiled"]), unit) for cell in cells]
+    remarks = [_WHOSE_TIME[first["place"]], f"Bytes in {name}."]
+    remarks += [f"{_title_of(cell)}: {_said(cell)}." for cell in cells if cell["status"] != OK or cell["said"]]
+    device = next((cell["device"] for cell in cells if cell["device"]), first["hardware"])
+    title = f"{first['workload']}, batch {first['batch']}: {first['place']}, {device}"
+    return render_table(title, _HEADER, rows, remarks)
+
+
+def _said(cell: dict[str, Any]) -> str:
+    said = cell["said"].rstrip(".")
+    return said if cell["status"] == OK else f"{cell['status']}{', ' if said else ''}{said}"
+
+
+def _title_of(cell: dict[str, Any]) -> str:
+    return f"{cell['asked']}{' at ' + cell['budget'] if cell['budget'] else ''}"
+
+
+def _row(cell: dict[str, Any], plain: dict[str, Any] | None, unit: int) -> tuple[str, ...]:
+    step_ns, peak = cell["step_ns"], cell["peak_bytes"]
+    if step_ns is None or peak is None:
+        return (_title_of(cell), cell["status"], *["-"] * (len(_HEADER) - 2))
+    does_not_fit = " *" if cell["status"] == OUT_OF_MEMORY else ""
+    return (
+        _title_of(cell),
+        f"{peak / unit:.2f}{does_not_fit}",
+        f"{peak / plain['peak_bytes']:.0%}" if plain else "-",
+        f"{step_ns / 1e6:.3f}" if step_ns < 1e7 else f"{step_ns / 1e6:.1f}",
+        f"{step_ns / plain['step_ns']:.3f} x" if plain else "-",
+        "-" if cell["stall_ns"] is None else f"{cell['stall_ns'] / 1e6:.1f}",
+        _bytes(cell["to_host_bytes"], unit),
+        _bytes(cell["host_bytes"], unit),
+        {None: "-", True: "identical", False: "DIFFER"}[cell["identical"]],
+    )
+
+
+def _bytes(found: int | None, unit: int) -> str:
+    return "-" if found is None else f"{found / unit:.2f}"
+
+
+def _largest_table(largest: Sequence[dict[str, Any]]) -> str:
+    rows = [
+        (
+            f"{one['workload']}, {one['peer']}",
+            f"{one['place']}, {one['device']}",
+            "-" if one["largest_batch"] is None else str(one["largest_batch"]),
+            str(len(one["tried"])),
+        )
+        for one in largest
+    ]
+    remarks = [f"{one['workload']}, {one['peer']}: {one['said'].rstrip('.')}." for one in largest if one["said"]]
+    return render_table("Largest batches", ("workload, peer", "place", "batch", "tried"), rows, remarks)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if len(given) != 1 or not Path(given[0]).is_dir():
+        print("tables: expected one argument, the folder of a run (benchmarks.sweep --out RUN).", file=sys.stderr)
+        return 2
+    try:
+        print(render_run(Path(given[0])))
+    except ValueError as error:
+        print(f"tables: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+"""Imports and fills, before cells are forked, what each would otherwise import and fill again: seconds a cell.
+
+One small step without data, checkpointed, on a machine of its own. No tensor with data is made, so no library begins
+threads, and a fork is safe.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import vdnn
+from vdnn.runtime.cuda_shaped import CudaShaped
+
+
+def warm_up() -> None:
+    with vdnn.VirtualMachine("h100") as machine, CudaShaped():
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2))
+        x = torch.empty(1024, 3, 32, 32)
+        with vdnn.offload("auto", budget="min", device=machine, measure=True) as session:
+            for _ in range(3):
+                made: torch.Tensor = checkpoint(model, x, use_reentrant=False)
+                made.sum().backward()  # type: ignore[no-untyped-call]
+                model.zero_grad(set_to_none=True)
+                session.step()
+        session.close()
