@@ -13,7 +13,7 @@ from enum import Enum
 
 from vdnn.json_form import load_file, save_text, to_json
 
-_FORM, _VERSION = "vdnn recording", 3
+_FORM, _VERSION = "vdnn recording", 4
 
 
 class PointKind(Enum):
@@ -45,6 +45,12 @@ class SaveKey:
         return f"{made} in {self.module or 'no module'}, {self.dtype} {list(self.size)}{again}"
 
 
+def key_of_encoded(saved: SaveKey, codec: str, kept_bytes: int) -> SaveKey:
+    """Of what a codec leaves of this save."""
+    producer = f"{codec} of {saved.producer or 'a leaf'}, {saved.dtype} {list(saved.size)}"
+    return SaveKey(producer, saved.module, "uint8", (kept_bytes,), (1,), saved.occurrence)
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     """One save or use. `compute_ns` is what was computed since the point before; `allocated_bytes` what was allocated
@@ -64,8 +70,9 @@ class Point:
 class Rebuild:
     """How a storage can be made anew instead of being brought back: by `operation`, such as "relu <- batch_norm", from
     these lifetimes, which it uses in this order. From `known_point` on it may be given up for that. `extra_bytes` are
-    needed at most above what was allocated before, its own included. A codec is one that reads nothing and leaves
-    `kept_bytes` in its place, which takes `giving_up_ns` right before that point."""
+    needed at most above what was allocated before, its own included. A codec is one that leaves `kept_bytes` in its
+    place, and reads nothing but that; leaving it takes `giving_up_ns` right before that point, and `giving_up_bytes`
+    at most, what is kept included."""
 
     operation: str
     inputs: tuple[int, ...]
@@ -74,6 +81,7 @@ class Rebuild:
     extra_bytes: int
     kept_bytes: int = 0
     giving_up_ns: int = 0
+    giving_up_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

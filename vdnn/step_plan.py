@@ -14,7 +14,7 @@ from vdnn.errors import VdnnError
 from vdnn.json_form import load_file, save_text, to_json
 from vdnn.recording import PointKind, Recording, SaveKey
 
-_FORM, _VERSION = "vdnn plan", 2
+_FORM, _VERSION = "vdnn plan", 3
 
 
 class Action(Enum):
@@ -47,7 +47,8 @@ class Absence:
 @dataclass(frozen=True, slots=True)
 class PlannedLifetime:
     """OFFLOAD has absences, in order; between two of them it is used. The others have none: what is to RECOMPUTE or to
-    COMPRESS goes as soon as it can, and is made again when it is used first."""
+    COMPRESS goes as soon as it can, and is made again when it is used first. What COMPRESS leaves is another lifetime,
+    which may leave too."""
 
     nbytes: int
     action: Action
@@ -60,8 +61,8 @@ class PlannedLifetime:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """For one step. Its points are those of the step with its rebuilds. `budget_bytes` is what it was made to stay
-    under; None if for no budget."""
+    """For one step. Its points and lifetimes are those of the step with its rebuilds: what codecs leave comes behind
+    what was recorded. `budget_bytes` is what it was made to stay under; None if for no budget."""
 
     policy: str
     backend: str

@@ -99,11 +99,12 @@ def rebuildable(
 
 
 def compressible(recording: Recording, index: int, giving_up_ns: int) -> Recording:
-    """The same, with what can be rebuilt leaving a part of itself behind."""
+    """The same, with what can be rebuilt leaving a part of itself behind, at the point after it is complete."""
     old = recording.lifetimes[index]
     assert old.rebuild is not None, "it can be rebuilt"
+    known = min(old.copy_point + 1, len(recording.points) - 1)
     kept_bytes = -(-old.nbytes // 8)
-    rebuild = replace(old.rebuild, kept_bytes=kept_bytes, giving_up_ns=giving_up_ns)
+    rebuild = replace(old.rebuild, known_point=known, kept_bytes=kept_bytes, giving_up_ns=giving_up_ns)
     lifetimes = tuple(
         replace(one, rebuild=rebuild) if place == index else one for place, one in enumerate(recording.lifetimes)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
@@ -21,6 +22,7 @@ from vdnn.recording import PointKind, Recording
 from vdnn.step_plan import Action
 
 EVEN = LinkCosts(1e9, 1e9, 2e9, 0)  # a byte takes a nanosecond
+SLOW = LinkCosts(1e7, 1e7, 2e7, 0)  # and here a hundred
 
 
 def test_nothing_chosen_is_the_step_itself() -> None:
@@ -46,16 +48,49 @@ def test_a_rebuild_reads_computes_and_stays() -> None:
 
 
 def test_a_codec_leaves_a_part_and_takes_time_twice() -> None:
-    recording = compressible(rebuildable(chain([10, 80, 30]), 1, (), compute_ns=7), 1, giving_up_ns=3)
+    """What it leaves is saved right before the point at which it is known to, and used right before its decoding."""
+    recording = compressible(rebuildable(chain([10, 80, 5, 60]), 1, (), compute_ns=7), 1, giving_up_ns=3)
     packed = with_rebuilds(recording, {1})
-    assert [point.compute_ns for point in packed.points] == [1000, 1003, 1000, 1000, 1007, 1000, 1000]
-    assert packed.points[1].peak_bytes == RESIDENT + 10 + 80 + 10, "while it is packed both are there"
-    assert packed.points[2].peak_bytes == RESIDENT + 10 + 10 + 30
-    assert packed.points[4].peak_bytes == RESIDENT + 10 + 10 + 80
-    slow = LinkCosts(1e7, 1e7, 2e7, 0)  # no copy hides behind anything
-    planned = plan_step(recording, slow, recording.peak_bytes - 20, "auto")
+    places = [(point.kind, point.lifetime) for point in recording.points]
+    used = [*places[:2], (PointKind.SAVE, 4), *places[2:6], (PointKind.USE, 4), *places[6:]]
+    assert [(point.kind, point.lifetime) for point in packed.points] == used
+    assert [point.compute_ns for point in packed.points] == [1000, 1000, 1003, 0, 1000, 1000, 1000, 1000, 7, 1000, 1000]
+    assert packed.points[2].peak_bytes == RESIDENT + 10 + 80 + 5 + 10, "while it is packed both are there"
+    assert packed.points[2].allocated_bytes == RESIDENT + 10 + 5 + 10
+    assert packed.points[4].peak_bytes == RESIDENT + 10 + 10 + 5 + 60
+    assert packed.points[7].allocated_bytes == RESIDENT + 10 + 10
+    assert packed.points[8].peak_bytes == RESIDENT + 10 + 10 + 80
+    left = packed.lifetimes[4]
+    assert (left.nbytes, left.saves, left.copy_point, left.free_point) == (10, (2,), 2, 2)
+    assert (left.uses, left.read, left.end_point) == ((7,), (8,), packed.lifetimes[1].end_point)
+    planned = plan_step(recording, SLOW, recording.peak_bytes - 20, "auto")
     assert planned.plan.lifetimes[1].action is Action.COMPRESS
     assert planned.timeline.step_ns == recording.compute_ns + 10
+
+
+def test_what_is_needed_to_encode_is_in_the_peak() -> None:
+    recording = compressible(rebuildable(chain([10, 80, 5, 60]), 1, (), compute_ns=7), 1, giving_up_ns=3)
+    old = recording.lifetimes[1]
+    assert old.rebuild is not None
+    dear = replace(old, rebuild=replace(old.rebuild, giving_up_bytes=55))
+    recording = replace(recording, lifetimes=(recording.lifetimes[0], dear, *recording.lifetimes[2:]))
+    assert with_rebuilds(recording, {1}).points[2].peak_bytes == RESIDENT + 10 + 80 + 5 + 55
+
+
+def test_what_a_codec_leaves_is_moved_where_that_costs_least() -> None:
+    """A byte takes 100 ns, a point 1000. What is missing besides the packing are six bytes: those that are left have
+    gone when the next point is reached, and all others are too large for that."""
+    recording = compressible(rebuildable(chain([40, 80, 20, 1, 85]), 1, (), compute_ns=7), 1, giving_up_ns=3)
+    budget = RESIDENT + 150
+    assert with_rebuilds(recording, {1}).peak_bytes == budget + 6
+    planned = plan_step(recording, SLOW, budget, "auto")
+    actions = [one.action for one in planned.plan.lifetimes]
+    assert actions == [Action.KEEP, Action.COMPRESS, Action.KEEP, Action.KEEP, Action.KEEP, Action.OFFLOAD]
+    assert planned.timeline.peak_bytes <= budget
+    assert planned.timeline.step_ns == recording.compute_ns + 10
+    assert [(one.lifetime, one.nbytes) for one in planned.timeline.copies] == [(5, 10), (5, 10)]
+    assert planned.timeline.step_ns < plan_step(recording, SLOW, budget, "auto-offload").timeline.step_ns
+    assert lower_bound(recording, SLOW, budget).step_ns <= planned.timeline.step_ns
 
 
 def test_what_a_rebuild_needs_is_rebuilt_before() -> None:

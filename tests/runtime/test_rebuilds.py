@@ -16,9 +16,11 @@ from tests.runtime.side_by_side import alive, assert_nothing_alive, assert_same_
 from tests.runtime.virtual_training import MODELS, rebuild_all, recording_of, train, trained_virtually
 from vdnn.hardware import load_profile
 from vdnn.planning.costs import profile_costs
+from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
 from vdnn.planning.rebuilding import candidates_of, with_rebuilds
 from vdnn.planning.simulate import simulate
+from vdnn.recording import Recording
 from vdnn.runtime.session import Session
 from vdnn.runtime.virtual_machine import VirtualMachine
 from vdnn.step_plan import Action, Plan
@@ -135,26 +137,59 @@ def test_masks_are_kept_as_bits(open_session: OpenSession) -> None:
     assert session.counters.rebuilds >= 8
 
 
-def test_a_plan_with_masks_as_bits_runs_as_foretold() -> None:
-    def steps(plan: Plan | str) -> Session:
-        with VirtualMachine("titan-x") as machine:
-            model, x = Dropping(), torch.randn(4096, 32)
-            with vdnn.offload(plan, device=machine, measure=True, min_bytes=0) as session:
-                for _ in range(3):
-                    model(x).square().sum().backward()
-                    session.step()
-        return session
+def masked_steps(plan: Plan | str, **options: Any) -> Session:
+    with VirtualMachine("titan-x") as machine:
+        model, x = Dropping(), torch.randn(4096, 32)
+        with vdnn.offload(plan, device=machine, measure=True, min_bytes=0, **options) as session:
+            for _ in range(3):
+                model(x).square().sum().backward()
+                session.step()
+    return session
 
-    recording = steps("vdnn-all").recording
+
+def require_as_foretold(recording: Recording, plan: Plan, session: Session) -> None:
+    foretold, executed = simulate(recording, plan, COSTS), session.timeline
+    assert executed is not None
+    assert (executed.step_ns, executed.peak_bytes) == (foretold.step_ns, foretold.peak_bytes)
+    assert executed.copies == foretold.copies
+    assert [(mark.point, mark.begin_ns, mark.end_ns) for mark in executed.marks] == [
+        (mark.point, mark.begin_ns, mark.end_ns) for mark in foretold.marks
+    ]
+    assert "differs from the plan" not in session.report()
+
+
+def test_a_plan_with_masks_as_bits_runs_as_foretold() -> None:
+    """Whether the bits stay or leave: then an eighth of what the masks would is on the link."""
+    recording = masked_steps("vdnn-all").recording
     assert recording is not None
     masks = [one for one in recording.lifetimes if one.rebuild is not None and one.rebuild.kept_bytes]
     assert [(one.nbytes, one.rebuild and one.rebuild.kept_bytes) for one in masks] == 4 * [(4096 * 32, 4096 * 4)]
-    plan = rebuild_all(recording, offload_rest=False)
-    assert sum(one.action is Action.COMPRESS for one in plan.lifetimes) == 4
-    foretold, executed = simulate(recording, plan, COSTS), steps(plan).timeline
-    assert executed is not None
-    assert (executed.step_ns, executed.peak_bytes) == (foretold.step_ns, foretold.peak_bytes)
-    assert foretold.peak_bytes < recording.peak_bytes
+    count = len(recording.lifetimes)
+    for offload_rest in (False, True):
+        plan = rebuild_all(recording, offload_rest=offload_rest)
+        assert sum(one.action is Action.COMPRESS for one in plan.lifetimes) == 4
+        wanted = Action.OFFLOAD if offload_rest else Action.KEEP
+        assert [(one.nbytes, one.action) for one in plan.lifetimes[count:]] == 4 * [(4096 * 4, wanted)]
+        session = masked_steps(plan)
+        require_as_foretold(recording, plan, session)
+        assert session.timeline is not None
+        assert session.timeline.peak_bytes < recording.peak_bytes
+        bits = [one.nbytes for one in session.timeline.copies if one.lifetime >= count]
+        assert bits == 8 * [4096 * 4] * offload_rest, "each there and back"
+
+
+@pytest.mark.parametrize("codecs", [[], ["bf16"], ["fp8"]], ids=["lossless", "bf16", "fp8"])
+def test_auto_moves_what_codecs_leave_and_runs_as_foretold(codecs: list[str]) -> None:
+    recording = masked_steps("vdnn-all", codecs=codecs).recording
+    assert recording is not None
+    least, moved = least_bytes(recording), 0
+    for share in range(4):
+        budget = least + (recording.peak_bytes - least) * share // 5
+        planned = plan_step(recording, COSTS, budget, "auto")
+        require_as_foretold(recording, planned.plan, masked_steps(planned.plan, codecs=codecs))
+        assert planned.timeline.peak_bytes <= budget
+        moved += sum(one.action is Action.OFFLOAD for one in planned.plan.lifetimes[len(recording.lifetimes) :])
+    assert moved, "else nothing was shown"
 
 
 # Lives.

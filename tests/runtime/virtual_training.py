@@ -90,11 +90,11 @@ def rebuild_all(recording: Recording, *, offload_rest: bool) -> Plan:
     followed = with_rebuilds(recording, chosen)
     rest = offload_everything(followed)
     lifetimes = tuple(
-        planned_rebuild(one)
+        planned_rebuild(recording.lifetimes[index])
         if index in chosen
         else rest[index]
         if offload_rest
         else PlannedLifetime(one.nbytes, Action.KEEP)
-        for index, one in enumerate(recording.lifetimes)
+        for index, one in enumerate(followed.lifetimes)
     )
     return make_plan(followed, "everything", lifetimes)

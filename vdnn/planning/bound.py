@@ -13,7 +13,7 @@ are two numbers, whether it was given up by then and whether it was asked back b
 and they are whole.
 
 What is left out makes the bound lower, never wrong: that the engines share a link, that a copy cannot be interrupted,
-all that happens between anchors, and that what a rebuild reads has to be there.
+all that happens between anchors, and that what a rebuild reads has to be there, as has what a codec leaves.
 """
 
 from __future__ import annotations
@@ -232,9 +232,7 @@ class _Program:
                 home.append((gap.last, [(columns.ever, home_time)]))
         for lifetime, column in self._rebuilt.items():
             if anchor in self._away_until_rebuilt(lifetime):
-                found = self._recording.lifetimes[lifetime]
-                kept_bytes = 0 if found.rebuild is None else found.rebuild.kept_bytes
-                away.append((column, (found.nbytes - kept_bytes) * self._of_bytes))
+                away.append((column, self._recording.lifetimes[lifetime].nbytes * self._of_bytes))
         self._require(away, self._missing_of_whole(anchor) * self._of_bytes)
         for point, busy in self._running_sums([(point, [copy]) for point, copy in sorted(out, reverse=True)]):
             # From where the copies could begin to where the interval begins, behind the hook before it.
@@ -247,7 +245,7 @@ class _Program:
         That is what is left when as much as fits is kept; looked for where there are not too many sums."""
         parts = [gap.nbytes for gap, columns in self._of_gaps.items() if anchor in columns.gone]
         if any(anchor in self._away_until_rebuilt(lifetime) for lifetime in self._rebuilt):
-            return self._missing[anchor]  # of some rebuilds a part stays
+            return self._missing[anchor]  # of some rebuilds a part may stay
         room = sum(parts) - self._missing[anchor]
         unit = math.gcd(*parts)
         if not parts or room < 0 or room // unit > _MOST_SUMS:

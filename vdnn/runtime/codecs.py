@@ -1,7 +1,8 @@
 """What may be left of a storage in its place, and how it is made of that again: masks as bits, floats with fewer bits.
 
 Lossless ones are there for whoever plans; lossy ones only for who names them, each with its bound. A codec is a recipe
-that reads nothing else. See docs/recompute.md.
+that reads what it left, and nothing else. That is managed like any storage, so it may leave the device too. See
+docs/recompute.md.
 """
 
 from __future__ import annotations
@@ -12,12 +13,18 @@ from typing import Any, ClassVar
 
 import torch
 
-from vdnn.runtime.bit_mask import pack_bits, packed_bytes, unpack_bits
+from vdnn.runtime.bit_mask import pack_bits, unpack_bits
+from vdnn.runtime.counters import Counters
 from vdnn.runtime.holders import Geometry
+from vdnn.runtime.packed_view import PackedView
+from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.transport import Transport
+from vdnn.runtime.version_check import counter_of
 
 _BLOCK = 128  # values that share a scale
+_SCALE_BYTES = 4
 _FLOAT8_LARGEST = 448.0
+_FLOAT8_LEAST = 2.0**-135  # the least code at the least scale
 _BFLOAT16_LEAST = 2.0**-133
 
 
@@ -26,24 +33,31 @@ class Codec(ABC):
 
     name: ClassVar[str]
     is_exact: ClassVar[bool]
-    operands: Sequence[Any] = ()
 
-    def __init__(self, tensor: torch.Tensor, transport: Transport) -> None:
+    def __init__(self, tensor: torch.Tensor, transport: Transport, counters: Counters) -> None:
         self._geometry: Geometry = (tensor.dtype, tensor.size(), tensor.stride())
         self._count = tensor.numel()
         self._transport = transport
         with torch.no_grad():
-            self._kept = self._encoded(tensor)
+            kept = self._encoded(tensor)
+        storage, witness = kept.untyped_storage(), counter_of(kept)
+        self.managed = managed = ManagedStorage(transport, counters, storage, 0, storage.nbytes(), witness)
+        self.operands = (PackedView(managed, kept, witness),)
+        managed.geometry = self.operands[0].geometry
+        managed.is_dense = self.operands[0].is_dense(kept)
+        managed.views = 0  # who gives something up for this counts the one there is
+        managed.keeps_reloaded = True  # for another backward
 
     @staticmethod
     @abstractmethod
     def takes(tensor: torch.Tensor) -> bool: ...
 
     @abstractmethod
-    def _encoded(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]: ...
+    def _encoded(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Alone in its storage."""
 
     @abstractmethod
-    def _decoded(self) -> torch.Tensor:
+    def _decoded(self, kept: torch.Tensor) -> torch.Tensor:
         """A tensor whose storage is the one that was encoded."""
 
     @abstractmethod
@@ -52,15 +66,16 @@ class Codec(ABC):
 
     @property
     def kept_bytes(self) -> int:
-        return sum(one.untyped_storage().nbytes() for one in self._kept)
+        return self.managed.nbytes
 
     @property
     def signature(self) -> tuple[str, Geometry]:
         return self.name, self._geometry
 
     def rebuild(self, unpack: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+        kept = unpack(self.operands[0])
         with torch.no_grad():
-            return self._decoded()
+            return self._decoded(kept)
 
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
         """All values of its storage, in their order there."""
@@ -77,15 +92,11 @@ class Bits(Codec):
     def takes(tensor: torch.Tensor) -> bool:
         return tensor.dtype is torch.bool and tensor.device.type in ("cpu", "cuda")
 
-    @property
-    def kept_bytes(self) -> int:
-        return packed_bytes(self._count)
+    def _encoded(self, tensor: torch.Tensor) -> torch.Tensor:
+        return pack_bits(tensor, self._transport)
 
-    def _encoded(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (pack_bits(tensor, self._transport),)
-
-    def _decoded(self) -> torch.Tensor:
-        return unpack_bits(self._kept[0], self._count, self._transport)
+    def _decoded(self, kept: torch.Tensor) -> torch.Tensor:
+        return unpack_bits(kept, self._count, self._transport)
 
     def is_close(self, original: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
         return (original == made).all()
@@ -101,11 +112,11 @@ class BFloat16(Codec):
     def takes(tensor: torch.Tensor) -> bool:
         return tensor.dtype in (torch.float32, torch.float64)
 
-    def _encoded(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (self.flat(tensor).to(torch.bfloat16),)
+    def _encoded(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.flat(tensor).to(torch.bfloat16)
 
-    def _decoded(self) -> torch.Tensor:
-        return self._kept[0].to(self._geometry[0])
+    def _decoded(self, kept: torch.Tensor) -> torch.Tensor:
+        return kept.to(self._geometry[0])
 
     def is_close(self, original: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
         return _is_within(original, made, (original.abs() / 256).clamp_min(_BFLOAT16_LEAST / 2))
@@ -113,7 +124,7 @@ class BFloat16(Codec):
 
 class Float8(Codec):
     """Floats as eight bits (e4m3), with a scale for every 128. Each comes back within a sixteenth of itself, or within
-    a 2^-18th of the largest of its 128."""
+    a 2^-18th of the largest of its 128, or within 2^-135."""
 
     name = "fp8"
     is_exact = False
@@ -122,24 +133,34 @@ class Float8(Codec):
     def takes(tensor: torch.Tensor) -> bool:
         return tensor.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-    def _encoded(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _encoded(self, tensor: torch.Tensor) -> torch.Tensor:
         values = self._in_blocks(self.flat(tensor)).to(torch.float32)
-        scales = (values.abs().amax(1, keepdim=True) / _FLOAT8_LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
-        return (values / scales).to(torch.float8_e4m3fn), scales
+        kept = torch.empty(len(values) * (_SCALE_BYTES + _BLOCK), dtype=torch.uint8, device=tensor.device)
+        scales, codes = self._parts(kept)
+        scales.copy_(values.abs().amax(1, keepdim=True) / _FLOAT8_LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
+        codes.copy_(values / scales)
+        return kept
+
+    def _parts(self, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scales and codes: one of each for a block, in one storage."""
+        split = len(kept) // (_SCALE_BYTES + _BLOCK) * _SCALE_BYTES
+        scales, codes = kept[:split].view(torch.float32), kept[split:].view(torch.float8_e4m3fn)
+        return scales.view(-1, 1), codes.view(-1, _BLOCK)
 
     def _in_blocks(self, values: torch.Tensor) -> torch.Tensor:
         missing = -self._count % _BLOCK
         return torch.nn.functional.pad(values, (0, missing)).view(-1, _BLOCK)
 
-    def _decoded(self) -> torch.Tensor:
-        codes, scales = self._kept
+    def _decoded(self, kept: torch.Tensor) -> torch.Tensor:
+        scales, codes = self._parts(kept)
         values = (codes.to(torch.float32) * scales).to(self._geometry[0])
         return values.view(-1)[: self._count].clone() if self._count % _BLOCK else values
 
     def is_close(self, original: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
         largest = self._in_blocks(original).abs().amax(1, keepdim=True).expand(-1, _BLOCK).reshape(-1)[: self._count]
         rounded = torch.finfo(original.dtype).eps  # of the original's own type
-        return _is_within(original, made, torch.maximum(original.abs() * (1 / 16 + rounded), largest * 2.0**-18))
+        least = (largest * 2.0**-18).clamp_min(_FLOAT8_LEAST)
+        return _is_within(original, made, torch.maximum(original.abs() * (1 / 16 + rounded), least))
 
 
 CODECS: dict[str, type[Codec]] = {codec.name: codec for codec in (Bits, BFloat16, Float8)}

@@ -13,3 +13,4 @@ class Proof:
     extra_bytes: int
     kept_bytes: int = 0
     giving_up_ns: int = 0
+    giving_up_bytes: int = 0

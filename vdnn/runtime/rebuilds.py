@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from vdnn.errors import VdnnError
-from vdnn.recording import SaveKey
+from vdnn.recording import SaveKey, key_of_encoded
 from vdnn.runtime.codecs import LOSSLESS, Codec, codec_for
 from vdnn.runtime.holders import label_text
 from vdnn.runtime.packed_view import PackedView
@@ -35,6 +35,7 @@ from vdnn.runtime.step_watch import StepWatch
 from vdnn.runtime.tolerance import Tolerance, difference_between
 from vdnn.runtime.transport import Transport
 from vdnn.runtime.trial import Trial, is_as_it_was
+from vdnn.step_plan import Action
 
 _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 logger = logging.getLogger("vdnn")
@@ -50,6 +51,7 @@ class _Encoding(NamedTuple):
     packed: weakref.ref[PackedView]
     codec: type[Codec]
     is_to_go: bool
+    place: SaveKey | None
     sequence_nr: int  # autograd's, when it was saved
 
 
@@ -133,7 +135,7 @@ class Rebuilds:
         if recipe is not None and self._found(managed, recipe, place, is_to_go=is_to_go):
             return True
         if codec is not None:
-            self._here().encodings.append(_Encoding(weakref.ref(packed), codec, is_to_go, _sequence_nr()))
+            self._here().encodings.append(_Encoding(weakref.ref(packed), codec, is_to_go, place, _sequence_nr()))
             return True
         if node is None:
             if tensor.dtype is not torch.int64 or tensor.requires_grad:
@@ -185,7 +187,7 @@ class Rebuilds:
             self._look_at_encodings()
             yield
 
-    def _complete_encodings(self, *, is_to_go: bool) -> Iterator[tuple[PackedView, type[Codec]]]:
+    def _complete_encodings(self, *, is_to_go: bool) -> Iterator[tuple[PackedView, _Encoding]]:
         here = self._here()
         if not here.encodings:
             return
@@ -195,38 +197,54 @@ class Rebuilds:
         for one in ready:
             packed = one.packed()
             if packed is not None and packed.managed.source_storage is not None:
-                yield packed, one.codec
+                yield packed, one
 
     def _encode(self) -> None:
-        for packed, codec in self._complete_encodings(is_to_go=True):
-            if self._codec_proof(packed, codec) is not None:
-                packed.managed.drop(_encoded(packed, codec), is_exact=codec.is_exact)
+        for packed, one in self._complete_encodings(is_to_go=True):
+            managed, steps = packed.managed, self._steps
+            with contextlib.nullcontext() if steps is None else steps.rebuilding(managed.transport):
+                if self._codec_proof(packed, one.codec) is None:
+                    continue
+                encoded = _encoded(packed, one.codec)
+                if managed.drop(encoded, is_exact=one.codec.is_exact) and steps is not None and one.place is not None:
+                    self._follow_encoded(encoded, one.place, steps)
+
+    def _follow_encoded(self, encoded: Codec, place: SaveKey, steps: StepWatch) -> None:
+        """In a plan what is left has a lifetime of its own, and may leave the device."""
+        left, key = encoded.managed, key_of_encoded(place, encoded.name, encoded.kept_bytes)
+        with steps.hook(left.transport):
+            left.is_to_leave = steps.encoded(left, key) is Action.OFFLOAD
+            left.complete(offloads=left.is_to_leave)
 
     def _look_at_encodings(self) -> None:
         assert self._steps is not None, "who else looks"
-        for packed, codec in self._complete_encodings(is_to_go=False):
-            proof = self._codec_proof(packed, codec)
+        for packed, one in self._complete_encodings(is_to_go=False):
+            proof = self._codec_proof(packed, one.codec)
             if proof is not None:
-                self._steps.can_be_rebuilt(packed.managed, codec.name, [], proof)
+                self._steps.can_be_rebuilt(packed.managed, one.codec.name, [], proof)
 
     def _codec_proof(self, packed: PackedView, codec: type[Codec]) -> Proof | None:
         """A codec sees nothing but the values: one proof holds for all of a geometry."""
         signature = codec.name, packed.geometry
         if signature not in self._proofs:
             gauges = None if self._steps is None else self._steps.gauges
-            took_ns = 0
+            took_ns = took_bytes = 0
             with self._unnoticed():
                 stream = packed.managed.transport.current_stream()
-                begin = None if gauges is None else gauges.mark(stream)
+                if gauges is not None:
+                    gauges.take_peaks()
+                    before_bytes, begin = gauges.allocated_bytes(), gauges.mark(stream)
                 recipe = _encoded(packed, codec)
                 if gauges is not None:
                     took_ns = gauges.ns_between(begin, gauges.mark(stream))
+                    took_bytes = gauges.take_peaks()[0] - before_bytes
                 outcome, kept_bytes = self._try(packed.managed, recipe), recipe.kept_bytes
                 del recipe
             if outcome is _Outcome.WRONG:
                 return None
             proof = self._proofs[signature]
-            self._proofs[signature] = replace(proof, kept_bytes=kept_bytes, giving_up_ns=took_ns)
+            given_up = {"kept_bytes": kept_bytes, "giving_up_ns": took_ns, "giving_up_bytes": took_bytes}
+            self._proofs[signature] = replace(proof, **given_up)
         return self._proofs[signature]
 
     # See [Note: Proven once].
@@ -292,4 +310,4 @@ def _encoded(packed: PackedView, codec: type[Codec]) -> Codec:
     managed = packed.managed
     source = managed.source_storage
     assert source is not None, "it is there"
-    return codec(packed.view_of(source, managed.begin), managed.transport)
+    return codec(packed.view_of(source, managed.begin), managed.transport, managed.counters)

@@ -142,8 +142,8 @@ class Recorder:
         """The first of them, from the others, from now on."""
         rebuilt, *inputs = lifetimes
         point = len(self._points) - 1
-        costs = proof.compute_ns, proof.extra_bytes, proof.kept_bytes, proof.giving_up_ns
-        self._lives[rebuilt].rebuild = Rebuild(operation, tuple(inputs), point, *costs)
+        rebuild, given_up = (proof.compute_ns, proof.extra_bytes), (proof.giving_up_ns, proof.giving_up_bytes)
+        self._lives[rebuilt].rebuild = Rebuild(operation, tuple(inputs), point, *rebuild, proof.kept_bytes, *given_up)
 
     def about_to_reload(self, lifetime: int) -> None:
         self._put_back(self._lives[lifetime])

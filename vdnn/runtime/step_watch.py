@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
 from collections.abc import Callable, Iterator
 
@@ -34,8 +33,6 @@ from vdnn.runtime.transport import Transport
 from vdnn.step_plan import Action, Plan
 from vdnn.timeline import Timeline, Track
 
-logger = logging.getLogger("vdnn")
-
 
 class StepWatch:
     """Of one session."""
@@ -50,7 +47,7 @@ class StepWatch:
         self._meter_of_last_step: Meter | None = None
         self._timeline: Timeline | None = None
         self._transport: Transport | None = None
-        self._gauges: Gauges | None = None
+        self.gauges: Gauges | None = None
         self._optimizer_seen = False
         self._living = 0
         self._in_hook = threading.local()
@@ -118,14 +115,14 @@ class StepWatch:
 
     def _begin_observers(self) -> None:
         """The mark where the next step begins, whoever will want it."""
-        if self._gauges is None or self._transport is None:
+        if self.gauges is None or self._transport is None:
             return
-        self._begin = self._gauges.mark(self._transport.current_stream())
-        self._gauges.take_peaks()
+        self._begin = self.gauges.mark(self._transport.current_stream())
+        self.gauges.take_peaks()
         if self.steps >= self.ways.warmup_steps:
-            self._meter = Meter(self._gauges, self._begin)
+            self._meter = Meter(self.gauges, self._begin)
             if self.ways.planner is not None or self.recording is None:
-                self._recorder = Recorder(self._gauges, self._begin, self._modules.parameters.nbytes())
+                self._recorder = Recorder(self.gauges, self._begin, self._modules.parameters.nbytes())
 
     def _drop_recorder(self) -> None:
         if self._recorder is not None:
@@ -133,7 +130,7 @@ class StepWatch:
             self._recorder = None
 
     def _finish_observers(self) -> None:
-        transport, gauges = self._transport, self._gauges
+        transport, gauges = self._transport, self.gauges
         if transport is None or gauges is None:
             return
         begin, peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
@@ -157,7 +154,7 @@ class StepWatch:
         """Around all that a hook does to the device."""
         if self._transport is None:
             self._transport = transport
-            self._gauges = None if self.ways.gauges_for is None else self.ways.gauges_for(transport)
+            self.gauges = None if self.ways.gauges_for is None else self.ways.gauges_for(transport)
             self._begin_observers()
         if self._busy or transport is not self._transport:
             yield
@@ -173,7 +170,7 @@ class StepWatch:
 
     @contextlib.contextmanager
     def _observed(self, transport: Transport) -> Iterator[None]:
-        gauges = self._gauges
+        gauges = self.gauges
         if gauges is None:
             yield
             return
@@ -199,12 +196,12 @@ class StepWatch:
     @contextlib.contextmanager
     def reloading(self, transport: Transport) -> Iterator[None]:
         """Around what a use waits for."""
-        if self._meter is None or not self._here or self._gauges is None:
+        if self._meter is None or not self._here or self.gauges is None:
             yield
             return
-        begin = self._gauges.mark(transport.current_stream())
+        begin = self.gauges.mark(transport.current_stream())
         yield
-        self._reload_marks = (begin, self._gauges.mark(transport.current_stream()))
+        self._reload_marks = (begin, self.gauges.mark(transport.current_stream()))
 
     def step_ends_before_this_save(self) -> bool:
         """By the graphs alone."""
@@ -239,14 +236,10 @@ class StepWatch:
     # Rebuilds.
 
     @property
-    def gauges(self) -> Gauges | None:
-        return self._gauges
-
-    @property
     def looks_for_rebuilds(self) -> bool:
         """As long as nothing is planned, and somebody may."""
         has_use = self.ways.planner is not None or self.recording is None
-        return self._here and has_use and self._executor is None and self._gauges is not None
+        return self._here and has_use and self._executor is None and self.gauges is not None
 
     def can_be_rebuilt(
         self, managed: ManagedStorage, operation: str, inputs: list[ManagedStorage], proof: Proof
@@ -260,13 +253,25 @@ class StepWatch:
         if self._executor is not None:
             self._executor.not_rebuilt(managed)
 
+    def encoded(self, managed: ManagedStorage, key: SaveKey) -> Action | None:
+        """What the plan says of what a codec left. That is in no recording: its number is the plan's, inverted."""
+        if not self._here or self._executor is None:
+            return None
+        self._point += 1
+        planned = self._executor.saved(managed, key, is_new=True)
+        if planned is None:
+            return None
+        managed.lifetime, managed.epoch, managed.observer = ~planned, self._epoch, self
+        self._planned[~planned] = planned
+        return self._executor.plan.lifetimes[planned].action
+
     @contextlib.contextmanager
     def rebuilding(self, transport: Transport) -> Iterator[None]:
         """Around what a dropped storage needs before its use: hooks of their own, and computing."""
-        if self._recorder is None or self._gauges is None:
+        if self._recorder is None or self.gauges is None:
             yield
             return
-        with self._recorder.rebuilding(self._gauges.mark(transport.current_stream())):
+        with self._recorder.rebuilding(self.gauges.mark(transport.current_stream())):
             yield
 
     def _adopt(self, managed: ManagedStorage) -> int:
@@ -318,28 +323,26 @@ class StepWatch:
     # What residency tells of its copies.
 
     def completed(self, managed: ManagedStorage) -> None:
-        lifetime = self._lifetime_of(managed)
-        if self._recorder is not None and lifetime is not None:
-            self._recorder.completed(lifetime)
+        self._tell(Recorder.completed, managed)
 
     def gave_up_reload(self, managed: ManagedStorage) -> None:
-        lifetime = self._lifetime_of(managed)
-        if self._recorder is not None and lifetime is not None:
-            self._recorder.gave_up_reload(lifetime)
+        self._tell(Recorder.gave_up_reload, managed)
 
     def about_to_reload(self, managed: ManagedStorage) -> None:
+        self._tell(Recorder.about_to_reload, managed)
+
+    def _tell(self, what: Callable[[Recorder, int], None], managed: ManagedStorage) -> None:
         lifetime = self._lifetime_of(managed)
-        if self._recorder is not None and lifetime is not None:
-            self._recorder.about_to_reload(lifetime)
+        if self._recorder is not None and lifetime is not None and lifetime >= 0:
+            what(self._recorder, lifetime)
 
     def offloaded(self, managed: ManagedStorage, copy: _C.HostCopy) -> None:
         lifetime = self._lifetime_of(managed)
-        if lifetime is None:
-            return
-        if self._meter is not None:
-            self._meter.copied(Track.TO_HOST, lifetime, managed.nbytes, managed.transport.queue.span(copy))
+        if self._meter is not None and lifetime is not None:
+            span = managed.transport.queue.span(copy)
+            self._meter.copied(Track.TO_HOST, max(lifetime, ~lifetime), managed.nbytes, span)
 
     def reloaded(self, managed: ManagedStorage, reload: _C.Reload) -> None:
         lifetime = self._lifetime_of(managed)
         if self._meter is not None and lifetime is not None:
-            self._meter.copied(Track.TO_DEVICE, lifetime, managed.nbytes, reload.span)
+            self._meter.copied(Track.TO_DEVICE, max(lifetime, ~lifetime), managed.nbytes, reload.span)
