@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from vdnn import __version__
 from vdnn.doctor import examine, render_json, render_text
 from vdnn.plan_command import add_plan_command, run_plan_command
+from vdnn.report_command import add_report_command, run_report_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if options.command == "plan":
         return run_plan_command(options)
+    if options.command == "report":
+        return run_report_command(options)
     return _doctor(as_json=options.json)
 
 
@@ -39,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     add_plan_command(commands)
+    add_report_command(commands)
     return parser
 
 

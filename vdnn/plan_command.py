@@ -49,6 +49,7 @@ def add_plan_command(commands: Any) -> None:
     command.add_argument(
         "--explain", type=int, default=0, metavar="N", help="of the N largest storages: which action, and why"
     )
+    command.add_argument("--save", metavar="RUN", help="adds the plans to a folder that `vdnn report` reads")
     command.add_argument("--json", action="store_true", help="print one JSON object; a list with --compare")
 
 
@@ -99,6 +100,8 @@ def _plan(options: argparse.Namespace) -> int:
         **wanted,
     )
     on_progress("")
+    if options.save is not None:
+        _save(options, reports, hardware)
     if options.json:
         found = [report.as_json() for report in reports]
         sys.stdout.write(json.dumps(found if options.compare is not None else found[0], indent=2) + "\n")
@@ -110,6 +113,14 @@ def _plan(options: argparse.Namespace) -> int:
         lines += ["", comparison(reports)]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def _save(options: argparse.Namespace, reports: Any, hardware: Any) -> None:
+    from vdnn.hardware import load_profile
+    from vdnn.report.saved_plan import save_plan_reports
+
+    profile = load_profile(hardware) if isinstance(hardware, str) else hardware
+    save_plan_reports(options.save, reports, budget=options.budget, card_bytes=profile.memory_bytes)
 
 
 def _progress(doing: str) -> None:

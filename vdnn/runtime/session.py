@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -31,6 +32,7 @@ from vdnn.runtime.storage_table import StorageSet
 from vdnn.runtime.tensor_device import TensorDevice
 from vdnn.runtime.tolerance import Tolerance
 from vdnn.runtime.transport import Integrity, Transport, TransportOptions
+from vdnn.saved_step import SavedStep
 from vdnn.step_plan import Plan
 from vdnn.timeline import Timeline
 
@@ -215,6 +217,11 @@ class Session(contextlib.ContextDecorator):
     def timeline(self) -> Timeline | None:
         """Of the last whole step after the warm-up; only when measuring. May block until the device has passed it."""
         return None if self._steps is None else self._steps.timeline
+
+    def save(self, run: str | os.PathLike[str], name: str = "step") -> None:
+        """What is known of the step, into a folder that `vdnn report` reads. Only when measuring is there much of it;
+        may block as `timeline` does."""
+        SavedStep(name, self.recording, self.plan, None, self.timeline).save(run)
 
     # Devices.
 

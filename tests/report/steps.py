@@ -1,0 +1,78 @@
+"""A run for tests of reports: a small network's virtual steps, planned and run under several budgets."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vdnn.hardware import load_profile
+from vdnn.planning.costs import profile_costs
+from vdnn.planning.memory_kinds import memory_kinds
+from vdnn.planning.planned_step import plan_step
+from vdnn.planning.second_best import explain
+from vdnn.recording import Recording
+from vdnn.report.plan_report import PlanReport
+from vdnn.report.run_folder import Run, read_run
+from vdnn.report.saved_plan import save_plan_reports
+from vdnn.runtime.rehearsal import rehearse, subject_of
+from vdnn.saved_step import SavedStep
+from vdnn.step_plan import Plan
+from vdnn.timeline import Timeline
+
+BATCH = 16
+BUDGETS = (80, 50)  # per cent of what everything kept takes
+
+
+def network(batch: int) -> tuple[nn.Module, torch.Tensor]:
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1)]
+    for _ in range(4):
+        layers += [nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()]
+    return nn.Sequential(*layers), torch.empty(batch, 3, 64, 64)
+
+
+@functools.cache
+def reports(hardware: str = "titan-x") -> tuple[PlanReport, ...]:
+    """One for each budget."""
+    subject, profile = subject_of(network, BATCH), load_profile(hardware)
+    rehearsal, costs = rehearse(subject, profile, min_bytes=0), profile_costs(profile)
+    memory = memory_kinds(
+        rehearsal.recording,
+        parameter_bytes=rehearsal.parameter_bytes,
+        gradient_bytes=rehearsal.gradient_bytes,
+        optimizer_bytes=0,
+    )
+    made = []
+    for share in BUDGETS:
+        planned = plan_step(rehearsal.recording, costs, rehearsal.recording.peak_bytes * share // 100)
+        executed = rehearse(subject, profile, plan=planned.plan, min_bytes=0).timeline
+        why = explain(planned, costs, 3)
+        made.append(PlanReport("tests:network", BATCH, hardware, planned, memory, executed, None, why))
+    return tuple(made)
+
+
+def saved_run(folder: Path, hardware: str = "titan-x") -> Run:
+    """Written, and read again."""
+    card_bytes = load_profile(hardware).memory_bytes
+    for report, share in zip(reports(hardware), BUDGETS, strict=True):
+        save_plan_reports(folder, [report], budget=f"{share}%", card_bytes=card_bytes)
+    return read_run(folder)
+
+
+def tightest() -> SavedStep:
+    """The step under the smallest budget, which has everything."""
+    report = reports()[-1]
+    return SavedStep(
+        "tightest", report.planned.recording, report.planned.plan, report.planned.timeline, report.executed
+    )
+
+
+def parts(step: SavedStep) -> tuple[Recording, Plan, Timeline]:
+    """Of a step that has them."""
+    timeline = step.measured or step.predicted
+    assert step.recording is not None
+    assert step.plan is not None
+    assert timeline is not None
+    return step.recording, step.plan, timeline

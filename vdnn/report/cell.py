@@ -1,0 +1,180 @@
+"""Cell: one way of training one model on one device, and what a step of it took. One line of a benchmark's results.
+
+Fields that do not apply are None. Fields that this version does not know are ignored, so that a newer benchmark can be
+read; a field of another type than it should have is refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from vdnn.json_form import FormatError
+
+FORMAT = 1
+STATUSES = ("ok", "out-of-memory", "failed", "not-run", "timed-out")
+PLACES = ("cuda", "sim", "virtual")
+OWN_PEERS = ("vdnn", "vdnn-auto")
+CLOCKS = ("device", "host", "virtual")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """`peer` is who trained: "plain", "checkpoint", "vdnn-auto". `step_ns` is the median of `step_times_ns`. `said`
+    tells why a status is not "ok". `identical`: whether the gradients are those of plain. `compiled`: to be compared
+    with the compiled plain. `step` names the folder with the step's own files."""
+
+    workload: str
+    peer: str
+    status: str = "ok"
+    batch: int | None = None
+    budget: str | None = None
+    budget_bytes: int | None = None
+    place: str | None = None
+    device: str = ""
+    clock: str | None = None
+    said: str = ""
+    step_ns: int | None = None
+    step_times_ns: tuple[int, ...] = ()
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    host_bytes: int | None = None
+    to_host_bytes: int | None = None
+    to_device_bytes: int | None = None
+    stall_ns: int | None = None
+    predicted_step_ns: int | None = None
+    predicted_peak_bytes: int | None = None
+    loss: str | None = None
+    gradients: str | None = None
+    identical: bool | None = None
+    compiled: bool = False
+    versions: dict[str, str] = field(default_factory=dict)
+    commit: str | None = None
+    step: str | None = None
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What a later cell replaces an earlier one by."""
+        return self.workload, self.batch, self.peer, self.budget, self.place, self.device, self.clock, self.compiled
+
+    @property
+    def is_vdnn(self) -> bool:
+        """Its own planner's: the published policies that it can follow are peers."""
+        return self.peer in OWN_PEERS
+
+    @property
+    def is_plain(self) -> bool:
+        return self.peer == "plain"
+
+    @property
+    def is_measured(self) -> bool:
+        """Ran, and both its time and its memory are known."""
+        return self.status == "ok" and bool(self.step_ns) and bool(self.peak_bytes)
+
+
+def cell_from_json(fields: object, where: str) -> Cell:
+    """`where` names the line in what is refused."""
+    if not isinstance(fields, dict):
+        raise FormatError(f"{where}: expected a JSON object, got {_shown(fields)}.")
+    if fields.get("format", FORMAT) != FORMAT:
+        raise FormatError(
+            f"{where}: this vdnn reads cells of format {FORMAT}, got {_shown(fields['format'])}: read them with the "
+            "vdnn that wrote them."
+        )
+    values = {}
+    for name, read in _READERS.items():
+        if fields.get(name) is not None:
+            values[name] = read(fields[name], f"{where}: {name}")
+        elif name in ("workload", "peer", "status"):
+            raise FormatError(f"{where}: {name}: expected text, and it is not there.")
+    return Cell(**values)
+
+
+def cell_as_json(cell: Cell) -> dict[str, Any]:
+    return {"format": FORMAT, **dataclasses.asdict(cell)}
+
+
+def _text(found: object, where: str) -> str:
+    if not isinstance(found, str):
+        raise FormatError(f"{where}: expected text, got {_shown(found)}.")
+    return found
+
+
+def _one_of(known: tuple[str, ...]) -> Callable[[object, str], str]:
+    def read(found: object, where: str) -> str:
+        if not isinstance(found, str) or found not in known:
+            raise FormatError(f"{where}: expected one of {', '.join(map(repr, known))}, got {_shown(found)}.")
+        return found
+
+    return read
+
+
+def _count(found: object, where: str) -> int:
+    """Whole; a median may lie between two and is rounded."""
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not math.isfinite(found) or found < 0:
+        raise FormatError(f"{where}: expected a number, 0 or more, got {_shown(found)}.")
+    return round(found)
+
+
+def _counts(found: object, where: str) -> tuple[int, ...]:
+    if not isinstance(found, list):
+        raise FormatError(f"{where}: expected a list of numbers, got {_shown(found)}.")
+    return tuple(_count(one, f"{where}[{index}]") for index, one in enumerate(found))
+
+
+def _truth(found: object, where: str) -> bool:
+    if not isinstance(found, bool):
+        raise FormatError(f"{where}: expected true or false, got {_shown(found)}.")
+    return found
+
+
+def _number_or_text(found: object, where: str) -> str:
+    if isinstance(found, bool) or not isinstance(found, (int, float, str)):
+        raise FormatError(f"{where}: expected a number or text, got {_shown(found)}.")
+    return found if isinstance(found, str) else repr(found)
+
+
+def _texts(found: object, where: str) -> dict[str, str]:
+    if not isinstance(found, dict):
+        raise FormatError(f"{where}: expected an object of names and versions, got {_shown(found)}.")
+    return {name: "none" if one is None else _number_or_text(one, f"{where}.{name}") for name, one in found.items()}
+
+
+def _shown(found: object) -> str:
+    """A long value says no more than its beginning."""
+    text = repr(found)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_READERS: dict[str, Callable[[Any, str], Any]] = {
+    "workload": _text,
+    "peer": _text,
+    "status": _one_of(STATUSES),
+    "batch": _count,
+    "budget": _number_or_text,
+    "budget_bytes": _count,
+    "place": _one_of(PLACES),
+    "device": _text,
+    "clock": _one_of(CLOCKS),
+    "said": _text,
+    "step_ns": _count,
+    "step_times_ns": _counts,
+    "peak_bytes": _count,
+    "reserved_bytes": _count,
+    "host_bytes": _count,
+    "to_host_bytes": _count,
+    "to_device_bytes": _count,
+    "stall_ns": _count,
+    "predicted_step_ns": _count,
+    "predicted_peak_bytes": _count,
+    "loss": _number_or_text,
+    "gradients": _text,
+    "identical": _truth,
+    "compiled": _truth,
+    "versions": _texts,
+    "commit": _text,
+    "step": _text,
+}

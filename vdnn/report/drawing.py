@@ -1,0 +1,159 @@
+"""Drawing with matplotlib, which is imported only here and only when something is drawn.
+
+A picture is a name, a sentence for who cannot see it, and a function that draws it in a given shape: wide for a desk,
+narrow for a phone. Text stays text in the SVG, names are never read as formulas, and the same picture is the same file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vdnn.errors import VdnnError
+from vdnn.report.palette import GRID, INK, MUTED, SURFACE
+from vdnn.report.svg_text import inlined
+
+FONT_POINTS = 10.6  # 14 px and a bit where a picture has its own size
+_PNG_DOTS_PER_INCH = 160
+_TITLE_INCHES = 0.25
+
+
+class MatplotlibMissingError(VdnnError, ImportError):
+    """There is nothing to draw with."""
+
+    def __init__(self) -> None:
+        super().__init__("drawing figures needs matplotlib, which is not installed: run pip install 'vdnn[report]'.")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How wide a picture is, in inches of 96 px. Where a heading stands above it, it has no title of its own."""
+
+    name: str
+    width: float
+    has_title: bool = True
+
+    @property
+    def is_narrow(self) -> bool:
+        return self.width < 5
+
+
+WIDE, NARROW = Shape("wide", 10.0), Shape("narrow", 3.75)
+_TITLE_LETTERS = {"wide": 100, "narrow": 38}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """`draw` fills a figure of the shape; `height` says how high it is to be, in inches. `workload`: what it is of."""
+
+    name: str
+    title: str
+    described: str
+    workload: str
+    draw: Callable[[Any, Shape], None]
+    height: Callable[[Shape], float]
+
+    def save(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """A PNG and an SVG, both wide."""
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        paths = [place / f"{self.name}.png", place / f"{self.name}.svg"]
+        for path in paths:
+            save_figure(self.draw, WIDE, self.height(WIDE), path)
+        return paths
+
+    def inline(self, shape: Shape) -> str:
+        """An SVG element for a page that defines the colours and has a heading: no title, no name that another picture
+        has."""
+        bare = replace(shape, has_title=False)
+        return inlined(rendered(self.draw, bare, self.height(shape) - _TITLE_INCHES, "svg", self.name).decode("utf-8"))
+
+
+def save_figure(draw: Callable[[Any, Shape], None], shape: Shape, height: float, path: Path) -> None:
+    """As the ending of the path says: .png or .svg."""
+    path.write_bytes(rendered(draw, shape, height, path.suffix.removeprefix(".").lower(), path.stem))
+
+
+def rendered(draw: Callable[[Any, Shape], None], shape: Shape, height: float, form: str, salt: str) -> bytes:
+    if form not in ("png", "svg"):
+        raise VdnnError(f"figure: expected a path that ends in .png or .svg, got {form!r}.")
+    with _settings(f"{salt} {shape.name}"):
+        figure = _module("matplotlib.figure").Figure(figsize=(shape.width, height), layout="constrained")
+        canvas = _module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+        draw(figure, shape)
+        held = io.BytesIO()
+        if form == "png":
+            figure.savefig(held, format="png", dpi=_PNG_DOTS_PER_INCH, metadata={"Software": None})
+        else:
+            metadata = {"Date": None, "Creator": None, "Type": None, "Format": None}
+            canvas.print_figure(held, format="svg", metadata=metadata)
+    return held.getvalue()
+
+
+def set_title(figure: Any, shape: Shape, text: str) -> None:
+    """From the left."""
+    if shape.has_title:
+        lines = "\n".join(textwrap.wrap(text, _TITLE_LETTERS[shape.name]))
+        figure.suptitle(lines, x=0.01, ha="left", fontsize=FONT_POINTS + 1.4, fontweight="bold")
+
+
+def quiet_axes(axes: Any) -> None:
+    """Two spines and a faint grid: the data is what is dark."""
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.set_axisbelow(True)
+    axes.grid(color=GRID.light, linewidth=0.8)
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise MatplotlibMissingError from None
+
+
+def require_matplotlib() -> None:
+    _module("matplotlib.figure")
+
+
+@contextlib.contextmanager
+def _settings(salt: str) -> Iterator[None]:
+    matplotlib = _module("matplotlib")
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # A name may have a letter that the font lacks: a box in its place is no reason to fail.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+        matplotlib.rcdefaults()  # a user's own settings are not ours
+        matplotlib.rcParams.update(
+            {
+                "font.family": "sans-serif",
+                "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
+                "font.size": FONT_POINTS,
+                "axes.titlesize": FONT_POINTS,
+                "legend.fontsize": FONT_POINTS,
+                "legend.frameon": False,
+                "text.parse_math": False,
+                "text.color": INK.light,
+                "axes.labelcolor": INK.light,
+                "axes.edgecolor": MUTED.light,
+                "xtick.color": MUTED.light,
+                "ytick.color": MUTED.light,
+                "xtick.labelcolor": INK.light,
+                "ytick.labelcolor": INK.light,
+                "figure.facecolor": SURFACE.light,
+                "axes.facecolor": "none",
+                "axes.formatter.useoffset": False,
+                "hatch.linewidth": 1.2,
+                "svg.fonttype": "none",
+                "svg.hashsalt": salt,
+                "path.simplify": True,
+            }
+        )
+        yield

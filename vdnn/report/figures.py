@@ -1,0 +1,77 @@
+"""Which pictures a run has, and why it lacks the others."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from vdnn.report.comparison import cells_of_run, comparisons
+from vdnn.report.drawing import Picture, require_matplotlib
+from vdnn.report.memory_over_step import memory_picture
+from vdnn.report.palette import looks_of
+from vdnn.report.prediction import peaks_of, prediction_picture, times_of
+from vdnn.report.run_folder import Run, read_run
+from vdnn.report.step_timeline import timeline_picture
+from vdnn.report.trade_off import trade_off_picture
+from vdnn.saved_step import SavedStep
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """`left_out`: what could not be drawn and why, a sentence each."""
+
+    trade_offs: tuple[Picture, ...]
+    prediction: Picture | None
+    steps: dict[str, tuple[Picture, ...]]  # by the step's name
+    left_out: tuple[str, ...]
+
+    @property
+    def all(self) -> tuple[Picture, ...]:
+        of_run = (*self.trade_offs, *(() if self.prediction is None else (self.prediction,)))
+        return (*of_run, *(picture for pictures in self.steps.values() for picture in pictures))
+
+
+def figures_of(run: Run) -> Figures:
+    """Nothing is drawn yet."""
+    cells, compared = cells_of_run(run), comparisons(run)
+    looks = looks_of(cells)
+    left_out = []
+    trade_offs = []
+    for comparison in compared:
+        if comparison.measured:
+            trade_offs.append(trade_off_picture(comparison, looks))
+        else:
+            left_out.append(f"Memory against time of {comparison.name}: no cell of it was measured.")
+    if not compared:
+        left_out.append("Memory against time: the run has no cells.")
+    prediction = prediction_picture(cells) if times_of(cells) or peaks_of(cells) else None
+    if prediction is None:
+        left_out.append("Prediction against measurement: no cell was both predicted and measured.")
+    steps = {}
+    for step in run.steps:
+        steps[step.name] = tuple(_pictures_of_step(run, step, left_out))
+    if not run.steps:
+        left_out.append("Memory over a step, and its timeline: the run has no steps/.")
+    return Figures(tuple(trade_offs), prediction, steps, tuple(left_out))
+
+
+def _pictures_of_step(run: Run, step: SavedStep, left_out: list[str]) -> list[Picture]:
+    workload, title = run.workload_of(step), run.title_of(step)
+    pictures = []
+    if step.recording is not None and step.recording.points:
+        pictures.append(memory_picture(step, workload, title))
+    else:
+        left_out.append(f"Memory over the step {step.name}: it has no recording.json.")
+    if step.measured is not None or step.predicted is not None:
+        pictures.append(timeline_picture(step, workload, title))
+    else:
+        left_out.append(f"The timeline of the step {step.name}: it has neither measured.json nor predicted.json.")
+    return pictures
+
+
+def write_figures(run: Run | str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[Path]:
+    """Each as PNG and SVG; the folder is made. Needs matplotlib, and says so before anything is written."""
+    require_matplotlib()
+    found = figures_of(run if isinstance(run, Run) else read_run(run))
+    return [path for picture in found.all for path in picture.save(folder)]

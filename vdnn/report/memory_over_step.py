@@ -1,0 +1,246 @@
+"""Memory over one step, before and after: everything kept, and under the plan, in layers by what the plan does.
+
+At the bottom lies what is always there, at the top what gradients and workspaces take. The largest storages are
+outlined and numbered in both panels, and named below. Steps are thinned to what a screen shows; of each stretch the
+highest moment is kept, so that the peak is the true one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import textwrap
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from vdnn.bytesize import format_bytes
+from vdnn.report.drawing import FONT_POINTS, Picture, Shape, quiet_axes, set_title
+from vdnn.report.file_names import file_name
+from vdnn.report.held_bytes import HeldBytes, actions_of, held_after, held_before
+from vdnn.report.label_placement import Label, place_labels
+from vdnn.report.palette import ACTION_SHADES, INK, REST, REST_SPIKES, SURFACE, VERMILION, Shade
+from vdnn.report.storage_table import storage_name
+from vdnn.saved_step import SavedStep
+from vdnn.step_plan import Action
+from vdnn.timeline import Timeline
+
+_GIB = 2**30
+_COLUMNS = {"wide": 260, "narrow": 150}
+_LEAST_OUTLINED = 0.012  # of the height: thinner storages have no outline and no number
+_NAMED = {"wide": 5, "narrow": 4}
+_ORDER = (Action.KEEP, Action.OFFLOAD, Action.COMPRESS, Action.RECOMPUTE)
+_WORDS: dict[Action | None, str] = {
+    Action.KEEP: "kept",
+    Action.OFFLOAD: "offloaded",
+    Action.RECOMPUTE: "rebuilt",
+    Action.COMPRESS: "compressed",
+    None: "saved for backward",
+}
+
+
+class _Layer(NamedTuple):
+    """`named`: the numbers of the storages in it that have one, counted from 1, and what they hold, from the layer's
+    lower edge up."""
+
+    shade: Shade
+    heights: list[int]
+    named: tuple[tuple[int, list[int]], ...] = ()
+
+
+class _Panel(NamedTuple):
+    title: str
+    edges_ns: list[int]
+    layers: list[_Layer]
+
+
+def memory_picture(step: SavedStep, workload: str, title: str) -> Picture:
+    """Of a step that has a recording."""
+    assert step.recording is not None, "whoever asks has looked"
+    return Picture(
+        name=f"memory-{file_name(step.name)}",
+        title="Memory over one step, before and after",
+        described=f"Bytes on the device over one step of {title}: with everything kept, and under the plan.",
+        workload=workload,
+        draw=lambda figure, shape: _draw(figure, shape, step, title),
+        height=lambda shape: 5.0 if not shape.is_narrow else 7.4,
+    )
+
+
+def _draw(figure: Any, shape: Shape, step: SavedStep, title: str) -> None:
+    recording, plan = step.recording, step.plan
+    assert recording is not None, "whoever asks has looked"
+    timeline = step.measured or step.predicted
+    largest = _largest(recording.lifetimes, _NAMED[shape.name])
+    actions = actions_of(recording, plan)
+    shown = [("everything kept", held_before(recording))]
+    if plan is not None:
+        shown.append((f"under the plan, {_how(timeline)}", held_after(recording, plan, timeline)))
+    panels = [_panel(title, held, actions, largest, shape) for title, held in shown]
+    grid = (len(panels), 1) if shape.is_narrow else (1, len(panels))
+    drawn = figure.subplots(*grid, sharex=True, sharey=True, squeeze=False).flatten()
+    end_ms = max(panel.edges_ns[-1] for panel in panels) / 1e6
+    tallest = max(max(held.total) for _, held in shown) / _GIB
+    numbers = [_draw_panel(axes, panel, tallest) for axes, panel in zip(drawn, panels, strict=True)]
+    drawn[0].set_xlim(0, 1.01 * end_ms)
+    for axes in drawn if shape.is_narrow else drawn[:1]:
+        axes.set_ylabel("on the device (GiB)")
+    for axes in drawn[-1:] if shape.is_narrow else drawn:
+        axes.set_xlabel(f"time since the step began (ms{', virtual' if recording.clock == 'virtual' else ''})")
+    if plan is not None and plan.budget_bytes is not None:
+        _draw_budget(drawn, plan.budget_bytes, end_ms)
+    set_title(figure, shape, title)
+    _write_legend(figure, shape, step, largest, {int(label.text) for labels in numbers for label in labels})
+    budget = (
+        [] if plan is None or plan.budget_bytes is None else [_budget_label_line(plan.budget_bytes, end_ms, tallest)]
+    )
+    for axes, labels in zip(drawn, numbers, strict=True):
+        place_labels(axes, labels, lines=budget)
+
+
+def _largest(lifetimes: Sequence[Any], most: int) -> list[int]:
+    return sorted(range(len(lifetimes)), key=lambda index: (-lifetimes[index].nbytes, index))[:most]
+
+
+def _how(timeline: Timeline | None) -> str:
+    if timeline is None:
+        return "not run"
+    return "run in virtual time" if timeline.source == "measured" and timeline.clock == "virtual" else timeline.source
+
+
+def _panel(
+    title: str, held: HeldBytes, actions: Sequence[Action | None], largest: Sequence[int], shape: Shape
+) -> _Panel:
+    """The layers from the bottom up."""
+    chosen, edges = _thinned(held, _COLUMNS[shape.name])
+
+    def thin(heights: Sequence[int]) -> list[int]:
+        return [heights[place] for place in chosen]
+
+    besides = held.besides()
+    always = min(besides)
+    layers = [_Layer(REST, [always] * len(chosen))]
+    for action in (None, *_ORDER):
+        own = [index for index, one in enumerate(actions) if one is action]
+        if own:
+            named = [(largest.index(index) + 1, thin(held.bytes_of([index]))) for index in own if index in largest]
+            layers.append(_Layer(ACTION_SHADES[action], thin(held.bytes_of(own)), tuple(named)))
+    layers.append(_Layer(REST_SPIKES, thin([here - always for here in besides])))
+    ends = f"peak {format_bytes(max(held.total))}, {held.ends_ns[-1] / 1e6:.1f} ms"
+    return _Panel(f"{title}:{chr(10) if shape.is_narrow else ' '}{ends}", edges, layers)
+
+
+def _thinned(held: HeldBytes, columns: int) -> tuple[list[int], list[int]]:
+    """Intervals, one for each column of the picture that has any: its highest. And the edges between them."""
+    width = max(1, held.ends_ns[-1]) / columns
+    chosen: list[int] = []
+    edges = [0]
+    column = -1
+    for place, end_ns in enumerate(held.ends_ns):
+        here = int(end_ns / width)
+        if here != column or not chosen:
+            column = here
+            chosen.append(place)
+            edges.append(end_ns)
+            continue
+        edges[-1] = end_ns
+        if held.total[place] > held.total[chosen[-1]]:
+            chosen[-1] = place
+    return chosen, edges
+
+
+def _draw_panel(axes: Any, panel: _Panel, tallest: float) -> list[Label]:
+    """Returns the numbers that are to be written into it."""
+    quiet_axes(axes)
+    axes.set_ylim(0, 1.08 * tallest)
+    axes.set_title(panel.title, loc="left")
+    edges = [edge / 1e6 for edge in panel.edges_ns]
+    labels = []
+    below = [0.0] * len(panel.layers[0].heights)
+    for layer in panel.layers:
+        above = _on(below, layer.heights)
+        if any(layer.heights):
+            axes.stairs(above, edges, baseline=below, fill=True, color=layer.shade.light, linewidth=0)
+        low = below
+        for number, heights in layer.named:
+            high = _on(low, heights)
+            if max(heights) / _GIB >= _LEAST_OUTLINED * tallest:
+                labels.append(_outline(axes, edges, (low, high), heights, number))
+            low = high
+        below = above
+    return labels
+
+
+def _on(below: Sequence[float], heights: Sequence[int]) -> list[float]:
+    return [low + height / _GIB for low, height in zip(below, heights, strict=True)]
+
+
+def _outline(
+    axes: Any, edges: Sequence[float], band: tuple[list[float], list[float]], heights: Sequence[int], number: int
+) -> Label:
+    """Around each stretch in which it is there; its number in the longest."""
+    low, high = band
+    stretches: list[list[int]] = []
+    for place, height in enumerate(heights):
+        if height and stretches and stretches[-1][-1] == place - 1:
+            stretches[-1].append(place)
+        elif height:
+            stretches.append([place])
+    for places in stretches:
+        there = slice(places[0], places[-1] + 1)
+        around = edges[places[0] : places[-1] + 2]
+        axes.stairs(high[there], around, baseline=low[there], fill=False, color=SURFACE.light, linewidth=0.9)
+    longest = max(stretches, key=lambda places: edges[places[-1] + 1] - edges[places[0]])
+    # Nested storages are not numbered at one time: their numbers would lie on each other.
+    place = longest[min(len(longest) - 1, len(longest) * (1 + number) // 8)]
+    return Label(str(number), (edges[place] + edges[place + 1]) / 2, (low[place] + high[place]) / 2, INK)
+
+
+def _budget_label_line(budget_bytes: int, end_ms: float, tallest: float) -> list[tuple[float, float]]:
+    """Where the budget's own label stands."""
+    height = budget_bytes / _GIB + 0.035 * tallest
+    return [(0.6 * end_ms, height), (end_ms, height)]
+
+
+def _draw_budget(drawn: Sequence[Any], budget_bytes: int, end_ms: float) -> None:
+    for axes in drawn:
+        axes.axhline(budget_bytes / _GIB, color=VERMILION.light, linestyle="--", linewidth=1.4)
+    drawn[-1].annotate(
+        f"budget {format_bytes(budget_bytes)}",
+        (end_ms, budget_bytes / _GIB),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        color=VERMILION.light,
+    )
+
+
+def _write_legend(figure: Any, shape: Shape, step: SavedStep, largest: Sequence[int], outlined: set[int]) -> None:
+    """The colours, and the largest storages: those that were outlined by their numbers."""
+    recording, actions = step.recording, actions_of(step.recording, step.plan) if step.recording else ()
+    assert recording is not None, "whoever asks has looked"
+    patch = importlib.import_module("matplotlib.patches").Patch
+    entries = [patch(color=REST.light, label="always there")]
+    entries += [
+        patch(color=ACTION_SHADES[action].light, label=_WORDS[action])
+        for action in (None, *_ORDER)
+        if action in actions
+    ]
+    entries.append(patch(color=REST_SPIKES.light, label="gradients, workspaces"))
+    letters = 42 if shape.is_narrow else 110
+    lines = []
+    for number, index in enumerate(largest, start=1):
+        size = format_bytes(recording.lifetimes[index].nbytes)
+        mark = f"{number}:" if number in outlined else "-"
+        text = f"{mark} {size}, {_WORDS[actions[index]]}: {storage_name(recording, index)}"
+        lines += textwrap.wrap(text, letters, subsequent_indent="    ", max_lines=2, placeholder="...")
+    legend = figure.legend(
+        handles=entries,
+        loc="outside lower left",
+        ncols=2 if shape.is_narrow else len(entries),
+        alignment="left",
+        handlelength=1,
+        columnspacing=1.2,
+        borderaxespad=0,
+    )
+    legend.set_title("\n".join(lines), prop={"size": FONT_POINTS})
+    legend.get_title().set_color(INK.light)

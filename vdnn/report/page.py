@@ -1,0 +1,173 @@
+"""The report as one HTML file: sentences, tables, figures and where the numbers come from. It asks for nothing else.
+
+Everything that comes out of the run is escaped, and the page's own rule for content allows no script but its own and no
+request at all, so a name of a layer can do nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from vdnn.json_form import save_text
+from vdnn.report.comparison import Comparison, cells_of_run, comparisons, workloads_of
+from vdnn.report.drawing import NARROW, WIDE, MatplotlibMissingError, Picture, require_matplotlib
+from vdnn.report.figures import Figures, figures_of
+from vdnn.report.headline import RULE, claims, headline
+from vdnn.report.page_script import SCRIPT, script_hash
+from vdnn.report.page_style import style
+from vdnn.report.page_tables import cells_table, storages_table
+from vdnn.report.prediction import errors_text, peaks_of, times_of
+from vdnn.report.provenance import provenance
+from vdnn.report.run_folder import Run, read_run
+from vdnn.report.step_timeline import shown_timelines, summary_of
+from vdnn.report.storage_table import largest_storages
+from vdnn.saved_step import SavedStep
+
+_STORAGES = 12  # in the table of a step
+_OPEN_STEPS = 2
+
+
+def write_html(run: Run | str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+    """Without matplotlib the page has its tables and says what the figures need."""
+    save_text(page_of(run if isinstance(run, Run) else read_run(run)), Path(path))
+
+
+def page_of(run: Run) -> str:
+    compared = comparisons(run)
+    figures, missing = figures_of(run), ""
+    try:
+        require_matplotlib()
+    except MatplotlibMissingError as error:
+        missing = str(error)
+    body = "\n".join(
+        part
+        for part in (
+            _top(run, compared),
+            _chooser(run, compared),
+            _comparisons(compared, figures, missing),
+            _all_cells(compared),
+            _prediction(run, figures, missing),
+            _steps(run, figures, missing),
+            _left_out(run, figures, missing),
+            _provenance(run),
+        )
+        if part
+    )
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src '{script_hash()}'"
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f'<link rel="icon" href="data:,">\n<title>{escape(run.name)}: vdnn report</title>\n'
+        f"<style>{style()}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
+    )
+
+
+def _top(run: Run, compared: Sequence[Comparison]) -> str:
+    found = claims(compared)
+    listed = "".join(f'<li data-workload="{escape(one.comparison.workload)}">{escape(str(one))}</li>' for one in found)
+    claimed = f'<ul class="claims">{listed}</ul>' if len(found) > 1 else ""
+    rule = f'<p class="note">Memory is the peak of bytes allocated on the device. {escape(RULE)}</p>' if found else ""
+    return (
+        f'<p class="name">vdnn report on {escape(run.name)}</p>\n<h1>{escape(headline(compared))}</h1>\n{claimed}{rule}'
+    )
+
+
+def _chooser(run: Run, compared: Sequence[Comparison]) -> str:
+    names = workloads_of(compared)
+    if len(names) < 2:
+        return ""
+    options = "".join(f'<option value="{escape(name)}">{escape(name)}</option>' for name in names)
+    return (
+        '<div class="bar"><label for="workload">workload</label>'
+        f'<select id="workload"><option value="">all of them</option>{options}</select>'
+        f'<span class="note" id="shown" role="status" data-all="{len(cells_of_run(run))}"></span></div>'
+    )
+
+
+def _comparisons(compared: Sequence[Comparison], figures: Figures, missing: str) -> str:
+    drawn = [one for one in compared if one.measured]  # as figures_of() has them
+    parts = ["<h2>Memory against time</h2>"] if drawn else []
+    for comparison, picture in zip(drawn, figures.trade_offs, strict=True):
+        caption = (
+            "Left and down is better. Filled: nothing else here is better in both. Arrows: beyond the edge."
+            + (" Times and bytes are virtual." if comparison.is_virtual else "")
+            + _ended(comparison)
+        )
+        heading = f"<h3>{escape(comparison.name)} on {escape(comparison.where)}</h3>"
+        shown = "" if missing else _figure(picture, caption)
+        parts.append(f'<section data-workload="{escape(comparison.workload)}">{heading}{shown}</section>')
+    return "\n".join(parts)
+
+
+def _ended(comparison: Comparison) -> str:
+    """Who has no point in the picture, so that nobody is left out in silence."""
+    ended = [f"{cell.peer}{f' {cell.budget}' if cell.budget else ''} ({cell.status})" for cell in comparison.unmeasured]
+    return f" Without a point: {', '.join(ended)}." if ended else ""
+
+
+def _all_cells(compared: Sequence[Comparison]) -> str:
+    if not compared:
+        return ""
+    note = '<p class="note">A click on a heading sorts; the table scrolls sideways by itself.</p>'
+    return f"<h2>All cells</h2>\n{note}\n{cells_table(compared)}"
+
+
+def _prediction(run: Run, figures: Figures, missing: str) -> str:
+    cells = cells_of_run(run)
+    times, peaks = times_of(cells), peaks_of(cells)
+    if figures.prediction is None:
+        return ""
+    said = [errors_text(found, what) for found, what in ((times, "step times"), (peaks, "peaks")) if found]
+    listed = "".join(f"<li>{escape(one)}</li>" for one in said)
+    shown = "" if missing else _figure(figures.prediction, "On the diagonal: as predicted. The grey band is 10 % wide.")
+    return f"<h2>Prediction against measurement</h2>\n<ul>{listed}</ul>\n{shown}"
+
+
+def _steps(run: Run, figures: Figures, missing: str) -> str:
+    if not run.steps:
+        return ""
+    named = {claim.cell.step for claim in claims(comparisons(run))} & {step.name for step in run.steps}
+    opened = named or {step.name for step in run.steps[:_OPEN_STEPS]}
+    parts = [_step(run, step, figures, missing, is_open=step.name in opened) for step in run.steps]
+    return "<h2>Steps</h2>\n" + "\n".join(parts)
+
+
+def _step(run: Run, step: SavedStep, figures: Figures, missing: str, *, is_open: bool) -> str:
+    shown = shown_timelines(step)
+    lines = "".join(f"<p>{escape(summary_of(one))}.</p>" for one in shown) if missing else ""
+    drawn = "" if missing else "".join(_figure(picture, picture.title) for picture in figures.steps[step.name])
+    rows = largest_storages(step, _STORAGES)
+    listed = ""
+    if rows and step.recording is not None:
+        count = len(step.recording.lifetimes)
+        listed = f"<h3>The {len(rows)} largest of {count} storages</h3>" + storages_table(rows, "largest storages")
+    brief = f" <span>{shown[-1].step_ns / 1e6:.1f} ms</span>" if shown else ""
+    return (
+        f'<details data-workload="{escape(run.workload_of(step))}"{" open" if is_open else ""}>'
+        f"<summary>{escape(run.title_of(step))}{brief}</summary>{lines}{drawn}{listed}</details>"
+    )
+
+
+def _figure(picture: Picture, caption: str) -> str:
+    said = f'<svg role="img" aria-label="{escape(picture.described)}" '
+    drawn = [picture.inline(shape).replace("<svg ", said, 1) for shape in (WIDE, NARROW)]
+    return (
+        f'<figure><div class="wide">{drawn[0]}</div><div class="narrow">{drawn[1]}</div>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def _left_out(run: Run, figures: Figures, missing: str) -> str:
+    reasons = [*run.notes, *([f"All figures: {missing}"] if missing else []), *figures.left_out]
+    if not reasons:
+        return ""
+    return "<h2>What is not here, and why</h2>\n<ul>" + "".join(f"<li>{escape(one)}</li>" for one in reasons) + "</ul>"
+
+
+def _provenance(run: Run) -> str:
+    pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in provenance(run))
+    return f"<h2>Where the numbers come from</h2>\n<dl>{pairs}</dl>"

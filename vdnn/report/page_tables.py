@@ -1,0 +1,157 @@
+"""Tables of the page: sortable, each in a box that scrolls by itself. All text is escaped here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import NamedTuple
+
+from vdnn.bytesize import format_bytes
+from vdnn.report.cell import Cell
+from vdnn.report.comparison import Comparison
+from vdnn.report.storage_table import StorageRow
+
+
+class Entry(NamedTuple):
+    """What stands in a place of a table, and what it is sorted by; "" stands last."""
+
+    text: str
+    value: str | float = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`kind`: "number", "short" (never wrapped) or "long"."""
+
+    title: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    entries: tuple[Entry, ...]
+    workload: str | None = None
+    is_own: bool = False
+
+
+def table(columns: Sequence[Column], rows: Sequence[Row], label: str, *, kind: str = "box") -> str:
+    head = "".join(
+        f'<th scope="col" class="{column.kind}" aria-sort="none">'
+        f'<button type="button">{escape(column.title)}</button></th>'
+        for column in columns
+    )
+    body = "".join(_row(columns, row) for row in rows)
+    return (
+        f'<div class="{kind}" role="region" tabindex="0" aria-label="{escape(label)}"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _row(columns: Sequence[Column], row: Row) -> str:
+    attributes = "" if row.workload is None else f' data-workload="{escape(row.workload)}"'
+    attributes += ' class="own"' if row.is_own else ""
+    cells = "".join(
+        f'<td class="{column.kind}" data-value="{escape(str(entry.value))}">{escape(entry.text)}</td>'
+        for column, entry in zip(columns, row.entries, strict=True)
+    )
+    return f"<tr{attributes}>{cells}</tr>"
+
+
+def words(text: str | None) -> Entry:
+    return Entry(text or "", text or "")
+
+
+def size(nbytes: int | None) -> Entry:
+    return Entry("") if nbytes is None else Entry(format_bytes(nbytes), nbytes)
+
+
+def milliseconds(time_ns: int | None, digits: int = 1) -> Entry:
+    return Entry("") if time_ns is None else Entry(f"{time_ns / 1e6:.{digits}f} ms", time_ns)
+
+
+def percent(part: float | None, *, signed: bool = False) -> Entry:
+    return Entry("") if part is None else Entry(f"{100 * part:{'+' if signed else ''}.1f} %", round(part, 9))
+
+
+_CELL_COLUMNS = (
+    Column("workload", "short"),
+    Column("peer", "short"),
+    Column("budget", "short"),
+    Column("peak", "number"),
+    Column("of plain", "number"),
+    Column("step", "number"),
+    Column("more time", "number"),
+    Column("waited", "number"),
+    Column("out", "number"),
+    Column("back", "number"),
+    Column("step vs predicted", "number"),
+    Column("peak vs predicted", "number"),
+    Column("same gradients", "short"),
+    Column("device", "short"),
+    Column("ended", "short"),
+    Column("remark", "long"),
+)
+
+
+def cells_table(compared: Sequence[Comparison]) -> str:
+    rows = [_cell_row(comparison, cell) for comparison in compared for cell in comparison.in_order]
+    return table(_CELL_COLUMNS, rows, "all cells of the run", kind="box full")
+
+
+def _cell_row(comparison: Comparison, cell: Cell) -> Row:
+    same = "" if cell.identical is None else "yes" if cell.identical else "NO"
+    entries = (
+        words(comparison.name),
+        words(cell.peer),
+        Entry(cell.budget or "", cell.budget_bytes or cell.budget or ""),
+        size(cell.peak_bytes),
+        percent(comparison.memory_share(cell)),
+        milliseconds(cell.step_ns),
+        percent(comparison.more_time(cell), signed=True),
+        milliseconds(cell.stall_ns),
+        size(cell.to_host_bytes),
+        size(cell.to_device_bytes),
+        percent(_error(cell.step_ns, cell.predicted_step_ns), signed=True),
+        percent(_error(cell.peak_bytes, cell.predicted_peak_bytes), signed=True),
+        words(same),
+        words(comparison.where),
+        words(cell.status.replace("-", " ")),
+        words(cell.said),
+    )
+    return Row(entries, cell.workload, cell.is_vdnn)
+
+
+def _error(measured: int | None, predicted: int | None) -> float | None:
+    return None if not measured or not predicted else measured / predicted - 1
+
+
+_STORAGE_COLUMNS = (
+    Column("storage", "long"),
+    Column("shape", "short"),
+    Column("bytes", "number"),
+    Column("action", "short"),
+    Column("copies take", "number"),
+    Column("waited for it", "number"),
+    Column("rebuild takes", "number"),
+    Column("why", "long"),
+)
+
+
+def storages_table(rows: Sequence[StorageRow], label: str) -> str:
+    made = [
+        Row(
+            (
+                words(row.name),
+                words(row.shape),
+                size(row.nbytes),
+                words("" if row.action is None else row.action.value),
+                milliseconds(row.copy_ns, 2),
+                milliseconds(row.waited_ns, 2),
+                milliseconds(row.rebuild_ns, 2),
+                words(row.why),
+            )
+        )
+        for row in rows
+    ]
+    return table(_STORAGE_COLUMNS, made, label)

@@ -1,0 +1,149 @@
+"""Prediction against measurement: every cell that has both, its time and its peak, against the diagonal.
+
+The axes are logarithmic and alike, so that the distance from the diagonal is the relative error, which is written too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vdnn.report.cell import Cell
+from vdnn.report.drawing import Picture, Shape, quiet_axes, set_title
+from vdnn.report.label_placement import Label, place_labels
+from vdnn.report.palette import BLUE, GREEN, MUTED, ORANGE, PURPLE, SKY, SURFACE, VERMILION, Look
+
+_GIB = 2**30
+_LOOKS = tuple(
+    Look(shade, marker)
+    for shade, marker in zip((BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY), ("o", "s", "D", "^", "v", "P"), strict=True)
+)
+_NAMED = 3  # of the largest errors
+_WORTH_NAMING = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Foretold:
+    """One number of one cell, before and after. In ms, or in GiB."""
+
+    cell: Cell
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """0.1: it took a tenth more than was predicted."""
+        return self.measured / self.predicted - 1
+
+
+def times_of(cells: Sequence[Cell]) -> list[Foretold]:
+    return [
+        Foretold(cell, cell.predicted_step_ns / 1e6, cell.step_ns / 1e6)
+        for cell in cells
+        if cell.is_measured and cell.predicted_step_ns and cell.step_ns
+    ]
+
+
+def peaks_of(cells: Sequence[Cell]) -> list[Foretold]:
+    return [
+        Foretold(cell, cell.predicted_peak_bytes / _GIB, cell.peak_bytes / _GIB)
+        for cell in cells
+        if cell.is_measured and cell.predicted_peak_bytes and cell.peak_bytes
+    ]
+
+
+def errors_text(foretold: Sequence[Foretold], what: str) -> str:
+    """A sentence: the median and the worst."""
+    worst = max(foretold, key=lambda one: abs(one.error))
+    median = statistics.median(abs(one.error) for one in foretold)
+    if not worst.error:
+        return f"{what}: all {len(foretold)} exactly as predicted"
+    name = f"{worst.cell.workload} {worst.cell.budget or worst.cell.peer}"
+    return (
+        f"{what}: off by {100 * median:.2f} % in the median of {len(foretold)}, "
+        f"{100 * worst.error:+.2f} % at worst ({name})"
+    )
+
+
+def prediction_picture(cells: Sequence[Cell]) -> Picture:
+    """Of cells of which at least one has both."""
+    return Picture(
+        name="prediction",
+        title="Prediction against measurement",
+        described="Predicted against measured step times and peaks, on and around the diagonal.",
+        workload="",
+        draw=lambda figure, shape: _draw(figure, shape, cells),
+        height=lambda shape: 4.9 if not shape.is_narrow else 7.4 + 0.21 * len({cell.workload for cell in cells}),
+    )
+
+
+def _draw(figure: Any, shape: Shape, cells: Sequence[Cell]) -> None:
+    workloads = list(dict.fromkeys(cell.workload for cell in cells))
+    looks = {name: _LOOKS[place % len(_LOOKS)] for place, name in enumerate(workloads)}
+    shown = [("time of a step", "ms", times_of(cells)), ("peak memory", "GiB", peaks_of(cells))]
+    shown = [one for one in shown if one[2]]
+    grid = (len(shown), 1) if shape.is_narrow else (1, len(shown))
+    drawn = figure.subplots(*grid, squeeze=False).flatten()
+    for axes, (what, unit, foretold) in zip(drawn, shown, strict=True):
+        _draw_panel(axes, f"{what} ({unit})", foretold, looks)
+    set_title(figure, shape, "Prediction against measurement")
+    seen = {one.cell.workload for _, _, foretold in shown for one in foretold}
+    line = importlib.import_module("matplotlib.lines").Line2D
+    entries = [
+        line([], [], linestyle="none", marker=looks[name].marker, color=looks[name].shade.light, label=name)
+        for name in workloads
+        if name in seen
+    ]
+    figure.legend(
+        handles=entries,
+        loc="outside lower left",
+        ncols=1 if shape.is_narrow else min(5, len(entries)),
+        alignment="left",
+        handlelength=1,
+        borderaxespad=0,
+    )
+    for axes, (_, _, foretold) in zip(drawn, shown, strict=True):
+        worst = sorted(foretold, key=lambda one: -abs(one.error))[:_NAMED]
+        labels = [
+            Label(f"{100 * one.error:+.1f} %", one.predicted, one.measured, looks[one.cell.workload].shade)
+            for one in worst
+            if abs(one.error) >= _WORTH_NAMING
+        ]
+        place_labels(axes, labels, [(one.predicted, one.measured) for one in foretold])
+
+
+def _draw_panel(axes: Any, what: str, foretold: Sequence[Foretold], looks: dict[str, Look]) -> None:
+    quiet_axes(axes)
+    numbers = [number for one in foretold for number in (one.predicted, one.measured)]
+    low, high = min(numbers) / 1.35, max(numbers) * 1.35
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.fill_between([low, high], [0.9 * low, 0.9 * high], [1.1 * low, 1.1 * high], color=MUTED.light, alpha=0.14)
+    axes.plot([low, high], [low, high], color=MUTED.light, linewidth=1)
+    for one in foretold:
+        look = looks[one.cell.workload]
+        axes.plot(
+            [one.predicted],
+            [one.measured],
+            marker=look.marker,
+            markersize=7.5,
+            color=look.shade.light,
+            markeredgecolor=SURFACE.light,
+            markeredgewidth=0.8,
+            linestyle="none",
+        )
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+    axes.set_aspect("equal", adjustable="box", anchor="W")
+    ticker = importlib.import_module("matplotlib.ticker")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(ticker.FuncFormatter(lambda number, _: f"{number:g}"))
+        axis.set_minor_locator(ticker.NullLocator())
+    axes.set_xlabel(f"predicted {what}")
+    axes.set_ylabel(f"measured {what}")
+    is_virtual = all(one.cell.clock == "virtual" for one in foretold)
+    axes.set_title(f"band: within 10 %{'; run in virtual time' if is_virtual else ''}", loc="left", color=MUTED.light)

@@ -1,0 +1,225 @@
+"""The trade: memory against time of a step, one picture for each comparison. Peers are points, vdnn a curve.
+
+Both axes are relative to plain where it was measured, else they are GiB and ms. What takes so much longer that the rest
+would lie on one line is drawn at the upper edge, with its number. What nothing else
+beats in both is filled, the rest hollow.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import statistics
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vdnn.report.cell import Cell
+from vdnn.report.comparison import Comparison
+from vdnn.report.drawing import NARROW, WIDE, Picture, Shape, quiet_axes, save_figure, set_title
+from vdnn.report.file_names import file_name
+from vdnn.report.label_placement import Label, Point, place_labels
+from vdnn.report.palette import MUTED, SURFACE, Look, Shade, looks_of
+
+_GIB = 2**30
+_TALLEST = 4.0  # times the median: beyond that a point is drawn at the edge
+_LEAST_SPAN = 0.12  # of the axis of time, relative
+
+
+class _Spot(NamedTuple):
+    """A cell in the picture."""
+
+    cell: Cell
+    x: float
+    y: float
+    is_off: bool  # above the upper edge
+    is_relative: bool
+    more: float  # y as it is, were there room
+
+
+class _Scale(NamedTuple):
+    """What the axes show."""
+
+    is_relative: bool
+    top: float
+
+
+def trade_off_picture(comparison: Comparison, looks: dict[str, Look]) -> Picture:
+    names = ", ".join(dict.fromkeys(cell.peer for cell in comparison.measured))
+    return Picture(
+        name=f"trade-off-{file_name(comparison.name, comparison.where)}",
+        title=f"{comparison.name} on {comparison.where}: memory against time",
+        described=f"Peak memory against the time of one step of {comparison.name} on {comparison.where}, for {names}.",
+        workload=comparison.workload,
+        draw=lambda figure, shape: _draw(figure, shape, comparison, looks),
+        height=lambda shape: 4.9 if not shape.is_narrow else 4.0 + 0.21 * _legend_rows(comparison),
+    )
+
+
+def draw_trade_off(cells: Sequence[Cell], path: str | os.PathLike[str], *, narrow: bool = False) -> None:
+    """Of cells of one workload on one device; as .png or .svg. Needs matplotlib."""
+    first = cells[0]
+    comparison = Comparison(
+        first.workload, first.batch, first.place, first.device, first.clock, first.compiled, tuple(cells)
+    )
+    picture, shape = trade_off_picture(comparison, looks_of(cells)), NARROW if narrow else WIDE
+    save_figure(picture.draw, shape, picture.height(shape), Path(path))
+
+
+def _draw(figure: Any, shape: Shape, comparison: Comparison, looks: dict[str, Look]) -> None:
+    axes = figure.subplots()
+    scale = _scale(comparison)
+    spots = [_spot(comparison, cell, scale) for cell in comparison.measured]
+    quiet_axes(axes)
+    _set_axes(axes, comparison, scale, spots)
+    curves = _draw_spots(axes, spots, looks)
+    _write_around(figure, shape, comparison)
+    if shape.is_narrow:
+        entries = [_entry(spots, peer, looks[peer]) for peer in dict.fromkeys(one.cell.peer for one in spots)]
+        figure.legend(handles=entries, loc="outside lower left", alignment="left", handlelength=1.2, borderaxespad=0)
+        return
+    level = [[(0.0, 0.0), (axes.get_xlim()[1], 0.0)]] if scale.is_relative else []
+    place_labels(axes, _labels(spots, looks), lines=[*curves, *level])
+
+
+def _scale(comparison: Comparison) -> _Scale:
+    if comparison.baseline is None:
+        return _Scale(False, 1.12 * max(cell.step_ns or 0 for cell in comparison.measured) / 1e6)
+    more = [100 * (comparison.more_time(cell) or 0) for cell in comparison.measured]
+    usual = statistics.median([one for one in more if one > 0.05] or [0])
+    shown = [one for one in more if one <= max(100 * _LEAST_SPAN, _TALLEST * usual)]
+    return _Scale(True, max(100 * _LEAST_SPAN, 1.25 * max(shown)))
+
+
+def _spot(comparison: Comparison, cell: Cell, scale: _Scale) -> _Spot:
+    if not scale.is_relative:
+        return _Spot(
+            cell, (cell.peak_bytes or 0) / _GIB, (cell.step_ns or 0) / 1e6, False, False, (cell.step_ns or 0) / 1e6
+        )
+    x, y = 100 * (comparison.memory_share(cell) or 0), 100 * (comparison.more_time(cell) or 0)
+    return _Spot(cell, x, min(y, scale.top), y > scale.top, True, y)
+
+
+def _set_axes(axes: Any, comparison: Comparison, scale: _Scale, spots: Sequence[_Spot]) -> None:
+    unit = "virtual " if comparison.is_virtual else ""
+    widest = max(spot.x for spot in spots)
+    axes.set_xlim(0, 1.12 * widest)
+    lowest = min(0.0, *(1.15 * spot.y for spot in spots))
+    axes.set_ylim(lowest - 0.04 * (scale.top - lowest) if scale.is_relative else 0, scale.top)
+    if not scale.is_relative:
+        axes.set_xlabel("peak memory (GiB)")
+        axes.set_ylabel(f"{unit}time of a step (ms)")
+        return
+    axes.set_xlabel("peak memory (% of plain)")
+    axes.set_ylabel(f"{unit}time of a step\n(% more than plain)")
+    axes.axhline(0, color=MUTED.light, linewidth=0.9)
+
+
+def _unbeaten(spots: Sequence[_Spot]) -> set[int]:
+    """Places of those that nothing else beats in both memory and time."""
+    return {
+        place
+        for place, spot in enumerate(spots)
+        if not any(
+            other.x <= spot.x and other.more <= spot.more and (other.x, other.more) != (spot.x, spot.more)
+            for other in spots
+        )
+    }
+
+
+def _draw_spots(axes: Any, spots: Sequence[_Spot], looks: dict[str, Look]) -> list[list[Point]]:
+    """The curves that were drawn, for labels to keep off."""
+    curves = []
+    for peer in dict.fromkeys(spot.cell.peer for spot in spots if spot.cell.is_vdnn):
+        curve = sorted((spot.x, spot.more) for spot in spots if spot.cell.peer == peer)
+        if len(curve) > 1:
+            axes.plot(*zip(*curve, strict=True), color=looks[peer].shade.light, linewidth=2, zorder=3)
+            curves.append(curve)
+    unbeaten = _unbeaten(spots)
+    for place, spot in enumerate(spots):
+        look = looks[spot.cell.peer]
+        axes.plot(
+            [spot.x],
+            [spot.y],
+            marker=look.marker,
+            markersize=8.5,
+            color=look.shade.light,
+            markerfacecolor=look.shade.light if place in unbeaten else SURFACE.light,
+            markeredgewidth=1.8,
+            linestyle="none",
+            clip_on=False,
+            zorder=4,
+        )
+        if spot.is_off:
+            _draw_arrow(axes, spot.x, look.shade)
+    return curves
+
+
+def _draw_arrow(axes: Any, x: float, shade: Shade) -> None:
+    axes.annotate(
+        "",
+        (x, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, 17),
+        textcoords="offset points",
+        arrowprops={"arrowstyle": "<-", "color": shade.light, "linewidth": 1.6, "shrinkB": 4},
+    )
+
+
+def _labels(spots: Sequence[_Spot], looks: dict[str, Look]) -> list[Label]:
+    """Peers by their names, vdnn's points by their budgets; its longest, which also has its name, is placed first."""
+    labels = []
+    named = _named_spots(spots)
+    for spot in sorted(spots, key=lambda one: (one not in named, one.cell.is_vdnn, not one.is_off, one.x)):
+        cell, text = spot.cell, spot.cell.peer
+        if cell.is_vdnn and cell.budget:
+            text = f"{cell.peer}, budget {cell.budget}" if spot in named else cell.budget
+        if spot.is_off:
+            text = f"{text}, {_signed(spot.more)}"
+        labels.append(Label(text, spot.x, spot.y, looks[cell.peer].shade))
+    return labels
+
+
+def _named_spots(spots: Sequence[_Spot]) -> list[_Spot]:
+    """Of each curve the one that has its name: in the middle, where most room is."""
+    named = []
+    for peer in dict.fromkeys(spot.cell.peer for spot in spots if spot.cell.is_vdnn):
+        own = sorted((one for one in spots if one.cell.peer == peer), key=lambda one: (one.is_off, one.x))
+        seen = [one for one in own if not one.is_off] or own
+        named.append(seen[len(seen) // 2])
+    return named
+
+
+def _entry(spots: Sequence[_Spot], peer: str, look: Look) -> Any:
+    """One line below a narrow picture: it has no room for names beside the points."""
+    line = importlib.import_module("matplotlib.lines").Line2D
+    own = [spot for spot in spots if spot.cell.peer == peer]
+    text = (
+        peer
+        if len(own) > 1 or own[0].cell.is_plain or not own[0].is_relative
+        else f"{peer}: {own[0].x:.0f} %, {_signed(own[0].more)}"
+    )
+    is_curve = len(own) > 1 and own[0].cell.is_vdnn
+    style = {"linestyle": "-" if is_curve else "none", "linewidth": 2, "markersize": 8.5}
+    return line([], [], color=look.shade.light, marker=look.marker, label=text, **style)
+
+
+def _signed(percent: float) -> str:
+    return f"{percent:+.0f} %" if abs(percent) >= 10 else f"{percent:+.1f} %"
+
+
+def _legend_rows(comparison: Comparison) -> int:
+    return len({cell.peer for cell in comparison.measured})
+
+
+def _write_around(figure: Any, shape: Shape, comparison: Comparison) -> None:
+    """The title above, and below what has no place in the picture."""
+    set_title(figure, shape, f"{comparison.name} on {comparison.where}")
+    ended: dict[str, list[str]] = {}
+    for cell in comparison.unmeasured:
+        name = f"{cell.peer} {cell.budget}" if cell.budget else cell.peer
+        ended.setdefault(cell.status.replace("-", " "), []).append(name)
+    if ended and not shape.is_narrow:
+        said = "; ".join(f"{status}: {', '.join(peers)}" for status, peers in ended.items())
+        figure.supxlabel("\n".join(textwrap.wrap(said, 110)), x=0.01, ha="left", color=MUTED.light)

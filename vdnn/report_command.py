@@ -1,0 +1,68 @@
+"""`python -m vdnn report`: what a run came to, as text, a page, pictures, or a trace."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from vdnn.errors import VdnnError
+
+
+def add_report_command(commands: Any) -> None:
+    command: argparse.ArgumentParser = commands.add_parser(
+        "report",
+        help="shows a run: memory against time, one step before and after, prediction against measurement",
+        description="Reads a run and prints what it came to. A run is a folder with cells.jsonl or steps/: a benchmark "
+        "leaves one, and session.save(folder) and `vdnn plan ... --save folder` make one.",
+        epilog="example: python -m vdnn report run --html report.html --trace trace.json",
+    )
+    command.add_argument("run", metavar="RUN", help="the folder")
+    command.add_argument("--html", metavar="FILE", help="writes one page that needs nothing else")
+    command.add_argument("--figures", metavar="FOLDER", help="writes every figure as PNG and SVG")
+    command.add_argument("--trace", metavar="FILE", help="writes the steps for chrome://tracing and ui.perfetto.dev")
+
+
+def run_report_command(options: argparse.Namespace) -> int:
+    """0: done. 2: called wrongly, or there is nothing to draw with."""
+    try:
+        return _report(options)
+    except (VdnnError, OSError) as error:
+        sys.stderr.write(f"vdnn report: {error}\n")
+        return 2
+
+
+def _report(options: argparse.Namespace) -> int:
+    from vdnn.report import read_run, text_summary, write_figures, write_html, write_trace
+    from vdnn.report.drawing import MatplotlibMissingError, require_matplotlib
+
+    run = read_run(options.run)
+    if options.trace is not None:
+        _require_folder(options.trace)
+        count = write_trace(run, options.trace)
+        _say(f"{options.trace}: {count} timelines" if count else f"{options.trace}: empty, no step has a timeline")
+    if options.html is not None:
+        _require_folder(options.html)
+        write_html(run, options.html)
+        _say(options.html)
+        try:
+            require_matplotlib()
+        except MatplotlibMissingError as missing:
+            sys.stderr.write(f"vdnn report: the page has no figures: {missing}\n")
+    if options.figures is not None:
+        paths = write_figures(run, options.figures)
+        _say(f"{options.figures}: {len(paths)} files")
+    if options.trace is None and options.html is None and options.figures is None:
+        sys.stdout.write(text_summary(run))
+    return 0
+
+
+def _require_folder(path: str) -> None:
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise VdnnError(f"{path}: the folder {folder} is not there: make it first.")
+
+
+def _say(written: str) -> None:
+    sys.stdout.write(f"wrote {written}\n")
