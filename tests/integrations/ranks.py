@@ -1,0 +1,119 @@
+"""Processes that form a group over gloo and run functions of ours together, each job under a time limit.
+
+A job is a function of a module that every process can import, called as `function(rank, *arguments)` in each of them.
+What it returns comes back in the order of the ranks. If one raises, the others are given a while to notice by
+themselves, and whoever has not is ended and named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# A machine may be busy; nothing waits for this long otherwise.
+_START_S = 120
+_EXIT_S = 60
+
+
+class RankFailed(AssertionError):
+    """What each rank said that did not finish its job."""
+
+    def __init__(self, said: dict[int, str]) -> None:
+        self.said = said
+        super().__init__("\n".join(f"rank {rank}: {words}" for rank, words in sorted(said.items())))
+
+
+class Ranks:
+    """`count` processes. Jobs run one after the other; after one has failed there are no more."""
+
+    def __init__(self, count: int = 2) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory()
+        store = str(Path(self._folder.name) / "store")
+        self._pipes: list[multiprocessing.connection.Connection] = []
+        self.processes: list[Any] = []
+        for rank in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, rank, count, store), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self.processes.append(process)
+        self._collect(_START_S)
+
+    def run(self, function: Callable[..., Any], *arguments: Any, limit_s: float = 60) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send((function, arguments))
+        return self._collect(limit_s)
+
+    def _collect(self, limit_s: float) -> list[Any]:
+        """Each rank's answer. Once one has failed the others may still answer, until the limit."""
+        until = time.monotonic() + limit_s
+        answers: dict[int, Any] = {}
+        failed: dict[int, str] = {}
+        while len(answers) + len(failed) < len(self._pipes):
+            waiting = {
+                pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in answers and rank not in failed
+            }
+            ready = multiprocessing.connection.wait(list(waiting), max(0.0, until - time.monotonic()))
+            if not ready:
+                failed.update((rank, f"no answer after {limit_s} s") for rank in waiting.values())
+                break
+            for pipe in ready:
+                rank = waiting[pipe]  # type: ignore[index]
+                try:
+                    works, answer = pipe.recv()  # type: ignore[union-attr]
+                except EOFError:
+                    works, answer = False, "the process is gone"
+                (answers if works else failed)[rank] = answer
+        if failed:
+            self.close()
+            raise RankFailed(failed)
+        return [answers[rank] for rank in range(len(self._pipes))]
+
+    @property
+    def closed(self) -> bool:
+        return all(pipe.closed for pipe in self._pipes)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+        for process in self.processes:
+            process.join(_EXIT_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._folder.cleanup()
+
+
+def _serve(pipe: multiprocessing.connection.Connection, rank: int, count: int, store: str) -> None:
+    """What each process runs. A job that raises ends it, as it would end a program."""
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank))
+    os.environ.update(LOCAL_WORLD_SIZE=str(count))
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
+        pipe.send((True, None))
+        while (job := pipe.recv()) is not None:
+            function, arguments = job
+            pipe.send((True, function(rank, *arguments)))
+        dist.destroy_process_group()
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+        raise SystemExit(1) from None

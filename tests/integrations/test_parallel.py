@@ -1,0 +1,68 @@
+"""Two processes over gloo: the parameters after twenty steps are those of the same loop without vdnn, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.integrations import parallel_training
+from tests.integrations.ranks import RankFailed, Ranks
+
+MOVES, PLANS = "moves", "prefix-cut"
+EITHER = pytest.mark.parametrize("how", [MOVES, PLANS])
+
+
+def check(ranks: Ranks, how: str, job: Callable[..., Any], *arguments: Any) -> list[dict[str, Any]]:
+    facts: list[dict[str, Any]] = ranks.run(job, how, *arguments)
+    for fact in facts:
+        assert fact["differing"] == []
+        assert fact["storages"], fact["report"]
+        assert fact["steps"] == parallel_training.STEPS
+        if how == PLANS:
+            assert fact["planned_bytes"], fact["report"]
+    return facts
+
+
+@EITHER
+def test_ddp_trains_the_same(two_ranks: Ranks, how: str) -> None:
+    first, second = check(two_ranks, how, parallel_training.ddp)
+    assert first["digest"] == second["digest"]
+
+
+def test_ddp_with_accumulation_and_clipping_trains_the_same(two_ranks: Ranks) -> None:
+    first, second = check(two_ranks, MOVES, parallel_training.ddp_accumulating)
+    assert first["digest"] == second["digest"]
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [(MOVES, "plain"), (PLANS, "plain"), (MOVES, "no reshard"), (MOVES, "cpu offload"), (MOVES, "mixed precision")],
+)
+def test_fsdp2_trains_the_same(two_ranks: Ranks, how: str, kind: str) -> None:
+    first, second = check(two_ranks, how, parallel_training.fsdp2, kind)
+    assert first["digest"] == second["digest"]
+
+
+@EITHER
+def test_tensor_parallel_trains_the_same(two_ranks: Ranks, how: str) -> None:
+    first, second = check(two_ranks, how, parallel_training.tensor_parallel)
+    assert first["digest"] == second["digest"]
+
+
+@pytest.mark.parametrize(("how", "kind"), [(MOVES, "1F1B"), (PLANS, "1F1B"), (MOVES, "GPipe")])
+def test_a_pipeline_trains_the_same(two_ranks: Ranks, how: str, kind: str) -> None:
+    check(two_ranks, how, parallel_training.pipeline, kind)
+
+
+@pytest.mark.parametrize("what", ["forward", "backward"])
+def test_no_rank_hangs_when_one_raises(what: str) -> None:
+    ranks = Ranks(2)
+    with pytest.raises(RankFailed) as failure:
+        ranks.run(parallel_training.one_raises, what, limit_s=30)
+    said = failure.value.said
+    assert "Trouble: this rank has had enough" in said[1]
+    assert "no answer" not in said[0]
+    assert not any(process.is_alive() for process in ranks.processes)
+    assert [process.exitcode for process in ranks.processes] == [1, 1]

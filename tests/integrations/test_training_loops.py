@@ -1,0 +1,223 @@
+"""What training loops do besides: mixed precision with a scaler, accumulation, clipping, averages of weights, compiled
+layers and models. Parameters after several steps are those of the same loop without vdnn, bit for bit.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from tests.integrations.parallel_training import BATCH, WIDTH, batches, blocks, moving
+from tests.runtime.side_by_side import same_bits
+
+STEPS = 8
+EITHER = pytest.mark.parametrize("how", ["moves", "auto"])
+
+Values = list[torch.Tensor]
+
+
+def check(how: str, loop: Callable[[], Values], steps: int = STEPS) -> None:
+    plain = loop()
+    with moving(how) as session:
+        ours = loop()
+    differing = [index for index, pair in enumerate(zip(plain, ours, strict=True)) if not same_bits(*pair)]
+    assert not differing, differing
+    assert session.counters.storages + session.counters.dropped, session.report()
+    assert session.steps == steps
+    if how != "moves":
+        assert session.plan is not None
+        assert session.plan.offloaded_bytes, session.report()
+
+
+def made() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = blocks()
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def values_of(*modules: nn.Module) -> Values:
+    return [value.detach().clone() for module in modules for value in module.state_dict().values()]
+
+
+@EITHER
+def test_autocast_with_a_gradient_scaler_trains_the_same(how: str) -> None:
+    def loop() -> Values:
+        model, optimizer = made()
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        for x in batches(0, STEPS):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(x).float().square().mean()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return [*values_of(model), torch.tensor(scaler.get_scale())]
+
+    check(how, loop)
+
+
+@EITHER
+def test_a_step_that_the_scaler_skips_is_survived(how: str) -> None:
+    """Infinite gradients: the scaler does not call the optimizer, so two batches look like one step."""
+
+    def loop() -> Values:
+        model, optimizer = made()
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        for index, x in enumerate(batches(0, STEPS)):
+            loss = model(x).square().mean() * (float("inf") if index == 4 else 1)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return [*values_of(model), torch.tensor(scaler.get_scale())]
+
+    check(how, loop, STEPS - 1)
+
+
+@EITHER
+def test_accumulation_and_clipping_train_the_same(how: str) -> None:
+    def loop() -> Values:
+        model, optimizer = made()
+        for index, x in enumerate(batches(0, 3 * STEPS)):
+            (model(x).square().mean() / 3).backward()
+            if index % 3 == 2:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                optimizer.step()
+                optimizer.zero_grad()
+        return values_of(model)
+
+    check(how, loop)
+
+
+@EITHER
+def test_an_average_of_the_weights_comes_out_the_same(how: str) -> None:
+    def loop() -> Values:
+        model, optimizer = made()
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        for x in batches(0, STEPS):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update_parameters(model)
+            with torch.no_grad():
+                average(x)  # an evaluation between steps
+        return values_of(model, average)
+
+    check(how, loop)
+
+
+# torch.compile.
+
+
+@pytest.fixture
+def _forgets_compiled_code() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Network(nn.Module):
+    """Layers one after the other. An nn.Sequential would not do: dynamo does not enter its forward, but its layers'."""
+
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(blocks(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def compile_nothing(model: Network) -> None: ...
+
+
+def compile_layers(model: Network) -> None:
+    for layer in model.layers:
+        layer.compile(backend="aot_eager")
+
+
+def compile_whole(model: Network) -> None:
+    model.compile(backend="aot_eager")
+
+
+def compile_by_inductor(model: Network) -> None:
+    for layer in model.layers:
+        layer.compile(backend="inductor")
+
+
+# Under a virtual machine there is no compiled code, hence no plan either: torch compiles nothing in a dispatch mode.
+COMPILERS = [compile_layers, compile_whole, pytest.param(compile_by_inductor, marks=pytest.mark.slow)]
+
+
+# Of torch's own code, plain as well.
+OF_TORCH = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:The .grad attribute:UserWarning")
+
+
+def compiled_loop(compile_model: Callable[[Network], None]) -> Values:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    compile_model(model)
+    for x in batches(0, STEPS):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return values_of(model)
+
+
+@OF_TORCH
+@pytest.mark.usefixtures("_forgets_compiled_code")
+@pytest.mark.parametrize("compile_model", COMPILERS)
+def test_what_is_compiled_trains_the_same(compile_model: Callable[[Network], None]) -> None:
+    check("moves", lambda: compiled_loop(compile_model))
+
+
+class BackAtOnce:
+    """Hooks that hand out copies of what was saved, and count the bytes of those that are alive at a time."""
+
+    def __init__(self) -> None:
+        self.saved_bytes = self.live_bytes = self.most_bytes = 0
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.requires_grad and tensor.is_leaf:
+            return tensor.detach()
+        self.saved_bytes += tensor.nbytes
+        return tensor.detach()
+
+    def unpack(self, packed: torch.Tensor) -> torch.Tensor:
+        back = packed.clone()
+        self.live_bytes += back.nbytes
+        self.most_bytes = max(self.most_bytes, self.live_bytes)
+        weakref.finalize(back.untyped_storage(), self._gone, back.nbytes)
+        return back
+
+    def _gone(self, nbytes: int) -> None:
+        self.live_bytes -= nbytes
+
+
+def share_back_at_once(compile_model: Callable[[Network], None], layers: int) -> float:
+    torch._dynamo.reset()
+    model, count = Network(layers), BackAtOnce()
+    compile_model(model)
+    with torch.autograd.graph.saved_tensors_hooks(count.pack, count.unpack):
+        model(torch.randn(16 * BATCH, WIDTH)).square().mean().backward()
+    return count.most_bytes / count.saved_bytes
+
+
+@OF_TORCH
+@pytest.mark.usefixtures("_forgets_compiled_code")
+def test_layers_compiled_one_by_one_need_a_part_of_their_saves_at_once_and_a_whole_model_needs_all() -> None:
+    """A compiled region unpacks all that it saved before it computes: what helps is to compile layers."""
+    layers = 8
+    shares = {one: share_back_at_once(one, layers) for one in (compile_nothing, compile_layers, compile_whole)}
+    assert shares[compile_nothing] <= shares[compile_layers] < 2 / layers
+    assert shares[compile_whole] > 0.9
