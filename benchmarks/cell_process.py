@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from benchmarks.cell_spec import FAILED, TIMED_OUT, CellResult, CellSpec, result_of
 
+_FATAL = "Fatal Python error: "  # how faulthandler begins
 Measure = Callable[[CellSpec], CellResult]
 
 
@@ -91,26 +93,30 @@ def run_and_answer(spec: CellSpec, measure: Measure, log: str, answer: str) -> N
         os.setsid()  # so that it can be ended with all that it began, and Ctrl-C is the sweep's alone
     sys.stdout.flush()
     sys.stderr.flush()
-    with Path(log).open("w") as file:
+    with Path(log).open("w", buffering=1) as file:
+        # Both what Python writes and what libraries do.
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        try:
-            result = measure(spec)
-        except BaseException as error:  # all that a peer may raise is a result
-            traceback.print_exc()
-            said = (str(error).strip().splitlines() or [""])[0]
-            result = result_of(spec, status=FAILED, said=f"{type(error).__name__}: {said}")
-        sys.stdout.flush()
-        sys.stderr.flush()
+        faulthandler.enable(file)
+        with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+            try:
+                result = measure(spec)
+            except BaseException as error:  # all that a peer may raise is a result
+                traceback.print_exc()
+                said = (str(error).strip().splitlines() or [""])[0]
+                result = result_of(spec, status=FAILED, said=f"{type(error).__name__}: {said}")
+        faulthandler.disable()
     fresh = Path(answer).with_suffix(".part")
     fresh.write_text(json.dumps(dataclasses.asdict(result)))
     fresh.replace(answer)
 
 
 def last_line(path: Path) -> str:
+    """Before Python says how it died: where it did is left to the log."""
     if not path.exists():
         return ""
-    lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    text = path.read_text(errors="replace").partition(_FATAL)[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""
 
 

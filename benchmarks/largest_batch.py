@@ -1,6 +1,6 @@
 """The largest batch that trains under each peer, by bisection; each probe is a cell in a process of its own.
 
-A batch fits if its cell ends well; vdnn's budget is all that the device has. First the batch is doubled from the
+A batch fits if its cell ends well; vdnn gets no budget, and so what the device has. First the batch is doubled from the
 workload's own until one does not fit, or halved until one does, then the middle is tried until the two are neighbours.
 Results go to RUN/largest.jsonl, with every batch that was tried: `python -m benchmarks.sweep --largest-batch ...`.
 """
@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.cell_spec import FAILED, OK, OUT_OF_MEMORY, CellResult, CellSpec
 from benchmarks.grid import Grid
-from benchmarks.peers import PEERS
-from benchmarks.places import open_place
 from benchmarks.progress import Progress
 from benchmarks.run_file import LARGEST_FILE, append_line, read_lines
 from benchmarks.sweep_run import SweepRun
 
 MOST = 1 << 20
+# In what vdnn says.
+_NO_PLAN = ("cannot be met", "has no plan under")
 
 
 class CannotSearch(Exception):
@@ -44,10 +44,10 @@ def search(fits: Callable[[int], bool], first: int, most: int = MOST) -> int:
 
 
 def fits(result: CellResult) -> bool:
-    """A budget that cannot be met is want of memory, too."""
+    """A budget that cannot be met, and a policy without a plan under it, are want of memory, too."""
     if result.status == OK:
         return True
-    if result.status == OUT_OF_MEMORY or (result.status == FAILED and "budget" in result.said):
+    if result.status == OUT_OF_MEMORY or (result.status == FAILED and any(one in result.said for one in _NO_PLAN)):
         return False
     raise CannotSearch(f"at batch {result.batch}: {result.status}, {result.said}")
 
@@ -64,32 +64,22 @@ def search_all(run: SweepRun, grids: Sequence[Grid]) -> None:
             if (name, peer, grid.place, grid.hardware) not in done
         ]
         progress = Progress("largest_batch", len(todo))
-        place = open_place(grid.place, grid.hardware) if todo else None
         for name, peer in todo:
-            assert place is not None, "there is something to do"
             progress.begin(f"{name}, {peer}")
-            budget_bytes = place.memory_bytes if PEERS[peer].has_budget else None
-            spec = CellSpec(
-                name,
-                peer,
-                grid.place,
-                grid.hardware,
-                budget=None if budget_bytes is None else "100%",
-                budget_bytes=budget_bytes,
-                steps=1,
-                data=grid.data,
-            )
-            append_line(path, {**_searched(run, spec, grid.batch_of(name)), "device": place.device})
+            spec = CellSpec(name, peer, grid.place, grid.hardware, steps=1, data=grid.data)
+            append_line(path, _searched(run, spec, grid.batch_of(name)))
         progress.end()
 
 
 def _searched(run: SweepRun, spec: CellSpec, first: int) -> dict[str, object]:
     tried: dict[int, str] = {}
+    devices: set[str] = set()
 
     def probe(batch: int) -> bool:
         result = run.result(dataclasses.replace(spec, batch=batch))
         result.batch = batch
         tried[batch] = result.status
+        devices.add(result.device)
         return fits(result)
 
     found: dict[str, object] = {
@@ -105,4 +95,4 @@ def _searched(run: SweepRun, spec: CellSpec, first: int) -> dict[str, object]:
         found["largest_batch"] = search(probe, first)
     except CannotSearch as error:
         found["said"] = str(error)
-    return {**found, "tried": {str(batch): status for batch, status in sorted(tried.items())}}
+    return {**found, "device": max(devices), "tried": {str(batch): status for batch, status in sorted(tried.items())}}

@@ -110,8 +110,7 @@ class CudaPlace(Place):
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
         super().__init__()
-        if not cuda.is_available():
-            raise RuntimeError("place 'cuda': torch sees no GPU here. --place virtual or sim needs none.")
+        require_gpu(cuda)
         self._cuda = cuda
         self.torch_device = torch.device("cuda", cuda.current_device())
 
@@ -208,6 +207,11 @@ class MachinePlace(Place):
 
     def memory(self) -> MemoryFigures:
         return MemoryFigures(self.machine.peak_bytes, self.machine.peak_bytes)
+
+
+def require_gpu(cuda: Any = torch.cuda) -> None:
+    if not cuda.is_available():
+        raise RuntimeError("place 'cuda': torch sees no GPU here. The places 'virtual' and 'sim' need none.")
 
 
 def open_place(name: str, hardware: str) -> Place:

@@ -23,13 +23,14 @@ from pathlib import Path
 from benchmarks.grid import Grid, quick_grids
 from benchmarks.largest_batch import search_all
 from benchmarks.peers import GROUPS, PEERS, peers_named
-from benchmarks.places import PLACES
+from benchmarks.places import PLACES, require_gpu
 from benchmarks.run_file import CELLS_FILE, LARGEST_FILE, read_lines
 from benchmarks.sweep_run import Limits, OutOfTime, SweepRun
 from benchmarks.synthetic_data import DataOptions
 from benchmarks.tables import render_run
 from benchmarks.workloads import WORKLOADS, workload_named
 from vdnn.bytesize import parse_bytes
+from vdnn.errors import VdnnError
 from vdnn.hardware import load_profile
 
 WORKLOADS_BY_DEFAULT = ("vgg16", "resnet50", "gpt2")
@@ -71,7 +72,9 @@ def grids_of(options: argparse.Namespace) -> list[Grid]:
     budgets = options.budgets.split(",")
     for budget in budgets:
         _require_budget(budget)
-    if options.place != "cuda":
+    if options.place == "cuda":
+        require_gpu()
+    else:
         load_profile(options.hardware)
     hardware = "" if options.place == "cuda" else options.hardware
     data = DataOptions(options.loader_workers, options.pin_memory)
@@ -100,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         grids = grids_of(options)
         read_lines(options.out / CELLS_FILE)
         read_lines(options.out / LARGEST_FILE)
-    except ValueError as error:
+    except (ValueError, RuntimeError, VdnnError) as error:
         print(f"sweep: {error}", file=sys.stderr)
         return 2
     # Asked for from the start, because CUDA's libraries read it when they are loaded.

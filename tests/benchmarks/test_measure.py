@@ -1,0 +1,199 @@
+"""One cell measured: real gradients at a tiny size, figures in virtual time, and every way of not getting there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import measure as measured_module
+from benchmarks.cell_spec import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, CellResult, CellSpec
+from benchmarks.measure import digest_of, measure
+from benchmarks.peers import PEERS, CannotRun, Opened, Peer, Trial
+from benchmarks.peers.peer import Moved
+from benchmarks.peers.save_on_cpu import MODELLED, BlockingCopies
+from benchmarks.places import MachinePlace
+from benchmarks.synthetic_data import DataOptions
+from vdnn import Plan, Recording, Timeline, VirtualMachine
+from vdnn.hardware import load_profile
+
+
+def sim(peer: str, budget: str | None = None, **fields: object) -> CellResult:
+    return measure(CellSpec("gpt2", peer, "sim", "h100", budget, **fields))  # type: ignore[arg-type]
+
+
+def test_every_peer_that_runs_on_the_simulated_device_has_plains_gradients() -> None:
+    plain = sim("plain")
+    assert plain.status == OK
+    assert plain.gradients is not None
+    assert plain.loss is not None
+    for peer in ("checkpoint", "checkpoint-selective", "save-on-cpu-pinned", "vdnn-all", "vdnn-auto-offload"):
+        other = sim(peer, "min" if PEERS[peer].has_budget else None)
+        assert (other.status, other.gradients, other.loss) == (OK, plain.gradients, plain.loss), peer
+        assert other.peak_bytes is not None
+        assert plain.peak_bytes is not None
+        assert other.peak_bytes < plain.peak_bytes, peer
+
+
+def test_the_digest_sees_a_single_bit_and_a_missing_gradient() -> None:
+    model = nn.Linear(2, 2)
+    model.weight.grad, model.bias.grad = torch.ones(2, 2), torch.ones(2)
+    before = digest_of(model)
+    model.bias.grad[1] = torch.nextafter(model.bias.grad[1], torch.tensor(2.0))
+    changed = digest_of(model)
+    model.bias.grad = None
+    assert len({before, changed, digest_of(model)}) == 3
+
+
+def test_a_session_tells_of_its_step_and_leaves_its_files(tmp_path: Path) -> None:
+    result = sim("vdnn-auto", "min", run=str(tmp_path), batch=8)
+    assert result.step == "gpt2-b8-vdnn-auto-min-sim-h100"
+    folder = tmp_path / "steps" / result.step
+    timeline = Timeline.load(folder / "measured.json")
+    plan = Plan.load(folder / "plan.json")
+    assert Recording.load(folder / "recording.json").peak_bytes >= timeline.peak_bytes
+    predicted = Timeline.load(folder / "predicted.json")
+    assert (result.predicted_step_ns, result.predicted_peak_bytes) == (predicted.step_ns, predicted.peak_bytes)
+    assert (result.stall_ns, result.budget_bytes) == (timeline.stall_ns, plan.budget_bytes)
+    assert result.step_times_ns == [result.step_ns]
+    assert result.versions["torch"] == torch.__version__
+    json.dumps(result.as_fields())
+
+
+def test_in_virtual_time_a_plan_takes_what_was_foretold() -> None:
+    """Of convolutions, whose whole storages move: to the nanosecond and the byte."""
+    result = measure(CellSpec("unet", "vdnn-auto", "virtual", "h100", "60%", 4_000_000_000, batch=8))
+    assert result.status == OK
+    assert (result.step_ns, result.peak_bytes) == (result.predicted_step_ns, result.predicted_peak_bytes)
+    assert result.peak_bytes is not None
+    assert result.peak_bytes <= 4_000_000_000
+    assert (result.loss, result.gradients, result.clock) == (None, None, "virtual")
+
+
+def test_what_does_not_fit_the_card_in_virtual_time_is_out_of_memory_and_has_its_figures() -> None:
+    """At batch 8 U-Net takes more than 6 GiB: at 32 more than the Titan X's 12."""
+    result = measure(CellSpec("unet", "plain", "virtual", "titan-x", batch=32))
+    assert result.status == OUT_OF_MEMORY
+    assert result.peak_bytes is not None
+    assert result.peak_bytes > load_profile("titan-x").memory_bytes
+    assert "of 12.00 GiB" in result.said
+
+
+def test_a_budget_below_the_least_is_a_failure_that_says_the_least() -> None:
+    result = measure(CellSpec("unet", "vdnn-auto", "virtual", "h100", "1%", 60_000_000, batch=8))
+    assert result.status == FAILED
+    assert "cannot be met" in result.said
+
+
+@pytest.mark.parametrize(
+    ("workload", "peer", "place", "said"),
+    [
+        ("lstm", "checkpoint", "sim", "expected blocks"),
+        ("gpt2", "save-on-cpu-pageable", "sim", "no hardware profile has a rate for pageable memory"),
+        ("gpt2", "compiled-offload", "virtual", "compiled code runs no operations that a virtual machine could see"),
+    ],
+)
+def test_what_cannot_run_there_says_why(workload: str, peer: str, place: str, said: str) -> None:
+    result = measure(CellSpec(workload, peer, place, "h100"))
+    assert result.status == NOT_RUN
+    assert said in result.said
+    assert result.step_ns is None
+
+
+@pytest.mark.parametrize("peer", ["trl", "torchtune", "deepspeed-checkpoint"])
+def test_a_foreign_peer_runs_only_where_it_is_installed_and_on_a_gpu(peer: str) -> None:
+    result = sim(peer)
+    assert result.status == NOT_RUN
+    assert "cannot be imported" in result.said or "CPU" in result.said or "GPU" in result.said
+
+
+class Broken(Peer):
+    """Raises what it is told to, in the step."""
+
+    name = "broken"
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    @contextlib.contextmanager
+    def open(self, trial: Trial) -> Iterator[Opened]:
+        def forward(*inputs: object) -> object:
+            raise self._error
+
+        yield Opened(model=forward)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), OUT_OF_MEMORY),
+        (RuntimeError("CUDA error: out of memory"), OUT_OF_MEMORY),
+        (CannotRun("nothing to do"), NOT_RUN),
+    ],
+)
+def test_want_of_memory_is_a_result(monkeypatch: pytest.MonkeyPatch, error: Exception, status: str) -> None:
+    monkeypatch.setattr(measured_module, "peer_named", lambda name: Broken(error))
+    result = sim("plain")
+    assert (result.status, result.said) == (status, str(error))
+
+
+def test_any_other_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_module, "peer_named", lambda name: Broken(RuntimeError("stride assertion")))
+    with pytest.raises(RuntimeError, match="stride assertion"):
+        sim("plain")
+
+
+def test_a_loader_brings_the_batches_of_the_steps() -> None:
+    """Other inputs, so another loss; and two peers that read the same ones agree."""
+    fixed = sim("plain")
+    loaded = sim("plain", data=DataOptions(workers=0))
+    assert loaded.status == OK
+    assert loaded.loss != fixed.loss
+    assert sim("checkpoint", data=DataOptions(workers=0)).gradients == loaded.gradients
+
+
+# The model of save_on_cpu.
+
+
+@pytest.mark.parametrize("has_data", [True, False])
+def test_modelled_copies_block_for_their_bytes_each_way(has_data: bool) -> None:
+    """sin saves its input, 4 bytes an element, and nothing else does: one copy out and one back."""
+    profile = load_profile("h100")
+    nbytes = 4 * 1024
+    moved = Moved()
+    with VirtualMachine(profile, fake=not has_data) as machine:
+        hooks = BlockingCopies(machine, moved, has_data=has_data)
+        x = torch.arange(1024.0, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
+            y = x.sin()
+            y.sum().backward()
+        if has_data:
+            assert x.grad is not None
+            assert torch.equal(x.grad, x.detach().cos())
+    out_ns = round(nbytes / profile.to_host_bytes_per_s * 1e9) + profile.link_latency_ns
+    back_ns = round(nbytes / profile.to_device_bytes_per_s * 1e9) + profile.link_latency_ns
+    assert (moved.to_host_bytes, moved.to_device_bytes, moved.held_bytes) == (nbytes, nbytes, 0)
+    assert moved.stall_ns == out_ns + back_ns
+
+
+def test_a_modelled_peer_says_that_it_is() -> None:
+    assert sim("save-on-cpu-pinned").said == MODELLED
+
+
+def test_a_place_without_data_and_one_with_it_count_the_same_memory() -> None:
+    """The same tiny model, stepped on both."""
+    peaks = []
+    for has_data in (True, False):
+        with MachinePlace("h100", has_data=has_data) as place:
+            model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+            x = torch.ones(16, 64)
+            place.machine.tracker.track([model, x])
+            place.reset_peak()
+            model(x).sum().backward()
+            peaks.append(place.memory().peak_bytes)
+    assert peaks[0] == peaks[1]

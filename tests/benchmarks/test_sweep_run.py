@@ -1,0 +1,202 @@
+"""Sweeps: what is done first, what a budget is, what is recorded, and how a stopped one goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import sweep
+from benchmarks.cell_process import Measure
+from benchmarks.cell_spec import NOT_RUN, OUT_OF_MEMORY, CellResult, CellSpec, result_of
+from benchmarks.grid import Grid, quick_grids
+from benchmarks.run_file import CELLS_FILE, read_lines
+from benchmarks.sweep_run import Limits, OutOfTime, SweepRun
+
+PEERS = ("vdnn-auto", "checkpoint", "plain")
+GRID = Grid("virtual", "h100", ("unet", "vgg16"), PEERS, ("60%", "12GiB", "min"))
+PLAIN_PEAK = 1001
+
+
+def measured(spec: CellSpec) -> CellResult:
+    """Numbers that can be told apart. `said` is what it was given as a budget."""
+    gradients = "other" if spec.peer == "checkpoint" else "same"
+    return result_of(
+        spec, step_ns=len(spec.peer), peak_bytes=PLAIN_PEAK, gradients=gradients, said=str(spec.budget_bytes)
+    )
+
+
+def out_of_memory(spec: CellSpec) -> CellResult:
+    if spec.peer != "plain":
+        return measured(spec)
+    return result_of(spec, status=OUT_OF_MEMORY, said="CUDA out of memory")
+
+
+def crashes(spec: CellSpec) -> CellResult:
+    if spec.peer == "checkpoint":
+        os.abort()
+    return measured(spec)
+
+
+def hangs(spec: CellSpec) -> CellResult:
+    if spec.peer == "checkpoint":
+        threading.Event().wait()
+    return measured(spec)
+
+
+def run_of(folder: Path, measure: Measure = measured, *, limit_s: float = 600.0, **options: Any) -> SweepRun:
+    limits = Limits(time.monotonic() + limit_s, cell_s=60.0, jobs=1)
+    return SweepRun(folder, limits, measure=measure, **options)
+
+
+def cells_in(folder: Path) -> list[dict[str, Any]]:
+    return read_lines(folder / CELLS_FILE)
+
+
+def asked(cells: list[dict[str, Any]]) -> list[tuple[str, str, str | None]]:
+    return [(cell["workload"], cell["asked"], cell["budget"]) for cell in cells]
+
+
+def test_plain_goes_first_and_budgets_are_shares_of_its_peak(tmp_path: Path) -> None:
+    run_of(tmp_path).do([GRID])
+    cells = cells_in(tmp_path)
+    assert asked(cells)[:5] == [
+        ("unet", "plain", None),
+        ("unet", "vdnn-auto", "60%"),
+        ("unet", "vdnn-auto", "12GiB"),
+        ("unet", "vdnn-auto", "min"),
+        ("unet", "checkpoint", None),
+    ]
+    assert len(cells) == 2 * 5
+    told = {cell["budget"]: cell["said"] for cell in cells if cell["asked"] == "vdnn-auto"}
+    assert told == {"60%": str(int(0.6 * PLAIN_PEAK)), "12GiB": str(12 * 2**30), "min": "None"}
+
+
+def test_gradients_are_compared_with_plains(tmp_path: Path) -> None:
+    run_of(tmp_path).do([GRID])
+    found = {cell["asked"]: cell["identical"] for cell in cells_in(tmp_path)}
+    assert found == {"plain": None, "vdnn-auto": True, "checkpoint": False}
+
+
+def test_a_share_of_an_unknown_peak_is_not_run_and_says_why(tmp_path: Path) -> None:
+    run_of(tmp_path, out_of_memory).do([GRID])
+    cell = next(cell for cell in cells_in(tmp_path) if cell["budget"] == "60%")
+    assert cell["status"] == NOT_RUN
+    assert cell["said"] == ("its budget is 60% of plain's peak, which is not known: out-of-memory, CUDA out of memory")
+    assert {cell["status"] for cell in cells_in(tmp_path) if cell["budget"] == "12GiB"} == {"ok"}
+
+
+def test_a_crash_is_a_result_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    run_of(tmp_path, crashes).do([GRID])
+    found = {(cell["workload"], cell["asked"]): cell["status"] for cell in cells_in(tmp_path)}
+    assert found["unet", "checkpoint"] == "failed"
+    assert found["vgg16", "plain"] == "ok"
+    said = next(cell["said"] for cell in cells_in(tmp_path) if cell["status"] == "failed")
+    assert said.startswith("its process died by SIGABRT")
+
+
+def test_the_same_sweep_again_does_only_what_is_missing(tmp_path: Path) -> None:
+    run_of(tmp_path).do([dataclasses.replace(GRID, workloads=("unet",))])
+    before = cells_in(tmp_path)
+    run_of(tmp_path).do([GRID])
+    cells = cells_in(tmp_path)
+    assert cells[: len(before)] == before
+    assert {cell["workload"] for cell in cells[len(before) :]} == {"vgg16"}
+    run_of(tmp_path).do([GRID])
+    assert cells_in(tmp_path) == cells
+
+
+def test_a_file_cut_off_by_a_kill_is_gone_on_with(tmp_path: Path) -> None:
+    run_of(tmp_path).do([GRID])
+    whole = asked(cells_in(tmp_path))
+    path = tmp_path / CELLS_FILE
+    path.write_bytes(path.read_bytes()[:-40])
+    run_of(tmp_path).do([GRID])
+    assert asked(cells_in(tmp_path)) == whole
+
+
+def test_cells_of_a_status_are_done_again_when_asked(tmp_path: Path) -> None:
+    run_of(tmp_path, crashes).do([GRID])
+    run_of(tmp_path, again=frozenset({"failed"})).do([GRID])
+    later = {(cell["workload"], cell["asked"]): cell["status"] for cell in cells_in(tmp_path)}
+    assert later["unet", "checkpoint"] == "ok"
+    assert len(cells_in(tmp_path)) == 2 * 5 + 2
+
+
+def test_when_the_time_is_up_what_runs_is_not_recorded(tmp_path: Path) -> None:
+    run = run_of(tmp_path, hangs, limit_s=5.0)
+    with pytest.raises(OutOfTime, match="the time is up"):
+        run.do([GRID])
+    cells = cells_in(tmp_path)
+    assert ("unet", "plain", None) in asked(cells)
+    assert "checkpoint" not in {cell["asked"] for cell in cells}
+
+
+def test_a_compiled_peer_brings_the_compiled_plain_with_it() -> None:
+    specs = dataclasses.replace(GRID, peers=("compiled-offload",)).specs("unet", None)
+    assert [spec.peer for spec in specs] == ["plain", "compiled-plain", "compiled-offload"]
+
+
+def test_steps_of_a_run_have_names_of_their_own() -> None:
+    names = [spec.step_name for grid in quick_grids() for name in grid.workloads for spec in grid.specs(name, None)]
+    assert len(set(names)) == len(names)
+    assert all(name.replace("-", "").replace("_", "").isalnum() for name in names)
+
+
+# The command.
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(self: SweepRun, grids: list[Grid]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SweepRun, "do", interrupted)
+    monkeypatch.setattr(sweep.signal, "signal", lambda number, handler: None)
+    assert sweep.main(["--out", str(tmp_path)]) == 130
+    assert f"What is done is in {tmp_path}; the same command goes on from there." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workloads", "vgg17"], "expected a workload among alexnet"),
+        (["--peers", "vdnn-never"], "expected a peer among plain, checkpoint"),
+        (["--budgets", "120%"], "expected a share such as 60%, up to 100%, got '120%'"),
+        (["--budgets", "much"], "much"),
+        (["--hardware", "abacus"], "got 'abacus'"),
+        (["--loader-workers", "2"], "place 'virtual' has no data to load"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert sweep.main([*arguments, "--out", str(tmp_path / "run")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_sweep_on_a_gpu_needs_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep.main(["--place", "cuda", "--out", str(tmp_path)]) == 2
+    assert "torch sees no GPU here" in capsys.readouterr().err
+
+
+def test_a_line_has_the_fields_that_readers_know(tmp_path: Path) -> None:
+    run_of(tmp_path).do([dataclasses.replace(GRID, workloads=("unet",), peers=("plain",))])
+    line = json.loads((tmp_path / CELLS_FILE).read_text().splitlines()[0])
+    assert line["format"] == 1
+    assert set(line) >= {
+        *("workload", "batch", "peer", "budget", "budget_bytes", "place", "device", "clock", "status", "said"),
+        *("step_ns", "step_times_ns", "peak_bytes", "reserved_bytes", "host_bytes", "to_host_bytes"),
+        *("to_device_bytes", "stall_ns", "predicted_step_ns", "predicted_peak_bytes", "loss", "gradients"),
+        *("identical", "compiled", "versions", "commit", "step"),
+    }
