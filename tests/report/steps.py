@@ -30,6 +30,7 @@ def network(batch: int) -> tuple[nn.Module, torch.Tensor]:
     layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1)]
     for _ in range(4):
         layers += [nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()]
+    layers += [nn.MaxPool2d(2), nn.Dropout(0.5)]
     return nn.Sequential(*layers), torch.empty(batch, 3, 64, 64)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from vdnn.json_form import save_text
 from vdnn.planning.rebuilding import recording_under
-from vdnn.recording import Point, PointKind
+from vdnn.recording import Point, PointKind, Recording
 from vdnn.report.run_folder import Run
 from vdnn.report.storage_table import operation_name, storage_name
 from vdnn.saved_step import SavedStep
@@ -52,8 +52,8 @@ class _Process:
         self._process = process
         self._step = step
         self._timeline = timeline
-        self._recording = step.recording
-        self._points = _points_of(step)
+        self._followed = _followed(step)
+        self._points = _points_of(step, self._followed)
 
     def events(self) -> Iterator[Event]:
         timeline = self._timeline
@@ -111,9 +111,9 @@ class _Process:
         return self._points[mark.point] if mark.point < len(self._points) else None
 
     def _storage(self, lifetime: int) -> str:
-        if self._recording is None or lifetime >= len(self._recording.lifetimes):
+        if self._followed is None or lifetime >= len(self._followed.lifetimes):
             return f"storage {lifetime}"
-        return storage_name(self._recording, lifetime)
+        return storage_name(self._followed, lifetime)
 
     def _copy(self, copy: Copy, row: int) -> Event:
         word = "offload" if copy.track is Track.TO_HOST else "reload"
@@ -153,12 +153,17 @@ class _Process:
         return {"ph": "M", "name": what, "pid": self._process, "tid": row, "ts": 0, "args": {"name": name}}
 
 
-def _points_of(step: SavedStep) -> tuple[Point, ...]:
-    """What the marks of its timelines are numbered by: the step's points, with those of the plan's rebuilds."""
-    recording, plan = step.recording, step.plan
-    if recording is not None:
-        return recording.points if plan is None else recording_under(recording, plan.lifetimes).points
-    points = () if plan is None else plan.points
+def _followed(step: SavedStep) -> Recording | None:
+    """What its timelines are numbered by: the step with the plan's rebuilds."""
+    if step.recording is None or step.plan is None:
+        return step.recording
+    return recording_under(step.recording, step.plan.lifetimes)
+
+
+def _points_of(step: SavedStep, followed: Recording | None) -> tuple[Point, ...]:
+    if followed is not None:
+        return followed.points
+    points = () if step.plan is None else step.plan.points
     return tuple(Point(point.kind, point.lifetime, point.key, 0, 0, 0) for point in points)
 
 

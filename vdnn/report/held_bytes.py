@@ -6,14 +6,13 @@ everything kept. After: under the plan, in which what is rebuilt is away from wh
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vdnn.planning.footprint import absent_intervals, interval_bytes
 from vdnn.planning.rebuilding import recording_under
-from vdnn.recording import Lifetime, Recording
-from vdnn.step_plan import Absence, Action, Plan, PlannedLifetime
+from vdnn.recording import Lifetime, PointKind, Recording
+from vdnn.step_plan import Absence, Action, Plan
 from vdnn.timeline import Timeline
 
 
@@ -47,8 +46,12 @@ class HeldBytes:
 
 
 def actions_of(recording: Recording, plan: Plan | None) -> tuple[Action | None, ...]:
-    """Of every storage; None where nobody planned."""
-    return (None,) * len(recording.lifetimes) if plan is None else tuple(one.action for one in plan.lifetimes)
+    """Of every storage, by what was recorded first and what codecs leave of it behind; None where nobody planned."""
+    if plan is None:
+        return (None,) * len(recording.lifetimes)
+    recorded = len(recording.lifetimes)
+    actions = (one.action for one in plan.lifetimes)
+    return tuple(Action.COMPRESS if place >= recorded else action for place, action in enumerate(actions))
 
 
 def held_before(recording: Recording) -> HeldBytes:
@@ -68,49 +71,53 @@ def held_before(recording: Recording) -> HeldBytes:
 def held_after(recording: Recording, plan: Plan, timeline: Timeline | None) -> HeldBytes:
     """Under the plan: what lies where by the plan, when by the timeline."""
     followed = recording_under(recording, plan.lifetimes)
-    places = _Places(recording, followed)
+    rebuilt = _rebuilt_intervals(recording, followed, plan)
     storages = []
-    for old, new, planned in zip(recording.lifetimes, followed.lifetimes, plan.lifetimes, strict=True):
-        away = list(_away(old, new, planned, places, len(followed.points)))
-        storages.append(tuple(_without(_alive(new), away)))
+    for index, (lifetime, planned) in enumerate(zip(followed.lifetimes, plan.lifetimes, strict=True)):
+        away = [absent_intervals(lifetime, absence) for absence in planned.absences]
+        storages.append(tuple(_without(_alive(lifetime), [*away, *rebuilt.get(index, ())])))
     return HeldBytes(
         _ends(followed, timeline),
         tuple(interval_bytes(followed, plan.lifetimes)),
         tuple(storages),
-        tuple(lifetime.nbytes for lifetime in recording.lifetimes),
+        tuple(lifetime.nbytes for lifetime in followed.lifetimes),
     )
 
 
-class _Places:
-    """Where points of the recorded step are in the step with the plan's rebuilds: saves tell, and before the first use
-    nothing comes between."""
+def _rebuilt_intervals(recording: Recording, followed: Recording, plan: Plan) -> dict[int, tuple[range, ...]]:
+    """Of what is rebuilt: from when it was given up to its first use."""
+    count = len(recording.lifetimes)
+    chosen = [index for index, planned in enumerate(plan.lifetimes[:count]) if planned.is_rebuilt]
+    encoded = (index for index in chosen if plan.lifetimes[index].action is Action.COMPRESS)
+    left = {index: followed.lifetimes[number].saves[0] for number, index in enumerate(encoded, start=count)}
+    begins = _first_places(recording, followed)
+    found: dict[int, tuple[range, ...]] = {}
+    for index in chosen:
+        old, new = recording.lifetimes[index], followed.lifetimes[index]
+        assert old.rebuild is not None, "the plan is for this recording"
+        gone = absent_intervals(old, Absence(old.rebuild.known_point)).start
+        begin = begins[min(gone, len(begins) - 1)] + max(0, gone - len(begins) + 1)
+        if index in left and gone == old.rebuild.known_point + 1:
+            begin = left[index] + 1  # as soon as the codec has run
+        found[index] = (range(begin, next((use for use in new.uses if use >= begin), len(followed.points))),)
+    return found
 
-    def __init__(self, recording: Recording, followed: Recording) -> None:
-        pairs = sorted(
-            (before, after)
-            for old, new in zip(recording.lifetimes, followed.lifetimes, strict=True)
-            for before, after in zip(old.saves, new.saves, strict=True)
-        )
-        self._old = [before for before, _ in pairs]
-        self._new = [after for _, after in pairs]
 
-    def of(self, point: int) -> int:
-        nearest = bisect_right(self._old, point) - 1
-        return point if nearest < 0 else self._new[nearest] + point - self._old[nearest]
+def _first_places(recording: Recording, followed: Recording) -> list[int]:
+    """Of the points up to the first use: what happens first at them in the step with rebuilds, in which codecs run
+    between them."""
+    places = [0]
+    for place, point in enumerate(followed.points):
+        if point.kind is PointKind.USE:
+            break
+        if point.lifetime is None or point.lifetime < len(recording.lifetimes):
+            places.append(place + 1)
+    return places
 
 
 def _alive(lifetime: Lifetime) -> range:
     """In the interval of its first save it was made."""
     return range(lifetime.saves[0], lifetime.end_point + 1)
-
-
-def _away(old: Lifetime, new: Lifetime, planned: PlannedLifetime, places: _Places, count: int) -> Iterator[range]:
-    for absence in planned.absences:
-        yield absent_intervals(new, absence)
-    if planned.is_rebuilt and old.rebuild is not None:
-        gone = absent_intervals(old, Absence(old.rebuild.known_point))
-        begin = places.of(gone.start)
-        yield range(begin, next((use for use in new.uses if use >= begin), count))
 
 
 def _without(there: range, away: Sequence[range]) -> Iterator[range]:

@@ -119,7 +119,7 @@ def _panel(
     always = min(besides)
     layers = [_Layer(REST, [always] * len(chosen))]
     for action in (None, *_ORDER):
-        own = [index for index, one in enumerate(actions) if one is action]
+        own = [index for index, one in enumerate(actions[: len(held.sizes)]) if one is action]
         if own:
             named = [(largest.index(index) + 1, thin(held.bytes_of([index]))) for index in own if index in largest]
             layers.append(_Layer(ACTION_SHADES[action], thin(held.bytes_of(own)), tuple(named)))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vdnn.errors import InvalidArgumentError
+from vdnn.errors import InvalidArgumentError, VdnnError
 from vdnn.json_form import FormatError
 from vdnn.planning.rebuilding import recording_under
 from vdnn.report.cell import Cell, cell_as_json, cell_from_json
@@ -119,9 +119,17 @@ def _require_one_step(step: SavedStep, folder: Path) -> None:
     recording, plan = step.recording, step.plan
     if recording is None or plan is None:
         return
-    recorded = [lifetime.nbytes for lifetime in recording.lifetimes]
     planned = [lifetime.nbytes for lifetime in plan.lifetimes]
-    if recorded != planned or len(recording_under(recording, plan.lifetimes).points) != len(plan.points):
+    recorded = [lifetime.nbytes for lifetime in recording.lifetimes]
+    fits = planned[: len(recorded)] == recorded
+    if fits:
+        try:
+            followed = recording_under(recording, plan.lifetimes)
+        except VdnnError as error:
+            raise FormatError(f"{folder}: {error}") from None
+        sizes = [lifetime.nbytes for lifetime in followed.lifetimes]
+        fits = sizes == planned and len(followed.points) == len(plan.points)
+    if not fits:
         raise FormatError(
             f"{folder}: plan.json is for another step than recording.json: it has {len(planned)} storages and "
             f"{len(plan.points)} points, the recording {len(recorded)} and {len(recording.points)}. "

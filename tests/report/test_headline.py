@@ -1,0 +1,91 @@
+"""What a run comes to, in sentences: by rules, from its cells, and with what is virtual said to be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vdnn.report.cell import Cell
+from vdnn.report.comparison import comparisons
+from vdnn.report.headline import headline, more_time_text
+from vdnn.report.run_folder import Run
+from vdnn.report.text_summary import text_summary
+
+PLAIN = Cell("net", "plain", place="virtual", clock="virtual", device="h100", step_ns=1000, peak_bytes=1000)
+
+
+def own(peak_bytes: int, step_ns: int, budget: str = "") -> Cell:
+    return replace(PLAIN, peer="vdnn-auto", budget=budget, peak_bytes=peak_bytes, step_ns=step_ns)
+
+
+def run_of(*cells: Cell) -> Run:
+    return Run(Path("run"), cells, ())
+
+
+def said(*cells: Cell) -> str:
+    return headline(comparisons(run_of(*cells)))
+
+
+def test_of_the_points_within_five_per_cent_the_smallest_is_named() -> None:
+    cells = PLAIN, own(900, 1000, "90%"), own(410, 1023, "40%"), own(300, 1100, "30%")
+    assert said(*cells) == "net: 41 % of the memory at 2.3 % more time (virtual h100)."
+
+
+def test_where_none_is_within_five_per_cent_the_fastest_is_named() -> None:
+    assert said(PLAIN, own(500, 1200, "a"), own(400, 1300, "b")).startswith("net: 50 % of the memory at 20.0 % more")
+
+
+def test_several_workloads_are_a_range_of_which_none_is_picked() -> None:
+    other = [replace(cell, workload="other") for cell in (PLAIN, own(620, 1050))]
+    assert said(PLAIN, own(410, 1023), *other) == (
+        "2 workloads: 41 to 62 % of the memory at 2.3 to 5.0 % more time (virtual h100)."
+    )
+
+
+def test_measured_and_virtual_are_not_compared() -> None:
+    real = replace(PLAIN, place="cuda", clock="device", device="H100", step_ns=2000)
+    cells = PLAIN, own(500, 1010), real
+    assert [one.where for one in comparisons(run_of(*cells))] == ["virtual h100", "H100"]
+    assert said(*cells) == "net: 50 % of the memory at 1.0 % more time (virtual h100)."
+
+
+def test_compiled_is_compared_with_compiled() -> None:
+    cells = PLAIN, own(500, 1010), *(replace(one, compiled=True, step_ns=500) for one in (PLAIN, own(500, 1)))
+    compared = comparisons(run_of(*cells))
+    assert [one.where for one in compared] == ["virtual h100", "virtual h100, compiled"]
+    assert compared[1].more_time(compared[1].cells[1]) == 0
+
+
+def test_plain_that_ran_out_of_memory_is_what_is_said() -> None:
+    failed = replace(PLAIN, status="out-of-memory", step_ns=None, peak_bytes=None)
+    assert said(failed, own(2**30, 10)) == (
+        "net: trains in 1.00 GiB, where plain PyTorch runs out of memory (virtual h100)."
+    )
+
+
+@pytest.mark.parametrize("cells", [(), (PLAIN,), (replace(own(1, 1), status="failed"),)])
+def test_a_run_without_a_step_of_vdnns_says_so(cells: tuple[Cell, ...]) -> None:
+    assert said(*cells) == "No step of vdnn's was measured or foretold in this run."
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [(0.0004, "no more time"), (0.023, "2.3 % more time"), (-0.1, "10.0 % less time"), (1.5, "150 % more time")],
+)
+def test_time_is_said_in_per_cent(more: float, text: str) -> None:
+    assert more_time_text(more) == text
+
+
+def test_the_text_has_every_cell_and_why_it_ended() -> None:
+    failed = replace(PLAIN, peer="other", status="failed", said="it stopped", step_ns=None, peak_bytes=None)
+    text = text_summary(run_of(PLAIN, own(410, 1023, "40%"), failed))
+    assert "net on virtual h100" in text
+    assert "failed: it stopped" in text
+    assert "41.0 %" in text
+    assert "+2.3 %" in text
+
+
+def test_no_name_commands_the_terminal() -> None:
+    assert "\x1b" not in text_summary(run_of(replace(PLAIN, workload="a\x1b[2Jb\r")))
