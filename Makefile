@@ -23,12 +23,13 @@ help:
 	@echo "make test         build and run all tests (first time: makes .venv)"
 	@echo "make test-full    every sample of torch's operation database, in every mode"
 	@echo "make test-fast    the same without those marked slow"
-	@echo "make bench        transfers, VGG-16 under each policy and the cost of hooks, as tables and a picture"
+	@echo "make bench        five minutes: with a GPU a measured comparison, without one vDNN's table in virtual time"
+	@echo "make bench-core   what a transfer and a hook cost"
 	@echo "make figures      the pytest-benchmark figures"
 	@echo "make stress       the C++ stress program under ThreadSanitizer, AddressSanitizer and UBSan; stress-deferred"
 	@echo "make stress-deferred  the runtime on the deferred accelerator under 10,000 schedules"
 	@echo "make lint         ruff, mypy, clang-format, clang-tidy"
-	@echo "make gpu-proof    on a CUDA machine, with what is installed there: build, CUDA tests, link"
+	@echo "make gpu-proof    on a CUDA machine, with what is installed there; PART=cnn,llm for some of its parts"
 	@echo "make wheel-check  wheels without and with nvcc, each imported in a bare environment"
 	@echo "make build        build the native core in place; make venv: only make .venv; make clean"
 
@@ -76,8 +77,11 @@ figures: build
 
 .PHONY: bench
 bench: build
+	$(PY) -m benchmarks.bench
+
+.PHONY: bench-core
+bench-core: build
 	$(PY) -m benchmarks.transfers
-	$(PY) -m benchmarks.vgg16_steps
 	$(PY) -m benchmarks.hook_cost
 
 .PHONY: stress
