@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import sys
 from collections import Counter
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,7 +27,6 @@ from benchmarks.models import Workload, bert_large, densenet121, llama_8b, resne
 from benchmarks.models.gpt import GptShape, gpt
 from benchmarks.models.resnet import resnet
 from benchmarks.progress import Progress
-from benchmarks.step_places import CudaPlace, StepPlace, VirtualPlace
 from benchmarks.text_table import render_table
 from vdnn.hardware import load_profile
 from vdnn.recording import Recording
@@ -101,14 +102,18 @@ def foretold(case: SavedCase) -> Recording:
     return rehearse(Subject(make), load_profile(HARDWARE), min_bytes=case.min_bytes).recording
 
 
-def found(case: SavedCase, place: StepPlace) -> Recording:
+def found(case: SavedCase, *, on_gpu: bool) -> Recording:
     torch.manual_seed(0)
-    with place.making():
-        workload = case.make()
-    step = _step_of(case, workload, place.device.type)
-    with contextlib.closing(
-        vdnn.offload("vdnn-all", device=place.vdnn_device, measure=True, warmup_steps=1, min_bytes=case.min_bytes)
-    ) as session:
+    with contextlib.ExitStack() as stack:
+        device: Any = "cuda" if on_gpu else stack.enter_context(vdnn.VirtualMachine(HARDWARE, fake=False))
+        with torch.device("cuda") if on_gpu else contextlib.nullcontext():
+            workload = case.make()
+        step = _step_of(case, workload, "cuda" if on_gpu else "cpu")
+        session = stack.enter_context(
+            contextlib.closing(
+                vdnn.offload("vdnn-all", device=device, measure=True, warmup_steps=1, min_bytes=case.min_bytes)
+            )
+        )
         with session:
             for _ in range(STEPS):
                 step()
@@ -192,32 +197,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("saved_on_cuda: torch sees no GPU here: --device cpu tries the program without one.", file=sys.stderr)
         return 2
     on_gpu = options.device == "cuda"
-    place: StepPlace = CudaPlace() if on_gpu else VirtualPlace(HARDWARE)
+    where = torch.cuda.get_device_name() if on_gpu else "this CPU"
     cases = CASES if on_gpu else SMALL_CASES
     progress = Progress("saved_on_cuda", len(cases))
     rows: list[SavedComparison] = []
     for case in cases:
         progress.begin(case.name)
-        rows.append(_tried(case, on_gpu))
+        rows.append(_tried(case, on_gpu=on_gpu))
         if options.json is not None:
             with options.json.open("a" if len(rows) > 1 else "w") as lines:
                 lines.write(json.dumps(asdict(rows[-1])) + "\n")
     progress.end()
-    print(render(place.name, rows))
+    print(render(where, rows))
     return 1 if any(row.said for row in rows) else 0
 
 
-def _tried(case: SavedCase, on_gpu: bool) -> SavedComparison:
-    """A place of its own, so that nothing of the model before is in it."""
-    place: StepPlace = CudaPlace() if on_gpu else VirtualPlace(HARDWARE)
+def _tried(case: SavedCase, *, on_gpu: bool) -> SavedComparison:
     try:
-        here = foretold(case)
-        with place:
-            return compare(case, here, found(case, place))
+        return compare(case, foretold(case), found(case, on_gpu=on_gpu))
     except Exception as error:  # one model's fault must not hide the others
         return SavedComparison(case.name, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
     finally:
-        place.tidy()
+        gc.collect()
+        if on_gpu:
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
