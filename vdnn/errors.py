@@ -188,6 +188,43 @@ class TorchMissingError(VdnnError, ImportError):
         super().__init__(f"this part of vdnn needs {needed}, but {_bare(found)}: run pip install '{needed}'.")
 
 
+class LibraryMissingError(VdnnError, ImportError):
+    """An integration whose library is not installed. `extra` is the one of vdnn that brings it."""
+
+    def __init__(self, *, integration: str, library: str, extra: str) -> None:
+        self.integration = integration
+        self.library = library
+        self.extra = extra
+        super().__init__(
+            f"{integration} needs {library}, which is not installed: run pip install 'vdnn[{extra}]', or pip install "
+            f"{library}."
+        )
+
+
+class CombinationError(VdnnError, ValueError):
+    """Two things that do not work together, found before training starts."""
+
+    def __init__(self, *, ours: str, theirs: str, reason: str, way_out: str) -> None:
+        self.ours = ours
+        self.theirs = theirs
+        self.reason = reason
+        self.way_out = way_out
+        super().__init__(f"{ours} does not work with {theirs}: {_bare(reason)}. {_bare(way_out)}.")
+
+
+class RankError(VdnnError, RuntimeError):
+    """One rank cannot go on, and so none does. Raised on all of them, between two steps."""
+
+    def __init__(self, *, rank: int, ranks: int, reason: str) -> None:
+        self.rank = rank
+        self.ranks = ranks
+        self.reason = reason
+        super().__init__(
+            f"rank {rank} of {ranks} cannot go on: {_bare(reason)}. All ranks stop here, between two steps, so that "
+            "none waits for it."
+        )
+
+
 _FROM_NATIVE: dict[str, Callable[..., VdnnError]] = {
     "InvalidArgument": InvalidArgumentError,
     "DeviceMismatch": DeviceMismatchError,

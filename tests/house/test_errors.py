@@ -120,6 +120,26 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
         {"found": "no torch is installed", "needed": "torch>=2.8"},
         "this part of vdnn needs torch>=2.8, but no torch is installed: run pip install 'torch>=2.8'.",
     ),
+    (
+        errors.LibraryMissingError,
+        ImportError,
+        {"integration": "vdnn.integrations.lightning", "library": "lightning", "extra": "lightning"},
+        "vdnn.integrations.lightning needs lightning, which is not installed: run pip install 'vdnn[lightning]', or "
+        "pip install lightning.",
+    ),
+    (
+        errors.CombinationError,
+        ValueError,
+        {"ours": "vdnn", "theirs": "two GPUs", "reason": "hooks belong to one thread", "way_out": "Use torchrun"},
+        "vdnn does not work with two GPUs: hooks belong to one thread. Use torchrun.",
+    ),
+    (
+        errors.RankError,
+        RuntimeError,
+        {"rank": 3, "ranks": 8, "reason": "budget 1.00 GiB cannot be met."},
+        "rank 3 of 8 cannot go on: budget 1.00 GiB cannot be met. All ranks stop here, between two steps, so that none "
+        "waits for it.",
+    ),
 ]
 NATIVE_KINDS = {
     "InvalidArgument": errors.InvalidArgumentError,

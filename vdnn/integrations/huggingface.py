@@ -1,0 +1,81 @@
+"""For the Trainer of transformers, and what is derived from it (TRL's SFTTrainer): a callback that trains in a session.
+
+    trainer = Trainer(model, args, train_dataset=data, callbacks=[OffloadCallback(budget="12GiB")])
+
+With accelerate, PEFT and loops of one's own nothing is needed but `with vdnn.offload(...)`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vdnn.errors import CombinationError, LibraryMissingError
+from vdnn.integrations.offload_arguments import OffloadArguments
+from vdnn.integrations.training_run import TrainingRun, warn_of_whole_compile
+from vdnn.runtime.session import Session
+
+try:
+    from transformers import TrainerCallback
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise LibraryMissingError(
+        integration="vdnn.integrations.huggingface", library="transformers", extra="huggingface"
+    ) from None
+
+_OURS = "vdnn's OffloadCallback"
+
+
+class OffloadCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # untyped where it is not installed
+    """Takes OffloadArguments, or the options of vdnn.offload. What cannot work is refused when training begins."""
+
+    def __init__(self, arguments: OffloadArguments | None = None, **options: Any) -> None:
+        self._run = TrainingRun(arguments, options)
+
+    @property
+    def session(self) -> Session | None:
+        """Of the present run, or of the last one; None before the first."""
+        return self._run.session
+
+    @property
+    def report(self) -> str:
+        """Of the last run."""
+        return self._run.report
+
+    def close(self) -> None:
+        """Leaves the session of a run that raised. The next run does so too."""
+        self._run.end()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        refuse_what_cannot_work(args)
+        if args.torch_compile:
+            warn_of_whole_compile()
+        self._run.begin(args.device)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._run.end()
+
+
+def refuse_what_cannot_work(args: Any) -> None:
+    """`args` is the trainer's."""
+    if args.n_gpu > 1:
+        raise CombinationError(
+            ours=_OURS,
+            theirs=f"nn.DataParallel over {args.n_gpu} GPUs",
+            reason="its replicas run on threads of their own, where hooks of this one are not called",
+            way_out="Start one process for each GPU (torchrun), or show it one GPU only (CUDA_VISIBLE_DEVICES)",
+        )
+    if getattr(args, "activation_offloading", False):
+        raise CombinationError(
+            ours=_OURS,
+            theirs="activation_offloading=True",
+            reason="both move what is saved, and of nested hooks the innermost are called alone",
+            way_out="Leave one of the two out",
+        )
+    if args.deepspeed:
+        raise CombinationError(
+            ours=_OURS,
+            theirs="DeepSpeed",
+            reason="its engine has never been tested inside a session",
+            way_out="Use FSDP2 (fsdp with version 2), or DDP",
+        )
