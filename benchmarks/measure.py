@@ -1,18 +1,18 @@
 """Measures one cell in this process: a workload's step under a peer, at a place.
 
 A peer's steps settle, then some are timed and their peak is read, then one more gives the gradients' digest under
-deterministic algorithms; then what its session tells is read and kept. On a GPU the timed steps run in a session that
-does not measure, and a second one, which does, tells of copies and stalls: measuring is no part of the time.
+deterministic algorithms. What a session of vdnn's tells of the last timed step is read and kept: a session that plans
+measures every step by itself, so its figures are those of the steps that were timed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ import vdnn
 from benchmarks.cell_spec import FAILED, NOT_RUN, OUT_OF_MEMORY, CellResult, CellSpec, result_of
 from benchmarks.gradient_check import deterministic
 from benchmarks.models.workload import Workload
-from benchmarks.peers import CannotRun, Opened, Peer, Trial, peer_named
+from benchmarks.peers import CannotRun, Peer, Trial, peer_named
 from benchmarks.places import MachinePlace, Place, TimedSteps, open_place
 from benchmarks.provenance import commit_of_tree, versions_of
 from benchmarks.session_figures import note_session
@@ -31,7 +31,7 @@ from benchmarks.workloads import workload_named
 from vdnn.bytesize import format_bytes
 
 SEED = 0
-# Fewer steps are timed of a step that takes longer than this share of it.
+# Steps are timed for about so long at most, and one in any case.
 PATIENCE_S = 60.0
 
 
@@ -71,6 +71,8 @@ class Steps:
 
 def measure(spec: CellSpec) -> CellResult:
     """Raises what the step raises but for want of memory, which is a result."""
+    # cuBLAS reads it when it is loaded; without it products have no deterministic form.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     entry, peer = workload_named(spec.workload), peer_named(spec.peer)
     result = result_of(spec)
     result.peer, result.compiled = peer.cell_name, peer.compiled
@@ -116,47 +118,39 @@ def _run(spec: CellSpec, peer: Peer, trial: Trial, steps: Steps, result: CellRes
     place = trial.place
     is_machine = isinstance(place, MachinePlace)
     settling = peer.virtual_settling_steps if is_machine else peer.settling_steps
-    # A machine's clock does not run while a session measures.
-    trial = replace(trial, measured=is_machine)
     with peer.open(trial) as opened:
-        _begin(steps, opened, trial.workload)
-        began_s = time.monotonic()
+        steps.session = opened.session
+        steps.model = trial.workload.model if opened.model is None else opened.model
         steps.times_ns(settling)
-        settled_s = (time.monotonic() - began_s) / max(settling, 1)
+        count = 1
+        if not is_machine:
+            # What settling left in the allocator's cache is no part of what is reserved; the next step fills it anew.
+            place.tidy()
+            began_s = time.monotonic()
+            steps.times_ns(1)
+            count = max(1, min(spec.steps, math.ceil(PATIENCE_S / (time.monotonic() - began_s))))
         if opened.moved is not None:  # of the timed steps alone
             opened.moved.to_host_bytes = opened.moved.to_device_bytes = opened.moved.stall_ns = 0
         place.reset_peak()
-        count = 1 if is_machine else max(1, min(spec.steps, math.ceil(PATIENCE_S / max(settled_s, 1e-3))))
         result.step_times_ns = steps.times_ns(count)
         result.step_ns = round(statistics.median(result.step_times_ns))
         memory = place.memory()
         result.peak_bytes, result.requested_bytes = memory.peak_bytes, memory.requested_bytes
-        result.reserved_bytes = memory.reserved_bytes
+        result.reserved_bytes, result.host_bytes = memory.reserved_bytes, memory.pinned_bytes
         result.said = opened.said
         if opened.moved is not None:
             result.to_host_bytes = opened.moved.to_host_bytes // count
             result.to_device_bytes = opened.moved.to_device_bytes // count
             result.stall_ns = opened.moved.stall_ns // count
             result.host_bytes = opened.moved.peak_held_bytes
-        if is_machine and opened.session is not None:
+        if opened.session is not None:
             note_session(opened.session, trial, spec, result)
         if place.has_data:
             _note_gradients(steps, trial.workload.model, result)
-    if not is_machine and opened.session is not None:
-        with peer.open(replace(trial, measured=True)) as again:
-            _begin(steps, again, trial.workload)
-            steps.times_ns(settling + 1)
-            assert again.session is not None, "it had one before"
-            note_session(again.session, trial, spec, result)
     if not place.has_data and result.peak_bytes > place.memory_bytes:
         result.status = OUT_OF_MEMORY
         needs = f"needs {format_bytes(result.peak_bytes)} of {format_bytes(place.memory_bytes)}"
         result.said = f"{result.said}; {needs}" if result.said else needs
-
-
-def _begin(steps: Steps, opened: Opened, workload: Workload) -> None:
-    steps.session = opened.session
-    steps.model = workload.model if opened.model is None else opened.model
 
 
 def _note_gradients(steps: Steps, model: nn.Module, result: CellResult) -> None:
@@ -167,7 +161,7 @@ def _note_gradients(steps: Steps, model: nn.Module, result: CellResult) -> None:
                 steps.before()
                 steps.step()
         except RuntimeError as error:
-            model.zero_grad(set_to_none=True)
+            steps.after()
             if not is_strict or "deterministic" not in str(error):
                 raise
             continue

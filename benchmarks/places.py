@@ -44,6 +44,7 @@ class MemoryFigures:
     peak_bytes: int
     requested_bytes: int | None = None
     reserved_bytes: int | None = None
+    pinned_bytes: int | None = None  # by torch, all that it has pinned so far
 
 
 class Place(ABC):
@@ -90,6 +91,10 @@ class Place(ABC):
 
     @abstractmethod
     def time_steps(self, steps: TimedSteps, count: int) -> list[int]: ...
+
+    def tidy(self) -> None:
+        """Gives back what is cached. Where nothing is, nothing."""
+        return
 
     @abstractmethod
     def reset_peak(self) -> None: ...
@@ -144,15 +149,19 @@ class CudaPlace(Place):
         self._cuda.synchronize()
         return [round(begin.elapsed_time(end) * 1e6) for begin, end in events]
 
+    def tidy(self) -> None:
+        self._cuda.synchronize()
+        self._cuda.empty_cache()
+
     def reset_peak(self) -> None:
         self._cuda.reset_peak_memory_stats()
 
     def memory(self) -> MemoryFigures:
-        statistics = self._cuda.memory_stats()
         return MemoryFigures(
             int(self._cuda.max_memory_allocated()),
-            int(statistics["requested_bytes.all.peak"]),
+            int(self._cuda.memory_stats()["requested_bytes.all.peak"]),
             int(self._cuda.max_memory_reserved()),
+            int(self._cuda.host_memory_stats().get("allocated_bytes.peak", 0)),
         )
 
     def versions(self) -> dict[str, str]:

@@ -13,7 +13,6 @@ gradients; `cuda` measures. docs/benchmarks.md says what each figure is.
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 import time
@@ -106,8 +105,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, RuntimeError, VdnnError) as error:
         print(f"sweep: {error}", file=sys.stderr)
         return 2
-    # Asked for from the start, because CUDA's libraries read it when they are loaded.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is running is ended, too
     limits = Limits(time.monotonic() + options.limit_s, options.cell_limit_s, options.jobs)
     run = SweepRun(options.out, limits, again=frozenset(options.again.split(",")) - {""})

@@ -19,13 +19,12 @@ from benchmarks.places import MachinePlace, Place
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """`budget` is what vdnn.offload is told: bytes, "min", or None. With `measured` a session measures every step."""
+    """`budget` is what vdnn.offload is told: bytes, "min", or None."""
 
     place: Place
     workload: Workload
     blocks: tuple[str, ...]
     budget: int | str | None = None
-    measured: bool = True
 
     @property
     def machine(self) -> vdnn.VirtualMachine | None:

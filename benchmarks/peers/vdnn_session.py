@@ -35,7 +35,6 @@ class VdnnSession(Peer):
             self._policy(),
             budget=trial.budget,
             device=trial.place.vdnn_device,
-            measure=trial.measured,
             warmup_steps=1,
             **sizes,
         )

@@ -17,8 +17,10 @@ from benchmarks.measure import digest_of, measure
 from benchmarks.peers import PEERS, CannotRun, Opened, Peer, Trial
 from benchmarks.peers.peer import Moved
 from benchmarks.peers.save_on_cpu import MODELLED, BlockingCopies
-from benchmarks.places import MachinePlace
+from benchmarks.places import CudaPlace, MachinePlace
 from benchmarks.synthetic_data import DataOptions
+from benchmarks.workloads import WORKLOADS, BenchmarkWorkload
+from tests.benchmarks.test_places import MadeUpCuda
 from vdnn import Plan, Recording, Timeline, VirtualMachine
 from vdnn.hardware import load_profile
 
@@ -155,6 +157,30 @@ def test_a_loader_brings_the_batches_of_the_steps() -> None:
     assert loaded.status == OK
     assert loaded.loss != fixed.loss
     assert sim("checkpoint", data=DataOptions(workers=0)).gradients == loaded.gradients
+
+
+def test_on_a_gpu_a_cell_settles_tidies_and_then_times_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU is made up and the tensors are on the CPU: what is asked of it, in which order, and what is read."""
+    cuda = MadeUpCuda()
+    place = CudaPlace(cuda)
+    place.torch_device = torch.device("cpu")
+    tiny = WORKLOADS["gpt2"].tiny
+    assert tiny is not None
+    entry = BenchmarkWorkload("tiny", tiny, 4, None, blocks=("Block",), autocast=True)
+    monkeypatch.setattr(measured_module, "open_place", lambda name, hardware: place)
+    monkeypatch.setattr(measured_module, "workload_named", lambda name: entry)
+    result = measure(CellSpec("tiny", "checkpoint", "cuda", "", steps=3))
+    assert (result.status, result.clock, result.batch) == (OK, "device", 4)
+    assert (result.peak_bytes, result.requested_bytes, result.reserved_bytes, result.host_bytes) == (512, 500, 2048, 70)
+    assert len(result.step_times_ns) == 3
+    assert result.gradients is not None
+    assert result.deterministic is True
+    # One step settles and one fills the cache anew; three are timed. Each waits before its first and after its last.
+    timed = [name for name in cuda.log if name in ("record", "empty_cache", "reset_peak_memory_stats", "memory_stats")]
+    settled, filled = ["record"] * 2, ["record"] * 2
+    assert timed == [
+        *(*settled, "empty_cache", *filled, "reset_peak_memory_stats", *["record"] * 6, "memory_stats"),
+    ]
 
 
 # The model of save_on_cpu.

@@ -51,7 +51,7 @@ class MadeUpCuda:
         def called(*arguments: Any) -> Any:
             self.log.append(name)
             return {"max_memory_allocated": 512, "max_memory_reserved": 2048}.get(
-                name, {"requested_bytes.all.peak": 500}
+                name, {"requested_bytes.all.peak": 500, "allocated_bytes.peak": 70}
             )
 
         return called
@@ -75,7 +75,9 @@ def test_on_a_gpu_peaks_are_torchs_and_are_reset() -> None:
     place = CudaPlace(cuda)
     place.reset_peak()
     memory = place.memory()
-    assert (memory.peak_bytes, memory.requested_bytes, memory.reserved_bytes) == (512, 500, 2048)
+    assert (memory.peak_bytes, memory.requested_bytes, memory.reserved_bytes, memory.pinned_bytes) == (
+        *(512, 500, 2048, 70),
+    )
     assert cuda.log[0] == "reset_peak_memory_stats"
 
 
