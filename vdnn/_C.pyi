@@ -529,6 +529,15 @@ class TransferQueue(_Native):
 
 # Planning.
 
+class Room(_Native):
+    """Bytes for each interval of a step; may be negative."""
+
+    def __init__(self, room_bytes: Sequence[int]) -> None: ...
+    def take_down(self, wanted: Sequence[tuple[int, int, int]]) -> list[int]:
+        """For each (highest, lowest, bytes) in turn: takes so much from the highest interval on, downwards as long as
+        there is as much, at most to the lowest. The intervals below the last that it was taken from: the highest itself
+        where that has not enough."""
+
 class StepOutcome(_Native):
     """A step under a plan. An absence is (gap, release point, reload point or -1)."""
 
@@ -565,3 +574,40 @@ class StepModel(_Native):
         """`may_leave` has a byte for each gap. None: the budget cannot be met with these."""
     def replay(self, absences: Sequence[tuple[int, int, int]]) -> StepOutcome: ...
     def peak_bytes(self, absences: Sequence[tuple[int, int, int]]) -> int: ...
+
+class RebuiltStep(_Native):
+    """A step with what it rebuilds. `compute_ns` is that of every interval, `step_ns` their sum."""
+
+    @property
+    def step_ns(self) -> int: ...
+    @property
+    def peak_bytes(self) -> int:
+        """With nothing moved."""
+    @property
+    def least_bytes(self) -> int:
+        """With everything moved that can be."""
+    @property
+    def compute_ns(self) -> list[int]: ...
+    @property
+    def gaps(self) -> list[tuple[int, int, int, int, int, int]]:
+        """(lifetime, bytes, release point, use or -1, first interval, last interval), as gaps_of() orders them."""
+    def model(self, link: LinkModel) -> StepModel: ...
+
+class RecordedStep(_Native):
+    """A recording, for the search of what to rebuild. See vdnn.planning.rebuilding."""
+
+    def __init__(
+        self,
+        *,
+        compute_ns: Sequence[int],
+        allocated_bytes: Sequence[int],
+        peak_bytes: Sequence[int],
+        kinds: Sequence[int],
+        lifetimes_of_points: Sequence[int],
+        storages: Sequence[tuple[int, int, int, int]],
+        uses: Sequence[Sequence[int]],
+        read: Sequence[Sequence[int]],
+        rebuilds: Sequence[tuple[Sequence[int], int, int, int, int, int, int] | None],
+    ) -> None:
+        """Of a rebuild: (inputs, known point, compute ns, extra bytes, kept bytes, ns and bytes of giving up)."""
+    def with_rebuilds(self, chosen: Sequence[int]) -> RebuiltStep: ...

@@ -1,12 +1,19 @@
-// StepModel for the planner: built from lists, asked with a flag for each gap.
+// For the planner, built from lists: StepModel, asked with a flag for each gap; RecordedStep, asked with what is
+// rebuilt; Room, for policies that lay copies out.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "bindings/bindings.h"
+#include "device/errors.h"
+#include "planning/recorded_step.h"
+#include "planning/room_tree.h"
 #include "planning/step_model.h"
 
 namespace py = pybind11;
@@ -24,6 +31,13 @@ std::vector<StepAbsence> from_tuples(const std::vector<AbsenceTuple>& tuples) {
   return absences;
 }
 
+std::vector<StepPoint> kinds_of(const std::vector<int>& numbers) {
+  std::vector<StepPoint> kinds;
+  kinds.reserve(numbers.size());
+  for (const int number : numbers) kinds.push_back(static_cast<StepPoint>(number));
+  return kinds;
+}
+
 std::unique_ptr<StepModel> make_model(
     std::vector<std::int64_t> compute_ns, std::vector<std::int64_t> peak_bytes, const std::vector<int>& kinds,
     std::vector<std::int32_t> storages_of_points,
@@ -33,7 +47,7 @@ std::unique_ptr<StepModel> make_model(
   StepModel::Shape shape;
   shape.compute_ns = std::move(compute_ns);
   shape.peak_bytes = std::move(peak_bytes);
-  for (const int kind : kinds) shape.kinds.push_back(static_cast<StepPoint>(kind));
+  shape.kinds = kinds_of(kinds);
   shape.storages_of_points = std::move(storages_of_points);
   for (const auto& [bytes, copy_point, free_point, end_point] : storages) {
     shape.storages.push_back({bytes, copy_point, free_point, end_point});
@@ -49,9 +63,9 @@ std::optional<StepOutcome> evaluate(const StepModel& model, const py::bytes& may
   std::vector<MoreRoom> more;
   more.reserve(more_room.size());
   for (const auto& [interval, bytes] : more_room) more.push_back({interval, bytes});
-  auto absences = model.schedule(may_leave, budget_bytes, more, {in_order, furthest_first});
+  const auto absences = model.schedule(may_leave, budget_bytes, more, {in_order, furthest_first});
   if (!absences.has_value()) return std::nullopt;
-  return model.replay(std::move(*absences));
+  return model.replay(*absences);
 }
 
 std::vector<AbsenceTuple> absences_of(const StepOutcome& outcome) {
@@ -69,6 +83,60 @@ std::vector<std::tuple<std::int32_t, bool, std::int64_t, std::vector<std::int32_
   return tuples;
 }
 
+using StorageTuple = std::tuple<std::int64_t, std::int32_t, std::int32_t, std::int32_t>;
+using Places = std::vector<std::int32_t>;
+using RebuildTuple =
+    std::tuple<Places, std::int32_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+
+std::unique_ptr<RecordedStep> make_recorded_step(std::vector<std::int64_t> compute_ns,
+                                                 std::vector<std::int64_t> allocated_bytes,
+                                                 std::vector<std::int64_t> peak_bytes, const std::vector<int>& kinds,
+                                                 Places lifetimes_of_points, const std::vector<StorageTuple>& storages,
+                                                 const std::vector<Places>& uses, const std::vector<Places>& read,
+                                                 const std::vector<std::optional<RebuildTuple>>& rebuilds) {
+  if (uses.size() != storages.size() || read.size() != storages.size() || rebuilds.size() != storages.size()) {
+    throw InvalidArgument("storages", "uses, reads and a rebuild or none for each", std::to_string(storages.size()));
+  }
+  std::vector<RecordedLifetime> lifetimes;
+  for (std::size_t index = 0; index < storages.size(); ++index) {
+    const auto& [bytes, copy_point, free_point, end_point] = storages[index];
+    RecordedLifetime lifetime{
+        {bytes, copy_point, free_point, end_point}, uses[index], read[index], {{}, -1, 0, 0, 0, 0, 0}};
+    if (rebuilds[index].has_value()) {
+      const auto& [inputs, known_point, rebuild_ns, extra_bytes, kept_bytes, giving_up_ns, giving_up_bytes] =
+          *rebuilds[index];
+      lifetime.rebuild = {inputs, known_point, rebuild_ns, extra_bytes, kept_bytes, giving_up_ns, giving_up_bytes};
+    }
+    lifetimes.push_back(std::move(lifetime));
+  }
+  return std::make_unique<RecordedStep>(
+      RecordedStep::Points{std::move(compute_ns), std::move(allocated_bytes), std::move(peak_bytes), kinds_of(kinds),
+                           std::move(lifetimes_of_points)},
+      std::move(lifetimes));
+}
+
+// Storage, bytes, release point, use or -1, first and last interval of each gap.
+std::vector<std::tuple<std::int32_t, std::int64_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t>> gaps_of(
+    const RebuiltStep& step) {
+  std::vector<std::tuple<std::int32_t, std::int64_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t>> tuples;
+  tuples.reserve(step.shape.gaps.size());
+  for (std::size_t index = 0; index < step.shape.gaps.size(); ++index) {
+    const StepGap& gap = step.shape.gaps[index];
+    tuples.emplace_back(gap.storage, step.shape.storages[gap.storage].bytes, step.release_points[index], gap.use,
+                        gap.first, gap.last);
+  }
+  return tuples;
+}
+
+// In this order; each as RoomTree::take_down.
+std::vector<std::int32_t> take_down(RoomTree& room,
+                                    const std::vector<std::tuple<std::int32_t, std::int32_t, std::int64_t>>& wanted) {
+  std::vector<std::int32_t> below;
+  below.reserve(wanted.size());
+  for (const auto& [highest, lowest, bytes] : wanted) below.push_back(room.take_down(highest, lowest, bytes));
+  return below;
+}
+
 }  // namespace
 
 void bind_planning(py::module_& module) {
@@ -77,6 +145,9 @@ void bind_planning(py::module_& module) {
       .def_readonly("step_ns", &StepOutcome::step_ns)
       .def_property_readonly("absences", &absences_of)
       .def_property_readonly("stalls", &stalls_of);
+  py::class_<RoomTree>(module, "Room")
+      .def(py::init<const std::vector<std::int64_t>&>(), arg("room_bytes"))
+      .def("take_down", &take_down, arg("wanted"));
   py::class_<StepModel>(module, "StepModel")
       .def(py::init(&make_model), py::kw_only(), arg("compute_ns"), arg("peak_bytes"), arg("kinds"),
            arg("storages_of_points"), arg("storages"), arg("gaps"), arg("link"))
@@ -94,6 +165,20 @@ void bind_planning(py::module_& module) {
             return model.peak_bytes(from_tuples(absences));
           },
           arg("absences"));
+  py::class_<RebuiltStep>(module, "RebuiltStep")
+      .def_property_readonly("step_ns", &RebuiltStep::compute_ns)
+      .def_property_readonly("peak_bytes", &RebuiltStep::peak_bytes)
+      .def_property_readonly("least_bytes", &RebuiltStep::least_bytes)
+      .def_property_readonly("compute_ns", [](const RebuiltStep& step) { return step.shape.compute_ns; })
+      .def_property_readonly("gaps", &gaps_of)
+      .def(
+          "model",
+          [](const RebuiltStep& step, const LinkModel& link) { return std::make_unique<StepModel>(step.shape, link); },
+          arg("link"));
+  py::class_<RecordedStep>(module, "RecordedStep")
+      .def(py::init(&make_recorded_step), py::kw_only(), arg("compute_ns"), arg("allocated_bytes"), arg("peak_bytes"),
+           arg("kinds"), arg("lifetimes_of_points"), arg("storages"), arg("uses"), arg("read"), arg("rebuilds"))
+      .def("with_rebuilds", &RecordedStep::with_rebuilds, arg("chosen"));
 }
 
 }  // namespace vdnn

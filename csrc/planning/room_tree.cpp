@@ -23,6 +23,12 @@ std::int32_t RoomTree::last_below(std::int32_t end, std::int64_t bytes) const {
   return end <= 0 ? -1 : last_in(1, 0, leaves_, end, bytes);
 }
 
+std::int32_t RoomTree::take_down(std::int32_t highest, std::int32_t lowest, std::int64_t bytes) {
+  const std::int32_t below = std::min(highest, std::max(last_below(highest + 1, bytes), lowest - 1));
+  add(below + 1, highest + 1, -bytes);
+  return below;
+}
+
 // NOLINTNEXTLINE(misc-no-recursion): as deep as the tree is high
 void RoomTree::add_in(std::size_t node, std::int32_t node_begin, std::int32_t node_end, std::int32_t begin,
                       std::int32_t end, std::int64_t bytes) {

@@ -82,7 +82,7 @@ class StepModel {
                                                                  const std::vector<MoreRoom>& more_room,
                                                                  ScheduleOptions options) const;
   // The step in time. Absences in any order, of one gap at most one.
-  [[nodiscard]] StepOutcome replay(std::vector<StepAbsence> absences) const;
+  [[nodiscard]] StepOutcome replay(const std::vector<StepAbsence>& absences) const;
   [[nodiscard]] std::int64_t peak_bytes(const std::vector<StepAbsence>& absences) const;
 
   [[nodiscard]] std::size_t points() const { return shape_.kinds.size(); }
@@ -106,6 +106,8 @@ class StepModel {
   std::vector<std::int32_t> gaps_by_last_;
   std::vector<std::int32_t> places_from_furthest_;  // of each gap: 0 is that of the gap whose use comes last
   std::vector<std::int32_t> gaps_from_furthest_;    // the gap at each place
+  std::vector<std::int32_t> gaps_by_storage_;
+  std::vector<std::int32_t> gaps_by_use_;  // those of no further use last; of one use by storage
 };
 
 }  // namespace vdnn

@@ -1,6 +1,5 @@
 // A step under a plan, in time and in bytes: simulate.py tells how.
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "device/errors.h"
@@ -54,11 +53,9 @@ class Replay {
     for (int stream = 0; stream < 3; ++stream) clock_.add_stream();
   }
 
-  StepOutcome run(std::vector<StepAbsence> absences) {
+  // `absences` by their storages and gaps; `by_use` has their indices, in the order in which they are brought back.
+  StepOutcome run(std::vector<StepAbsence> absences, const std::vector<std::int32_t>& by_use) {
     const auto storage_of = [&](const StepAbsence& one) { return shape_.gaps[one.gap].storage; };
-    std::sort(absences.begin(), absences.end(), [&](const StepAbsence& one, const StepAbsence& other) {
-      return std::make_pair(storage_of(one), one.gap) < std::make_pair(storage_of(other), other.gap);
-    });
     const std::size_t points = shape_.kinds.size();
     ByPoint copies(points);
     ByPoint ends(points);
@@ -82,7 +79,7 @@ class Replay {
         note(releases, absences[index].release_point, static_cast<std::int32_t>(index));
       }
       // Of copies back at one point what is used first goes first.
-      for (const std::int32_t index : by_use(absences)) {
+      for (const std::int32_t index : by_use) {
         if (absences[index].reload_point < 0) continue;
         note(reloads, absences[index].reload_point, storage_of(absences[index]));
       }
@@ -106,18 +103,6 @@ class Replay {
   }
 
  private:
-  // Indices of absences; those of no further use last.
-  [[nodiscard]] std::vector<std::int32_t> by_use(const std::vector<StepAbsence>& absences) const {
-    std::vector<std::int32_t> order(absences.size());
-    std::iota(order.begin(), order.end(), 0);
-    const auto use = [&](std::int32_t index) {
-      return static_cast<std::uint32_t>(shape_.gaps[absences[index].gap].use);  // -1 is the highest
-    };
-    std::stable_sort(order.begin(), order.end(),
-                     [&](std::int32_t one, std::int32_t other) { return use(one) < use(other); });
-    return order;
-  }
-
   template <typename Function>
   static void each(const ByPoint& list, std::size_t point, const Function& function) {
     std::for_each(list.begin(point), list.end(point), function);
@@ -214,9 +199,25 @@ void StepModel::require_gap(const StepAbsence& absence) const {
   }
 }
 
-StepOutcome StepModel::replay(std::vector<StepAbsence> absences) const {
-  for (const StepAbsence& absence : absences) require_gap(absence);
-  return Replay(shape_, link_).run(std::move(absences));
+StepOutcome StepModel::replay(const std::vector<StepAbsence>& absences) const {
+  std::vector<std::int32_t> places(gaps(), -1);  // of the absence of each gap
+  for (std::size_t place = 0; place < absences.size(); ++place) {
+    require_gap(absences[place]);
+    places[absences[place].gap] = static_cast<std::int32_t>(place);
+  }
+  std::vector<StepAbsence> by_storage;
+  by_storage.reserve(absences.size());
+  for (const std::int32_t gap : gaps_by_storage_) {
+    if (places[gap] < 0) continue;
+    by_storage.push_back(absences[places[gap]]);
+    places[gap] = static_cast<std::int32_t>(by_storage.size()) - 1;
+  }
+  std::vector<std::int32_t> by_use;
+  by_use.reserve(by_storage.size());
+  for (const std::int32_t gap : gaps_by_use_) {
+    if (places[gap] >= 0) by_use.push_back(places[gap]);
+  }
+  return Replay(shape_, link_).run(std::move(by_storage), by_use);
 }
 
 std::pair<std::int32_t, std::int32_t> StepModel::away(const StepAbsence& absence) const {

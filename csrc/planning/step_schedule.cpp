@@ -49,11 +49,17 @@ StepModel::StepModel(Shape shape, const LinkModel& link) : shape_(std::move(shap
   };
   std::stable_sort(gaps_by_first_.begin(), gaps_by_first_.end(), by(&StepGap::first));
   std::stable_sort(gaps_by_last_.begin(), gaps_by_last_.end(), by(&StepGap::last));
+  gaps_by_storage_ = gaps_by_first_;
+  std::iota(gaps_by_storage_.begin(), gaps_by_storage_.end(), 0);
+  std::stable_sort(gaps_by_storage_.begin(), gaps_by_storage_.end(), by(&StepGap::storage));
   gaps_from_furthest_.resize(gaps());
   std::iota(gaps_from_furthest_.begin(), gaps_from_furthest_.end(), 0);
   const auto use = [this](std::int32_t gap) { return static_cast<std::uint32_t>(shape_.gaps[gap].use); };  // -1: last
   std::stable_sort(gaps_from_furthest_.begin(), gaps_from_furthest_.end(),
                    [&](std::int32_t one, std::int32_t other) { return use(one) > use(other); });
+  gaps_by_use_ = gaps_by_storage_;
+  std::stable_sort(gaps_by_use_.begin(), gaps_by_use_.end(),
+                   [&](std::int32_t one, std::int32_t other) { return use(one) < use(other); });
   places_from_furthest_.resize(gaps());
   for (std::size_t place = 0; place < gaps(); ++place) {
     places_from_furthest_[gaps_from_furthest_[place]] = static_cast<std::int32_t>(place);

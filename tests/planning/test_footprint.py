@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.planning.recordings import RESIDENT, any_recording, chain
 from vdnn.planning.footprint import absent_intervals, interval_bytes, offload_everything
+from vdnn.planning.gaps import gaps_of
 from vdnn.recording import Lifetime, Recording
 from vdnn.step_plan import Absence, Action, PlannedLifetime
 
@@ -93,3 +94,25 @@ def test_the_sum_of_intervals_is_the_step_followed_by_hand(recording: Recording,
         reload = data.draw(st.none() | st.integers(release + 1, end))
         planned.append(PlannedLifetime(lifetime.nbytes, Action.OFFLOAD, (Absence(release, reload),)))
     assert interval_bytes(recording, planned) == followed_by_hand(recording, planned)
+
+
+@given(any_recording())
+def test_gaps_are_the_widest_absences(recording: Recording) -> None:
+    """One for each absence of everything offloaded, in the order of the copies."""
+    widest = [
+        (lifetime.copy_point, index, number, absence.release_point, list(absent_intervals(lifetime, absence)))
+        for index, (lifetime, planned) in enumerate(
+            zip(recording.lifetimes, offload_everything(recording), strict=True)
+        )
+        for number, absence in enumerate(planned.absences)
+    ]
+    assert [
+        (
+            recording.lifetimes[gap.lifetime].copy_point,
+            gap.lifetime,
+            gap.number,
+            gap.release_point,
+            list(range(gap.first, gap.last + 1)),
+        )
+        for gap in gaps_of(recording)
+    ] == sorted(widest)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vdnn.planning.footprint import absent_intervals, offload_everything, use_after
-from vdnn.recording import Recording
+from vdnn.recording import Lifetime, Recording
 from vdnn.step_plan import Absence, Action, PlannedLifetime
 
 
@@ -29,14 +28,29 @@ class Gap:
 
 def gaps_of(recording: Recording) -> tuple[Gap, ...]:
     """In the order in which copies out are issued; of one lifetime in the order of its uses."""
-    found = []
-    for index, (lifetime, widest) in enumerate(zip(recording.lifetimes, offload_everything(recording), strict=True)):
-        for number, absence in enumerate(widest.absences):
-            away = absent_intervals(lifetime, absence)
-            use = use_after(lifetime, absence.release_point)
-            found.append(Gap(index, number, lifetime.nbytes, absence.release_point, use, away.start, away.stop - 1))
-    copied = [(lifetime.copy_point, index) for index, lifetime in enumerate(recording.lifetimes)]
-    return tuple(sorted(found, key=lambda gap: (*copied[gap.lifetime], gap.number)))
+    found: list[Gap] = []
+    for index, lifetime in enumerate(recording.lifetimes):
+        found += _gaps_of(index, lifetime)
+    lifetimes = recording.lifetimes
+    found.sort(key=lambda gap: lifetimes[gap.lifetime].copy_point)
+    return tuple(found)
+
+
+def _gaps_of(index: int, lifetime: Lifetime) -> list[Gap]:
+    """The absences of offload_everything() one after the other, without looking through all uses for each of them."""
+    found: list[Gap] = []
+    release, end = lifetime.copy_point, lifetime.end_point
+    held = max(release, lifetime.free_point)  # by others, or by what reads what was used
+    for use, done in zip(lifetime.uses, lifetime.read, strict=True):
+        if use > release:
+            last = use if use < end else end
+            if held < last:
+                found.append(Gap(index, len(found), lifetime.nbytes, release, use, held + 1, last))
+            release = use
+        held = max(held, use, done)
+    if held < end:
+        found.append(Gap(index, len(found), lifetime.nbytes, release, None, held + 1, end))
+    return found
 
 
 def planned_lifetimes(recording: Recording, absences: dict[Gap, Absence]) -> tuple[PlannedLifetime, ...]:

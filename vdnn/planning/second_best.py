@@ -95,7 +95,8 @@ class _Trials:
         if not gaps:
             return None
         model = make_step_model(followed, gaps, self._request.costs)
+        computed_ns = [point.compute_ns for point in followed.points]
         as_planned = Choice(bytes((gap.lifetime, gap.number) in self._moved for gap in gaps))
-        starts = [as_planned, *first_choices(self._request._replace(recording=followed), gaps)]
+        starts = [as_planned, *first_choices(computed_ns, gaps, self._request.costs)]
         found = Search(model, gaps, self._budget_bytes, followed.compute_ns, _MOVES).run(starts)
         return None if found is None else found.step_ns

@@ -7,6 +7,7 @@ out, and the plan's reloads, what is used first first.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -164,17 +165,18 @@ class _Memory:
         self._recording = recording
         self._peaks = interval_bytes(recording, planned)
         count = len(recording.points)
-        self._absent = [0] * (count + 1)  # in the interval that ends at a point
+        change = [0] * (count + 2)  # of what is absent, from one interval to the next
         self._released = [0] * count  # of it, given up at a point and gone at once
         self._reloaded = [0] * count  # brought back by the plan, behind the releases
         for lifetime, plan in zip(recording.lifetimes, planned, strict=True):
             for absence, away in _absences(lifetime, plan):
-                for interval in away:
-                    self._absent[interval] += lifetime.nbytes
+                change[away.start] += lifetime.nbytes
+                change[away.stop] -= lifetime.nbytes
                 if away.start == absence.release_point + 1:
                     self._released[absence.release_point] += lifetime.nbytes
                 if absence.reload_point is not None and absence.reload_point == away.stop - 1 < lifetime.end_point:
                     self._reloaded[absence.reload_point] += lifetime.nbytes
+        self._absent = list(itertools.accumulate(change))  # in the interval that ends at a point
 
     def at(self, point: int) -> tuple[int, int]:
         """Allocated when the point was left, and the highest since the one before was."""

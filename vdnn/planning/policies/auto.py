@@ -27,6 +27,7 @@ class Auto(PlanPolicy):
     def __init__(self, effort: float = 1.0) -> None:
         self._effort = effort
         self._moves = AutoOffload(effort)
+        self._moves_besides_rebuilds = AutoOffload(effort, asks_others=False)
 
     @property
     def name(self) -> str:
@@ -64,7 +65,7 @@ class Auto(PlanPolicy):
         """None if what is rebuilt does not fit with what it is made of."""
         followed = with_rebuilds(request.recording, chosen)
         try:
-            plan = self._moves.plan(request._replace(recording=followed))
+            plan = self._moves_besides_rebuilds.plan(request._replace(recording=followed))
         except BudgetError:
             return None
         lifetimes = tuple(

@@ -8,11 +8,13 @@ gives the same plan anywhere.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from vdnn import _C
+from vdnn.planning.costs import LinkCosts
 from vdnn.planning.gaps import Gap, gaps_of
 from vdnn.planning.least_memory import least_bytes, require_feasible_budget
 from vdnn.planning.policies.autoswap import AutoSwap, Score
@@ -57,10 +59,11 @@ class _Candidate:
 
 
 class AutoOffload(PlanPolicy):
-    """Keeps or offloads. `effort` scales how long it looks."""
+    """Keeps or offloads. `effort` scales how long it looks; `asks_others` is for who has asked them before."""
 
-    def __init__(self, effort: float = 1.0) -> None:
+    def __init__(self, effort: float = 1.0, *, asks_others: bool = True) -> None:
         self._effort = effort
+        self._asks_others = asks_others
 
     @property
     def name(self) -> str:
@@ -85,13 +88,13 @@ class AutoOffload(PlanPolicy):
         effort = round(self._effort * _EFFORT / len(recording.points))
         effort = max(_LEAST_EVALUATIONS, min(_MOST_EVALUATIONS, effort))
         candidates = []
-        for policy in _SIMPLE if len(gaps) <= _MOST_GAPS_OF_SIMPLE else ():
+        for policy in _SIMPLE if self._asks_others and len(gaps) <= _MOST_GAPS_OF_SIMPLE else ():
             absences = tuples_of_plan(gaps, policy().plan(request))
             if model.peak_bytes(absences) <= budget_bytes:
                 candidates.append(_Candidate(model.replay(absences).step_ns, absences))
                 if candidates[-1].step_ns <= recording.compute_ns:
                     return candidates[-1]
-        starts = list(first_choices(request, gaps))
+        starts = list(first_choices([point.compute_ns for point in recording.points], gaps, request.costs))
         starts += [Choice(_flags(gaps, candidate)) for candidate in candidates]
         for rung_bytes in (*_ladder(request, budget_bytes), budget_bytes):
             share = effort // 2 if rung_bytes == budget_bytes else effort // (2 * _RUNGS)
@@ -126,23 +129,15 @@ def _ladder(request: PlanRequest, budget_bytes: int) -> Iterator[int]:
             yield rung_bytes
 
 
-def first_choices(request: PlanRequest, gaps: Sequence[Gap]) -> Iterator[Choice]:
-    """Where a search may begin."""
+def first_choices(compute_ns: Sequence[int], gaps: Sequence[Gap], costs: LinkCosts) -> Iterator[Choice]:
+    """Where a search may begin. `compute_ns` is that of every interval of the step."""
     everything = bytes([1] * len(gaps))
     yield Choice(everything)
     yield Choice(everything, in_order=True)
     yield Choice(everything, furthest_first=True)
     yield Choice(everything, in_order=True, furthest_first=True)
-    points = request.recording.points
-    reached = [0]
-    for point in points:
-        reached.append(reached[-1] + point.compute_ns)
-    costs = request.costs
+    reached = [0, *itertools.accumulate(compute_ns)]
     there_and_back = 1e9 / costs.to_host_bytes_per_s + 1e9 / costs.to_device_bytes_per_s
+    lengths = [(reached[gap.last + 1] - reached[gap.release_point + 1]) / (gap.nbytes * there_and_back) for gap in gaps]
     for times in _LENGTHS:
-        yield Choice(
-            bytes(
-                reached[gap.last + 1] - reached[gap.release_point + 1] >= times * gap.nbytes * there_and_back
-                for gap in gaps
-            )
-        )
+        yield Choice(bytes([length >= times for length in lengths]))

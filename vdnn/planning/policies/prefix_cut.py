@@ -88,14 +88,11 @@ def _back_early(lifetime: Lifetime, absence: Absence, room: list[int]) -> Absenc
 def _gone_late(lifetime: Lifetime, absence: Absence, room: list[int]) -> Absence:
     """The latest point up to which the room holds; before the copy back, and never past a use."""
     away = absent_intervals(lifetime, absence)
-    while True:
-        later = Absence(absence.release_point + 1, absence.reload_point)
-        shorter = absent_intervals(lifetime, later)
-        lost = range(away.start, shorter.start)
-        if not shorter or shorter.stop != away.stop or any(room[interval] < lifetime.nbytes for interval in lost):
-            return absence
-        _take(room, lost, lifetime.nbytes)
-        absence, away = later, shorter
+    release_point = away.start - 1  # till then it is there anyway
+    while release_point + 2 < away.stop and room[release_point + 1] >= lifetime.nbytes:
+        release_point += 1
+        room[release_point] -= lifetime.nbytes
+    return Absence(release_point, absence.reload_point)
 
 
 def _take(room: list[int], intervals: Iterable[int], nbytes: int) -> None:

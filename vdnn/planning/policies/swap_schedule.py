@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
+from vdnn import _C
 from vdnn.planning.gaps import Gap
-from vdnn.planning.policies.room import Room
 from vdnn.planning.policies.step_clock import StepClock
 from vdnn.recording import Recording
 from vdnn.step_plan import Absence
@@ -74,25 +74,27 @@ def reload_within_room(
     the first choice. What no wish is given for is wanted as early as can be."""
     if budget_bytes is None:
         return brought_back_at(released, {gap: wanted.get(gap, 0) for gap in released})
-    room = _room(recording, released, budget_bytes)
-    absences = {}
-    for gap in sorted(released, key=lambda one: (one.last, one.lifetime)):
-        release_point, back = released[gap], gap.last
-        earliest = max(wanted.get(gap, 0), release_point + 1)
-        if gap.use is not None:
-            back = room.take_down(back, earliest + 1, gap.nbytes)
-        absences[gap] = _until(gap, release_point, back)
-    return absences
+    in_order = sorted(released, key=lambda one: (one.last, one.lifetime))
+    # What is not used again is not brought back: nothing is taken for it.
+    backs = _room(recording, released, budget_bytes).take_down(
+        [
+            (gap.last, gap.last + 1 if gap.use is None else max(wanted.get(gap, 0), released[gap] + 1) + 1, gap.nbytes)
+            for gap in in_order
+        ]
+    )
+    return {gap: _until(gap, released[gap], back) for gap, back in zip(in_order, backs, strict=True)}
 
 
-def _room(recording: Recording, released: Mapping[Gap, int], budget_bytes: int) -> Room:
+def _room(recording: Recording, released: Mapping[Gap, int], budget_bytes: int) -> _C.Room:
     """With all of these away until they are used."""
     change = [0] * (len(recording.points) + 1)
     for gap, release_point in released.items():
         change[release_point + 1] += gap.nbytes
         change[gap.last + 1] -= gap.nbytes
     absent = accumulate(change)
-    return Room([budget_bytes - point.peak_bytes + away for point, away in zip(recording.points, absent, strict=False)])
+    return _C.Room(
+        [budget_bytes - point.peak_bytes + away for point, away in zip(recording.points, absent, strict=False)]
+    )
 
 
 def brought_back_at(released: Mapping[Gap, int], reload_points: Mapping[Gap, int]) -> dict[Gap, Absence]:
