@@ -21,7 +21,7 @@ from vdnn.errors import VdnnError
 from vdnn.report.palette import GRID, INK, MUTED, SURFACE
 from vdnn.report.svg_text import inlined
 
-FONT_POINTS = 10.6  # 14 px and a bit where a picture has its own size
+FONT_POINTS = 10.7  # 14 px and a bit where a picture has its own size
 _PNG_DOTS_PER_INCH = 160
 _TITLE_INCHES = 0.25
 
@@ -46,8 +46,8 @@ class Shape:
         return self.width < 5
 
 
-WIDE, NARROW = Shape("wide", 10.0), Shape("narrow", 3.75)
-_TITLE_LETTERS = {"wide": 100, "narrow": 38}
+WIDE, NARROW = Shape("wide", 10.0), Shape("narrow", 3.5)
+_TITLE_LETTERS = {"wide": 100, "narrow": 36}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,12 @@ def set_title(figure: Any, shape: Shape, text: str) -> None:
     if shape.has_title:
         lines = "\n".join(textwrap.wrap(text, _TITLE_LETTERS[shape.name]))
         figure.suptitle(lines, x=0.01, ha="left", fontsize=FONT_POINTS + 1.4, fontweight="bold")
+
+
+def time_label(shape: Shape, clock: str) -> str:
+    """Of an axis over a step."""
+    unit = "ms, virtual" if clock == "virtual" else "ms"
+    return f"time ({unit})" if shape.is_narrow else f"time since the step began ({unit})"
 
 
 def quiet_axes(axes: Any) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from vdnn.bytesize import format_bytes
-from vdnn.report.drawing import FONT_POINTS, Picture, Shape, quiet_axes, set_title
+from vdnn.report.drawing import FONT_POINTS, Picture, Shape, quiet_axes, set_title, time_label
 from vdnn.report.file_names import file_name
 from vdnn.report.held_bytes import HeldBytes, actions_of, held_after, held_before
 from vdnn.report.label_placement import Label, place_labels
@@ -84,7 +84,7 @@ def _draw(figure: Any, shape: Shape, step: SavedStep, title: str) -> None:
     for axes in drawn if shape.is_narrow else drawn[:1]:
         axes.set_ylabel("on the device (GiB)")
     for axes in drawn[-1:] if shape.is_narrow else drawn:
-        axes.set_xlabel(f"time since the step began (ms{', virtual' if recording.clock == 'virtual' else ''})")
+        axes.set_xlabel(time_label(shape, recording.clock))
     if plan is not None and plan.budget_bytes is not None:
         _draw_budget(drawn, plan.budget_bytes, end_ms)
     set_title(figure, shape, title)
@@ -226,7 +226,7 @@ def _write_legend(figure: Any, shape: Shape, step: SavedStep, largest: Sequence[
         if action in actions
     ]
     entries.append(patch(color=REST_SPIKES.light, label="gradients, workspaces"))
-    letters = 42 if shape.is_narrow else 110
+    letters = 38 if shape.is_narrow else 110
     lines = []
     for number, index in enumerate(largest, start=1):
         size = format_bytes(recording.lifetimes[index].nbytes)

@@ -56,7 +56,7 @@ def page_of(run: Run) -> str:
         )
         if part
     )
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src '{script_hash()}'"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src '{script_hash()}'"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -6,6 +6,7 @@ The axes are logarithmic and alike, so that the distance from the diagonal is th
 from __future__ import annotations
 
 import importlib
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -115,6 +116,14 @@ def _draw(figure: Any, shape: Shape, cells: Sequence[Cell]) -> None:
         place_labels(axes, labels, [(one.predicted, one.measured) for one in foretold])
 
 
+def _ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten; over many decades the powers alone."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1,) if len(decades) > 5 else (1, 2, 5)
+    found = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
+    return found if len(found) > 1 else [low * (high / low) ** part for part in (0.25, 0.75)]
+
+
 def _draw_panel(axes: Any, what: str, foretold: Sequence[Foretold], looks: dict[str, Look]) -> None:
     quiet_axes(axes)
     numbers = [number for one in foretold for number in (one.predicted, one.measured)]
@@ -140,10 +149,10 @@ def _draw_panel(axes: Any, what: str, foretold: Sequence[Foretold], looks: dict[
     axes.set_aspect("equal", adjustable="box", anchor="W")
     ticker = importlib.import_module("matplotlib.ticker")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(ticker.FuncFormatter(lambda number, _: f"{number:g}"))
+        axis.set_major_locator(ticker.FixedLocator(_ticks(low, high)))
+        axis.set_major_formatter(ticker.FuncFormatter(lambda number, _: f"{number:.3g}"))
         axis.set_minor_locator(ticker.NullLocator())
     axes.set_xlabel(f"predicted {what}")
     axes.set_ylabel(f"measured {what}")
     is_virtual = all(one.cell.clock == "virtual" for one in foretold)
-    axes.set_title(f"band: within 10 %{'; run in virtual time' if is_virtual else ''}", loc="left", color=MUTED.light)
+    axes.set_title(f"band: 10 %{'; in virtual time' if is_virtual else ''}", loc="left", color=MUTED.light)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from vdnn.bytesize import format_bytes
 from vdnn.recording import PointKind
-from vdnn.report.drawing import FONT_POINTS, Picture, Shape, set_title
+from vdnn.report.drawing import FONT_POINTS, Picture, Shape, set_title, time_label
 from vdnn.report.file_names import file_name
 from vdnn.report.palette import BLUE, GRID, MUTED, RELEASE_STALL, RELOAD_STALL, REST, REST_SPIKES, SURFACE, Shade
 from vdnn.saved_step import SavedStep
@@ -69,7 +69,7 @@ def _draw(figure: Any, shape: Shape, step: SavedStep, title: str) -> None:
     for axes, timeline in zip(drawn, timelines, strict=True):
         _draw_one(axes, step, timeline, shape)
     drawn[0].set_xlim(0, end_ns / 1e6)
-    drawn[-1].set_xlabel(f"time since the step began (ms{', virtual' if timelines[0].clock == 'virtual' else ''})")
+    drawn[-1].set_xlabel(time_label(shape, timelines[0].clock))
     set_title(figure, shape, title)
     patch = importlib.import_module("matplotlib.patches").Patch
     edge = SURFACE.light
@@ -115,7 +115,7 @@ def _draw_one(axes: Any, step: SavedStep, timeline: Timeline, shape: Shape) -> N
         axes.spines[side].set_visible(False)
     axes.set_axisbelow(True)
     axes.grid(axis="x", color=GRID.light, linewidth=0.8)
-    wrapped = textwrap.wrap(summary_of(timeline), 35 if shape.is_narrow else 120)
+    wrapped = textwrap.wrap(summary_of(timeline), 33 if shape.is_narrow else 120)
     axes.set_title("\n".join(wrapped), loc="left", color=MUTED.light, fontsize=FONT_POINTS)
 
 
