@@ -153,3 +153,15 @@ def test_the_room_needs_neither_torch_nor_matplotlib() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_of_very_many_steps_the_page_draws_some_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    run = saved_run(tmp_path)
+    monkeypatch.setattr("vdnn.report.page._DRAWN_STEPS", 1)
+    page = page_of(run)
+    assert "Of 2 steps 1 have figures here" in Reader(page).text
+    assert page.count("Who was busy when") == 1
+    opened = re.findall(r"<details [^>]* open><summary>([^<]*)", page)
+    assert len(opened) == 1, "one for the workload: the one that the headline names"
+    assert page.index(opened[0]) < page.index("Who was busy when")

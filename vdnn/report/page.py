@@ -27,7 +27,7 @@ from vdnn.report.storage_table import largest_storages
 from vdnn.saved_step import SavedStep
 
 _STORAGES = 12  # in the table of a step
-_OPEN_STEPS = 2
+_DRAWN_STEPS = 30  # with figures, at most: each is some hundred kB
 
 
 def write_html(run: Run | str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
@@ -130,16 +130,41 @@ def _prediction(run: Run, figures: Figures, missing: str) -> str:
 def _steps(run: Run, figures: Figures, missing: str) -> str:
     if not run.steps:
         return ""
-    named = {claim.cell.step for claim in claims(comparisons(run))} & {step.name for step in run.steps}
-    opened = named or {step.name for step in run.steps[:_OPEN_STEPS]}
-    parts = [_step(run, step, figures, missing, is_open=step.name in opened) for step in run.steps]
-    return "<h2>Steps</h2>\n" + "\n".join(parts)
+    opened = _opened(run)
+    drawn = {step.name for step in sorted(run.steps, key=lambda step: step.name not in opened)[:_DRAWN_STEPS]}
+    parts = [
+        _step(run, step, figures, is_drawn=not missing and step.name in drawn, is_open=step.name in opened)
+        for step in run.steps
+    ]
+    note = ""
+    if len(drawn) < len(run.steps):
+        note = (
+            f'<p class="note">Of {len(run.steps)} steps {len(drawn)} have figures here: `vdnn report --figures` draws '
+            "all.</p>"
+        )
+    return f"<h2>Steps</h2>\n{note}" + "\n".join(parts)
 
 
-def _step(run: Run, step: SavedStep, figures: Figures, missing: str, *, is_open: bool) -> str:
+def _opened(run: Run) -> set[str]:
+    """Of every workload the step that the headline names, or else the first of vdnn's, or else the first."""
+    named = {claim.cell.step for claim in claims(comparisons(run))}
+    best: dict[str, tuple[int, str]] = {}
+    for step in run.steps:
+        cell = run.cell_of(step)
+        rank = 0 if step.name in named else 1 if cell is None or cell.is_vdnn else 2
+        workload = run.workload_of(step)
+        if workload not in best or rank < best[workload][0]:
+            best[workload] = rank, step.name
+    return {name for _, name in best.values()}
+
+
+def _step(run: Run, step: SavedStep, figures: Figures, *, is_drawn: bool, is_open: bool) -> str:
     shown = shown_timelines(step)
-    lines = "".join(f"<p>{escape(summary_of(one))}.</p>" for one in shown) if missing else ""
-    drawn = "" if missing else "".join(_figure(picture, picture.title) for picture in figures.steps[step.name])
+    lines = "".join(f"<p>{escape(summary_of(one))}.</p>" for one in shown)
+    drawn = ""
+    if is_drawn:
+        lines = ""  # the timeline's own title says it
+        drawn = "".join(_figure(picture, picture.title) for picture in figures.steps[step.name])
     rows = largest_storages(step, _STORAGES)
     listed = ""
     if rows and step.recording is not None:

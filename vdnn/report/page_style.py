@@ -51,6 +51,7 @@ td { border-top: 1px solid var(--grid); }
 td.number, th.number { text-align: right; white-space: nowrap; }
 td.short { white-space: nowrap; }
 td.long { min-width: 200px; }
+td.name { min-width: 104px; }
 th { white-space: nowrap; padding: 0; font-weight: 600; }
 th button { background: none; border: 0; padding: 9px 10px; width: 100%; text-align: inherit; cursor: pointer;
   font-weight: 600; }
@@ -69,6 +70,7 @@ svg { display: block; width: 100%; height: auto; }
 .narrow { max-width: 520px; }
 @media (min-width: WIDE_FROMpx) {
   .wide { display: block; }
+  td.name { white-space: nowrap; }
   .narrow { display: none; }
   main { padding: 28px 24px 64px; }
   h1 { font-size: 32px; }

@@ -22,7 +22,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`kind`: "number", "short" (never wrapped) or "long"."""
+    """`kind`: "number", "short" (never wrapped), "name" or "long"."""
 
     title: str
     kind: str
@@ -75,13 +75,13 @@ def percent(part: float | None, *, signed: bool = False) -> Entry:
 
 
 _CELL_COLUMNS = (
-    Column("workload", "short"),
+    Column("workload", "name"),
     Column("peer", "short"),
     Column("budget", "short"),
-    Column("peak", "number"),
     Column("of plain", "number"),
-    Column("step", "number"),
     Column("more time", "number"),
+    Column("peak", "number"),
+    Column("step", "number"),
     Column("waited", "number"),
     Column("out", "number"),
     Column("back", "number"),
@@ -105,10 +105,10 @@ def _cell_row(comparison: Comparison, cell: Cell) -> Row:
         words(comparison.name),
         words(cell.peer),
         Entry(cell.budget or "", cell.budget_bytes or cell.budget or ""),
-        size(cell.peak_bytes),
         percent(comparison.memory_share(cell)),
-        milliseconds(cell.step_ns),
         percent(comparison.more_time(cell), signed=True),
+        size(cell.peak_bytes),
+        milliseconds(cell.step_ns),
         milliseconds(cell.stall_ns),
         size(cell.to_host_bytes),
         size(cell.to_device_bytes),
