@@ -91,6 +91,27 @@ def test_a_real_step_adds_up_before_and_after(planned: PlannedStep) -> None:
     assert max(held_after(planned.recording, planned.plan, None).total) <= planned.timeline.peak_bytes
 
 
+def test_a_real_step_with_codecs_adds_up() -> None:
+    recording, _, _ = parts(tightest())
+    packed = [one for one in recording.lifetimes if one.rebuild is not None and one.rebuild.kept_bytes]
+    assert packed, "dropout's mask"
+    lifetimes = [
+        planned_rebuild(one) if one in packed else PlannedLifetime(one.nbytes, Action.KEEP)
+        for one in recording.lifetimes
+    ]
+    lifetimes += [PlannedLifetime(one.rebuild.kept_bytes, Action.KEEP) for one in packed if one.rebuild]
+    before, after = rest(held_before(recording)), rest(held_after(recording, plan_of(recording, lifetimes), None))
+    assert min(after) >= min(before)
+    assert max(after) <= max(before) + sum(one.rebuild.extra_bytes for one in packed if one.rebuild)
+
+
+def test_where_less_was_measured_than_foretold_that_is_the_peak() -> None:
+    recording, plan, timeline = parts(tightest())
+    half = replace(timeline, marks=tuple(replace(mark, peak_bytes=mark.peak_bytes // 2) for mark in timeline.marks))
+    assert held_after(recording, plan, timeline).peak_bytes == timeline.peak_bytes
+    assert held_after(recording, plan, half).peak_bytes == timeline.peak_bytes // 2
+
+
 def test_a_plan_that_moves_nothing_changes_nothing() -> None:
     recording, _, _ = parts(tightest())
     plan = plan_of(recording, kept(recording))

@@ -18,13 +18,18 @@ from vdnn.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class HeldBytes:
-    """Lists have one number for each interval. `ends_ns` is when it ends, `total` the highest allocated in it,
-    `storages` what each storage holds of that, by its number."""
+    """Lists have one number for each interval. `ends_ns` is when it ends, `total` the highest allocated in it by the
+    plan, `storages` where each storage is there, by its number. `measured` is the highest by the timeline."""
 
     ends_ns: tuple[int, ...]
     total: tuple[int, ...]
     storages: tuple[tuple[range, ...], ...]
     sizes: tuple[int, ...]
+    measured: tuple[int, ...] | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.total if self.measured is None else self.measured)
 
     def bytes_of(self, lifetimes: Sequence[int]) -> list[int]:
         """Of all these, in every interval."""
@@ -81,6 +86,7 @@ def held_after(recording: Recording, plan: Plan, timeline: Timeline | None) -> H
         tuple(interval_bytes(followed, plan.lifetimes)),
         tuple(storages),
         tuple(lifetime.nbytes for lifetime in followed.lifetimes),
+        None if timeline is None or timeline.source != "measured" else _measured(len(followed.points), timeline),
     )
 
 
@@ -128,6 +134,18 @@ def _without(there: range, away: Sequence[range]) -> Iterator[range]:
         begin = max(begin, gone.stop)
     if begin < there.stop:
         yield range(begin, there.stop)
+
+
+def _measured(count: int, timeline: Timeline) -> tuple[int, ...]:
+    """Several marks may be at one point; one without a mark has what the one before left."""
+    highest: dict[int, int] = {}
+    for mark in timeline.marks:
+        highest[mark.point] = max(highest.get(mark.point, 0), mark.peak_bytes)
+    found, before = [], next(iter(highest.values()), 0)
+    for point in range(count):
+        before = highest.get(point, before)
+        found.append(before)
+    return tuple(found)
 
 
 def _ends(followed: Recording, timeline: Timeline | None) -> tuple[int, ...]:

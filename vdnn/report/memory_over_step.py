@@ -25,6 +25,7 @@ from vdnn.timeline import Timeline
 
 _GIB = 2**30
 _COLUMNS = {"wide": 260, "narrow": 150}
+_VISIBLE = 0.01  # of the height: a measured line that is nearer than that would lie on the layers
 _LEAST_OUTLINED = 0.012  # of the height: thinner storages have no outline and no number
 _NAMED = {"wide": 5, "narrow": 4}
 _ORDER = (Action.KEEP, Action.OFFLOAD, Action.COMPRESS, Action.RECOMPUTE)
@@ -50,6 +51,7 @@ class _Panel(NamedTuple):
     title: str
     edges_ns: list[int]
     layers: list[_Layer]
+    measured: list[int]  # where that is not what the layers add up to
 
 
 def memory_picture(step: SavedStep, workload: str, title: str) -> Picture:
@@ -78,7 +80,7 @@ def _draw(figure: Any, shape: Shape, step: SavedStep, title: str) -> None:
     grid = (len(panels), 1) if shape.is_narrow else (1, len(panels))
     drawn = figure.subplots(*grid, sharex=True, sharey=True, squeeze=False).flatten()
     end_ms = max(panel.edges_ns[-1] for panel in panels) / 1e6
-    tallest = max(max(held.total) for _, held in shown) / _GIB
+    tallest = max(max(max(held.total), held.peak_bytes) for _, held in shown) / _GIB
     numbers = [_draw_panel(axes, panel, tallest) for axes, panel in zip(drawn, panels, strict=True)]
     drawn[0].set_xlim(0, 1.01 * end_ms)
     for axes in drawn if shape.is_narrow else drawn[:1]:
@@ -88,7 +90,8 @@ def _draw(figure: Any, shape: Shape, step: SavedStep, title: str) -> None:
     if plan is not None and plan.budget_bytes is not None:
         _draw_budget(drawn, plan.budget_bytes, end_ms)
     set_title(figure, shape, title)
-    _write_legend(figure, shape, step, largest, {int(label.text) for labels in numbers for label in labels})
+    outlined = {int(label.text) for labels in numbers for label in labels}
+    _write_legend(figure, shape, step, (largest, outlined), has_line=any(panel.measured for panel in panels))
     budget = (
         [] if plan is None or plan.budget_bytes is None else [_budget_label_line(plan.budget_bytes, end_ms, tallest)]
     )
@@ -124,8 +127,15 @@ def _panel(
             named = [(largest.index(index) + 1, thin(held.bytes_of([index]))) for index in own if index in largest]
             layers.append(_Layer(ACTION_SHADES[action], thin(held.bytes_of(own)), tuple(named)))
     layers.append(_Layer(REST_SPIKES, thin([here - always for here in besides])))
-    ends = f"peak {format_bytes(max(held.total))}, {held.ends_ns[-1] / 1e6:.1f} ms"
-    return _Panel(f"{title}:{chr(10) if shape.is_narrow else ' '}{ends}", edges, layers)
+    ends = f"peak {format_bytes(held.peak_bytes)}, {held.ends_ns[-1] / 1e6:.1f} ms"
+    measured = thin(held.measured) if held.measured is not None and _differ(held.measured, held.total) else []
+    return _Panel(f"{title}:{chr(10) if shape.is_narrow else ' '}{ends}", edges, layers, measured)
+
+
+def _differ(measured: Sequence[int], total: Sequence[int]) -> bool:
+    """By what can be seen."""
+    most = max(abs(one - other) for one, other in zip(measured, total, strict=True))
+    return most > _VISIBLE * max(total)
 
 
 def _thinned(held: HeldBytes, columns: int) -> tuple[list[int], list[int]]:
@@ -166,6 +176,8 @@ def _draw_panel(axes: Any, panel: _Panel, tallest: float) -> list[Label]:
                 labels.append(_outline(axes, edges, (low, high), heights, number))
             low = high
         below = above
+    if panel.measured:
+        axes.stairs([held / _GIB for held in panel.measured], edges, baseline=None, color=INK.light, linewidth=1.1)
     return labels
 
 
@@ -214,7 +226,9 @@ def _draw_budget(drawn: Sequence[Any], budget_bytes: int, end_ms: float) -> None
     )
 
 
-def _write_legend(figure: Any, shape: Shape, step: SavedStep, largest: Sequence[int], outlined: set[int]) -> None:
+def _write_legend(
+    figure: Any, shape: Shape, step: SavedStep, named: tuple[Sequence[int], set[int]], *, has_line: bool
+) -> None:
     """The colours, and the largest storages: those that were outlined by their numbers."""
     recording, actions = step.recording, actions_of(step.recording, step.plan) if step.recording else ()
     assert recording is not None, "whoever asks has looked"
@@ -226,6 +240,9 @@ def _write_legend(figure: Any, shape: Shape, step: SavedStep, largest: Sequence[
         if action in actions
     ]
     entries.append(patch(color=REST_SPIKES.light, label="gradients, workspaces"))
+    if has_line:
+        entries.append(importlib.import_module("matplotlib.lines").Line2D([], [], color=INK.light, label="measured"))
+    largest, outlined = named
     letters = 38 if shape.is_narrow else 110
     lines = []
     for number, index in enumerate(largest, start=1):
