@@ -98,13 +98,19 @@ def rebuildable(
     return replace(recording, lifetimes=lifetimes)
 
 
-def compressible(recording: Recording, index: int, giving_up_ns: int) -> Recording:
+def compressible(recording: Recording, index: int, giving_up_ns: int, giving_up_bytes: int = 0) -> Recording:
     """The same, with what can be rebuilt leaving a part of itself behind, at the point after it is complete."""
     old = recording.lifetimes[index]
     assert old.rebuild is not None, "it can be rebuilt"
     known = min(old.copy_point + 1, len(recording.points) - 1)
     kept_bytes = -(-old.nbytes // 8)
-    rebuild = replace(old.rebuild, known_point=known, kept_bytes=kept_bytes, giving_up_ns=giving_up_ns)
+    rebuild = replace(
+        old.rebuild,
+        known_point=known,
+        kept_bytes=kept_bytes,
+        giving_up_ns=giving_up_ns,
+        giving_up_bytes=giving_up_bytes,
+    )
     lifetimes = tuple(
         replace(one, rebuild=rebuild) if place == index else one for place, one in enumerate(recording.lifetimes)
     )

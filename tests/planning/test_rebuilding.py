@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
@@ -18,6 +17,7 @@ from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
 from vdnn.planning.rebuilding import candidates_of, with_rebuilds
 from vdnn.planning.simulate import simulate
+from vdnn.planning.step_model import make_recorded_step
 from vdnn.recording import PointKind, Recording
 from vdnn.step_plan import Action
 
@@ -69,12 +69,11 @@ def test_a_codec_leaves_a_part_and_takes_time_twice() -> None:
 
 
 def test_what_is_needed_to_encode_is_in_the_peak() -> None:
-    recording = compressible(rebuildable(chain([10, 80, 5, 60]), 1, (), compute_ns=7), 1, giving_up_ns=3)
-    old = recording.lifetimes[1]
-    assert old.rebuild is not None
-    dear = replace(old, rebuild=replace(old.rebuild, giving_up_bytes=55))
-    recording = replace(recording, lifetimes=(recording.lifetimes[0], dear, *recording.lifetimes[2:]))
-    assert with_rebuilds(recording, {1}).points[2].peak_bytes == RESIDENT + 10 + 80 + 5 + 55
+    recording = rebuildable(chain([10, 80, 5, 60]), 1, (), compute_ns=7)
+    recording = compressible(recording, 1, giving_up_ns=3, giving_up_bytes=55)
+    packed = with_rebuilds(recording, {1})
+    assert packed.points[2].peak_bytes == RESIDENT + 10 + 80 + 5 + 55
+    assert make_recorded_step(recording).with_rebuilds([1]).peak_bytes == packed.peak_bytes == RESIDENT + 150
 
 
 def test_what_a_codec_leaves_is_moved_where_that_costs_least() -> None:
