@@ -15,7 +15,7 @@ from vdnn.runtime.session import Session
 try:
     from lightning.pytorch import Callback
 except ModuleNotFoundError as error:
-    if error.name != "lightning":
+    if error.name not in ("lightning", "lightning.pytorch"):
         raise
     raise LibraryMissingError(
         integration="vdnn.integrations.lightning", library="lightning", extra="lightning"

@@ -63,6 +63,6 @@ class TrainingRun:
 
 def warn_of_whole_compile() -> None:
     logger.warning(
-        "vdnn: a model that is compiled as a whole needs all that it saved back at once, so that its peak stays. Compile "
-        "its layers instead: `for layer in model.layers: layer.compile()`."
+        "vdnn: a model that is compiled as a whole needs all that it saved back at once, so that its peak stays. "
+        "Compile its layers instead: `for layer in model.layers: layer.compile()`."
     )

@@ -1,0 +1,286 @@
+"""The Trainer of transformers, PEFT, accelerate and TRL: the real ones, on the CPU, the same weights bit for bit."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import vdnn
+from tests.integrations.parallel_training import moving
+from tests.runtime.side_by_side import same_bits
+from vdnn.errors import CombinationError
+from vdnn.integrations.offload_arguments import OffloadArguments
+
+transformers: Any = pytest.importorskip("transformers")
+pytest.importorskip("accelerate", reason="the Trainer needs accelerate: pip install 'vdnn[huggingface]'")
+from vdnn.integrations.huggingface import OffloadCallback, refuse_what_cannot_work  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+STEPS = 6
+Values = dict[str, torch.Tensor]
+
+
+def gpt() -> Any:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=32)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def texts(count: int = 64) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(4)
+    tokens = [torch.randint(3, 64, (24,), generator=generator) for _ in range(count)]
+    return [{"input_ids": one, "labels": one} for one in tokens]
+
+
+def arguments(folder: Path, **options: Any) -> Any:
+    quiet = {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True, "use_cpu": True}
+    batches = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": STEPS}
+    return transformers.TrainingArguments(output_dir=str(folder), **{**quiet, **batches, **options})
+
+
+def values_of(model: torch.nn.Module) -> Values:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def assert_same(plain: Values, ours: Values) -> None:
+    assert list(plain) == list(ours)
+    assert [name for name in plain if not same_bits(plain[name], ours[name])] == []
+
+
+# The Trainer.
+
+
+def train_plainly(folder: Path, model: Any, **options: Any) -> Values:
+    args = arguments(folder, **options)
+    trainer = transformers.Trainer(model, args, train_dataset=texts(), eval_dataset=texts(8))
+    trainer.train()
+    return values_of(model)
+
+
+def train_with(callback: OffloadCallback, folder: Path, model: Any, **options: Any) -> Values:
+    args = arguments(folder, **options)
+    trainer = transformers.Trainer(model, args, train_dataset=texts(), eval_dataset=texts(8))
+    trainer.add_callback(callback)
+    trainer.train()
+    return values_of(model)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bf16": True}, {"gradient_checkpointing": True}, {"eval_strategy": "steps", "eval_steps": 2}],
+    ids=["plain", "bf16", "checkpointing", "evaluating"],
+)
+def test_the_trainer_trains_the_same(tmp_path: Path, options: dict[str, Any]) -> None:
+    callback = OffloadCallback(device="sim", min_bytes=0)
+    assert_same(train_plainly(tmp_path, gpt(), **options), train_with(callback, tmp_path, gpt(), **options))
+    session = callback.session
+    assert session is not None
+    assert session.counters.storages, callback.report
+    assert session.steps == STEPS
+    assert "offloaded" in callback.report
+
+
+def test_the_trainer_follows_a_plan(tmp_path: Path) -> None:
+    plain = train_plainly(tmp_path, gpt())
+    with vdnn.VirtualMachine("titan-x", fake=False) as machine:
+        callback = OffloadCallback(budget="min", policy="prefix-cut", device=machine, min_bytes=0)
+        assert_same(plain, train_with(callback, tmp_path, gpt()))
+    assert callback.session is not None
+    assert callback.session.plan is not None
+    assert callback.session.plan.offloaded_bytes
+
+
+def test_the_callback_costs_one_line() -> None:
+    plain, ours = (inspect.getsource(one).splitlines()[1:] for one in (train_plainly, train_with))
+    assert len(ours) == len(plain) + 1
+
+
+def test_a_training_that_raised_can_be_started_again(tmp_path: Path) -> None:
+    callback, model = OffloadCallback(device="sim", min_bytes=0), gpt()
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("enough")
+
+    handle = model.register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="enough"):
+        train_with(callback, tmp_path, model)
+    handle.remove()
+    assert_same(train_plainly(tmp_path, gpt()), train_with(callback, tmp_path, gpt()))
+    with vdnn.offload(device="sim"):
+        pass  # the run has been left: this one may be entered
+
+
+def test_the_session_of_a_training_that_raised_can_be_left(tmp_path: Path) -> None:
+    callback, model = OffloadCallback(device="sim", min_bytes=0), gpt()
+    model.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train_with(callback, tmp_path, model)
+    callback.close()
+    with vdnn.offload(device="sim"):
+        pass
+
+
+def test_options_come_from_a_command_line(tmp_path: Path) -> None:
+    parser = transformers.HfArgumentParser((OffloadArguments,))
+    (parsed,) = parser.parse_args_into_dataclasses(
+        ["--vdnn_device", "sim", "--vdnn_min_bytes", "0", "--vdnn_recompute", "false", "--vdnn_policy", "vdnn-all"]
+    )
+    assert parsed == OffloadArguments.from_options(device="sim", min_bytes="0", recompute=False, policy="vdnn-all")
+    callback = OffloadCallback(parsed)
+    train_with(callback, tmp_path, gpt())
+    assert callback.session is not None
+    assert callback.session.counters.storages
+
+
+# What is refused before training.
+
+
+def test_a_model_on_the_cpu_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(CombinationError, match="vdnn.offload does not work with a model on cpu: .* device='sim'"):
+        train_with(OffloadCallback(), tmp_path, gpt())
+
+
+def test_a_wrong_option_is_refused_before_there_is_a_trainer() -> None:
+    with pytest.raises(ValueError, match="device"):
+        OffloadCallback(device="tpu")
+    with pytest.raises(TypeError, match="got both"):
+        OffloadCallback(OffloadArguments(), device="sim")
+    with pytest.raises(TypeError, match="unknown colour; there are policy, budget"):
+        OffloadArguments.from_options(colour="blue")
+
+
+class Args:
+    n_gpu = 1
+    deepspeed = None
+    activation_offloading = False
+
+    def __init__(self, **facts: Any) -> None:
+        vars(self).update(facts)
+
+
+@pytest.mark.parametrize(
+    ("facts", "both_sides"),
+    [
+        ({"n_gpu": 2}, "OffloadCallback does not work with nn.DataParallel over 2 GPUs: .*torchrun"),
+        (
+            {"activation_offloading": True},
+            "OffloadCallback does not work with activation_offloading=True: .* Leave one",
+        ),
+        ({"deepspeed": "zero3.json"}, "OffloadCallback does not work with DeepSpeed: .* Use FSDP2"),
+    ],
+)
+def test_what_cannot_work_is_refused_naming_both_sides_and_the_way_out(facts: dict[str, Any], both_sides: str) -> None:
+    refuse_what_cannot_work(Args())
+    with pytest.raises(CombinationError, match=both_sides):
+        refuse_what_cannot_work(Args(**facts))
+
+
+# PEFT.
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_lora_trains_the_same_and_frozen_weights_stay(tmp_path: Path, kind: str) -> None:
+    peft: Any = pytest.importorskip("peft")
+
+    def adapted() -> Any:
+        config = peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True, use_dora=kind == "dora")
+        return peft.get_peft_model(gpt(), config)
+
+    callback = OffloadCallback(device="sim", min_bytes=0)
+    assert_same(train_plainly(tmp_path, adapted()), train_with(callback, tmp_path, adapted()))
+    session = callback.session
+    assert session is not None
+    assert session.counters.storages
+    model = adapted()
+    frozen = {one.untyped_storage()._cdata for one in model.parameters() if not one.requires_grad}
+    left = []
+    with vdnn.offload("vdnn-all", device="sim", min_bytes=0) as one_step:
+        loss = model(**{name: value[None] for name, value in texts(1)[0].items()}).loss
+        left = [key[0] for key in one_step._packer._table._entries]
+    assert left
+    assert not frozen & set(left)
+    loss.backward()
+
+
+# accelerate.
+
+
+def accelerated(precision: str) -> Values:
+    accelerate: Any = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(True)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, mixed_precision=precision)
+    model = gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loader = torch.utils.data.DataLoader(texts(), batch_size=4)  # type: ignore[arg-type]
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(**batch).loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    return values_of(accelerator.unwrap_model(model))
+
+
+@pytest.mark.parametrize("how", ["moves", "prefix-cut"])
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_loop_of_accelerate_trains_the_same(how: str, precision: str) -> None:
+    plain = accelerated(precision)
+    with moving(how) as session:
+        ours = accelerated(precision)
+    assert_same(plain, ours)
+    assert session.counters.storages
+    assert session.steps == 8
+
+
+# TRL.
+
+
+NO_TRL = "trl is not installed: with datasets, pandas and pyarrow it takes 270 MB"
+
+
+def finetuned(folder: Path, callbacks: list[Any]) -> Values:
+    trl: Any = pytest.importorskip("trl", reason=NO_TRL)
+    datasets: Any = pytest.importorskip("datasets")
+    table = datasets.table.InMemoryTable.from_pydict({"input_ids": [one["input_ids"].tolist() for one in texts()]})
+    rows = datasets.Dataset(table, fingerprint="texts")  # which it would else make by pickling pyarrow's own classes
+    quiet = {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True, "use_cpu": True}
+    size: dict[str, Any] = {"max_steps": STEPS, "per_device_train_batch_size": 8, "max_length": 24, "bf16": False}
+    size["dataset_kwargs"] = {"skip_prepare_dataset": True}  # they are tokens already
+    config = trl.SFTConfig(output_dir=str(folder), **{**quiet, **size})
+    vocabulary: Any = pytest.importorskip("tokenizers")
+    words = {f"w{index}": index for index in range(64)}
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=vocabulary.Tokenizer(vocabulary.models.WordLevel(words, unk_token="w0")),
+        pad_token="w0",
+        eos_token="w1",
+    )
+    model = gpt()
+    trainer = trl.SFTTrainer(model, config, train_dataset=rows, processing_class=tokenizer, callbacks=callbacks)
+    trainer.train()
+    return values_of(model)
+
+
+OF_TRL = pytest.mark.filterwarnings("ignore")  # its libraries' own warnings, of classes of their own
+
+
+@OF_TRL
+def test_trl_finetunes_the_same(tmp_path: Path) -> None:
+    callback = OffloadCallback(device="sim", min_bytes=0)
+    assert_same(finetuned(tmp_path, []), finetuned(tmp_path, [callback]))
+    assert callback.session is not None
+    assert callback.session.counters.storages
+
+
+@OF_TRL
+def test_trls_own_offloading_is_refused_beside_ours(tmp_path: Path) -> None:
+    trl: Any = pytest.importorskip("trl", reason=NO_TRL)
+    config = trl.SFTConfig(str(tmp_path), use_cpu=True, bf16=False, activation_offloading=True)
+    with pytest.raises(CombinationError, match="activation_offloading=True"):
+        OffloadCallback(device="sim").on_train_begin(config, None, None)

@@ -1,0 +1,125 @@
+"""Lightning's Trainer, the real one, on the CPU: one callback, and the same weights bit for bit."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import vdnn
+from tests.integrations.parallel_training import BATCH, WIDTH, blocks
+from tests.runtime.side_by_side import same_bits
+from vdnn.errors import CombinationError
+
+lightning: Any = pytest.importorskip("lightning.pytorch", reason="pip install 'vdnn[lightning]'")
+from vdnn.integrations.lightning import OffloadCallback  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+STEPS = 6
+Values = list[torch.Tensor]
+
+
+class Regression(lightning.LightningModule):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = blocks()
+
+    def training_step(self, x: torch.Tensor, index: int) -> torch.Tensor:
+        loss: torch.Tensor = self.model(x).square().mean()
+        return loss
+
+    validation_step = training_step
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+def loader() -> Any:
+    return torch.utils.data.DataLoader(torch.randn(12 * BATCH, WIDTH), batch_size=BATCH)
+
+
+def quiet(folder: Path, **options: Any) -> dict[str, Any]:
+    silent = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return {**silent, "enable_model_summary": False, "accelerator": "cpu", "default_root_dir": folder, **options}
+
+
+def fit_plainly(module: Any, **options: Any) -> Values:
+    torch.manual_seed(7)
+    trainer = lightning.Trainer(max_steps=STEPS, **options)
+    trainer.fit(module, loader(), loader())
+    return [value.detach().clone() for value in module.state_dict().values()]
+
+
+def fit_with(callback: OffloadCallback, module: Any, **options: Any) -> Values:
+    torch.manual_seed(7)
+    trainer = lightning.Trainer(max_steps=STEPS, **options)
+    trainer.callbacks.append(callback)
+    trainer.fit(module, loader(), loader())
+    return [value.detach().clone() for value in module.state_dict().values()]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}, {"precision": "bf16-mixed"}],
+    ids=["plain", "accumulating", "bf16"],
+)
+def test_lightning_trains_the_same(tmp_path: Path, options: dict[str, Any]) -> None:
+    callback = OffloadCallback(device="sim", min_bytes=0)
+    plain = fit_plainly(Regression(), **quiet(tmp_path, **options))
+    ours = fit_with(callback, Regression(), **quiet(tmp_path, **options))
+    assert all(map(same_bits, plain, ours))
+    session = callback.session
+    assert session is not None
+    assert session.counters.storages, callback.report
+    assert session.steps == STEPS
+
+
+def test_lightning_follows_a_plan(tmp_path: Path) -> None:
+    plain = fit_plainly(Regression(), **quiet(tmp_path))
+    with vdnn.VirtualMachine("titan-x", fake=False) as machine:
+        callback = OffloadCallback(policy="prefix-cut", budget="min", device=machine, min_bytes=0)
+        ours = fit_with(callback, Regression(), **quiet(tmp_path))
+    assert all(map(same_bits, plain, ours))
+    assert callback.session is not None
+    assert callback.session.plan is not None
+    assert callback.session.plan.offloaded_bytes
+
+
+def test_the_callback_costs_one_line() -> None:
+    plain, ours = (inspect.getsource(one).splitlines()[1:] for one in (fit_plainly, fit_with))
+    assert len(ours) == len(plain) + 1
+
+
+class Failing(Regression):
+    def training_step(self, x: torch.Tensor, index: int) -> torch.Tensor:
+        loss = super().training_step(x, index)
+        if index == 2:
+            raise RuntimeError("enough")
+        return loss
+
+
+def test_a_fit_that_raises_leaves_the_session(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="enough"):
+        fit_with(OffloadCallback(device="sim", min_bytes=0), Failing(), **quiet(tmp_path))
+    with vdnn.offload(device="sim"):
+        pass
+
+
+def test_a_model_on_the_cpu_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(CombinationError, match="vdnn.offload does not work with a model on cpu: .* device='sim'"):
+        fit_with(OffloadCallback(), Regression(), **quiet(tmp_path))
+
+
+def test_a_strategy_that_was_never_tested_is_refused() -> None:
+    class DeepSpeedStrategy: ...
+
+    class Trainer:
+        strategy = DeepSpeedStrategy()
+
+    with pytest.raises(CombinationError, match="does not work with Lightning's DeepSpeedStrategy: .*ddp"):
+        OffloadCallback(device="sim").on_train_start(Trainer(), Regression())

@@ -1,0 +1,36 @@
+"""Where a library is missing its integration says which extra brings it; and `import vdnn` imports none of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+WITHOUT = """
+import sys
+sys.modules[{library!r}] = None
+try:
+    import vdnn.integrations.{module}
+except ImportError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(("module", "library"), [("huggingface", "transformers"), ("lightning", "lightning")])
+def test_a_missing_library_is_named_with_its_extra(module: str, library: str) -> None:
+    said = run(WITHOUT.format(module=module, library=library))
+    assert said == (
+        f"LibraryMissingError vdnn.integrations.{module} needs {library}, which is not installed: run pip install "
+        f"'vdnn[{module}]', or pip install {library}."
+    )
+
+
+def test_importing_vdnn_imports_no_library_of_an_integration() -> None:
+    libraries = ("torch", "transformers", "accelerate", "peft", "trl", "lightning", "pytorch_lightning")
+    said = run(f"import sys, vdnn, vdnn.integrations; print([name for name in {libraries} if name in sys.modules])")
+    assert said == "[]"
+
+
+def run(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
