@@ -47,7 +47,7 @@ class Shape:
 
 
 WIDE, NARROW = Shape("wide", 10.0), Shape("narrow", 3.5)
-_TITLE_LETTERS = {"wide": 100, "narrow": 36}
+_TITLE_LETTERS = {"wide": 100, "narrow": 31}
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def _draw(figure: Any, shape: Shape, step: SavedStep, title: str) -> None:
     end_ms = max(panel.edges_ns[-1] for panel in panels) / 1e6
     tallest = max(max(max(held.total), held.peak_bytes) for _, held in shown) / _GIB
     numbers = [_draw_panel(axes, panel, tallest) for axes, panel in zip(drawn, panels, strict=True)]
-    drawn[0].set_xlim(0, 1.01 * end_ms)
+    drawn[0].set_xlim(0, 1.03 * end_ms)
     for axes in drawn if shape.is_narrow else drawn[:1]:
         axes.set_ylabel("on the device (GiB)")
     for axes in drawn[-1:] if shape.is_narrow else drawn:

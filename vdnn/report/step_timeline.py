@@ -68,8 +68,8 @@ def _draw(figure: Any, shape: Shape, step: SavedStep, title: str) -> None:
     end_ns = max(timeline.step_ns for timeline in timelines)
     for axes, timeline in zip(drawn, timelines, strict=True):
         _draw_one(axes, step, timeline, shape)
-    drawn[0].set_xlim(0, end_ns / 1e6)
-    drawn[-1].set_xlabel(time_label(shape, timelines[0].clock))
+    drawn[0].set_xlim(0, 1.03 * end_ns / 1e6)
+    drawn[-1].set_xlabel(time_label(shape, timelines[-1].clock))
     set_title(figure, shape, title)
     patch = importlib.import_module("matplotlib.patches").Patch
     edge = SURFACE.light

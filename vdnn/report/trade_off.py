@@ -1,8 +1,8 @@
 """The trade: memory against time of a step, one picture for each comparison. Peers are points, vdnn a curve.
 
 Both axes are relative to plain where it was measured, else they are GiB and ms. What takes so much longer that the rest
-would lie on one line is drawn at the upper edge, with its number. What nothing else
-beats in both is filled, the rest hollow.
+would lie on one line is drawn at the upper edge, with its number. What nothing else beats in both is filled, the rest
+hollow.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 
 from vdnn.report.cell import Cell
 from vdnn.report.comparison import Comparison
-from vdnn.report.drawing import NARROW, WIDE, Picture, Shape, quiet_axes, save_figure, set_title
+from vdnn.report.drawing import FONT_POINTS, NARROW, WIDE, Picture, Shape, quiet_axes, save_figure, set_title
 from vdnn.report.file_names import file_name
 from vdnn.report.label_placement import Label, Point, place_labels
 from vdnn.report.palette import MUTED, SURFACE, Look, Shade, looks_of
 
 _GIB = 2**30
-_TALLEST = 4.0  # times the median: beyond that a point is drawn at the edge
+_TALLEST = 4.0  # times the median's extra time: beyond that a point is drawn at the edge
+_TALLEST_TIME = 2.0  # where there is no plain: times the median
 _LEAST_SPAN = 0.12  # of the axis of time, relative
 
 
@@ -85,7 +86,9 @@ def _draw(figure: Any, shape: Shape, comparison: Comparison, looks: dict[str, Lo
 
 def _scale(comparison: Comparison) -> _Scale:
     if comparison.baseline is None:
-        return _Scale(False, 1.12 * max(cell.step_ns or 0 for cell in comparison.measured) / 1e6)
+        times = [(cell.step_ns or 0) / 1e6 for cell in comparison.measured]
+        shown = [one for one in times if one <= _TALLEST_TIME * statistics.median(times)]
+        return _Scale(False, 1.25 * max(shown))
     more = [100 * (comparison.more_time(cell) or 0) for cell in comparison.measured]
     usual = statistics.median([one for one in more if one > 0.05] or [0])
     shown = [one for one in more if one <= max(100 * _LEAST_SPAN, _TALLEST * usual)]
@@ -93,12 +96,10 @@ def _scale(comparison: Comparison) -> _Scale:
 
 
 def _spot(comparison: Comparison, cell: Cell, scale: _Scale) -> _Spot:
-    if not scale.is_relative:
-        return _Spot(
-            cell, (cell.peak_bytes or 0) / _GIB, (cell.step_ns or 0) / 1e6, False, False, (cell.step_ns or 0) / 1e6
-        )
-    x, y = 100 * (comparison.memory_share(cell) or 0), 100 * (comparison.more_time(cell) or 0)
-    return _Spot(cell, x, min(y, scale.top), y > scale.top, True, y)
+    x, y = (cell.peak_bytes or 0) / _GIB, (cell.step_ns or 0) / 1e6
+    if scale.is_relative:
+        x, y = 100 * (comparison.memory_share(cell) or 0), 100 * (comparison.more_time(cell) or 0)
+    return _Spot(cell, x, min(y, scale.top), y > scale.top, scale.is_relative, y)
 
 
 def _set_axes(axes: Any, comparison: Comparison, scale: _Scale, spots: Sequence[_Spot]) -> None:
@@ -176,7 +177,7 @@ def _labels(spots: Sequence[_Spot], looks: dict[str, Look]) -> list[Label]:
         if cell.is_vdnn and cell.budget:
             text = f"{cell.peer}, budget {cell.budget}" if spot in named else cell.budget
         if spot.is_off:
-            text = f"{text}, {_signed(spot.more)}"
+            text = f"{text}, {_time_of(spot)}"
         labels.append(Label(text, spot.x, spot.y, looks[cell.peer].shade))
     return labels
 
@@ -195,18 +196,20 @@ def _entry(spots: Sequence[_Spot], peer: str, look: Look) -> Any:
     """One line below a narrow picture: it has no room for names beside the points."""
     line = importlib.import_module("matplotlib.lines").Line2D
     own = [spot for spot in spots if spot.cell.peer == peer]
-    text = (
-        peer
-        if len(own) > 1 or own[0].cell.is_plain or not own[0].is_relative
-        else f"{peer}: {own[0].x:.0f} %, {_signed(own[0].more)}"
-    )
+    text = peer
+    if len(own) == 1 and not own[0].cell.is_plain:
+        at = f"{own[0].x:.0f} %" if own[0].is_relative else f"{own[0].x:.1f} GiB"
+        text = f"{peer}: {at}, {_time_of(own[0])}"
     is_curve = len(own) > 1 and own[0].cell.is_vdnn
     style = {"linestyle": "-" if is_curve else "none", "linewidth": 2, "markersize": 8.5}
     return line([], [], color=look.shade.light, marker=look.marker, label=text, **style)
 
 
-def _signed(percent: float) -> str:
-    return f"{percent:+.0f} %" if abs(percent) >= 10 else f"{percent:+.1f} %"
+def _time_of(spot: _Spot) -> str:
+    """As it is, were there room."""
+    if not spot.is_relative:
+        return f"{spot.more:.0f} ms"
+    return f"{spot.more:+.0f} %" if abs(spot.more) >= 10 else f"{spot.more:+.1f} %"
 
 
 def _legend_rows(comparison: Comparison) -> int:
@@ -222,4 +225,6 @@ def _write_around(figure: Any, shape: Shape, comparison: Comparison) -> None:
         ended.setdefault(cell.status.replace("-", " "), []).append(name)
     if ended and not shape.is_narrow:
         said = "; ".join(f"{status}: {', '.join(peers)}" for status, peers in ended.items())
-        figure.supxlabel("\n".join(textwrap.wrap(said, 110)), x=0.01, ha="left", color=MUTED.light)
+        figure.supxlabel(
+            "\n".join(textwrap.wrap(said, 110)), x=0.01, ha="left", color=MUTED.light, fontsize=FONT_POINTS
+        )
