@@ -8,6 +8,7 @@ with what it said last; its output is in the run's `logs/`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import faulthandler
 import json
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from benchmarks.cell_spec import FAILED, TIMED_OUT, CellResult, CellSpec, result_of
 
+_PR_SET_PDEATHSIG = 1
 _FATAL = "Fatal Python error: "  # how faulthandler begins
 Measure = Callable[[CellSpec], CellResult]
 
@@ -91,6 +93,7 @@ def run_and_answer(spec: CellSpec, measure: Measure, log: str, answer: str) -> N
     """In the new process."""
     with contextlib.suppress(OSError):
         os.setsid()  # so that it can be ended with all that it began, and Ctrl-C is the sweep's alone
+    _die_with_parent()
     sys.stdout.flush()
     sys.stderr.flush()
     with Path(log).open("w", buffering=1) as file:
@@ -109,6 +112,12 @@ def run_and_answer(spec: CellSpec, measure: Measure, log: str, answer: str) -> N
     fresh = Path(answer).with_suffix(".part")
     fresh.write_text(json.dumps(dataclasses.asdict(result)))
     fresh.replace(answer)
+
+
+def _die_with_parent() -> None:
+    """A sweep that is killed cannot end its cell, which would go on holding a GPU. Where there is no Linux it does."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def last_line(path: Path) -> str:

@@ -7,11 +7,13 @@ inputs, between steps: a step reads the same tensors each time, as with a loop's
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.models.workload import Workload
@@ -67,6 +69,16 @@ def forms_of(workload: Workload) -> tuple[SampleForm, ...]:
     )
 
 
+_left: list[AbstractContextManager[object]] = []
+
+
+def _leave_modes(worker: int) -> None:
+    """In a worker, which was forked from within a virtual machine's modes, if there is one: its tensors are none of the
+    machine's, and its device does not live in this process. For good."""
+    _left.append(_disable_current_modes())
+    _left[-1].__enter__()
+
+
 class Feed:
     """Brings the next batch into a workload's inputs. Close it: its workers end then."""
 
@@ -75,12 +87,14 @@ class Feed:
         self._batches: Iterator[Any] | None = None
         if options.workers is None:
             return
+        self._samples = SyntheticSamples(forms_of(workload))
         loader = DataLoader(
-            SyntheticSamples(forms_of(workload)),
+            self._samples,
             batch_size=len(workload.inputs[0]),
             num_workers=options.workers,
             pin_memory=options.pin_memory,
             sampler=range(_SAMPLES),
+            worker_init_fn=_leave_modes if options.workers else None,
         )
         self._batches = iter(loader)
 
@@ -89,6 +103,14 @@ class Feed:
             return
         for mine, brought in zip(self._inputs, next(self._batches), strict=True):
             mine.copy_(brought, non_blocking=True)
+
+    def first(self) -> None:
+        """The first batch again, whichever was brought last: for a step that is compared with others'."""
+        if self._batches is None:
+            return
+        samples = [self._samples[index] for index in range(len(self._inputs[0]))]
+        for place, mine in enumerate(self._inputs):
+            mine.copy_(torch.stack([sample[place] for sample in samples]))
 
     def close(self) -> None:
         self._batches = None  # the last reference: its workers are told to end
