@@ -29,6 +29,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("vdnn.planning",),
     (
         "vdnn.runtime.transport",
+        "vdnn.runtime.host_share",
         "vdnn.runtime.link_probe",
         "vdnn.runtime.counters",
         "vdnn.runtime.version_check",

@@ -17,6 +17,7 @@ from vdnn.planning.policies import OnlinePolicy, PlanPolicy, has_online, has_pla
 from vdnn.runtime.budget_planner import BudgetPlanner
 from vdnn.runtime.codecs import LOSSLESS, check_codecs
 from vdnn.runtime.gauges import CudaGauges, Gauges, VirtualGauges
+from vdnn.runtime.host_share import host_bytes_of_rank
 from vdnn.runtime.session import Session, active_session, mark_to_keep
 from vdnn.runtime.step_ways import Ways
 from vdnn.runtime.tensor_device import TensorDevice
@@ -51,12 +52,12 @@ def offload(
     `device` is "cuda", "sim" (tensors on the CPU, on a simulated device), a VirtualMachine, a native device to stand
     for the CPU's tensors, or None for whatever GPU the tensors are on. Where there is no clock and no count of memory
     ("sim", native devices) nothing can be planned: there "auto" moves everything. Saves smaller than `min_bytes` stay.
-    `host_budget` caps pinned memory; the windows cap what copies in flight hold on the device. `measure`: after
-    `warmup_steps` steps one is recorded (`session.recording`), and every one is measured (`session.timeline`).
-    `integrity`: what comes back is compared with what left. `recompute`: a plan may rebuild what one cheap operation
-    makes of something else that is saved, instead of moving it; masks it may keep as bits. `codecs` names a lossy codec
-    that it may use besides: "bf16" or "fp8". `tolerance`: None rebuilds bit for bit; 1e-6 also what comes out within a
-    millionth of the largest magnitude in the value, each operation of which is named.
+    `host_budget` caps pinned memory; without it the ranks of a node share what there is. The windows cap what copies in
+    flight hold on the device. `measure`: after `warmup_steps` steps one is recorded (`session.recording`), and each is
+    measured (`session.timeline`). `integrity`: what comes back is compared with what left. `recompute`: a plan may
+    rebuild what one cheap operation makes of something else that is saved, instead of moving it; masks it may keep as
+    bits. `codecs` names a lossy codec that it may use besides: "bf16" or "fp8". `tolerance`: None rebuilds bit for bit;
+    1e-6 also what comes out within a millionth of the largest magnitude in the value, each operation of which is named.
 
         with vdnn.offload("vdnn-all") as session:
             model(x).sum().backward()
@@ -79,7 +80,7 @@ def offload(
         raise ValueError("budget: a plan brings its own; give one of the two.")
     if integrity and isinstance(device, TensorDevice) and device.fake:
         raise ValueError("integrity: tensors without data cannot be compared; make the VirtualMachine with fake=False.")
-    host_bytes = 0 if host_budget is None else _bytes_of("host_budget", host_budget)
+    host_bytes = host_bytes_of_rank() if host_budget is None else _bytes_of("host_budget", host_budget)
     online, planner = _policies(policy, wanted, device, host_bytes or None)
     ways = None
     if plan is not None or planner is not None or measure:
