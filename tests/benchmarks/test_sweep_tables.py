@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import tables
+from benchmarks import figures, tables
 from benchmarks.cell_spec import FAILED, OUT_OF_MEMORY, CellSpec, result_of
 from benchmarks.run_file import CELLS_FILE, LARGEST_FILE, append_line, read_lines
 from benchmarks.tables import render_run
@@ -65,6 +65,21 @@ def test_largest_batches_have_a_table(tmp_path: Path) -> None:
     text = render_run(tmp_path)
     assert "15" in next(line for line in text.splitlines() if line.startswith("unet, plain")).split()
     assert "unet, trl: at batch 8: failed." in text
+
+
+def test_pictures_and_the_page_are_the_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    add(tmp_path, "plain", step_ns=50_000_000, peak_bytes=4 * GIB)
+    add(tmp_path, "vdnn-auto", "60%", step_ns=55_000_000, peak_bytes=3 * GIB)
+    assert figures.main([str(tmp_path)]) == 0
+    assert (tmp_path / "figures" / "report.html").stat().st_size > 0
+    assert list((tmp_path / "figures").glob("*.svg"))
+    assert str(tmp_path / "figures") in capsys.readouterr().out
+
+
+def test_pictures_of_no_run_say_what_a_run_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert figures.main([str(tmp_path / "nowhere")]) == 2
+    assert "figures: " in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
