@@ -50,13 +50,20 @@ def _table(cells: Sequence[dict[str, Any]]) -> str:
         if cell["peer"] == "plain" and cell["peak_bytes"] is not None and cell["step_ns"]
     }
     unit, name = (MIB, "MiB") if first["place"] == "sim" else (GIB, "GiB")
-    cells = sorted(cells, key=lambda cell: _ORDER.get(cell["asked"], len(_ORDER)))
+    cells = sorted(cells, key=_place_in_table)
     rows = [_row(cell, bases.get(cell["compiled"]), unit) for cell in cells]
     remarks = [_WHOSE_TIME[first["place"]], f"Bytes in {name}."]
     remarks += [f"{_title_of(cell)}: {_said(cell)}." for cell in cells if cell["status"] != OK or cell["said"]]
     device = next((cell["device"] for cell in cells if cell["device"]), first["hardware"])
     title = f"{first['workload']}, batch {first['batch']}: {first['place']}, {device}"
     return render_table(title, _HEADER, rows, remarks)
+
+
+def _place_in_table(cell: dict[str, Any]) -> tuple[int, float]:
+    """By peer, then shares from the largest on, then sizes as they come, then the least."""
+    budget = cell["budget"] or ""
+    share = -float(budget[:-1]) if budget.endswith("%") else 1.0 if budget == "min" else 0.0
+    return _ORDER.get(cell["asked"], len(_ORDER)), share
 
 
 def _said(cell: dict[str, Any]) -> str:

@@ -36,6 +36,13 @@ def test_a_row_is_compared_with_plain(tmp_path: Path) -> None:
     assert "Computed, in virtual time, without data." in lines
 
 
+def test_budgets_of_a_peer_go_from_the_largest_to_the_least(tmp_path: Path) -> None:
+    for budget in ("min", "60%", "12GiB", "90%"):
+        add(tmp_path, "vdnn-auto", budget, step_ns=10**6, peak_bytes=GIB)
+    found = [line.split()[2] for line in render_run(tmp_path).splitlines() if line.startswith("vdnn-auto at")]
+    assert found == ["90%", "60%", "12GiB", "min"]
+
+
 def test_what_failed_says_why_below_the_table(tmp_path: Path) -> None:
     add(tmp_path, "plain", status=OUT_OF_MEMORY, said="needs 90 GiB of 80 GiB", step_ns=10**6, peak_bytes=90 * GIB)
     add(tmp_path, "trl", status=FAILED, said="its process died by SIGSEGV")
