@@ -17,6 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 Operation = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+_entered: list[AllocationTracker] = []
+_resize = torch.UntypedStorage.resize_
+
+
+def _resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:
+    outcome = _resize(storage, size)
+    for tracker in _entered:
+        tracker.resized(storage)
+    return outcome
 
 
 class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -35,6 +44,26 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self._mark_peak_bytes = 0
         self.on_growth: Callable[[int], None] | None = None  # told the live bytes whenever they have grown
+
+    def __enter__(self) -> AllocationTracker:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        _entered.append(self)
+        torch.UntypedStorage.resize_ = _resize_and_tell  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _entered.remove(self)
+        if not _entered:
+            torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign]
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """By its owner, without an operation: FSDP2 frees unsharded parameters so."""
+        with self._lock:
+            known = self._known.get(storage._cdata)
+            if known is not None and known[0]() is storage:
+                self._known[storage._cdata] = (known[0], storage.nbytes())
+                self._count(storage.nbytes() - known[1])
 
     def track(self, tree: Any) -> None:
         """Counts what was allocated before: models, inputs, lists of tensors."""
@@ -56,6 +85,10 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            # Of a tensor that wraps others (DTensor) the storage is as large as all ranks' together. Its own dispatch
+            # goes first, and what it does with what it wraps comes here.
+            return NotImplemented
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if isinstance(out, torch.Tensor):
