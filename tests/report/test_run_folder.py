@@ -188,6 +188,17 @@ def test_a_broken_file_of_a_step_is_named(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
+def test_a_step_that_cannot_be_read_is_left_out_and_named_where_there_is_more(tmp_path: Path) -> None:
+    step = tightest()
+    step.save(tmp_path)
+    folder = replace(step, name="broken").save(tmp_path)
+    (folder / "plan.json").write_text((folder / "plan.json").read_text().replace('"version":', '"version":1'))
+    run = read_run(tmp_path)
+    assert run.steps == (step,)
+    (note,) = run.notes
+    assert note.startswith(f"A step is left out: {folder / 'plan.json'}: vdnn plan: this vdnn reads version")
+
+
 def test_plans_of_several_budgets_are_one_comparison(tmp_path: Path) -> None:
     run = saved_run(tmp_path)
     (comparison,) = comparisons(run)

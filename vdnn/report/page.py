@@ -71,9 +71,7 @@ def _top(run: Run, compared: Sequence[Comparison]) -> str:
     listed = "".join(f'<li data-workload="{escape(one.comparison.workload)}">{escape(str(one))}</li>' for one in found)
     claimed = f'<ul class="claims">{listed}</ul>' if len(found) > 1 else ""
     rule = f'<p class="note">Memory is the peak of bytes allocated on the device. {escape(RULE)}</p>' if found else ""
-    return (
-        f'<p class="name">vdnn report on {escape(run.name)}</p>\n<h1>{escape(headline(compared))}</h1>\n{claimed}{rule}'
-    )
+    return f'<p class="above">vdnn report on {escape(run.name)}</p>\n<h1>{escape(headline(compared))}</h1>\n{claimed}{rule}'
 
 
 def _chooser(run: Run, compared: Sequence[Comparison]) -> str:
@@ -139,8 +137,8 @@ def _steps(run: Run, figures: Figures, missing: str) -> str:
     note = ""
     if len(drawn) < len(run.steps):
         note = (
-            f'<p class="note">Of {len(run.steps)} steps {len(drawn)} have figures here: `vdnn report --figures` draws '
-            "all.</p>"
+            f'<p class="note">Of {len(run.steps)} steps {len(drawn)} have figures here: '
+            "<code>vdnn report RUN --figures FOLDER</code> draws all.</p>"
         )
     return f"<h2>Steps</h2>\n{note}" + "\n".join(parts)
 

@@ -32,7 +32,7 @@ h2 { font-size: 21px; line-height: 1.3; margin: 44px 0 8px; padding-top: 14px; b
 h3 { font-size: 17px; margin: 24px 0 6px; }
 p, ul { margin: 8px 0; max-width: 75ch; }
 ul { padding-left: 20px; }
-.name { color: var(--muted); font-size: 15px; margin: 0; }
+.above { color: var(--muted); font-size: 15px; margin: 0; }
 .note { color: var(--muted); font-size: 15px; }
 .claims { padding: 0; list-style: none; }
 .claims li { padding: 8px 0 8px 12px; border-left: 4px solid var(--green); margin: 8px 0; }
@@ -51,6 +51,7 @@ td { border-top: 1px solid var(--grid); }
 td.number, th.number { text-align: right; white-space: nowrap; }
 td.short { white-space: nowrap; }
 td.long { min-width: 200px; }
+td.remark { min-width: 440px; }
 td.name { min-width: 104px; }
 th { white-space: nowrap; padding: 0; font-weight: 600; }
 th button { background: none; border: 0; padding: 9px 10px; width: 100%; text-align: inherit; cursor: pointer;

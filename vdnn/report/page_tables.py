@@ -22,7 +22,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`kind`: "number", "short" (never wrapped), "name" or "long"."""
+    """`kind`: "number", "short" (never wrapped), "name", "long" or "remark"."""
 
     title: str
     kind: str
@@ -90,7 +90,7 @@ _CELL_COLUMNS = (
     Column("same gradients", "short"),
     Column("device", "short"),
     Column("ended", "short"),
-    Column("remark", "long"),
+    Column("remark", "remark"),
 )
 
 
@@ -134,7 +134,7 @@ _STORAGE_COLUMNS = (
     Column("copies take", "number"),
     Column("waited for it", "number"),
     Column("rebuild takes", "number"),
-    Column("why", "long"),
+    Column("why", "remark"),
 )
 
 

@@ -2,7 +2,9 @@
 
 It has `cells.jsonl`, one measured or predicted training step a line, or `steps/NAME/` with the Recording, the Plan and
 the Timelines of a step, or both. A last line that was cut off is left out, because whoever writes may have been
-stopped; anything else that is wrong is refused with its line. Of two cells that say the same, the later counts.
+stopped; anything else that is wrong with the cells is refused with its line. A step whose files cannot be read (an
+older vdnn wrote them) is left out and named, unless it is all there is. Of two cells that say the same the later
+counts.
 """
 
 from __future__ import annotations
@@ -65,7 +67,10 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
             got=found,
         )
     cells, notes = _read_cells(cells_file) if cells_file.is_file() else ((), ())
-    return Run(place, cells, _read_steps(steps_folder), notes)
+    steps, refused = _read_steps(steps_folder)
+    if refused and not cells and not steps:
+        raise FormatError(refused[0])
+    return Run(place, cells, steps, (*notes, *(f"A step is left out: {one}" for one in refused)))
 
 
 def append_cells(folder: str | os.PathLike[str], cells: Sequence[Cell]) -> None:
@@ -102,16 +107,21 @@ def _read_cells(path: Path) -> tuple[tuple[Cell, ...], tuple[str, ...]]:
     return tuple(found.values()), tuple(notes)
 
 
-def _read_steps(folder: Path) -> tuple[SavedStep, ...]:
-    if not folder.is_dir():
-        return ()
-    steps = []
-    for one in sorted(folder.iterdir()):
-        step = SavedStep.load(one) if one.is_dir() else SavedStep(one.name)
-        if not step.is_empty:
+def _read_steps(folder: Path) -> tuple[tuple[SavedStep, ...], list[str]]:
+    """And what is wrong with those that cannot be read."""
+    steps, refused = [], []
+    for one in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not one.is_dir():
+            continue
+        try:
+            step = SavedStep.load(one)
             _require_one_step(step, one)
+        except FormatError as error:
+            refused.append(str(error))
+            continue
+        if not step.is_empty:
             steps.append(step)
-    return tuple(steps)
+    return tuple(steps), refused
 
 
 def _require_one_step(step: SavedStep, folder: Path) -> None:

@@ -223,7 +223,7 @@ def _write_around(figure: Any, shape: Shape, comparison: Comparison) -> None:
     for cell in comparison.unmeasured:
         name = f"{cell.peer} {cell.budget}" if cell.budget else cell.peer
         ended.setdefault(cell.status.replace("-", " "), []).append(name)
-    if ended and not shape.is_narrow:
+    if ended and shape.has_title and not shape.is_narrow:  # a page says it below
         said = "; ".join(f"{status}: {', '.join(peers)}" for status, peers in ended.items())
         figure.supxlabel(
             "\n".join(textwrap.wrap(said, 110)), x=0.01, ha="left", color=MUTED.light, fontsize=FONT_POINTS
