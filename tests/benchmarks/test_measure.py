@@ -144,6 +144,17 @@ def test_want_of_memory_is_a_result(monkeypatch: pytest.MonkeyPatch, error: Exce
     assert (result.status, result.said) == (status, str(error))
 
 
+def test_a_comparison_that_runs_out_of_memory_takes_nothing_from_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_vain(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(measured_module, "_note_gradients", in_vain)
+    result = sim("plain")
+    assert (result.status, result.gradients) == (OK, None)
+    assert result.said == "gradients were not compared: CUDA out of memory"
+    assert result.step_ns
+
+
 def test_any_other_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured_module, "peer_named", lambda name: Broken(RuntimeError("stride assertion")))
     with pytest.raises(RuntimeError, match="stride assertion"):
