@@ -90,6 +90,7 @@ class Asked:
     run: Collection[str] = ()
     shares: Sequence[float] = SHARES
     certify: bool = True
+    has_regret: bool = True
     has_rebuilds: bool = True
     done: Collection[CellKey] = ()
 
@@ -131,7 +132,7 @@ def cells_of(name: str, hardware: str, asked: Asked) -> Iterator[dict[str, Any]]
                     yield {**cell, "fits": False}
                     continue
                 cell |= _figures(planned, budget_bytes)
-                if policy == "auto":
+                if policy == "auto" and asked.has_regret:
                     cell["regret"] = regret(recording, costs, budget_bytes, planned.timeline.step_ns)
                 if policy in asked.run:
                     executed = steps.run(planned.plan)
@@ -179,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--policies", default="all", metavar="NAMES")
     parser.add_argument("--run", default="auto", metavar="NAMES", help="policies that are run too; none for none")
     parser.add_argument("--no-bound", action="store_true")
+    parser.add_argument("--no-regret", action="store_true")
     parser.add_argument("--without-rebuilds", action="store_true", help="plans keep and offload only")
     options = parser.parse_args(arguments)
     networks = _names(options.networks, list(NETWORKS), "networks")
@@ -186,6 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _names(options.policies, planner_names(), "policies"),
         [] if options.run == "none" else _names(options.run, planner_names(), "policies"),
         certify=not options.no_bound,
+        has_regret=not options.no_regret,
         has_rebuilds=not options.without_rebuilds,
         done={key_of(cell) for cell in read(options.results)},
     )

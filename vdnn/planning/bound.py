@@ -6,14 +6,15 @@ is away there has been copied out since its copy could begin, and has to be copi
 that do one copy at a time: so between any such point and the anchor the step takes at least as long as those copies
 out, and between the anchor and any use at least as long as those copies back. The shortest step for which all this
 holds is a linear program. What is rebuilt instead is away until it is used, its copies are not made, and the step is
-longer by its computing.
+longer by its computing. What it is made from has to be there then: rebuilt itself it is no longer away, and moved it
+has been copied back.
 
 Where that leaves something open and the step is small, a second program says more. For each gap and anchor in it there
 are two numbers, whether it was given up by then and whether it was asked back by then, neither of which is taken back;
 and they are whole.
 
 What is left out makes the bound lower, never wrong: that the engines share a link, that a copy cannot be interrupted,
-all that happens between anchors, and that what a rebuild reads has to be there, as has what a codec leaves.
+all that happens between anchors, the memory while something is rebuilt, and that what a codec leaves has to be there.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vdnn.errors import VdnnError
+from vdnn.planning.bound_anchors import choose_anchors
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.footprint import absent_intervals
 from vdnn.planning.gaps import Gap, gaps_of
@@ -33,12 +35,16 @@ from vdnn.planning.rebuilding import candidates_of
 from vdnn.recording import Recording
 from vdnn.step_plan import Absence
 
-# Intervals looked at: more make the bound tighter and the program larger. As many as make so many variables.
-_MOST_AWAY = 30_000
+# Intervals looked at: more make the bound tighter and the program larger. As many as make so many variables: few at
+# first, and more as long as that raises the bound by a part of what it lacks to the plan at hand.
+_AWAY = (1_500, 6_000, 30_000)
+_AWAY_WITH_REBUILDS = (1_500, 5_000)  # what is rebuilt makes a program of as many several times as long
+_WORTH_MORE = 0.1
 _LEAST_ANCHORS = 8
 # The second program is for steps of few gaps, at so many anchors that there are so many whole numbers. Nodes of the
 # search are counted, not seconds: with 500 it certifies more, and takes up to a minute and a half.
 _MOST_GAPS = 120
+_MOST_GAPS_WITH_REBUILDS = 12  # there it takes as long, and says little more
 _MOST_WHOLE = 1500
 _NODES = 100
 _MOST_SUMS = 1 << 16
@@ -74,12 +80,19 @@ def lower_bound(
     require_feasible_budget(recording, budget_bytes)
     if recording.peak_bytes <= budget_bytes:
         return Bound(recording.compute_ns, is_whole=True)
-    gaps = gaps_of(recording)
-    most = anchors or max(_LEAST_ANCHORS, _MOST_AWAY // len(gaps))
-    least_ns = recording.compute_ns + _Program(recording, gaps, costs, budget_bytes, most, is_whole=False).solve()
-    if enough_ns is not None and least_ns >= enough_ns * (1 - _CLOSE):
-        return Bound(least_ns, is_whole=False)
-    if len(gaps) > _MOST_GAPS:
+    gaps, rebuilds = gaps_of(recording), bool(candidates_of(recording))
+    away = list(_AWAY_WITH_REBUILDS if rebuilds else _AWAY)
+    if enough_ns is None:
+        away = away[-1:]
+    least_ns = 0
+    for most in [anchors] if anchors else sorted({max(_LEAST_ANCHORS, count // len(gaps)) for count in away}):
+        found_ns = recording.compute_ns + _Program(recording, gaps, costs, budget_bytes, most, is_whole=False).solve()
+        raised_ns, least_ns = found_ns - least_ns, max(least_ns, found_ns)
+        if enough_ns is not None and least_ns >= enough_ns * (1 - _CLOSE):
+            return Bound(least_ns, is_whole=False)
+        if enough_ns is not None and raised_ns < _WORTH_MORE * (enough_ns - least_ns):
+            break
+    if len(gaps) > (_MOST_GAPS_WITH_REBUILDS if rebuilds else _MOST_GAPS):
         return Bound(least_ns, is_whole=False)
     most = anchors or max(_LEAST_ANCHORS, _MOST_WHOLE // (2 * len(gaps)))
     whole = _Program(recording, gaps, costs, budget_bytes, most, is_whole=True)
@@ -126,34 +139,12 @@ class _Program:
         self._unbounded = list(range(self._columns))
         for before, point in itertools.pairwise(range(len(recording.points))):
             self._require([(point, 1.0), (before, -1.0)], 0.0)
-        chosen = self._anchors(gaps, anchors)
+        chosen = choose_anchors(self._missing, gaps, anchors)
         self._rebuilt = self._add_rebuilds()
+        self._readers = self._readers_of_inputs()
         self._of_gaps = {gap: columns for gap in gaps if (columns := self._add_gap(gap, chosen)) is not None}
         for anchor in chosen:
             self._add_anchor(anchor)
-
-    def _anchors(self, gaps: Sequence[Gap], most: int) -> list[int]:
-        """The intervals that would not fit: all, or the worst, so many evenly between the first and the last, and
-        those with the least room when everything is away, where each copy back waits for the one before it to be used.
-        Of these as many as add half as many numbers again."""
-        over = [interval for interval, missing in enumerate(self._missing) if missing > 0]
-        if len(over) <= most:
-            return over
-        chosen = {over[round(place * (len(over) - 1) / (most - 1))] for place in range(most)}
-        chosen.add(max(over, key=lambda interval: self._missing[interval]))
-        changes = [0] * (len(self._missing) + 1), [0] * (len(self._missing) + 1)  # of bytes away, and of gaps across
-        for gap in gaps:
-            for change, amount in zip(changes, (gap.nbytes, 1), strict=True):
-                change[gap.first] += amount
-                change[gap.last + 1] -= amount
-        away, across = (list(itertools.accumulate(change)) for change in changes)
-        left = most * len(gaps) // 2
-        for interval in sorted(over, key=lambda one: away[one] - self._missing[one]):
-            left -= across[interval]
-            if left < 0:
-                break
-            chosen.add(interval)
-        return sorted(chosen)
 
     def _require(self, terms: Sequence[tuple[int, float]], least: float) -> None:
         self._entries += [(len(self._least), column, factor) for column, factor in terms]
@@ -207,6 +198,16 @@ class _Program:
             self._require([(use, 1.0), (total, -1.0), *((column, -factor) for column, factor in before)], 0.0)
         return columns
 
+    def _readers_of_inputs(self) -> dict[int, list[tuple[int, int]]]:
+        """By lifetime: what may be rebuilt from it, with its first use. By then at the latest it is rebuilt."""
+        readers: dict[int, list[tuple[int, int]]] = {}
+        for reader in self._rebuilt:
+            lifetime = self._recording.lifetimes[reader]
+            if lifetime.rebuild is not None and lifetime.uses:
+                for source in dict.fromkeys(lifetime.rebuild.inputs):
+                    readers.setdefault(source, []).append((lifetime.uses[0], reader))
+        return readers
+
     def _add_anchor(self, anchor: int) -> None:
         away: list[tuple[int, float]] = []
         out: list[tuple[int, tuple[int, float]]] = []  # where its copy could begin, and the copy
@@ -224,21 +225,55 @@ class _Program:
                 if anchor in columns.back:
                     away.append((columns.back[anchor], -nbytes))
                     home.append((gap.last, [(columns.ever, home_time), (columns.back[anchor], -home_time)]))
-                elif gap.use is not None:
-                    home.append((gap.last, [(gone, home_time)]))
+                else:
+                    due = self._due_for_a_rebuild(gap, anchor, gone)
+                    home += [(use, [(column, home_time)]) for use, column in due]
+                    if gap.use is not None:
+                        home.append((gap.last, [(gone, home_time), *((column, -home_time) for _, column in due)]))
             elif self._is_whole and gap.last < anchor and gap.lifetime not in self._gone_often:
                 out.append((copy_point, (columns.ever, out_time)))
             elif self._is_whole and gap.first > anchor and gap.use is not None:
                 home.append((gap.last, [(columns.ever, home_time)]))
         for lifetime, column in self._rebuilt.items():
             if anchor in self._away_until_rebuilt(lifetime):
-                away.append((column, self._recording.lifetimes[lifetime].nbytes * self._of_bytes))
+                nbytes = self._recording.lifetimes[lifetime].nbytes * self._of_bytes
+                away.append((self._away_yet(lifetime, column, anchor), nbytes))
         self._require(away, self._missing_of_whole(anchor) * self._of_bytes)
         for point, busy in self._running_sums([(point, [copy]) for point, copy in sorted(out, reverse=True)]):
             # From where the copies could begin to where the interval begins, behind the hook before it.
             self._require_time(busy, point, anchor - 1)
         for use, busy in self._running_sums(sorted(home, key=lambda one: one[0])):
             self._require_time(busy, anchor, use)
+
+    def _away_yet(self, lifetime: int, rebuilt: int, anchor: int) -> int:
+        """A column: away at an anchor before its first use. What is made from it and rebuilt, and was used before, had
+        it rebuilt by then, and it stays."""
+        readers = [reader for use, reader in self._readers.get(lifetime, ()) if use < anchor]
+        if not readers:
+            return rebuilt
+        (away,) = self._new_columns(1)
+        for terms, least in (([(rebuilt, 1.0)], 0.0), *(([(self._rebuilt[one], -1.0)], -1.0) for one in readers)):
+            self._require([*terms, (away, -1.0)], least)
+        return away
+
+    def _due_for_a_rebuild(self, gap: Gap, anchor: int, gone: int) -> list[tuple[int, int]]:
+        """A use within the gap at which its storage has to be there if it is away at the anchor: the first at which
+        another is rebuilt from it. With a column that is 1 if that is so, unless that one was rebuilt earlier, for what
+        is made from it in turn."""
+        found = [(use, reader) for use, reader in self._readers.get(gap.lifetime, ()) if anchor <= use < gap.last]
+        if not found:
+            return []
+        use, reader = min(found)
+        (due,) = self._new_columns(1)
+        lifetimes = self._recording.lifetimes
+        earlier = [
+            (column, 1.0)
+            for one, column in self._rebuilt.items()
+            if (rebuild := lifetimes[one].rebuild) and reader in rebuild.inputs
+        ]
+        self._require([(due, 1.0), (gone, -1.0), (self._rebuilt[reader], -1.0), *earlier], -1.0)
+        self._require([(gone, 1.0), (due, -1.0)], 0.0)
+        return [(use, due)]
 
     def _missing_of_whole(self, anchor: int) -> int:
         """What is away is whole storages: so it is at least the least sum of some that is not below what is missing.
