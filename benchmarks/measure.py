@@ -153,9 +153,7 @@ def _run(spec: CellSpec, peer: Peer, trial: Trial, steps: Steps, result: CellRes
         if place.has_data:
             try:
                 _note_gradients(steps, trial.workload.model, result)
-            except (
-                RuntimeError
-            ) as error:  # deterministic algorithms may need more memory
+            except RuntimeError as error:  # deterministic algorithms may need more memory
                 if not is_out_of_memory(error):
                     raise
                 said = f"gradients were not compared: {first_line(error)}"
