@@ -50,6 +50,11 @@ def is_ours(cell: Cell) -> bool:
     return str(cell["peer"]).startswith("vdnn")
 
 
+def is_refused(cell: Cell) -> bool:
+    """A budget under the least that any plan reaches: said so before anything ran."""
+    return cell["status"] == "failed" and "cannot be met" in str(cell.get("said"))
+
+
 def _grouped(cells: Iterable[Cell]) -> dict[Group, list[Cell]]:
     groups: dict[Group, list[Cell]] = defaultdict(list)
     for cell in cells:
@@ -115,7 +120,7 @@ def same_gradients(cells: Sequence[Cell]) -> Claim:
 
 
 def ours_run(cells: Sequence[Cell]) -> Claim:
-    ours = [cell for cell in cells if is_ours(cell) and cell["status"] != "not-run"]
+    ours = [cell for cell in cells if is_ours(cell) and cell["status"] != "not-run" and not is_refused(cell)]
     failed = [cell for cell in ours if cell["status"] != "ok"]
     said = f"{len(ours) - len(failed)} of {len(ours)}"
     said += "".join(f"; {_title(cell)}: {cell['status']}, {cell.get('said', '')}" for cell in failed)

@@ -1,7 +1,7 @@
 """The steps of `make gpu-proof`, each a function of its limit in seconds: it returns what it found, or raises.
 
-Steps run programs and judge what those wrote; none imports torch or vdnn, so that a broken installation can be told
-from a broken step. What is measured goes into one run (docs/benchmarks.md), line by line.
+Steps run programs and judge what those wrote; none imports torch or the native core, so that a broken installation can
+be told from a broken step. What is measured goes into one run (docs/benchmarks.md), line by line.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.claims import is_refused
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "gpu-proof"
@@ -227,6 +229,8 @@ def _judged(cells: Sequence[dict[str, Any]], failure: StepFailed | None) -> dict
         if not str(cell["peer"]).startswith("vdnn"):
             continue
         title = f"{cell['workload']}, {cell['peer']}, {cell.get('budget')}"
+        if is_refused(cell):
+            continue
         if cell["status"] in ("failed", "timed-out"):
             problems.append(f"{title}: {cell['status']}: {cell.get('said')}")
         elif cell.get("identical") is False:

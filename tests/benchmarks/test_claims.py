@@ -77,6 +77,11 @@ def test_what_is_ours_has_to_run(status: str, held: bool | None) -> None:
     assert ours_run([cell("vdnn-auto", status=status), cell("trl", status="failed")]).held is held
 
 
+def test_a_budget_that_no_plan_meets_is_an_answer() -> None:
+    refused = cell("vdnn-auto", status="failed", said="budget 5 GiB cannot be met: 6 GiB are needed")
+    assert ours_run([cell("vdnn-auto"), refused]).said == "1 of 1"
+
+
 @pytest.mark.parametrize(("peak_bytes", "held"), [(1004, True), (1006, False)])
 def test_a_budget_is_kept_but_for_what_an_allocator_rounds(peak_bytes: int, held: bool) -> None:
     assert budgets_kept([cell("vdnn-auto", peak_bytes, budget="50%", budget_bytes=1000)]).held is held
