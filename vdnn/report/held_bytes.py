@@ -86,7 +86,7 @@ def held_after(recording: Recording, plan: Plan, timeline: Timeline | None) -> H
         tuple(interval_bytes(followed, plan.lifetimes)),
         tuple(storages),
         tuple(lifetime.nbytes for lifetime in followed.lifetimes),
-        None if timeline is None or timeline.source != "measured" else _measured(len(followed.points), timeline),
+        None if timeline is None or timeline.source != "measured" else peaks_at_points(len(followed.points), timeline),
     )
 
 
@@ -136,7 +136,7 @@ def _without(there: range, away: Sequence[range]) -> Iterator[range]:
         yield range(begin, there.stop)
 
 
-def _measured(count: int, timeline: Timeline) -> tuple[int, ...]:
+def peaks_at_points(count: int, timeline: Timeline) -> tuple[int, ...]:
     """Several marks may be at one point; one without a mark has what the one before left."""
     highest: dict[int, int] = {}
     for mark in timeline.marks:

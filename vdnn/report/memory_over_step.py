@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from vdnn.bytesize import format_bytes
 from vdnn.report.drawing import FONT_POINTS, Picture, Shape, quiet_axes, set_title, time_label
 from vdnn.report.file_names import file_name
-from vdnn.report.held_bytes import HeldBytes, actions_of, held_after, held_before
+from vdnn.report.held_bytes import HeldBytes, actions_of, held_after, held_before, peaks_at_points
 from vdnn.report.label_placement import Label, place_labels
 from vdnn.report.palette import ACTION_SHADES, INK, REST, REST_SPIKES, SURFACE, VERMILION, Shade
 from vdnn.report.storage_table import storage_name
@@ -77,6 +77,8 @@ def _draw(figure: Any, shape: Shape, step: SavedStep, title: str) -> None:
     if plan is not None:
         shown.append((f"under the plan, {_how(timeline)}", held_after(recording, plan, timeline)))
     panels = [_panel(title, held, actions, largest, shape) for title, held in shown]
+    if step.predicted is not None and len(panels) > 1 and _is_as_foretold(shown[1][1], step.predicted):
+        panels[1] = panels[1]._replace(measured=[])
     grid = (len(panels), 1) if shape.is_narrow else (1, len(panels))
     drawn = figure.subplots(*grid, sharex=True, sharey=True, squeeze=False).flatten()
     end_ms = max(panel.edges_ns[-1] for panel in panels) / 1e6
@@ -130,6 +132,11 @@ def _panel(
     ends = f"peak {format_bytes(held.peak_bytes)}, {held.ends_ns[-1] / 1e6:.1f} ms"
     measured = thin(held.measured) if held.measured is not None and _differ(held.measured, held.total) else []
     return _Panel(f"{title}:{chr(10) if shape.is_narrow else ' '}{ends}", edges, layers, measured)
+
+
+def _is_as_foretold(held: HeldBytes, predicted: Timeline) -> bool:
+    """What moves at a point needs room for a moment that no layer has: it was foretold all the same."""
+    return held.measured is not None and not _differ(held.measured, peaks_at_points(len(held.total), predicted))
 
 
 def _differ(measured: Sequence[int], total: Sequence[int]) -> bool:

@@ -71,7 +71,8 @@ def _top(run: Run, compared: Sequence[Comparison]) -> str:
     listed = "".join(f'<li data-workload="{escape(one.comparison.workload)}">{escape(str(one))}</li>' for one in found)
     claimed = f'<ul class="claims">{listed}</ul>' if len(found) > 1 else ""
     rule = f'<p class="note">Memory is the peak of bytes allocated on the device. {escape(RULE)}</p>' if found else ""
-    return f'<p class="above">vdnn report on {escape(run.name)}</p>\n<h1>{escape(headline(compared))}</h1>\n{claimed}{rule}'
+    above = f'<p class="above">vdnn report on {escape(run.name)}</p>'
+    return f"{above}\n<h1>{escape(headline(compared))}</h1>\n{claimed}{rule}"
 
 
 def _chooser(run: Run, compared: Sequence[Comparison]) -> str:

@@ -51,7 +51,7 @@ td { border-top: 1px solid var(--grid); }
 td.number, th.number { text-align: right; white-space: nowrap; }
 td.short { white-space: nowrap; }
 td.long { min-width: 200px; }
-td.remark { min-width: 440px; }
+td.remark { min-width: 320px; }
 td.name { min-width: 104px; }
 th { white-space: nowrap; padding: 0; font-weight: 600; }
 th button { background: none; border: 0; padding: 9px 10px; width: 100%; text-align: inherit; cursor: pointer;

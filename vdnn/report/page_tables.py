@@ -128,13 +128,13 @@ def _error(measured: int | None, predicted: int | None) -> float | None:
 
 _STORAGE_COLUMNS = (
     Column("storage", "long"),
-    Column("shape", "short"),
     Column("bytes", "number"),
     Column("action", "short"),
+    Column("why", "remark"),
     Column("copies take", "number"),
     Column("waited for it", "number"),
     Column("rebuild takes", "number"),
-    Column("why", "remark"),
+    Column("shape", "short"),
 )
 
 
@@ -143,13 +143,13 @@ def storages_table(rows: Sequence[StorageRow], label: str) -> str:
         Row(
             (
                 words(row.name),
-                words(row.shape),
                 size(row.nbytes),
                 words("" if row.action is None else row.action.value),
+                words(row.why),
                 milliseconds(row.copy_ns, 2),
                 milliseconds(row.waited_ns, 2),
                 milliseconds(row.rebuild_ns, 2),
-                words(row.why),
+                words(row.shape),
             )
         )
         for row in rows
