@@ -81,6 +81,26 @@ def test_time_is_arithmetic_or_traffic_whichever_is_longer() -> None:
     assert sum_ns == round(bytes_ns) + profile.kernel_launch_ns
 
 
+def test_fused_attention_takes_the_time_of_its_products() -> None:
+    """Scores and mixing forward; backward the scores again and two gradients of each: 2 and 5 products."""
+    batch, heads, tokens, width = 2, 8, 2048, 64
+    with VirtualMachine("h100") as machine:
+        profile = machine.profile
+        query, key, value = (
+            torch.empty(batch, heads, tokens, width, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+        )
+        begin = machine.now_ns
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+        forward_ns = machine.now_ns - begin
+        begin = machine.now_ns
+        torch.autograd.grad(mixed, (query, key, value), torch.empty_like(mixed))
+        backward_ns = machine.now_ns - begin
+    product_flop = 2 * batch * heads * tokens * tokens * width
+    product_ns = product_flop / (profile.flop_per_s["bfloat16"] * profile.compute_efficiency) * 1e9
+    assert forward_ns == round(2 * product_ns) + profile.kernel_launch_ns
+    assert backward_ns == round(5 * product_ns) + profile.kernel_launch_ns
+
+
 def test_convolutions_use_tf32_where_the_hardware_and_torch_do() -> None:
     def convolution_ns(hardware: str) -> int:
         with VirtualMachine(hardware) as machine:

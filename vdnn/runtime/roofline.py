@@ -1,6 +1,6 @@
 """What an operation costs on given hardware: the longer of its arithmetic and its memory traffic, plus its launch.
 
-Arithmetic comes from torch's own FLOP registry; traffic is what the operation reads and writes, each tensor once. Views
+Arithmetic comes from torch's own FLOP formulas; traffic is what the operation reads and writes, each tensor once. Views
 and bare allocations cost nothing. Measured times differ: what matters here is that the same step costs the same on
 every machine, and that the proportions of layers are right.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from vdnn.hardware import HardwareProfile
 
@@ -39,11 +39,21 @@ def operation_ns(profile: HardwareProfile, func: Any, args: tuple[Any, ...], kwa
     traffic = sum(_touched_bytes(tensor) for tensor in tensors) + sum(_touched_bytes(tensor) for tensor in written)
     traffic_ns = traffic / (profile.memory_bytes_per_s * profile.bandwidth_efficiency) * 1e9
     arithmetic_ns = 0.0
-    if packet in flop_registry:
-        flop = flop_registry[packet](*args, **kwargs, out_val=out)
+    flop = _flop(packet, args, kwargs, out)
+    if flop:
         rate = _flop_per_s(profile, packet.__name__, tensors) * profile.compute_efficiency
         arithmetic_ns = flop / rate * 1e9
     return round(max(traffic_ns, arithmetic_ns)) + profile.kernel_launch_ns
+
+
+def _flop(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    """The CPU's fused attention, which stands for a GPU's in a rehearsal, is not in torch's registry."""
+    name = packet.__name__
+    if name == "_scaled_dot_product_flash_attention_for_cpu":
+        return int(sdpa_flop_count(*(one.shape for one in args[:3])))  # type: ignore[no-untyped-call]
+    if name == "_scaled_dot_product_flash_attention_for_cpu_backward":
+        return int(sdpa_backward_flop_count(*(one.shape for one in args[:4])))  # type: ignore[no-untyped-call]
+    return int(flop_registry[packet](*args, **kwargs, out_val=out)) if packet in flop_registry else 0
 
 
 def _touched_bytes(tensor: torch.Tensor) -> int:
