@@ -159,3 +159,21 @@ def test_a_machine_leaves_nothing_behind() -> None:
         assert [one.pool.stats.live_bytes for one in transports] == [0]
     assert isinstance(torch.zeros(1), torch.Tensor)
     assert type(torch.zeros(1)) is torch.Tensor
+
+
+class Squares(torch.utils.data.Dataset[torch.Tensor]):
+    """Made in a worker, by operations."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((8,), float(index)).square()
+
+
+def test_workers_of_a_loader_are_not_on_the_machine() -> None:
+    loader = torch.utils.data.DataLoader(Squares(), batch_size=2, num_workers=1, multiprocessing_context="fork")
+    with VirtualMachine("h100", fake=False) as machine:
+        found = [batch.sum().item() for batch in loader]
+        assert machine.allocated_bytes < 1024
+    assert found == [8 * (0 + 1), 8 * (4 + 9)]

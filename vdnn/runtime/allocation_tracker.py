@@ -16,6 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from vdnn.runtime import process_forks
+
 Operation = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 _entered: list[AllocationTracker] = []
 _resize = torch.UntypedStorage.resize_
@@ -39,6 +41,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._device_type = device_type
         self._on_operation = on_operation
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+        self._forks = process_forks.count
         self._lock = threading.RLock()  # storages may die on any thread, also amid what happens here
         self.live_bytes = 0
         self.peak_bytes = 0
@@ -91,6 +94,8 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        if self._forks != process_forks.count:
+            return out  # in a loader's worker, which has our mode and none of our memory
         if isinstance(out, torch.Tensor):
             self._see(out)
         elif isinstance(out, (tuple, list)):
