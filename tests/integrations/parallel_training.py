@@ -15,7 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -76,6 +81,7 @@ def beside_plain(rank: int, how: str, loop: Loop) -> dict[str, Any]:
         "differing": [name for (name, one), (_, other) in zip(plain, ours, strict=True) if not same_bits(one, other)],
         "digest": digest,
         "storages": session.counters.storages + session.counters.dropped,
+        "storage_bytes": session.counters.storage_bytes,
         "planned_bytes": 0 if session.plan is None else session.plan.offloaded_bytes,
         "kept": {reason.name: count for reason, count in session.counters.kept.items()},
         "steps": session.steps,
@@ -152,6 +158,19 @@ def fsdp2(rank: int, how: str, kind: str) -> dict[str, Any]:
         for block in model:
             fully_shard(block, reshard_after_forward=kind != "no reshard", **options)
         fully_shard(model, **options)
+        optimise(model, rank, torch.optim.AdamW(model.parameters(), lr=1e-2))
+        return parameters_of(model)
+
+    return beside_plain(rank, how, loop)
+
+
+def fsdp1(rank: int, how: str) -> dict[str, Any]:
+    """The older wrapper, over one flat parameter for each block."""
+
+    def loop(rank: int) -> list[tuple[str, torch.Tensor]]:
+        torch.manual_seed(0)
+        wrapped = [FullyShardedDataParallel(block, device_id=torch.device("cpu")) for block in blocks()]
+        model = nn.Sequential(*wrapped)
         optimise(model, rank, torch.optim.AdamW(model.parameters(), lr=1e-2))
         return parameters_of(model)
 

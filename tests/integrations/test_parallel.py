@@ -46,9 +46,27 @@ def test_fsdp2_trains_the_same(two_ranks: Ranks, how: str, kind: str) -> None:
 
 
 @EITHER
+def test_fsdp1_trains_the_same(two_ranks: Ranks, how: str) -> None:
+    check(two_ranks, how, parallel_training.fsdp1)
+
+
+def test_no_parameter_of_fsdp_leaves(two_ranks: Ranks) -> None:
+    """What leaves is what leaves without FSDP, to the byte: gathered parameters are kept, whose they are to resize."""
+    plain = check(two_ranks, MOVES, parallel_training.ddp)
+    sharded = check(two_ranks, MOVES, parallel_training.fsdp2, "plain")
+    flat = check(two_ranks, MOVES, parallel_training.fsdp1)
+    for rank in range(2):
+        assert sharded[rank]["storage_bytes"] == plain[rank]["storage_bytes"]
+        assert flat[rank]["storage_bytes"] == plain[rank]["storage_bytes"]
+
+
+@EITHER
 def test_tensor_parallel_trains_the_same(two_ranks: Ranks, how: str) -> None:
+    """What is saved as a DTensor stays: of each of a block's two linear layers its input and its weight."""
     first, second = check(two_ranks, how, parallel_training.tensor_parallel)
     assert first["digest"] == second["digest"]
+    linears = 2 * len(parallel_training.blocks())
+    assert first["kept"]["SUBCLASS"] == parallel_training.STEPS * linears * 2
 
 
 @pytest.mark.parametrize(("how", "kind"), [(MOVES, "1F1B"), (PLANS, "1F1B"), (MOVES, "GPipe")])
