@@ -23,7 +23,7 @@ from vdnn.report.headline import headline
 FOLDER = Path("build") / "bench"
 WORKLOADS = "resnet50,gpt2"
 PEERS = "plain,checkpoint,save-on-cpu-pinned,vdnn-auto"
-BUDGETS = "80%,60%,min"
+BUDGETS = "80%,60%,min,peers"
 LIMIT_S = 240
 
 

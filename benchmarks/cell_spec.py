@@ -20,8 +20,9 @@ CellKey = tuple[str, int | None, str, str | None, str, str]
 
 @dataclass(frozen=True, slots=True)
 class CellSpec:
-    """`budget` is text such as "60%" (of plain's peak), "12GiB" or "min", and `budget_bytes` what that is, None where
-    that is not known before the run. `batch` None: the workload's own. `run` is the folder for the step's files."""
+    """`budget` is text such as "60%" (of plain's peak), "=checkpoint" (the peak of that peer), "12GiB" or "min", and
+    `budget_bytes` what that is, None where that is not known before the run. `batch` None: the workload's own. `run` is
+    the folder for the step's files."""
 
     workload: str
     peer: str
@@ -39,13 +40,17 @@ class CellSpec:
         return self.workload, self.batch, self.peer, self.budget, self.place, self.hardware
 
     @property
+    def as_low_as(self) -> str | None:
+        """The peer whose peak is the budget."""
+        return self.budget[1:] if self.budget is not None and self.budget.startswith("=") else None
+
+    @property
     def step_name(self) -> str:
         """A folder's name, different for each cell of a run."""
         parts = (self.workload, f"b{self.batch}" if self.batch else "", self.peer, self.budget or "", self.place)
         where = "" if self.place == "cuda" else self.hardware
-        return (
-            "-".join(part for part in (*parts, where) if part).replace("%", "pct").replace(":", "_").replace("/", "_")
-        )
+        name = "-".join(part for part in (*parts, where) if part)
+        return name.replace("%", "pct").replace("=", "as-").replace(":", "_").replace("/", "_")
 
     def __str__(self) -> str:
         return f"{self.workload}, {self.peer}{f' at {self.budget}' if self.budget else ''}"

@@ -193,7 +193,7 @@ def claims_of(run: Path) -> list[Claim]:
         budgets_kept(cells),
         never_slower_than_a_peer(cells),
         a_third_less_for_little(cells),
-        foretold(cells, "peak_bytes", "predicted_peak_bytes", PEAK_ERROR),
+        foretold(cells, "requested_bytes", "predicted_peak_bytes", PEAK_ERROR),
         foretold(cells, "step_ns", "predicted_step_ns", TIME_ERROR),
         engines_at_full_rate(run, cells),
     ]

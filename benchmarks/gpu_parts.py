@@ -34,7 +34,7 @@ CUBLAS_WORKSPACE = ":4096:8"
 LAST_CELL_S = 15.0
 CNN = ("resnet50", "vgg16")
 LLM = ("gpt2", "llama_8b_4k")
-BUDGETS = ("90%", "75%", "60%", "45%", "min")
+BUDGETS = ("peers", "90%", "75%", "60%", "45%", "min")
 
 
 class StepFailed(Exception):

@@ -10,6 +10,9 @@ from benchmarks.peers import PEERS, peers_named
 from benchmarks.synthetic_data import DataOptions
 from benchmarks.workloads import workload_named
 
+# In a list of budgets: as little as each of the other peers takes, one cell for each of them.
+AS_PEERS = "peers"
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:
@@ -46,8 +49,16 @@ class Grid:
                 data=self.data,
             )
             for peer in peers
-            for budget in (self.budgets if PEERS[peer].has_budget else (None,))
+            for budget in (self._budgets(peers) if PEERS[peer].has_budget else (None,))
         ]
+
+    def _budgets(self, peers: Sequence[str]) -> list[str]:
+        others = [
+            f"={peer}"
+            for peer in peers
+            if not PEERS[peer].has_budget and not PEERS[peer].compiled and not peer.startswith(("plain", "vdnn"))
+        ]
+        return [one for budget in self.budgets for one in (others if budget == AS_PEERS else [budget])]
 
 
 def quick_grids() -> list[Grid]:

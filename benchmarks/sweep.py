@@ -5,7 +5,8 @@
     python -m benchmarks.sweep --out RUN ...                  the same command goes on where it was stopped
     python -m benchmarks.tables RUN; python -m benchmarks.figures RUN
 
-Budgets are shares of what plain takes at its peak on the same place, sizes such as 12GiB, or min, the least there is.
+Budgets are shares of what plain takes at its peak on the same place, sizes such as 12GiB, min, the least there is, or
+peers: a cell for each other peer, under no more than that one took.
 `--place virtual` computes times and memory at full size without a GPU; `sim` runs tiny ones for real and compares
 gradients; `cuda` measures. docs/benchmarks.md says what each figure is.
 """
@@ -19,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.grid import Grid, quick_grids
+from benchmarks.grid import AS_PEERS, Grid, quick_grids
 from benchmarks.largest_batch import search_all
 from benchmarks.peers import GROUPS, PEERS, peers_named
 from benchmarks.places import PLACES, require_gpu
@@ -34,7 +35,7 @@ from vdnn.hardware import load_profile
 
 WORKLOADS_BY_DEFAULT = ("vgg16", "resnet50", "gpt2")
 PEERS_BY_DEFAULT = ("plain", "checkpoint", "checkpoint-selective", "save-on-cpu-pinned", "vdnn-2016", "vdnn-auto")
-BUDGETS_BY_DEFAULT = ("90%", "75%", "60%", "min")
+BUDGETS_BY_DEFAULT = ("90%", "75%", "60%", "min", "peers")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -84,7 +85,7 @@ def grids_of(options: argparse.Namespace) -> list[Grid]:
 
 
 def _require_budget(text: str) -> None:
-    if text == "min":
+    if text in ("min", AS_PEERS):
         return
     if text.endswith("%"):
         try:

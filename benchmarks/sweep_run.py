@@ -117,11 +117,11 @@ class SweepRun:
             raise OutOfTime("the time is up.")
 
     def _is_ready(self, spec: CellSpec, todo: Sequence[CellSpec], running: Sequence[CellProcess]) -> bool:
-        """A cell waits for the plain ones of its workload."""
+        """A cell waits for the plain ones of its workload, and for the peer whose peak is its budget."""
         if _is_base(spec):
             return True
-        waited = [*todo, *(process.spec for process in running)]
-        return not any(_is_base(one) and one.workload == spec.workload for one in waited)
+        waited = [one for one in (*todo, *(process.spec for process in running)) if one.workload == spec.workload]
+        return not any(_is_base(one) or one.peer == spec.as_low_as for one in waited)
 
     def _base(self, spec: CellSpec) -> dict[str, Any] | None:
         """What this one is compared with."""
@@ -131,6 +131,8 @@ class SweepRun:
     def _with_budget(self, spec: CellSpec) -> CellSpec | CellResult:
         if spec.budget is None or spec.budget == "min":
             return spec
+        if spec.as_low_as is not None:
+            return self._as_low(spec, spec.as_low_as)
         if not spec.budget.endswith("%"):
             return dataclasses.replace(spec, budget_bytes=parse_bytes(spec.budget))
         plain = self._base(spec)
@@ -139,6 +141,14 @@ class SweepRun:
             return result_of(spec, status=NOT_RUN, said=said)
         share = float(spec.budget[:-1]) / 100
         return dataclasses.replace(spec, budget_bytes=int(share * plain["peak_bytes"]))
+
+    def _as_low(self, spec: CellSpec, peer: str) -> CellSpec | CellResult:
+        """A budget speaks of requested bytes."""
+        found = self._done.get(dataclasses.replace(spec, peer=peer, budget=None).key)
+        if found is None or found["peak_bytes"] is None:
+            said = f"its budget is the peak of {peer}, which is not known: {_why_unknown(found)}"
+            return result_of(spec, status=NOT_RUN, said=said)
+        return dataclasses.replace(spec, budget_bytes=found["requested_bytes"] or found["peak_bytes"])
 
     def _note(self, spec: CellSpec, result: CellResult) -> None:
         base = self._base(spec)

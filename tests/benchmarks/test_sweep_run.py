@@ -79,6 +79,30 @@ def test_plain_goes_first_and_budgets_are_shares_of_its_peak(tmp_path: Path) -> 
     assert told == {"60%": str(int(0.6 * PLAIN_PEAK)), "12GiB": str(12 * 2**30), "min": "None"}
 
 
+def test_a_budget_may_be_what_another_peer_took(tmp_path: Path) -> None:
+    """It waits for that peer, wherever it stands in the list; and is of what it asked for, not of what that became."""
+    peers = ("vdnn-auto", "vdnn-all", "checkpoint", "save-on-cpu-pageable", "plain")
+    grid = Grid("virtual", "h100", ("unet",), peers, ("peers", "60%"))
+
+    def measure(spec: CellSpec) -> CellResult:
+        if spec.peer == "save-on-cpu-pageable":
+            return result_of(spec, status=NOT_RUN, said="no link")
+        found = measured(spec)
+        found.requested_bytes = 500 if spec.peer == "checkpoint" else None
+        return found
+
+    run_of(tmp_path, measure).do([grid])
+    told = {cell["budget"]: cell for cell in cells_in(tmp_path) if cell["asked"] == "vdnn-auto"}
+    assert set(told) == {"=checkpoint", "=save-on-cpu-pageable", "60%"}
+    assert told["=checkpoint"]["said"] == "500"
+    assert told["=save-on-cpu-pageable"]["status"] == NOT_RUN
+    assert told["=save-on-cpu-pageable"]["said"].endswith(
+        "peak of save-on-cpu-pageable, which is not known: not-run, no link"
+    )
+    names = {spec.step_name for spec in grid.specs("unet", None)}
+    assert "unet-b8-vdnn-auto-as-checkpoint-virtual-h100" in names
+
+
 def test_gradients_are_compared_with_plains(tmp_path: Path) -> None:
     run_of(tmp_path).do([GRID])
     found = {cell["asked"]: cell["identical"] for cell in cells_in(tmp_path)}

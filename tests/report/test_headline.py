@@ -51,6 +51,20 @@ def test_measured_and_virtual_are_not_compared() -> None:
     assert said(*cells) == "net: 50 % of the memory at 1.0 % more time (virtual h100)."
 
 
+def test_what_ran_at_a_tiny_size_is_no_headline_beside_a_full_one() -> None:
+    tiny = [replace(cell, place="sim", workload="small") for cell in (PLAIN, own(100, 1001))]
+    assert said(PLAIN, own(500, 1010), *tiny) == "net: 50 % of the memory at 1.0 % more time (virtual h100)."
+    assert said(*tiny) == "small: 10 % of the memory at 0.1 % more time (virtual h100, tiny)."
+
+
+def test_what_broke_before_it_knew_its_device_stands_with_the_others() -> None:
+    broken = replace(PLAIN, peer="trl", device=None, clock=None, status="failed", step_ns=None, peak_bytes=None)
+    (compared,) = comparisons(run_of(broken, PLAIN, own(500, 1010)))
+    assert [cell.peer for cell in compared.cells] == ["plain", "vdnn-auto", "trl"]
+    other = replace(PLAIN, device="h200")
+    assert len(comparisons(run_of(broken, PLAIN, other))) == 3  # of which of the two it was, nobody knows
+
+
 def test_compiled_is_compared_with_compiled() -> None:
     cells = PLAIN, own(500, 1010), *(replace(one, compiled=True, step_ns=500) for one in (PLAIN, own(500, 1)))
     compared = comparisons(run_of(*cells))

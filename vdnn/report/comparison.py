@@ -76,6 +76,7 @@ class Comparison:
         device = self.device or "device not named"
         if self.place == "virtual" or self.clock == "virtual":
             device = device if "virtual" in device else f"virtual {device}"
+            device = f"{device}, tiny" if self.is_tiny else device
         elif self.place == "sim":
             device = f"simulated, {device}"
         return f"{device}, compiled" if self.compiled else device
@@ -84,13 +85,26 @@ class Comparison:
     def is_virtual(self) -> bool:
         return self.place == "virtual" or self.clock == "virtual"
 
+    @property
+    def is_tiny(self) -> bool:
+        """Real tensors at a small size on a virtual machine: gradients are real, times say nothing of a full size."""
+        return self.place == "sim" and self.clock == "virtual"
+
 
 def comparisons(run: Run) -> tuple[Comparison, ...]:
-    """In the order in which the run has them."""
+    """In the order in which the run has them. What broke before it knew its device belongs to those that got further,
+    if they are all of one."""
     found: dict[tuple[object, ...], list[Cell]] = {}
+    homeless: dict[tuple[object, ...], list[Cell]] = {}
     for cell in cells_of_run(run):
-        key = cell.workload, cell.batch, cell.place, cell.device, cell.clock, cell.compiled
-        found.setdefault(key, []).append(cell)
+        kind = cell.workload, cell.batch, cell.place, cell.compiled
+        if cell.device or cell.is_measured:
+            found.setdefault((kind, cell.device, cell.clock), []).append(cell)
+        else:
+            homeless.setdefault(kind, []).append(cell)
+    for one, cells in homeless.items():
+        homes = [key for key in found if key[0] == one]
+        found.setdefault(homes[0] if len(homes) == 1 else (one, None, None), []).extend(cells)
     return tuple(_comparison(cells) for cells in found.values())
 
 

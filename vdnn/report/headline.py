@@ -49,7 +49,9 @@ class Claim:
 
 
 def claims(compared: Sequence[Comparison]) -> tuple[Claim, ...]:
-    found = (claim_of(comparison) for comparison in compared)
+    """Where anything has its full size, what ran at a tiny one says nothing."""
+    sized = [comparison for comparison in compared if not comparison.is_tiny] or compared
+    found = (claim_of(comparison) for comparison in sized)
     return tuple(claim for claim in found if claim is not None)
 
 
