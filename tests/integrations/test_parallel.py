@@ -20,7 +20,7 @@ def check(ranks: Ranks, how: str, job: Callable[..., Any], *arguments: Any) -> l
         assert fact["differing"] == []
         assert fact["storages"], fact["report"]
         assert fact["steps"] == parallel_training.STEPS
-        if how == PLANS:
+        if how != MOVES:
             assert fact["planned_bytes"], fact["report"]
     return facts
 
@@ -69,8 +69,9 @@ def test_tensor_parallel_trains_the_same(two_ranks: Ranks, how: str) -> None:
     assert first["kept"]["SUBCLASS"] == parallel_training.STEPS * linears * 2
 
 
-@pytest.mark.parametrize(("how", "kind"), [(MOVES, "1F1B"), (PLANS, "1F1B"), (MOVES, "GPipe")])
+@pytest.mark.parametrize(("how", "kind"), [(MOVES, "1F1B"), (PLANS, "1F1B"), ("auto", "1F1B"), (MOVES, "GPipe")])
 def test_a_pipeline_trains_the_same(two_ranks: Ranks, how: str, kind: str) -> None:
+    """Under 1F1B, "auto" once made a plan whose releases at a use came behind that use's own copy back: over budget."""
     check(two_ranks, how, parallel_training.pipeline, kind)
 
 
