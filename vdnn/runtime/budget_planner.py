@@ -43,6 +43,10 @@ class BudgetPlanner:
         require_feasible_budget(recording, budget_bytes)
         target_bytes = max(least_bytes(recording), budget_bytes - tightened_bytes)
         planned = plan_step(recording, costs, target_bytes, self.policy)
+        if not planned.fits and self.policy.name == "auto":
+            # Where forwards and backwards interleave (pipelines), what is released at a use is still there when that
+            # use has its copy back: a moment that the model which auto searches with does not see.
+            planned = plan_step(recording, costs, target_bytes, "prefix-cut")
         if not planned.fits:
             raise VdnnError(
                 f"policy {self.policy.name!r} has no plan under {format_bytes(target_bytes)}: the one it makes needs "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from vdnn import _C
@@ -21,13 +21,12 @@ from vdnn.planning.policies.autoswap import AutoSwap, Score
 from vdnn.planning.policies.capuchin import Capuchin
 from vdnn.planning.policies.largest_first import LargestFirst
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
-from vdnn.planning.policies.prefix_cut import PrefixCut, prefix_cut
+from vdnn.planning.policies.prefix_cut import PrefixCut
 from vdnn.planning.policies.swapadvisor import SwapAdvisor
 from vdnn.planning.policies.tflms import Tflms
 from vdnn.planning.policies.vdnn_all import VdnnAllPlan
 from vdnn.planning.policies.vdnn_conv import VdnnConvPlan
 from vdnn.planning.search import Choice, Search, every_plan, polish
-from vdnn.planning.simulate import simulate
 from vdnn.planning.step_model import AbsenceTuple, make_step_model, plan_of, tuples_of_plan
 from vdnn.step_plan import Plan
 
@@ -82,12 +81,7 @@ class AutoOffload(PlanPolicy):
         gaps = gaps_of(recording)
         model = make_step_model(recording, gaps, request.costs)
         best = self._best(request, budget_bytes, gaps, model)
-        plan = plan_of(recording, gaps, best.absences, self.name, budget_bytes)
-        if simulate(recording, plan, request.costs).peak_bytes > budget_bytes:
-            # Where forwards and backwards interleave (pipelines), what is released at a use is still there when that
-            # use has its copy back. The model that is searched with does not see that moment.
-            return replace(prefix_cut(recording, budget_bytes), policy=self.name)
-        return plan
+        return plan_of(recording, gaps, best.absences, self.name, budget_bytes)
 
     def _best(self, request: PlanRequest, budget_bytes: int, gaps: Sequence[Gap], model: _C.StepModel) -> _Candidate:
         recording = request.recording
