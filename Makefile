@@ -81,8 +81,8 @@ bench: build
 
 .PHONY: bench-core
 bench-core: build
-	$(PY) -m benchmarks.transfers
-	$(PY) -m benchmarks.hook_cost
+	$(PY) -m benchmarks.core.transfers
+	$(PY) -m benchmarks.core.hook_cost
 
 .PHONY: stress
 stress: venv

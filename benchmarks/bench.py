@@ -14,8 +14,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import figures, reproduction, sweep, vgg16_steps
+from benchmarks import figures, sweep
 from benchmarks.claims import claims_of
+from benchmarks.vdnn_paper import reproduction, vgg16_steps
 from vdnn.report import read_run
 from vdnn.report.comparison import comparisons
 from vdnn.report.headline import headline

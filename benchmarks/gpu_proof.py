@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_parts import PARTS, ROOT, RUN, STEPS, Step, StepFailed, see_gpu
+from benchmarks.on_a_gpu.gpu_parts import PARTS, ROOT, RUN, STEPS, Step, StepFailed, see_gpu
 
 # All steps together; the promise is nine minutes, and the last one must still be able to write.
 BUDGET_S = 520.0

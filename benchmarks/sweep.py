@@ -20,15 +20,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.grid import AS_PEERS, Grid, quick_grids
-from benchmarks.largest_batch import search_all
+from benchmarks.harness.grid import AS_PEERS, Grid, quick_grids
+from benchmarks.harness.largest_batch import search_all
+from benchmarks.harness.places import PLACES, require_gpu
+from benchmarks.harness.run_file import CELLS_FILE, LARGEST_FILE, read_lines
+from benchmarks.harness.sweep_run import Limits, OutOfTime, SweepRun
+from benchmarks.harness.synthetic_data import DataOptions
+from benchmarks.harness.workloads import WORKLOADS, workload_named
 from benchmarks.peers import GROUPS, PEERS, peers_named
-from benchmarks.places import PLACES, require_gpu
-from benchmarks.run_file import CELLS_FILE, LARGEST_FILE, read_lines
-from benchmarks.sweep_run import Limits, OutOfTime, SweepRun
-from benchmarks.synthetic_data import DataOptions
 from benchmarks.tables import render_run
-from benchmarks.workloads import WORKLOADS, workload_named
 from vdnn.bytesize import parse_bytes
 from vdnn.errors import VdnnError
 from vdnn.hardware import load_profile

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cell_spec import OK, OUT_OF_MEMORY, key_of
+from benchmarks.harness.cell_spec import OK, OUT_OF_MEMORY, key_of
+from benchmarks.harness.run_file import CELLS_FILE, LARGEST_FILE, read_lines
 from benchmarks.peers import PEERS
-from benchmarks.run_file import CELLS_FILE, LARGEST_FILE, read_lines
 from benchmarks.text_table import render_table
 
 GIB, MIB = 2**30, 2**20

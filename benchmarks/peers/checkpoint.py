@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from benchmarks.harness.places import MachinePlace, Place
 from benchmarks.peers.peer import CannotRun, Opened, Peer, Trial
-from benchmarks.places import MachinePlace, Place
 from vdnn.runtime.cuda_shaped import CudaShaped
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness.places import CudaPlace, Place
 from benchmarks.peers.peer import Opened, Peer, Trial
-from benchmarks.places import CudaPlace, Place
 
 MIN_BYTES = 1 << 20
 

@@ -10,9 +10,9 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.harness.places import CudaPlace, Place
 from benchmarks.peers.checkpoint import checkpointed
 from benchmarks.peers.peer import Opened, Peer, Trial, import_refusal
-from benchmarks.places import CudaPlace, Place
 
 _MODULE = "deepspeed.runtime.activation_checkpointing.checkpointing"
 

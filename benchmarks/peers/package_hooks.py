@@ -10,8 +10,8 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.harness.places import CudaPlace, Place
 from benchmarks.peers.peer import Opened, Peer, Trial, import_refusal
-from benchmarks.places import CudaPlace, Place
 
 
 class PackageHooks(Peer):

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import vdnn
+from benchmarks.harness.places import MachinePlace, Place
 from benchmarks.models.workload import Workload
-from benchmarks.places import MachinePlace, Place
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 import vdnn
+from benchmarks.harness.places import MachinePlace, Place
 from benchmarks.peers.peer import Moved, Opened, Peer, Trial
-from benchmarks.places import MachinePlace, Place
 
 MODELLED = "modelled: blocking copies of every saved tensor, not torch's own code"
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import beside_checkpoint
 from benchmarks.models.workload import Workload
+from benchmarks.plans import beside_checkpoint
 
 
 class Block(nn.Module):

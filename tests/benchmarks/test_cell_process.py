@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cell_process import CellProcess, Measure
-from benchmarks.cell_spec import FAILED, OK, TIMED_OUT, CellResult, CellSpec, result_of
+from benchmarks.harness.cell_process import CellProcess, Measure
+from benchmarks.harness.cell_spec import FAILED, OK, TIMED_OUT, CellResult, CellSpec, result_of
 
 SPEC = CellSpec("vgg16", "plain", "virtual", "h100", batch=4)
 PATIENCE_S = 60.0

@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from benchmarks import hook_cost, peer_hooks
-from benchmarks.hook_cost import KEPT, NO_OP, OFFLOADED, STILL_THERE, TARGETS, HookCosts, measure, render
-from benchmarks.peer_hooks import open_peers
+from benchmarks.core import hook_cost, peer_hooks
+from benchmarks.core.hook_cost import KEPT, NO_OP, OFFLOADED, STILL_THERE, TARGETS, HookCosts, measure, render
+from benchmarks.core.peer_hooks import open_peers
 from benchmarks.progress import Progress
 
 ROUNDS = 8

@@ -6,8 +6,8 @@ import io
 
 import torch
 
-from benchmarks.identical_gradients import compare_all, render_identity, same_bits
 from benchmarks.progress import Progress
+from benchmarks.vdnn_paper.identical_gradients import compare_all, render_identity, same_bits
 
 
 def test_every_way_has_the_gradients_of_plain_pytorch() -> None:

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from benchmarks.cell_spec import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, TIMED_OUT, CellSpec, result_of
-from benchmarks.largest_batch import CannotSearch, fits, search
+from benchmarks.harness.cell_spec import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, TIMED_OUT, CellSpec, result_of
+from benchmarks.harness.largest_batch import CannotSearch, fits, search
 
 SPEC = CellSpec("unet", "vdnn-auto", "virtual", "h100", batch=8)
 

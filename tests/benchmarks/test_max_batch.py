@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import max_batch
-from benchmarks.max_batch import NETWORKS, largest
+from benchmarks.plans import max_batch
+from benchmarks.plans.max_batch import NETWORKS, largest
 
 
 @pytest.mark.parametrize("budget_bytes", [0, 99, 1100, 1101, 5000, 123_456])
@@ -60,7 +60,7 @@ def test_the_figures_kept_are_near_the_published_ones() -> None:
     to fragmentation, or to state of an optimizer. vDNN's ResNets lie between its two rules here. BERT's do not compare:
     TensorFlow's takes logits of the masked tokens only, this one of all, and they are what decides."""
     budget_bytes = max_batch.load_profile("p100").memory_bytes
-    notes = max_batch.read(Path(max_batch.__file__).parent / "results" / "max_batch.jsonl")
+    notes = max_batch.read(Path(max_batch.__file__).parents[1] / "results" / "max_batch.jsonl")
     for network in ("VGG-16", "ResNet-50", "ResNet-152"):
         needs = {one["batch"]: one["needs"] for one in notes if one["policy"] == "all" and one["network"] == network}
         kept, by_conv, by_all, least = (

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import measure as measured_module
-from benchmarks.cell_spec import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, CellResult, CellSpec
-from benchmarks.measure import digest_of, measure
+from benchmarks.harness import measure as measured_module
+from benchmarks.harness.cell_spec import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, CellResult, CellSpec
+from benchmarks.harness.measure import digest_of, measure
+from benchmarks.harness.places import CudaPlace, MachinePlace
+from benchmarks.harness.synthetic_data import DataOptions
+from benchmarks.harness.workloads import WORKLOADS, BenchmarkWorkload
 from benchmarks.peers import PEERS, CannotRun, Opened, Peer, Trial
 from benchmarks.peers.peer import Moved
 from benchmarks.peers.save_on_cpu import MODELLED, BlockingCopies
-from benchmarks.places import CudaPlace, MachinePlace
-from benchmarks.synthetic_data import DataOptions
-from benchmarks.workloads import WORKLOADS, BenchmarkWorkload
 from tests.benchmarks.test_places import MadeUpCuda
 from vdnn import Plan, Recording, Timeline, VirtualMachine
 from vdnn.hardware import load_profile

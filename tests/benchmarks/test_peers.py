@@ -13,12 +13,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import models
+from benchmarks.harness.places import CudaPlace, MachinePlace
 from benchmarks.peers import GROUPS, PEERS, peers_named
 from benchmarks.peers.checkpoint import checkpointed, segments_of
 from benchmarks.peers.compiled_offload import MIN_BYTES, tag_large_results
 from benchmarks.peers.peer import Trial
 from benchmarks.peers.trl_offload import TRL
-from benchmarks.places import CudaPlace, MachinePlace
 from tests.benchmarks.test_places import MadeUpCuda
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.measure import Steps
+from benchmarks.harness.measure import Steps
+from benchmarks.harness.places import STEP_HAS_OPTIMIZER, CudaPlace, MachinePlace, Place, TimedSteps, open_place
+from benchmarks.harness.synthetic_data import DataOptions, Feed
 from benchmarks.models.workload import Workload
-from benchmarks.places import STEP_HAS_OPTIMIZER, CudaPlace, MachinePlace, Place, TimedSteps, open_place
-from benchmarks.synthetic_data import DataOptions, Feed
 
 
 class MadeUpEvent:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import plan_growth, plan_matrix
+from benchmarks.plans import plan_growth, plan_matrix
 
 
 def test_a_corner_is_as_foretold_and_nobody_is_faster_than_auto(

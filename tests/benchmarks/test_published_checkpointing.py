@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import published_checkpointing
-from benchmarks.plan_matrix import read
-from benchmarks.published_checkpointing import GENETIC, POLICIES, render
-from benchmarks.published_rows import CARD, LEAST, NETWORKS, ROWS, Row
+from benchmarks.plans import published_checkpointing
+from benchmarks.plans.plan_matrix import read
+from benchmarks.plans.published_checkpointing import GENETIC, POLICIES, render
+from benchmarks.plans.published_rows import CARD, LEAST, NETWORKS, ROWS, Row
 from vdnn.hardware import load_profile
 from vdnn.planning.policies import planner_names
 
-KEPT = Path(published_checkpointing.__file__).parent / "results" / "published_checkpointing.jsonl"
+KEPT = Path(published_checkpointing.__file__).parents[1] / "results" / "published_checkpointing.jsonl"
 
 
 def test_every_row_has_a_network_a_card_a_policy_and_a_key_of_its_own() -> None:

@@ -1,9 +1,9 @@
 """Tables of the vDNN paper's networks, from shapes: each with the convention it holds under.
 
-Conventions (all of benchmarks/vdnn_2016.py): fp32; ReLU and concatenation in place, no local response normalization,
-no auxiliary classifiers, no dropout; AlexNet on 227 x 227 without groups, OverFeat the fast model; no workspaces. MiB
-and GiB are powers of two, GB 1e9. The figures are not the paper's bars, which include cuDNN-4 workspaces: they are the
-workspace-free figures that shapes alone decide, computed for us from its rules by another program before this one.
+Conventions (all of benchmarks/vdnn_paper/vdnn_2016.py): fp32; ReLU and concatenation in place, no local response
+normalization, no auxiliary classifiers, no dropout; AlexNet on 227 x 227 without groups, OverFeat the fast model; no
+workspaces. MiB and GiB are powers of two, GB 1e9. The figures are not the paper's bars, which include cuDNN-4
+workspaces: they are the workspace-free figures that shapes alone decide, computed from its rules by another program.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 
 import pytest
 
-from benchmarks.vdnn_2016 import (
+from benchmarks.vdnn_paper.vdnn_2016 import (
     ALL,
     CONVOLUTIONS,
     GB,

@@ -1,4 +1,4 @@
-"""benchmarks.reproduction: the smallest network through the whole program, and what the table says of made-up rows."""
+"""The reproduction table: the smallest network through the whole program, and what it says of made-up rows."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import reproduction
 from benchmarks.models import VDNN_NETWORKS
-from benchmarks.reproduction import GIB, PUBLISHED, NetworkRow, Outcome, render, sentence
+from benchmarks.vdnn_paper import reproduction
+from benchmarks.vdnn_paper.reproduction import GIB, PUBLISHED, NetworkRow, Outcome, render, sentence
 
 
 def test_every_network_of_the_paper_has_its_published_figures() -> None:

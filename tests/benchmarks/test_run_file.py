@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.run_file import append_line, read_lines
+from benchmarks.harness.run_file import append_line, read_lines
 
 
 def test_lines_come_back_in_their_order(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""benchmarks.saved_on_cuda without a GPU: what it compares, and that it sees a difference."""
+"""benchmarks.on_a_gpu.saved_on_cuda without a GPU: what it compares, and that it sees a difference."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import link_sizes, saved_on_cuda
-from benchmarks.saved_on_cuda import SMALL_CASES, SavedCase, compare, foretold
+from benchmarks.on_a_gpu import link_sizes, saved_on_cuda
+from benchmarks.on_a_gpu.saved_on_cuda import SMALL_CASES, SavedCase, compare, foretold
 
 
 def test_a_cpu_saves_wider_masks_of_dropout_than_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from benchmarks import sweep
-from benchmarks.cell_process import Measure
-from benchmarks.cell_spec import NOT_RUN, OUT_OF_MEMORY, CellResult, CellSpec, result_of
-from benchmarks.grid import Grid, quick_grids
-from benchmarks.run_file import CELLS_FILE, read_lines
-from benchmarks.sweep_run import Limits, OutOfTime, SweepRun
+from benchmarks.harness.cell_process import Measure
+from benchmarks.harness.cell_spec import NOT_RUN, OUT_OF_MEMORY, CellResult, CellSpec, result_of
+from benchmarks.harness.grid import Grid, quick_grids
+from benchmarks.harness.run_file import CELLS_FILE, read_lines
+from benchmarks.harness.sweep_run import Limits, OutOfTime, SweepRun
 
 PEERS = ("vdnn-auto", "checkpoint", "plain")
 GRID = Grid("virtual", "h100", ("unet", "vgg16"), PEERS, ("60%", "12GiB", "min"))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks import figures, tables
-from benchmarks.cell_spec import FAILED, OUT_OF_MEMORY, CellSpec, result_of
-from benchmarks.run_file import CELLS_FILE, LARGEST_FILE, append_line, read_lines
+from benchmarks.harness.cell_spec import FAILED, OUT_OF_MEMORY, CellSpec, result_of
+from benchmarks.harness.run_file import CELLS_FILE, LARGEST_FILE, append_line, read_lines
 from benchmarks.tables import render_run
 
 ROOT = Path(__file__).resolve().parents[2]

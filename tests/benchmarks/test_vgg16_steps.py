@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.policy_steps import BATCHES, MeasuredStep, measure_steps, step_of
 from benchmarks.progress import Progress
-from benchmarks.vgg16_steps import render_steps, write_json
-from benchmarks.ways import BUDGET, KEEP, VDNN_ALL, VDNN_CONV, WAYS, Way
+from benchmarks.vdnn_paper.policy_steps import BATCHES, MeasuredStep, measure_steps, step_of
+from benchmarks.vdnn_paper.vgg16_steps import render_steps, write_json
+from benchmarks.vdnn_paper.ways import BUDGET, KEEP, VDNN_ALL, VDNN_CONV, WAYS, Way
 
 TITAN_X_BYTES = 12 * 2**30
 
@@ -93,7 +93,7 @@ def test_the_table_and_the_json_hold_every_row(measured: dict[tuple[int, Way], M
 
 def test_the_picture_is_drawn(measured: dict[tuple[int, Way], MeasuredStep], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from benchmarks.vgg16_picture import draw
+    from benchmarks.vdnn_paper.vgg16_picture import draw
 
     path = tmp_path / "a folder" / "steps.png"
     draw(list(measured.values()), path)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.transfers import hidden, render_steps
-from benchmarks.vgg16 import CONVOLUTIONS
-from benchmarks.virtual_step import FLOP_PER_S, PROFILE, measure_steps
+from benchmarks.core.transfers import hidden, render_steps
+from benchmarks.core.vgg16 import CONVOLUTIONS
+from benchmarks.core.virtual_step import FLOP_PER_S, PROFILE, measure_steps
 from vdnn.hardware import load_profile
 
 

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks import workload_sources
+from benchmarks.harness import workload_sources
+from benchmarks.harness.synthetic_data import DataOptions, Feed, SyntheticSamples, forms_of
+from benchmarks.harness.workload_sources import Source
+from benchmarks.harness.workloads import WORKLOADS, workload_named, workload_names
 from benchmarks.models.workload import Workload
 from benchmarks.peers.checkpoint import outermost
-from benchmarks.synthetic_data import DataOptions, Feed, SyntheticSamples, forms_of
-from benchmarks.workload_sources import Source
-from benchmarks.workloads import WORKLOADS, workload_named, workload_names
 
 PAPER = {"alexnet", "overfeat", "googlenet", "vgg16", "vgg116", "vgg216", "vgg316", "vgg416"}
 # Nothing in it repeats that could be recomputed as one.

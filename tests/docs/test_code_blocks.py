@@ -19,7 +19,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 OURS = ("python -m vdnn", "python -m benchmarks", "vdnn ")
 # Measurements of minutes, which tests of their own run in a small size.
-LONG = ("benchmarks.sweep", "benchmarks.plan_matrix", "benchmarks.max_batch")
+LONG = ("benchmarks.sweep", "benchmarks.plans.plan_matrix", "benchmarks.plans.max_batch")
 
 
 def blocks_of(page: Path, *languages: str) -> list[str]:

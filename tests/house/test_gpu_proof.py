@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import gpu_parts, gpu_proof
-from benchmarks.gpu_parts import PARTS, Step, StepFailed, count_tests, judge_doctor
+from benchmarks import gpu_proof
 from benchmarks.gpu_proof import Outcome, Results, prove, steps_of, summary
+from benchmarks.on_a_gpu import gpu_parts
+from benchmarks.on_a_gpu.gpu_parts import PARTS, Step, StepFailed, count_tests, judge_doctor
 
 LINK = {"to_host_bytes_per_s": 25e9, "to_device_bytes_per_s": 24e9, "both_ways_bytes_per_s": 40e9}
 

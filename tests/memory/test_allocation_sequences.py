@@ -1,14 +1,14 @@
 """What the pool pins for whole training steps, beside what is asked for and what a power-of-two cache would pin.
 
-The sequences are those of benchmarks/allocation_sequences.py. The peak of what is asked for is worked out here, from
-the sequence itself. The ratios do not depend on the machine: the pool does nothing but arithmetic on them.
+The sequences are those of benchmarks/core/allocation_sequences.py. The peak of what is asked for is worked out here,
+from the sequence itself. The ratios do not depend on the machine: the pool does nothing but arithmetic on them.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.allocation_sequences import (
+from benchmarks.core.allocation_sequences import (
     VARYING_TOKENS,
     Allocation,
     Free,
@@ -18,8 +18,8 @@ from benchmarks.allocation_sequences import (
     transformer_sequence,
     vgg16_sequence,
 )
-from benchmarks.pool_replay import replay
-from benchmarks.power_of_two_cache import pinned_by_cache_bytes
+from benchmarks.core.pool_replay import replay
+from benchmarks.core.power_of_two_cache import pinned_by_cache_bytes
 
 STEPS = 3
 FIXED = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.plan_matrix import without_rebuilds
+from benchmarks.plans.plan_matrix import without_rebuilds
 from vdnn.hardware import load_profile
 from vdnn.planning.bound import lower_bound
 from vdnn.planning.costs import profile_costs

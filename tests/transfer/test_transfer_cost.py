@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from benchmarks.bookkeeping import CHUNK, LARGE_BYTES, SMALL_BYTES, Desk
-from benchmarks.data_path import Train, measure_data_path
+from benchmarks.core.bookkeeping import CHUNK, LARGE_BYTES, SMALL_BYTES, Desk
+from benchmarks.core.data_path import Train, measure_data_path
 
 BLOCK_BYTES = 64 * 2**20
 

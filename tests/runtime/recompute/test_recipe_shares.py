@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.recipe_shares import SUBJECTS, main, measure, share
+from benchmarks.plans.recipe_shares import SUBJECTS, main, measure, share
 
 # Of the saved bytes, in percent, with chains of 8 operations; and without autocast's casts of weights.
 LIMITS = {

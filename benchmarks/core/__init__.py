@@ -1,0 +1,1 @@
+"""What the native core and the hooks cost: copies, bookkeeping, the pool, a save and its use."""

@@ -1,0 +1,188 @@
+"""`make bench`: what a save and its use cost in hooks, as a multiple of hooks that do nothing.
+
+A chain of small operations runs forward and backward, plainly and under each kind of hooks in turn, round after round,
+so that what else the machine does falls on all alike. What counts is the processor time of the thread that trains, of
+the best round, beyond the plain chain's. No byte is copied: the simulated device only keeps time. `--json PATH` writes
+the figures with units in their names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+import vdnn
+from benchmarks.core.peer_hooks import Absent, open_peers
+from benchmarks.progress import Progress
+from benchmarks.text_table import render_table
+from vdnn import _C
+from vdnn.runtime.session import Session
+
+SAVES = 2000
+ELEMENTS = 64
+# About ten seconds: processors change their speed, and every kind of hooks should see the highest.
+ROUNDS = 30
+# 64 storages of 256 bytes each way: all others leave, and come back ahead of their use.
+WINDOW = "16KiB"
+# What nothing is kept or moved for stays below this.
+LARGER_THAN_A_SAVE = "1KiB"
+
+PLAIN, NO_OP, KEPT, OFFLOADED = "plain", "no-op hooks", "vdnn, kept: too small", "vdnn, offloaded and reloaded"
+STILL_THERE = "vdnn, offloaded, used before it is given up"
+# As multiples of no-op hooks.
+TARGETS = {KEPT: 3.0, OFFLOADED: 20.0}
+
+
+@dataclass(frozen=True, slots=True)
+class HookCost:
+    """Of one save and its use, beyond what they cost without hooks."""
+
+    way: str
+    cost_ns: float
+    no_ops: float
+    target: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HookCosts:
+    """Of one run. `plain_ns` is what an operation costs forward and backward without hooks."""
+
+    plain_ns: float
+    rows: tuple[HookCost, ...]
+    absent: tuple[Absent, ...]
+
+
+class NoOp:
+    """Hooks that do nothing, in the form that ours have."""
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def unpack(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+def chain(x: torch.Tensor) -> None:
+    """Each operation saves its input; backward uses it once."""
+    y = x
+    for _ in range(SAVES):
+        y = y.sin()
+    y.sum().backward()  # type: ignore[no-untyped-call]
+
+
+def timed_ns(x: torch.Tensor, hooks: AbstractContextManager[object]) -> int:
+    """Processor time of this thread, on which backward of tensors on the CPU runs too."""
+    gc.collect()  # what others left is not this one's to clear
+    begin_ns = time.thread_time_ns()
+    with hooks:
+        chain(x)
+    return time.thread_time_ns() - begin_ns
+
+
+def vdnn_ways() -> dict[str, Session]:
+    def open_session(min_bytes: int | str, window: str) -> Session:
+        device = _C.SimDevice(moves_bytes=False)
+        return vdnn.offload(device=device, min_bytes=min_bytes, offload_window=window, reload_window=window)
+
+    return {
+        KEPT: open_session(LARGER_THAN_A_SAVE, WINDOW),
+        STILL_THERE: open_session(0, "1GiB"),
+        OFFLOADED: open_session(0, WINDOW),
+    }
+
+
+def measure(rounds: int, progress: Progress) -> HookCosts:
+    x = torch.rand(ELEMENTS, requires_grad=True)  # too few for torch to use more than one thread
+    no_op = NoOp()
+    sessions = vdnn_ways()
+    peers, absent = open_peers(x.device)
+    ways: dict[str, AbstractContextManager[object]] = {
+        PLAIN: contextlib.nullcontext(),
+        NO_OP: torch.autograd.graph.saved_tensors_hooks(no_op.pack, no_op.unpack),
+        **sessions,
+        **peers,
+    }
+    best = dict.fromkeys(ways, sys.maxsize)
+    for turn in range(rounds):
+        progress.begin(f"round {turn + 1}")
+        # By the difference of the first two all others are divided: they run more often, at no great cost.
+        for name in (PLAIN, NO_OP, *ways, PLAIN, NO_OP):
+            best[name] = min(best[name], timed_ns(x, ways[name]))
+    _require_that_it_happened(sessions, rounds)
+    for session in sessions.values():
+        session.close()
+    return _costs(best, absent)
+
+
+def _require_that_it_happened(sessions: dict[str, Session], rounds: int) -> None:
+    """A figure for offloading is worth nothing if nothing was offloaded."""
+    kept, there, moved = (sessions[name].counters for name in (KEPT, STILL_THERE, OFFLOADED))
+    expected = (SAVES - 1) * rounds  # the first input is a leaf, which stays
+    offloads = (kept.storages, there.storages, moved.storages)
+    if offloads != (0, expected, expected):
+        raise RuntimeError(f"expected offloads {(0, expected, expected)} of {kept.saves} saves each, got {offloads}")
+    if there.reloads or moved.reloads < 0.9 * expected:
+        raise RuntimeError(f"expected 0 and about {expected} reloads, got {there.reloads} and {moved.reloads}")
+
+
+def _costs(best: dict[str, int], absent: Sequence[Absent]) -> HookCosts:
+    plain_ns = best[PLAIN] / SAVES
+    no_op_ns = best[NO_OP] / SAVES - plain_ns
+    rows = []
+    for name, taken_ns in best.items():
+        if name == PLAIN:
+            continue
+        cost_ns = taken_ns / SAVES - plain_ns
+        rows.append(HookCost(name, cost_ns, cost_ns / no_op_ns, TARGETS.get(name)))
+    return HookCosts(plain_ns, tuple(rows), tuple(absent))
+
+
+def render(costs: HookCosts) -> str:
+    header = ("hooks", "us a save", "x no-op", "target", "met")
+    cells = [
+        (
+            row.way,
+            f"{row.cost_ns / 1e3:.2f}",
+            f"{row.no_ops:.1f}",
+            "-" if row.target is None else f"{row.target:.0f}",
+            "-" if row.target is None else ("yes" if row.no_ops <= row.target else "NO"),
+        )
+        for row in costs.rows
+    ]
+    remark = (
+        f"Measured: a chain of {SAVES} sin of {ELEMENTS} elements, forward and backward; processor time beyond the "
+        f"plain chain's {costs.plain_ns / 1e3:.2f} us an operation, best of the rounds, all kinds in turn. One save "
+        "and its use: pack, offload, release, reload, unpack, on a simulated device that moves no bytes."
+    )
+    return render_table("7. Cost of hooks", header, cells, [remark, *(str(one) for one in costs.absent)])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.core.hook_cost", description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures there")
+    options = parser.parse_args(arguments)
+    # That nothing is offloaded is what is measured in one of them, and no news.
+    logging.getLogger("vdnn").setLevel(logging.ERROR)
+    gc.freeze()  # torch's own objects: looking through them would take longer than the chains
+    progress = Progress("hook_cost", ROUNDS)
+    costs = measure(ROUNDS, progress)
+    progress.end()
+    print(render(costs))
+    if options.json is not None:
+        options.json.write_text(json.dumps({"format": 1, **asdict(costs)}, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Grids of cells: workloads by peers by budgets at one place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.harness.cell_spec import CellSpec
+from benchmarks.harness.synthetic_data import DataOptions
+from benchmarks.harness.workloads import workload_named
+from benchmarks.peers import PEERS, peers_named
+
+# In a list of budgets: as little as each of the other peers takes, one cell for each of them.
+AS_PEERS = "peers"
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """`batch` None: each workload's own."""
+
+    place: str
+    hardware: str
+    workloads: Sequence[str]
+    peers: Sequence[str]
+    budgets: Sequence[str]
+    batch: int | None = None
+    steps: int = 5
+    data: DataOptions = field(default_factory=DataOptions)
+
+    def batch_of(self, workload: str) -> int:
+        entry = workload_named(workload)
+        return self.batch or (entry.tiny_batch if self.place == "sim" else entry.batch)
+
+    def specs(self, workload: str, run: str | None) -> list[CellSpec]:
+        """The plain ones first: budgets are shares of theirs, and gradients are compared with theirs."""
+        peers = ["plain", *(peer for peer in self.peers if peer != "plain")]
+        if any(PEERS[peer].compiled for peer in peers) and "compiled-plain" not in peers:
+            peers.insert(1, "compiled-plain")
+        return [
+            CellSpec(
+                workload,
+                peer,
+                self.place,
+                self.hardware,
+                budget,
+                batch=self.batch_of(workload),
+                steps=self.steps,
+                run=run,
+                data=self.data,
+            )
+            for peer in peers
+            for budget in (self._budgets(peers) if PEERS[peer].has_budget else (None,))
+        ]
+
+    def _budgets(self, peers: Sequence[str]) -> list[str]:
+        others = [
+            f"={peer}"
+            for peer in peers
+            if not PEERS[peer].has_budget and not PEERS[peer].compiled and not peer.startswith(("plain", "vdnn"))
+        ]
+        return [one for budget in self.budgets for one in (others if budget == AS_PEERS else [budget])]
+
+
+def quick_grids() -> list[Grid]:
+    """Minutes on two slow cores: virtual time of three networks, and two tiny ones with gradients."""
+    peers = peers_named(["plain", "checkpoint", "checkpoint-selective", "save-on-cpu-pinned", "vdnn-2016", "vdnn-auto"])
+    budgets = ("90%", "80%", "70%", "60%", "min")
+    tiny = peers_named(["plain", "checkpoint", "save-on-cpu-pinned", "vdnn-auto"])
+    return [
+        Grid("virtual", "h100", ("vgg16", "gpt2", "unet"), peers, budgets),
+        Grid("sim", "h100", ("gpt2", "unet"), tiny, ("min",)),
+    ]

@@ -1,0 +1,98 @@
+"""The largest batch that trains under each peer, by bisection; each probe is a cell in a process of its own.
+
+A batch fits if its cell ends well; vdnn gets no budget, and so what the device has. First the batch is doubled from the
+workload's own until one does not fit, or halved until one does, then the middle is tried until the two are neighbours.
+Results go to RUN/largest.jsonl, with every batch that was tried: `python -m benchmarks.sweep --largest-batch ...`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from benchmarks.harness.cell_spec import FAILED, OK, OUT_OF_MEMORY, CellResult, CellSpec
+from benchmarks.harness.grid import Grid
+from benchmarks.harness.run_file import LARGEST_FILE, append_line, read_lines
+from benchmarks.harness.sweep_run import SweepRun
+from benchmarks.progress import Progress
+
+MOST = 1 << 20
+# In what vdnn says.
+_NO_PLAN = ("cannot be met", "has no plan under")
+
+
+class CannotSearch(Exception):
+    """A probe ended in a way that says nothing about memory."""
+
+
+def search(fits: Callable[[int], bool], first: int, most: int = MOST) -> int:
+    """The largest batch that fits, 0 if none does; what fits is taken to fit at every smaller batch, too."""
+    least_without, largest_with = most + 1, 0
+    batch = first
+    while largest_with + 1 < least_without:
+        if fits(batch):
+            largest_with = batch
+        else:
+            least_without = batch
+        if largest_with == 0:
+            batch = least_without // 2
+        elif least_without > most:
+            batch = min(2 * largest_with, most)
+        else:
+            batch = (largest_with + least_without) // 2
+    return largest_with
+
+
+def fits(result: CellResult) -> bool:
+    """A budget that cannot be met, and a policy without a plan under it, are want of memory, too."""
+    if result.status == OK:
+        return True
+    if result.status == OUT_OF_MEMORY or (result.status == FAILED and any(one in result.said for one in _NO_PLAN)):
+        return False
+    raise CannotSearch(f"at batch {result.batch}: {result.status}, {result.said}")
+
+
+def search_all(run: SweepRun, grids: Sequence[Grid]) -> None:
+    """Every workload and peer of the grids. What the file has already is not searched again."""
+    path = run.folder / LARGEST_FILE
+    done = {(one["workload"], one["peer"], one["place"], one["hardware"]) for one in read_lines(path)}
+    for grid in grids:
+        todo = [
+            (name, peer)
+            for name in grid.workloads
+            for peer in grid.peers
+            if (name, peer, grid.place, grid.hardware) not in done
+        ]
+        progress = Progress("largest_batch", len(todo))
+        for name, peer in todo:
+            progress.begin(f"{name}, {peer}")
+            spec = CellSpec(name, peer, grid.place, grid.hardware, steps=1, data=grid.data)
+            append_line(path, _searched(run, spec, grid.batch_of(name)))
+        progress.end()
+
+
+def _searched(run: SweepRun, spec: CellSpec, first: int) -> dict[str, object]:
+    tried: dict[int, str] = {}
+    devices: set[str] = set()
+
+    def probe(batch: int) -> bool:
+        result = run.result(dataclasses.replace(spec, batch=batch))
+        result.batch = batch
+        tried[batch] = result.status
+        devices.add(result.device)
+        return fits(result)
+
+    found: dict[str, object] = {
+        "format": 1,
+        "workload": spec.workload,
+        "peer": spec.peer,
+        "place": spec.place,
+        "hardware": spec.hardware,
+        "largest_batch": None,
+        "said": "",
+    }
+    try:
+        found["largest_batch"] = search(probe, first)
+    except CannotSearch as error:
+        found["said"] = str(error)
+    return {**found, "device": max(devices), "tried": {str(batch): status for batch, status in sorted(tried.items())}}

@@ -1,0 +1,206 @@
+"""Measures one cell in this process: a workload's step under a peer, at a place.
+
+A peer's steps settle, then some are timed and their peak is read, then one more gives the gradients' digest under
+deterministic algorithms. What a session of vdnn's tells of the last timed step is read and kept: a session that plans
+measures every step by itself, so its figures are those of the steps that were timed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import vdnn
+from benchmarks.harness.cell_spec import FAILED, NOT_RUN, OUT_OF_MEMORY, CellResult, CellSpec, result_of
+from benchmarks.harness.gradient_check import deterministic
+from benchmarks.harness.places import MachinePlace, Place, TimedSteps, open_place
+from benchmarks.harness.provenance import commit_of_tree, versions_of
+from benchmarks.harness.session_figures import note_session
+from benchmarks.harness.synthetic_data import Feed
+from benchmarks.harness.workloads import workload_named
+from benchmarks.models.workload import Workload
+from benchmarks.peers import CannotRun, Peer, Trial, peer_named
+from vdnn.bytesize import format_bytes
+
+SEED = 0
+# Steps are timed for about so long at most, and one in any case.
+PATIENCE_S = 60.0
+
+
+class Steps:
+    """The steps of one workload: the same random numbers in each, the next batch of its data, and nothing updated."""
+
+    def __init__(self, place: Place, workload: Workload, feed: Feed, *, autocast: bool) -> None:
+        self._place = place
+        self._workload = workload
+        self._feed = feed
+        self._autocast = autocast
+        self.model: Callable[..., Any] = workload.model
+        self.session: vdnn.Session | None = None
+        self.loss: torch.Tensor | None = None
+
+    def before(self) -> None:
+        torch.manual_seed(SEED)
+        self._feed.next()
+
+    def before_compared(self) -> None:
+        """The same for peers whose steps settle longer and shorter."""
+        torch.manual_seed(SEED)
+        self._feed.first()
+
+    def step(self) -> None:
+        """Forward, loss and backward: all that is timed."""
+        inputs, loss = self._workload.inputs, self._workload.loss
+        with torch.autocast(self._place.torch_device.type, torch.bfloat16, enabled=self._autocast):
+            value = loss(self.model(*inputs))
+        value.backward()  # type: ignore[no-untyped-call]
+        self.loss = value.detach()
+
+    def after(self) -> None:
+        self._workload.model.zero_grad(set_to_none=True)
+        self.loss = None
+        if self.session is not None:
+            self.session.step()
+
+    def times_ns(self, count: int) -> list[int]:
+        return self._place.time_steps(TimedSteps(self.before, self.step, self.after), count)
+
+
+def measure(spec: CellSpec) -> CellResult:
+    """Raises what the step raises but for want of memory, which is a result."""
+    # cuBLAS reads it when it is loaded; without it products have no deterministic form.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    entry, peer = workload_named(spec.workload), peer_named(spec.peer)
+    result = result_of(spec)
+    result.peer, result.compiled = peer.cell_name, peer.compiled
+    place = open_place(spec.place, spec.hardware)
+    result.device, result.clock = place.device, place.clock
+    result.versions = versions_of(peer.package) | place.versions()
+    result.commit = commit_of_tree()
+    reason = peer.refusal(place, entry.blocks)
+    if reason is not None:
+        result.status, result.said = NOT_RUN, reason
+        return result
+    try:
+        with place:
+            torch.manual_seed(SEED)
+            with place.making():
+                workload, result.batch = entry.make_at(spec.batch, is_tiny=place.is_tiny)
+            place.settle(workload)
+            feed = Feed(workload, spec.data)
+            try:
+                steps = Steps(place, workload, feed, autocast=entry.autocast)
+                trial = Trial(place, workload, entry.blocks, _budget_told(spec, peer))
+                _run(spec, peer, trial, steps, result)
+            finally:
+                feed.close()
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        result.status, result.said = OUT_OF_MEMORY, first_line(error)
+    except CannotRun as error:
+        result.status, result.said = NOT_RUN, first_line(error)
+    except vdnn.BudgetError as error:
+        result.status, result.said = FAILED, first_line(error)
+    return result
+
+
+def _budget_told(spec: CellSpec, peer: Peer) -> int | str | None:
+    if not peer.has_budget:
+        return None
+    return spec.budget_bytes if spec.budget_bytes is not None else spec.budget
+
+
+def _run(spec: CellSpec, peer: Peer, trial: Trial, steps: Steps, result: CellResult) -> None:
+    place = trial.place
+    is_machine = isinstance(place, MachinePlace)
+    settling = peer.virtual_settling_steps if is_machine else peer.settling_steps
+    with peer.open(trial) as opened:
+        steps.session = opened.session
+        steps.model = trial.workload.model if opened.model is None else opened.model
+        steps.times_ns(settling)
+        count = 1
+        if not is_machine:
+            # What settling left in the allocator's cache is no part of what is reserved; the next step fills it anew.
+            place.tidy()
+            began_s = time.monotonic()
+            steps.times_ns(1)
+            count = max(1, min(spec.steps, math.ceil(PATIENCE_S / (time.monotonic() - began_s))))
+        if opened.moved is not None:  # of the timed steps alone
+            opened.moved.to_host_bytes = opened.moved.to_device_bytes = opened.moved.stall_ns = 0
+        place.reset_peak()
+        result.step_times_ns = steps.times_ns(count)
+        result.step_ns = round(statistics.median(result.step_times_ns))
+        memory = place.memory()
+        result.peak_bytes, result.requested_bytes = memory.peak_bytes, memory.requested_bytes
+        result.reserved_bytes, result.host_bytes = memory.reserved_bytes, memory.pinned_bytes
+        result.said = opened.said
+        if opened.moved is not None:
+            result.to_host_bytes = opened.moved.to_host_bytes // count
+            result.to_device_bytes = opened.moved.to_device_bytes // count
+            result.stall_ns = opened.moved.stall_ns // count
+            result.host_bytes = opened.moved.peak_held_bytes
+        if opened.session is not None:
+            note_session(opened.session, trial, spec, result)
+        if place.has_data:
+            try:
+                _note_gradients(steps, trial.workload.model, result)
+            except RuntimeError as error:  # deterministic algorithms may need more memory
+                if not is_out_of_memory(error):
+                    raise
+                said = f"gradients were not compared: {first_line(error)}"
+                result.said = f"{result.said}; {said}" if result.said else said
+    if not place.has_data and result.peak_bytes > place.memory_bytes:
+        result.status = OUT_OF_MEMORY
+        needs = f"needs {format_bytes(result.peak_bytes)} of {format_bytes(place.memory_bytes)}"
+        result.said = f"{result.said}; {needs}" if result.said else needs
+
+
+def _note_gradients(steps: Steps, model: nn.Module, result: CellResult) -> None:
+    """A step more. Of a model with an operation that has no deterministic form the digest may be another every time."""
+    for is_strict in (True, False):
+        try:
+            with deterministic(strict=is_strict):
+                steps.before_compared()
+                steps.step()
+        except RuntimeError as error:
+            steps.after()
+            if not is_strict or "deterministic" not in str(error):
+                raise
+            continue
+        result.deterministic = is_strict
+        break
+    assert steps.loss is not None, "a step was done"
+    result.loss = float(steps.loss)
+    result.gradients = digest_of(model)
+    steps.after()
+
+
+def digest_of(model: nn.Module) -> str:
+    """Of all gradients, bit for bit, with their names."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        digest.update(name.encode())
+        if parameter.grad is not None:
+            content = parameter.grad.detach().cpu().contiguous().flatten().view(torch.uint8)
+            digest.update(content.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the device's. Host memory that cannot be pinned is a failure like any other."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

@@ -1,0 +1,60 @@
+"""What a session of vdnn's tells of the step that it measured, for a cell; and its files, for vdnn.report.
+
+What the plan foretold is simulated again from the recording: on a machine with its card's costs, on a GPU with the link
+as the step's own copies had it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import vdnn
+from benchmarks.harness.cell_spec import CellResult, CellSpec
+from benchmarks.peers import Trial
+from vdnn.planning.costs import LinkCosts, measured_costs, profile_costs
+from vdnn.planning.simulate import simulate
+from vdnn.runtime.counters import Kept
+from vdnn.timeline import Track
+
+# Of a link of which no copy was measured: PCIe gen 4, as large copies of pinned memory get it.
+_ASSUMED_LINK = LinkCosts(24e9, 24e9, 42e9, 10_000)
+
+
+def note_session(session: vdnn.Session, trial: Trial, spec: CellSpec, result: CellResult) -> None:
+    timeline, plan, recording = session.timeline, session.plan, session.recording
+    result.host_bytes = pinned_bytes(session)
+    if timeline is not None:
+        result.stall_ns = timeline.stall_ns
+        result.to_host_bytes = timeline.copied_bytes(Track.TO_HOST)
+        result.to_device_bytes = timeline.copied_bytes(Track.TO_DEVICE)
+    if plan is not None and result.budget is not None and result.budget_bytes is None:
+        result.budget_bytes = plan.budget_bytes
+    predicted = None
+    if plan is not None and recording is not None:
+        machine = trial.machine
+        if machine is not None:
+            costs = profile_costs(machine.profile)
+        else:
+            costs = _ASSUMED_LINK if timeline is None else measured_costs(timeline, _ASSUMED_LINK)
+        predicted = simulate(recording, plan, costs)
+        result.predicted_step_ns, result.predicted_peak_bytes = predicted.step_ns, predicted.peak_bytes
+    not_taken = session.counters.kept[Kept.HOST_FULL] + session.counters.kept[Kept.REFUSED]
+    if not_taken:
+        result.said = f"{not_taken} saves stayed for want of host memory"
+    if spec.run is None:
+        return
+    result.step = spec.step_name
+    folder = Path(spec.run) / "steps" / spec.step_name
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {"recording": recording, "plan": plan, "predicted": predicted, "measured": timeline}
+    for name, part in parts.items():
+        path = folder / f"{name}.json"
+        if part is None:
+            path.unlink(missing_ok=True)
+        else:
+            part.save(path)
+
+
+def pinned_bytes(session: vdnn.Session) -> int:
+    """The most that was pinned. No public name of a session tells it."""
+    return sum(transport.pool.stats.pinned_peak_bytes for transport in session._opened())

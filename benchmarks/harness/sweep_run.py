@@ -1,0 +1,169 @@
+"""Does the cells of grids, each in a process of its own, and adds each result to the run's folder when it is there.
+
+A workload's plain cell goes first: shares of budgets are of its peak, and gradients are compared with its own. Cells
+that the folder has already are not done again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.cell_process import CellProcess, Measure
+from benchmarks.harness.cell_spec import NOT_RUN, CellKey, CellResult, CellSpec, key_of, result_of
+from benchmarks.harness.grid import Grid
+from benchmarks.harness.measure import measure
+from benchmarks.harness.provenance import commit_of_tree
+from benchmarks.harness.run_file import CELLS_FILE, append_line, read_lines
+from benchmarks.harness.virtual_warmth import warm_up
+from benchmarks.peers import PEERS
+from benchmarks.progress import Progress
+from vdnn.bytesize import parse_bytes
+
+_LOOK_S = 0.02
+
+
+class OutOfTime(Exception):
+    """The sweep's time is up. Cells that were running then are not recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`until_s` is of time.monotonic(). `jobs` None: on a GPU one, else one for each processor."""
+
+    until_s: float
+    cell_s: float
+    jobs: int | None = None
+
+    def jobs_at(self, place: str) -> int:
+        return self.jobs or (1 if place == "cuda" else os.cpu_count() or 1)
+
+
+class SweepRun:
+    """One folder. `measure` runs in the cells' processes."""
+
+    def __init__(
+        self, folder: Path, limits: Limits, *, again: frozenset[str] = frozenset(), measure: Measure = measure
+    ) -> None:
+        self.folder = folder
+        self._limits = limits
+        self._measure = measure
+        self._path = folder / CELLS_FILE
+        self._done: dict[CellKey, dict[str, Any]] = {}
+        for fields in read_lines(self._path):
+            if fields["status"] not in again:
+                self._done[key_of(fields)] = fields
+        self._is_warm = False
+
+    def do(self, grids: Sequence[Grid]) -> None:
+        """Raises OutOfTime; a cell that fails is a result."""
+        for grid in grids:
+            todo = [spec for name in grid.workloads for spec in grid.specs(name, str(self.folder))]
+            self._do(grid, [spec for spec in todo if spec.key not in self._done], len(todo))
+
+    def _do(self, grid: Grid, todo: list[CellSpec], total: int) -> None:
+        progress = Progress(f"sweep, {grid.place}", len(todo))
+        running: list[CellProcess] = []
+        try:
+            while todo or running:
+                ready = next((spec for spec in todo if self._is_ready(spec, todo, running)), None)
+                if ready is not None and len(running) < self._limits.jobs_at(grid.place):
+                    todo.remove(ready)
+                    progress.begin(str(ready))
+                    resolved = self._with_budget(ready)
+                    if isinstance(resolved, CellResult):
+                        self._note(ready, resolved)
+                    else:
+                        running.append(self.begin(resolved))
+                    continue
+                self._require_time()
+                for process in list(running):
+                    result = process.wait(_LOOK_S)
+                    if result is not None:
+                        running.remove(process)
+                        self._note(process.spec, result)
+        finally:
+            for process in running:
+                process.kill()
+            progress.end()
+
+    def begin(self, spec: CellSpec) -> CellProcess:
+        forks = spec.place != "cuda"
+        if forks and not self._is_warm:
+            self._is_warm = True
+            commit_of_tree()  # asked once, for all that are forked
+            warm_up()
+        return CellProcess(spec, self._measure, self.folder, limit_s=self._limits.cell_s, forks=forks)
+
+    def result(self, spec: CellSpec) -> CellResult:
+        """Of one cell, alone, recorded nowhere."""
+        process = self.begin(spec)
+        try:
+            while True:
+                self._require_time()
+                result = process.wait(_LOOK_S)
+                if result is not None:
+                    return result
+        finally:
+            process.kill()
+
+    def _require_time(self) -> None:
+        if time.monotonic() > self._limits.until_s:
+            raise OutOfTime("the time is up.")
+
+    def _is_ready(self, spec: CellSpec, todo: Sequence[CellSpec], running: Sequence[CellProcess]) -> bool:
+        """A cell waits for the plain ones of its workload, and for the peer whose peak is its budget."""
+        if _is_base(spec):
+            return True
+        waited = [one for one in (*todo, *(process.spec for process in running)) if one.workload == spec.workload]
+        return not any(_is_base(one) or one.peer == spec.as_low_as for one in waited)
+
+    def _base(self, spec: CellSpec) -> dict[str, Any] | None:
+        """What this one is compared with."""
+        peer = "compiled-plain" if PEERS[spec.peer].compiled else "plain"
+        return self._done.get(dataclasses.replace(spec, peer=peer, budget=None).key)
+
+    def _with_budget(self, spec: CellSpec) -> CellSpec | CellResult:
+        if spec.budget is None or spec.budget == "min":
+            return spec
+        if spec.as_low_as is not None:
+            return self._as_low(spec, spec.as_low_as)
+        if not spec.budget.endswith("%"):
+            return dataclasses.replace(spec, budget_bytes=parse_bytes(spec.budget))
+        plain = self._base(spec)
+        if plain is None or plain["peak_bytes"] is None:
+            said = f"its budget is {spec.budget} of plain's peak, which is not known: {_why_unknown(plain)}"
+            return result_of(spec, status=NOT_RUN, said=said)
+        share = float(spec.budget[:-1]) / 100
+        return dataclasses.replace(spec, budget_bytes=int(share * plain["peak_bytes"]))
+
+    def _as_low(self, spec: CellSpec, peer: str) -> CellSpec | CellResult:
+        """A budget speaks of requested bytes."""
+        found = self._done.get(dataclasses.replace(spec, peer=peer, budget=None).key)
+        if found is None or found["peak_bytes"] is None:
+            said = f"its budget is the peak of {peer}, which is not known: {_why_unknown(found)}"
+            return result_of(spec, status=NOT_RUN, said=said)
+        return dataclasses.replace(spec, budget_bytes=found["requested_bytes"] or found["peak_bytes"])
+
+    def _note(self, spec: CellSpec, result: CellResult) -> None:
+        base = self._base(spec)
+        if base is not None and not _is_base(spec) and None not in (base["gradients"], result.gradients):
+            result.identical = base["gradients"] == result.gradients
+        fields = result.as_fields()
+        append_line(self._path, fields)
+        self._done[spec.key] = fields
+
+
+def _is_base(spec: CellSpec) -> bool:
+    return spec.peer in ("plain", "compiled-plain")
+
+
+def _why_unknown(plain: dict[str, Any] | None) -> str:
+    if plain is None:
+        return "it was not run"
+    return f"{plain['status']}{', ' + plain['said'] if plain['said'] else ''}"

@@ -1,0 +1,1 @@
+"""The parts of `make gpu-proof` that are not the sweep's: what it runs, the link, what a GPU saves."""

@@ -1,0 +1,302 @@
+"""The steps of `make gpu-proof`, each a function of its limit in seconds: it returns what it found, or raises.
+
+Steps run programs and judge what those wrote; none imports torch or the native core, so that a broken installation can
+be told from a broken step. What is measured goes into one run (docs/benchmarks.md), line by line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.claims import is_refused
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / "build" / "gpu-proof"
+SITE = WORK / "site"
+RUN = WORK / "run"
+# Where tests marked gpu are. Others are not even collected: they may need packages that this machine has not.
+CUDA_TESTS = ("tests/codec", "tests/device", "tests/memory", "tests/transfer", "tests/runtime/test_on_cuda.py")
+RACES = ("tests/runtime/test_delays_on_cuda.py",)
+SCHEDULES = "6"
+# cuBLAS repeats its sums in the same order only with a workspace of a fixed size.
+CUBLAS_WORKSPACE = ":4096:8"
+# What a sweep needs to write and to end after its last cell.
+LAST_CELL_S = 15.0
+CNN = ("resnet50", "vgg16")
+LLM = ("gpt2", "llama_8b_4k")
+BUDGETS = ("peers", "90%", "75%", "60%", "45%", "min")
+
+
+class StepFailed(Exception):
+    """A step's own verdict; the text says what was expected and what came. `facts` is what was found all the same."""
+
+    def __init__(self, said: str, facts: dict[str, Any] | None = None) -> None:
+        super().__init__(said)
+        self.facts = facts or {}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to prove: `prove` gets its limit in seconds and returns its facts, or raises. `least_s` is kept for it
+    by the steps before."""
+
+    name: str
+    part: str
+    limit_s: float
+    least_s: float
+    prove: Callable[[float], dict[str, Any]]
+
+
+def run(command: Sequence[str], limit_s: float, *, cwd: Path = ROOT, **environment: str) -> str:
+    """Runs a command to its end and returns its stdout; StepFailed with the tail of its output if it fails."""
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=limit_s
+        )
+    except subprocess.TimeoutExpired as expired:
+        raise StepFailed(f"{' '.join(command[:4])} ran past its {limit_s:.0f} s") from expired
+    if done.returncode != 0:
+        raise StepFailed(f"exit code {done.returncode}\n{tail(done.stdout + done.stderr)}")
+    return done.stdout
+
+
+def tail(text: str, lines: int = 40) -> str:
+    return "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+# build
+
+
+def see_gpu(_: float) -> dict[str, Any]:
+    """Asks the driver itself, before anything of ours is built."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise StepFailed(f"no GPU: the CUDA driver library cannot be loaded ({error})") from error
+    status, count = driver.cuInit(0), ctypes.c_int(0)
+    if status != 0:
+        raise StepFailed(f"no GPU: cuInit returned {status}")
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    if count.value == 0:
+        raise StepFailed("no GPU: the driver sees none")
+    return {"device_count": count.value}
+
+
+def install(limit_s: float) -> dict[str, Any]:
+    """The tree as a user would install it without a network, into a directory of our own."""
+    shutil.rmtree(SITE, ignore_errors=True)
+    options = ["--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check", "--quiet"]
+    run([sys.executable, "-m", "pip", "install", *options, "--target", str(SITE), str(ROOT)], limit_s)
+    core = sorted(path.name for path in (SITE / "vdnn").glob("_C*.so"))
+    if not core:
+        raise StepFailed(f"expected vdnn/_C*.so in {SITE}, found none")
+    return {"native_core": core[0]}
+
+
+def build_in_place(limit_s: float) -> dict[str, Any]:
+    """With the native parts of the tests: what all other parts run on."""
+    run([sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"], limit_s, VDNN_BUILD_TESTING="ON")
+    return {"testing_parts": sorted(path.name for path in (ROOT / "build" / "testing").iterdir())}
+
+
+# tests, races
+
+
+def run_cuda_tests(limit_s: float) -> dict[str, Any]:
+    return _gpu_tests(CUDA_TESTS, limit_s, WORK / "tests.xml")
+
+
+def run_races(limit_s: float) -> dict[str, Any]:
+    return _gpu_tests(RACES, limit_s, WORK / "races.xml", VDNN_DELAY_SEEDS=SCHEDULES)
+
+
+def _gpu_tests(places: Sequence[str], limit_s: float, results: Path, **environment: str) -> dict[str, Any]:
+    """Every test marked gpu. A skip is a failure here: this machine is the one that may not skip."""
+    results.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", *places, "--benchmark-disable"]
+    failure: StepFailed | None = None
+    try:
+        run(
+            [*command, f"--junitxml={results}"],
+            limit_s,
+            VDNN_REQUIRE_CUDA="1",
+            CUBLAS_WORKSPACE_CONFIG=CUBLAS_WORKSPACE,
+            **environment,
+        )
+    except StepFailed as failed:
+        failure = failed
+    if not results.is_file():
+        raise failure or StepFailed("pytest wrote no results")
+    counts = count_tests(results.read_text())
+    if failure is not None:
+        raise StepFailed(f"{counts}: {failure}")
+    if counts["run"] == 0:
+        raise StepFailed("expected tests marked gpu, found none")
+    if counts["skipped"]:
+        raise StepFailed(f"expected no skips on a machine with a GPU: {counts}")
+    return {**counts}
+
+
+def count_tests(junit_xml: str) -> dict[str, int]:
+    """How many tests ran, failed and were skipped, from pytest's junit file."""
+    suites = list(ElementTree.fromstring(junit_xml).iter("testsuite"))
+    counted = {name: sum(int(suite.get(name, "0")) for suite in suites) for name in ("tests", "skipped")}
+    failed = sum(int(suite.get(name, "0")) for suite in suites for name in ("failures", "errors"))
+    return {"run": counted["tests"], "failed": failed, "skipped": counted["skipped"]}
+
+
+# link
+
+
+def examine(limit_s: float) -> dict[str, Any]:
+    """The doctor's report; every GPU must have a measured link, every kernel its device code."""
+    # The installed one if it is there: from WORK, so that the checkout's is not imported.
+    installed = (SITE / "vdnn").is_dir()
+    environment = {"PYTHONPATH": str(SITE)} if installed else {}
+    output = run(
+        [sys.executable, "-m", "vdnn", "doctor", "--json"], limit_s, cwd=WORK if installed else ROOT, **environment
+    )
+    return judge_doctor(json.loads(output))
+
+
+def judge_doctor(report: dict[str, Any]) -> dict[str, Any]:
+    gpus = report["gpus"]
+    problems = [f"GPU {gpu['ordinal']}: {gpu['problem']}" for gpu in gpus if gpu["link"] is None]
+    problems += [f"kernel {codec['kernel']}: {codec['reason']}" for codec in report["codecs"] if not codec["available"]]
+    if not gpus:
+        problems.append(f"the doctor sees no GPU: {report['driver']['problem']}")
+    if problems:
+        raise StepFailed("; ".join(problems))
+    return {"gpus": gpus, "driver": report["driver"], "host": report["host"], "torch": report["torch"]}
+
+
+def measure_link(limit_s: float) -> dict[str, Any]:
+    """By size of block, pinned and pageable."""
+    path = RUN / "link.jsonl"
+    print(_program("on_a_gpu.link_sizes", limit_s, "--json", str(path)))
+    return {"rows": _lines(path)}
+
+
+def measure_hooks(limit_s: float) -> dict[str, Any]:
+    path = WORK / "hook_cost.json"
+    print(_program("core.hook_cost", limit_s, "--json", str(path)))
+    facts: dict[str, Any] = json.loads(path.read_text())
+    return facts
+
+
+# cnn, llm
+
+
+def train_cnns(limit_s: float) -> dict[str, Any]:
+    return _sweep(CNN, limit_s)
+
+
+def train_language_models(limit_s: float) -> dict[str, Any]:
+    return _sweep(LLM, limit_s)
+
+
+def _sweep(workloads: Sequence[str], limit_s: float) -> dict[str, Any]:
+    """Every peer, and vdnn under every budget. The cells stay whatever the verdict is."""
+    own_limit_s = max(limit_s - LAST_CELL_S, 1.0)
+    options = ["--place", "cuda", "--workloads", ",".join(workloads), "--budgets", ",".join(BUDGETS)]
+    failure: StepFailed | None = None
+    try:
+        print(_program("sweep", limit_s, *options, "--out", str(RUN), "--limit-s", f"{own_limit_s:.0f}"))
+    except StepFailed as failed:
+        failure = failed
+    path = RUN / "cells.jsonl"
+    cells = [cell for cell in (_lines(path) if path.is_file() else []) if cell.get("workload") in workloads]
+    if not cells:
+        raise failure or StepFailed("the sweep wrote no cells")
+    return _judged(cells, failure)
+
+
+def _judged(cells: Sequence[dict[str, Any]], failure: StepFailed | None) -> dict[str, Any]:
+    """What must not be: vdnn fails, or changes a gradient. That others fail is theirs."""
+    facts = {"cells": len(cells), "ok": sum(cell["status"] == "ok" for cell in cells)}
+    problems = [] if failure is None else [str(failure)]
+    for cell in cells:
+        if not str(cell["peer"]).startswith("vdnn"):
+            continue
+        title = f"{cell['workload']}, {cell['peer']}, {cell.get('budget')}"
+        if is_refused(cell):
+            continue
+        if cell["status"] in ("failed", "timed-out"):
+            problems.append(f"{title}: {cell['status']}: {cell.get('said')}")
+        elif cell.get("identical") is False:
+            problems.append(f"{title}: gradients differ from the plain step's")
+    if problems:
+        raise StepFailed("\n".join(problems), facts)
+    return facts
+
+
+# predict
+
+
+def compare_saved(limit_s: float) -> dict[str, Any]:
+    """What vdnn.plan foretells without a GPU, and what this one saves."""
+    path = RUN / "saved.jsonl"
+    print(_program("on_a_gpu.saved_on_cuda", limit_s, "--json", str(path)))
+    return {"rows": _lines(path)}
+
+
+def judge_claims(limit_s: float) -> dict[str, Any]:
+    """Of all cells that are there."""
+    if not (RUN / "cells.jsonl").is_file():
+        raise StepFailed("there are no cells: run the parts cnn and llm")
+    said = _program("claims", limit_s, str(RUN), may_fail=True)
+    print(said)
+    claims = said.splitlines()
+    broken = [line for line in claims if line.startswith("BROKEN")]
+    if broken or not claims:
+        raise StepFailed("\n".join(broken) or "no claims were printed", {"claims": claims})
+    return {"claims": claims}
+
+
+def _program(name: str, limit_s: float, *options: str, may_fail: bool = False) -> str:
+    """One of ours. A verdict (exit code 1) is no failure of a program that `may_fail`."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", *options]
+    try:
+        return run(command, limit_s, CUBLAS_WORKSPACE_CONFIG=CUBLAS_WORKSPACE)
+    except StepFailed as failed:
+        first, _, rest = str(failed).partition("\n")
+        if may_fail and first == "exit code 1":
+            return rest
+        raise
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    found = []
+    for line in path.read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue  # cut off
+    return found
+
+
+STEPS = (
+    Step("gpu", "build", 20, 1, see_gpu),
+    Step("install", "build", 90, 20, install),
+    Step("in place", "build", 90, 20, build_in_place),
+    Step("cuda tests", "tests", 120, 40, run_cuda_tests),
+    Step("doctor", "link", 20, 5, examine),
+    Step("link", "link", 30, 10, measure_link),
+    Step("hooks", "link", 30, 10, measure_hooks),
+    Step("races", "races", 60, 20, run_races),
+    Step("cnn", "cnn", 150, 60, train_cnns),
+    Step("llm", "llm", 150, 60, train_language_models),
+    Step("saved", "predict", 60, 30, compare_saved),
+    Step("claims", "predict", 20, 10, judge_claims),
+)
+PARTS = tuple(dict.fromkeys(step.part for step in STEPS))

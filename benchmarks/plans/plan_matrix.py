@@ -1,0 +1,227 @@
+"""Every policy on every network, card and budget: what it foretells, whether that is what runs, and who is fastest.
+
+    python -m benchmarks.plans.plan_matrix build/plan_matrix.jsonl --networks resnet50,vit_large --hardware h100
+
+A cell is a network on a card under a budget between the least that any plan reaches and what everything kept takes. For
+each policy that plans, a line of JSON goes to the file: predicted step and peak, whether it fits, seconds of planning.
+For `auto` also the certified bound, and its regret when costs were wrong by up to 20 %; with `--run` the same step run
+in virtual time. Cells that the file has already are not done again, so it can be stopped and gone on with. The table
+(benchmarks/plans/plan_matrix_table.py) reads only the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import benchmarks.models as models
+from benchmarks.models.workload import Workload
+from benchmarks.plans.executed_steps import ExecutedSteps
+from benchmarks.plans.plan_matrix_table import render
+from benchmarks.progress import Progress
+from vdnn.errors import BudgetError
+from vdnn.hardware import load_profile
+from vdnn.planning.costs import LinkCosts, profile_costs
+from vdnn.planning.least_memory import least_bytes
+from vdnn.planning.planned_step import PlannedStep, plan_step
+from vdnn.planning.policies import planner_names
+from vdnn.planning.simulate import simulate
+from vdnn.recording import Recording
+from vdnn.runtime.rehearsal import rehearse, subject_of
+
+# By name, with the batch that is planned: the ten of the vDNN paper, and what is trained today.
+NETWORKS: dict[str, tuple[Callable[[int], Workload], int]] = {
+    **{
+        f"{network.name.lower().replace('-', '')}_{network.batch}": (network.make, network.batch)
+        for network in models.VDNN_NETWORKS
+    },
+    "resnet50": (models.resnet50, 128),
+    "resnet152": (models.resnet152, 64),
+    "densenet121": (models.densenet121, 64),
+    "inception_v3": (models.inception_v3, 64),
+    "unet": (models.unet, 8),
+    "bert_large": (models.bert_large, 16),
+    "gpt2_xl": (models.gpt2_xl, 4),
+    "llama_8b": (models.llama_8b, 1),
+    "vit_large": (models.vit_large, 64),
+}
+HARDWARE = ("titan-x", "v100-32", "h100", "h200")
+SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)  # of the way from the least to everything kept
+_ERROR = 0.2
+
+CellKey = tuple[str, str, float, str]  # network, card, share of the budget, policy
+
+
+def costs_gone_wrong(recording: Recording, costs: LinkCosts, seed: int = 0) -> tuple[Recording, LinkCosts]:
+    """Each computing time, and each way of the link, wrong by up to a fifth either way."""
+    draw = random.Random(seed)
+    points = tuple(
+        replace(point, compute_ns=round(point.compute_ns * draw.uniform(1 - _ERROR, 1 + _ERROR)))
+        for point in recording.points
+    )
+    out, back = (
+        rate * draw.uniform(1 - _ERROR, 1 + _ERROR) for rate in (costs.to_host_bytes_per_s, costs.to_device_bytes_per_s)
+    )
+    duplex = max(out, back, costs.duplex_bytes_per_s)
+    return replace(recording, points=points), LinkCosts(out, back, duplex, costs.latency_ns)
+
+
+def regret(recording: Recording, costs: LinkCosts, budget_bytes: int, best_ns: int) -> float:
+    """How much slower the plan is that was made with wrong costs, when it meets the right ones."""
+    wrong_recording, wrong_costs = costs_gone_wrong(recording, costs)
+    plan = plan_step(wrong_recording, wrong_costs, budget_bytes, "auto").plan
+    return simulate(recording, plan, costs).step_ns / best_ns - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of each network and card. Policies in `run` are run in virtual time too; with `has_rebuilds` off
+    the planners see a recording in which nothing can be rebuilt: keep and offload are all there is. `done` are cells
+    that are there already."""
+
+    policies: Sequence[str]
+    run: Collection[str] = ()
+    shares: Sequence[float] = SHARES
+    certify: bool = True
+    has_regret: bool = True
+    has_rebuilds: bool = True
+    done: Collection[CellKey] = ()
+
+    def missing(self, name: str, hardware: str) -> dict[float, list[str]]:
+        """Policies by share."""
+        missing = {
+            share: [policy for policy in self.policies if (name, hardware, share, policy) not in self.done]
+            for share in self.shares
+        }
+        return {share: policies for share, policies in missing.items() if policies}
+
+
+def without_rebuilds(recording: Recording) -> Recording:
+    return replace(recording, lifetimes=tuple(replace(one, rebuild=None) for one in recording.lifetimes))
+
+
+def cells_of(name: str, hardware: str, asked: Asked) -> Iterator[dict[str, Any]]:
+    """The step is rehearsed once for all of them."""
+    missing = asked.missing(name, hardware)
+    if not missing:
+        return
+    make, batch = NETWORKS[name]
+    subject = subject_of(make, batch)
+    profile = load_profile(hardware)
+    recording, costs = rehearse(subject, profile).recording, profile_costs(profile)
+    if not asked.has_rebuilds:
+        recording = without_rebuilds(recording)
+    least, most = least_bytes(recording), recording.peak_bytes
+    with ExecutedSteps(subject, profile) as steps:
+        for share, policies in missing.items():
+            budget_bytes = least + round((most - least) * share)
+            for policy in policies:
+                cell = {"network": name, "batch": batch, "hardware": hardware, "share": share, "policy": policy}
+                try:
+                    planned = plan_step(
+                        recording, costs, budget_bytes, policy, certify=asked.certify and policy == "auto"
+                    )
+                except BudgetError:
+                    yield {**cell, "fits": False}
+                    continue
+                cell |= _figures(planned, budget_bytes)
+                if policy == "auto" and asked.has_regret:
+                    cell["regret"] = regret(recording, costs, budget_bytes, planned.timeline.step_ns)
+                if policy in asked.run:
+                    executed = steps.run(planned.plan)
+                    cell["executed_ns"], cell["executed_peak_bytes"] = executed
+                yield cell
+
+
+def _figures(planned: PlannedStep, budget_bytes: int) -> dict[str, Any]:
+    return {
+        "points": len(planned.recording.points),
+        "budget_bytes": budget_bytes,
+        "fits": planned.timeline.peak_bytes <= budget_bytes,
+        "keep_ns": planned.recording.compute_ns,
+        "step_ns": planned.timeline.step_ns,
+        "peak_bytes": planned.timeline.peak_bytes,
+        "bound_ns": None if planned.bound is None else planned.bound.step_ns,
+        "plan_seconds": round(planned.plan_seconds, 3),
+    }
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """A line that was cut off in the middle is done again."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def _names(text: str, known: Sequence[str], what: str) -> list[str]:
+    names = list(known) if text == "all" else [name for name in text.split(",") if name]
+    for name in names:
+        if name not in known:
+            raise SystemExit(f"plan_matrix: expected {what} among {', '.join(known)}, got {name!r}.")
+    return names
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plans.plan_matrix", description=__doc__.split("\n")[0])
+    parser.add_argument("results", type=Path, metavar="FILE", help="lines of JSON; gone on with if it is there")
+    parser.add_argument("--networks", default="all", metavar="NAMES", help="separated by commas")
+    parser.add_argument("--hardware", default=",".join(HARDWARE), metavar="NAMES")
+    parser.add_argument("--policies", default="all", metavar="NAMES")
+    parser.add_argument("--run", default="auto", metavar="NAMES", help="policies that are run too; none for none")
+    parser.add_argument("--no-bound", action="store_true")
+    parser.add_argument("--no-regret", action="store_true")
+    parser.add_argument("--without-rebuilds", action="store_true", help="plans keep and offload only")
+    options = parser.parse_args(arguments)
+    networks = _names(options.networks, list(NETWORKS), "networks")
+    asked = Asked(
+        _names(options.policies, planner_names(), "policies"),
+        [] if options.run == "none" else _names(options.run, planner_names(), "policies"),
+        certify=not options.no_bound,
+        has_regret=not options.no_regret,
+        has_rebuilds=not options.without_rebuilds,
+        done={key_of(cell) for cell in read(options.results)},
+    )
+    hardware = options.hardware.split(",")
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    progress = Progress("plan_matrix", len(networks) * len(hardware))
+    for name in networks:
+        for card in hardware:
+            progress.begin(f"{name} on {card}")
+            began_s = time.monotonic()
+            cells = _written(cells_of(name, card, asked), options.results)
+            if cells:
+                seconds = time.monotonic() - began_s
+                print(f"{name} on {card}: {cells} plans in {seconds:.1f} s", file=sys.stderr)
+    progress.end()
+    print(render(read(options.results)))
+    return 0
+
+
+def key_of(cell: dict[str, Any]) -> CellKey:
+    return cell["network"], cell["hardware"], cell["share"], cell["policy"]
+
+
+def _written(cells: Iterator[dict[str, Any]], path: Path) -> int:
+    """Each at once, so that what was done is there whenever this ends. How many."""
+    count = 0
+    with path.open("a") as lines:
+        for cell in cells:
+            lines.write(json.dumps(cell) + "\n")
+            lines.flush()
+            count += 1
+    return count
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""vDNN's memory of 2016, computed from shapes: its maps, what they add up to, and a replay of its rules.
+
+    python -m benchmarks.vdnn_paper.vdnn_2016
+
+The shapes are those of our networks, taken by hooks on a step without data. The conventions are those of the paper's
+framework (Rhu and others, MICRO 2016; read in two reimplementations), not PyTorch's: a layer is a convolution, a
+pooling or a linear layer; ReLU and concatenation are in place and own no map; nothing has a workspace (cuDNN's
+memory-optimal algorithms). X is what a layer reads, Y what it writes; the map between two layers is one map.
+
+Baseline: all maps all the time, weights and their gradients, and two buffers of the largest map for dX and dY.
+Replay: see replay(). GiB are 2^30, GB 1e9.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from benchmarks import models
+from benchmarks.models.workload import Workload
+from benchmarks.text_table import render_table
+
+MIB, GIB, GB = 2**20, 2**30, 10**9
+
+
+class Kind(Enum):
+    CONVOLUTION = "conv"
+    POOLING = "pool"
+    LINEAR = "fc"
+
+
+class Layer(NamedTuple):
+    """`x` and `y` name maps; `x_bytes` is what it reads, `parameter_bytes` its weights and bias."""
+
+    kind: Kind
+    x: int
+    y: int
+    x_bytes: int
+    y_bytes: int
+    parameter_bytes: int
+
+    @property
+    def is_feature_extraction(self) -> bool:
+        return self.kind is not Kind.LINEAR
+
+
+class Network(NamedTuple):
+    """Layers in the order of the forward pass, and the bytes of every map by its name."""
+
+    layers: tuple[Layer, ...]
+    map_bytes: dict[int, int]
+
+    @property
+    def feature_map_bytes(self) -> int:
+        return sum(self.map_bytes.values())
+
+    @property
+    def largest_map_bytes(self) -> int:
+        return max(self.map_bytes.values())
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(layer.parameter_bytes for layer in self.layers)
+
+    @property
+    def baseline_bytes(self) -> int:
+        """Network-wide allocation without workspaces."""
+        return self.feature_map_bytes + 2 * self.parameter_bytes + 2 * self.largest_map_bytes
+
+    def offloadable_bytes(self, kinds: Sequence[Kind]) -> int:
+        """Of the maps that layers of these kinds read, each once; but the input, which vDNN never frees."""
+        first = self.layers[0].x
+        return sum(self.map_bytes[one] for one in {layer.x for layer in self.layers if layer.kind in kinds} - {first})
+
+    def feature_extraction(self) -> Network:
+        """Without the linear layers: what vDNN manages."""
+        layers = tuple(layer for layer in self.layers if layer.is_feature_extraction)
+        named = {name for layer in layers for name in (layer.x, layer.y)}
+        return Network(layers, {name: nbytes for name, nbytes in self.map_bytes.items() if name in named})
+
+
+# Shapes.
+
+_KINDS: dict[type[nn.Module], Kind] = {
+    nn.Conv2d: Kind.CONVOLUTION,
+    nn.MaxPool2d: Kind.POOLING,
+    nn.AvgPool2d: Kind.POOLING,
+    nn.Linear: Kind.LINEAR,
+}
+
+
+def network_of(make: Callable[[int], Workload], batch: int) -> Network:
+    """Layers of one forward pass without data. A map is a storage: what ReLU does in place and what is flattened are
+    the map that they read. Maps that are only concatenated are part of the concatenation, and counted there."""
+    layers: list[Layer] = []
+    names: dict[int, int] = {}
+    held: list[Tensor] = []  # so that no storage is reused
+
+    def name_of(tensor: Tensor) -> int:
+        held.append(tensor)
+        return names.setdefault(tensor.untyped_storage()._cdata, len(names))
+
+    def saw(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        parameters = sum(one.numel() * one.element_size() for one in module.parameters())
+        (x,) = inputs
+        layers.append(
+            Layer(_KINDS[type(module)], name_of(x), name_of(output), _bytes_of(x), _bytes_of(output), parameters)
+        )
+
+    with FakeTensorMode(), torch.no_grad():
+        workload = make(batch)
+        for module in workload.model.modules():
+            if type(module) in _KINDS:
+                module.register_forward_hook(saw)
+        workload.model(*workload.inputs)
+    return Network(tuple(layers), _maps(layers))
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _maps(layers: Sequence[Layer]) -> dict[int, int]:
+    """What is read; what is written and never read is the last layer's, or has become a part of a concatenation."""
+    maps = {layer.x: layer.x_bytes for layer in layers}
+    return maps | {layers[-1].y: layers[-1].y_bytes}
+
+
+# The replay.
+
+
+class Replayed(NamedTuple):
+    """Peaks of the steps of the replay: the highest, and the mean of all of them, each counting once."""
+
+    most_bytes: int
+    mean_bytes: float
+
+
+def replay(network: Network, kinds: Sequence[Kind]) -> Replayed:
+    """One iteration of a chain of feature-extraction layers under vDNN's rules, offloading the X of layers of `kinds`.
+
+    Weights are there all the time, dW while wgrad runs. Forward: Y is allocated, the layer runs and X leaves; at the
+    layer's end X is freed. The input stays. Backward, from the last layer: what it reads and is still away comes first;
+    a convolution frees Y and has dW for its time of wgrad; then the search for a layer to prefetch runs, and that X and
+    dX are allocated; at the end Y, of a pooling, and dY are freed. The first layer makes no dX. A step is a layer's
+    forward or its backward, and its peak is the highest within it, its beginning included.
+    """
+    layers = network.layers
+    live = sum(layer.parameter_bytes for layer in layers) + layers[0].x_bytes
+    is_offloaded = [place > 0 and layer.kind in kinds for place, layer in enumerate(layers)]
+    peaks = []
+    for place, layer in enumerate(layers):
+        live += layer.y_bytes
+        peaks.append(live)
+        if is_offloaded[place]:
+            live -= layer.x_bytes
+    is_away = list(is_offloaded)
+    live += layers[-1].y_bytes  # its dY
+    for place in reversed(range(len(layers))):
+        layer = layers[place]
+        if is_away[place]:
+            is_away[place] = False
+            live += layer.x_bytes
+        dx_bytes = layer.x_bytes if place > 0 else 0
+        peak = live
+        if layer.kind is Kind.CONVOLUTION:
+            live -= layer.y_bytes
+            peak = max(peak, live + layer.parameter_bytes)
+        ahead = _layer_to_prefetch(layers, is_away, place)
+        if ahead is not None:
+            is_away[ahead] = False
+            live += layers[ahead].x_bytes
+        live += dx_bytes
+        peaks.append(max(peak, live))
+        live -= layer.y_bytes * (1 if layer.kind is Kind.CONVOLUTION else 2)
+    return Replayed(max(peaks), sum(peaks) / len(peaks))
+
+
+def _layer_to_prefetch(layers: Sequence[Layer], is_away: Sequence[bool], current: int) -> int | None:
+    """The paper's Figure 10: the nearest layer before whose X is away, unless a convolution that is not comes first."""
+    for place in reversed(range(current)):
+        if is_away[place]:
+            return place
+        if layers[place].kind is Kind.CONVOLUTION:
+            return None
+    return None
+
+
+# The tables.
+
+ALL = (Kind.CONVOLUTION, Kind.POOLING)
+CONVOLUTIONS = (Kind.CONVOLUTION,)
+NONE: tuple[Kind, ...] = ()
+NETWORKS: dict[str, tuple[Callable[[int], Workload], int]] = {
+    "AlexNet (128)": (models.alexnet_227, 128),
+    "OverFeat (128)": (models.overfeat, 128),
+    "GoogLeNet (128)": (models.googlenet, 128),
+    "VGG-16 (64)": (models.vgg16, 64),
+    "VGG-16 (128)": (models.vgg16, 128),
+    "VGG-16 (256)": (models.vgg16, 256),
+    "VGG-116 (32)": (models.vgg116, 32),
+    "VGG-216 (32)": (models.vgg216, 32),
+    "VGG-316 (32)": (models.vgg316, 32),
+    "VGG-416 (32)": (models.vgg416, 32),
+}
+BRANCHED = "GoogLeNet (128)"  # the replay is of chains
+
+
+def main() -> int:
+    networks = {title: network_of(make, batch) for title, (make, batch) in NETWORKS.items()}
+    header = ("network", "maps GB", "largest GB", "weights GB", "baseline GiB", "X of all GB", "X of conv GB")
+    rows = [
+        (
+            title,
+            f"{one.feature_map_bytes / GB:.3f}",
+            f"{one.largest_map_bytes / GB:.3f}",
+            f"{one.parameter_bytes / GB:.3f}",
+            f"{one.baseline_bytes / GIB:.2f}",
+            f"{one.offloadable_bytes(ALL) / GB:.2f}",
+            f"{one.offloadable_bytes(CONVOLUTIONS) / GB:.2f}",
+        )
+        for title, one in networks.items()
+    ]
+    print(render_table("Maps and baselines of 2016, without workspaces", header, rows), end="\n\n")
+    replays = [_replay_row(title, one.feature_extraction()) for title, one in networks.items() if title != BRANCHED]
+    header = ("feature extraction", "baseline GiB", "release only", "vDNN_conv", "", "vDNN_all", "")
+    remarks = ["Highest and mean peak of a layer's step in GiB, and both against the baseline."]
+    print(render_table("Replay of vDNN's rules, memory-optimal algorithms", header, replays, remarks))
+    return 0
+
+
+def _replay_row(title: str, network: Network) -> tuple[str, ...]:
+    columns = [title, f"{network.baseline_bytes / GIB:.2f}"]
+    for kinds in (NONE, CONVOLUTIONS, ALL):
+        found = replay(network, kinds)
+        columns.append(f"{found.most_bytes / GIB:.2f}/{found.mean_bytes / GIB:.2f}")
+        if kinds:
+            less = (1 - nbytes / network.baseline_bytes for nbytes in found)
+            columns.append("/".join(f"-{100 * part:.0f}" for part in less) + " %")
+    return tuple(columns)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
