@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import vdnn
+from tests.integrations import trainer_ranks
 from tests.integrations.parallel_training import moving
+from tests.integrations.ranks import Ranks
 from tests.runtime.side_by_side import same_bits
 from vdnn.errors import CombinationError
 from vdnn.integrations.offload_arguments import OffloadArguments
@@ -178,6 +180,31 @@ def test_what_cannot_work_is_refused_naming_both_sides_and_the_way_out(facts: di
     refuse_what_cannot_work(Args())
     with pytest.raises(CombinationError, match=both_sides):
         refuse_what_cannot_work(Args(**facts))
+
+
+def test_a_model_that_the_trainer_compiles_as_a_whole_trains_the_same_and_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+    plain = train_plainly(tmp_path, gpt(), **options)
+    torch._dynamo.reset()
+    callback = OffloadCallback(device="sim", min_bytes=0)
+    assert_same(plain, train_with(callback, tmp_path, gpt(), **options))
+    torch._dynamo.reset()
+    assert "compiled as a whole needs all that it saved back at once" in caplog.text
+    assert "Compile its layers instead" in caplog.text
+
+
+# Several processes.
+
+
+def test_the_trainer_over_two_processes_trains_the_same(tmp_path: Path, two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(trainer_ranks.train, str(tmp_path))
+    for facts in (first, second):
+        assert facts["differing"] == []
+        assert facts["storages"]
+        assert facts["is_parallel"]
+    assert first["digest"] == second["digest"]
 
 
 # PEFT.
