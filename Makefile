@@ -24,6 +24,7 @@ help:
 	@echo "make test-full    every sample of torch's operation database, in every mode"
 	@echo "make test-fast    the same without those marked slow"
 	@echo "make bench        five minutes: with a GPU a measured comparison, without one vDNN's table in virtual time"
+	@echo "make sweep        vdnn beside torch's own ways of saving memory, in virtual time: about two minutes"
 	@echo "make bench-core   what a transfer and a hook cost"
 	@echo "make figures      the pytest-benchmark figures"
 	@echo "make stress       the C++ stress program under ThreadSanitizer, AddressSanitizer and UBSan; stress-deferred"
@@ -78,6 +79,10 @@ figures: build
 .PHONY: bench
 bench: build
 	$(PY) -m benchmarks.bench
+
+.PHONY: sweep
+sweep: build
+	$(PY) -m benchmarks.sweep --quick --out build/sweep
 
 .PHONY: bench-core
 bench-core: build
