@@ -98,3 +98,16 @@ def test_more_ranks_leave_more_room_for_activations() -> None:
     parameters = LAYERS * (2 * 4 * WIDTH * WIDTH + 5 * WIDTH)
     spread = 4 * 4 * parameters
     assert resident[0] - resident[1] == spread // 2 - spread // 64
+
+
+def test_a_storage_that_its_owner_resizes_is_counted_as_it_is() -> None:
+    """As FSDP2 gives gathered parameters up, without an operation."""
+    resize = torch.UntypedStorage.resize_
+    with vdnn.VirtualMachine("h100", fake=False) as machine:
+        gathered = torch.empty(256)
+        before = machine.allocated_bytes
+        gathered.untyped_storage().resize_(0)
+        assert machine.allocated_bytes == before - 1024
+        gathered.untyped_storage().resize_(1024)
+        assert machine.allocated_bytes == before
+    assert torch.UntypedStorage.resize_ is resize
