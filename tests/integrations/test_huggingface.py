@@ -207,6 +207,15 @@ def test_the_trainer_over_two_processes_trains_the_same(tmp_path: Path, two_rank
     assert first["digest"] == second["digest"]
 
 
+def test_the_trainers_ranks_agree_on_one_plan_under_a_budget(tmp_path: Path, two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(trainer_ranks.train_under_a_budget, str(tmp_path))
+    assert first["plan"] == second["plan"]
+    for facts in (first, second):
+        assert facts["differing"] == []
+        assert facts["offloaded_bytes"]
+        assert facts["is_parallel"]
+
+
 # PEFT.
 
 

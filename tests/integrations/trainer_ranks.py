@@ -29,6 +29,25 @@ def train(rank: int, folder: str) -> dict[str, Any]:
     }
 
 
+def train_under_a_budget(rank: int, folder: str) -> dict[str, Any]:
+    import vdnn
+    from vdnn.integrations.huggingface import OffloadCallback
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29400")
+    plain, _ = _trained(folder, [])
+    with vdnn.VirtualMachine("titan-x", fake=False) as machine:
+        callback = OffloadCallback(policy="prefix-cut", budget="min", device=machine, min_bytes=0)
+        ours, is_parallel = _trained(folder, [callback])
+    plan = None if callback.session is None else callback.session.plan
+    assert plan is not None
+    return {
+        "differing": [name for name in plain if not torch.equal(plain[name], ours[name])],
+        "plan": hashlib.sha256(repr(plan).encode()).hexdigest(),
+        "offloaded_bytes": plan.offloaded_bytes,
+        "is_parallel": is_parallel,
+    }
+
+
 def _trained(folder: str, callbacks: list[Any]) -> tuple[Values, bool]:
     import transformers
 

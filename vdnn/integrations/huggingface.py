@@ -52,6 +52,9 @@ class OffloadCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # 
             warn_of_whole_compile()
         self._run.begin(args.device)
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._run.step()
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._run.end()
 

@@ -30,6 +30,7 @@ class OffloadCallback(Callback):  # type: ignore[misc, unused-ignore]  # untyped
 
     def __init__(self, arguments: OffloadArguments | None = None, **options: Any) -> None:
         self._run = TrainingRun(arguments, options)
+        self._steps = 0
 
     @property
     def session(self) -> Session | None:
@@ -51,6 +52,12 @@ class OffloadCallback(Callback):  # type: ignore[misc, unused-ignore]  # untyped
                 way_out="Use the strategy 'ddp', ModelParallelStrategy (FSDP2), or one device",
             )
         self._run.begin(pl_module.device)
+        self._steps = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step != self._steps:  # else gradients are accumulated
+            self._steps = trainer.global_step
+            self._run.step()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._run.end()

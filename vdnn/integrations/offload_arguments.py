@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Optional
-
-if TYPE_CHECKING:
-    from vdnn.runtime.session import Session
+from typing import Any, Optional
 
 _PREFIX = "vdnn_"
 
@@ -40,7 +37,7 @@ class OffloadArguments:
 
     def options(self) -> dict[str, Any]:
         """As vdnn.offload takes them."""
-        return {name.removeprefix(_PREFIX): value for name, value in dataclasses.asdict(self).items()}
+        return {name.removeprefix(_PREFIX): _read(value) for name, value in dataclasses.asdict(self).items()}
 
     @classmethod
     def from_options(cls, **options: Any) -> OffloadArguments:
@@ -51,14 +48,7 @@ class OffloadArguments:
             raise TypeError(f"OffloadArguments: unknown {', '.join(unknown)}; there are {', '.join(known)}.")
         return cls(**{f"{_PREFIX}{name}": value for name, value in options.items()})
 
-    def session(self) -> Session:
-        from vdnn.runtime.offload import offload
 
-        return offload(**_whole_numbers(self.options()))
-
-
-def _whole_numbers(options: dict[str, Any]) -> dict[str, Any]:
+def _read(value: Any) -> Any:
     """A command line gives "0" where a program would give 0."""
-    return {
-        name: int(value) if isinstance(value, str) and value.isdecimal() else value for name, value in options.items()
-    }
+    return int(value) if isinstance(value, str) and value.isdecimal() else value

@@ -1,19 +1,21 @@
 """One training run inside a session, for callbacks that are told when it begins and when it ends, or fails.
 
-A trainer may raise without telling anybody: a run that was not ended is ended when the next one begins, by close(), and
-when nobody holds it any more.
+Where several ranks train under a budget, they agree on their plans between two steps. A trainer may raise without
+telling anybody: a run that was not ended is ended when the next one begins, by close(), and when nobody holds it any
+more.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from vdnn.errors import CombinationError
 from vdnn.integrations.offload_arguments import OffloadArguments
+from vdnn.integrations.ranks import TogetherSession, offload_together
 from vdnn.runtime.offload import offload
 from vdnn.runtime.session import Session
 
@@ -26,32 +28,48 @@ class TrainingRun:
     def __init__(self, arguments: OffloadArguments | None, options: dict[str, Any]) -> None:
         if arguments is not None and options:
             raise TypeError("OffloadCallback: expected OffloadArguments or options of vdnn.offload, got both.")
-        self._make: Callable[[], Session] = (lambda: offload(**options)) if arguments is None else arguments.session
-        self._make().close()  # a wrong option is refused here, and not when training begins
-        self._device = options.get("device") if arguments is None else arguments.vdnn_device
-        self._entered: Session | None = None
-        self.session: Session | None = None  # of this run, or of the last one
-        self.report = ""  # of the last one
+        self._options = options if arguments is None else arguments.options()
+        offload(**self._options).close()  # a wrong option is refused here, and not when training begins
+        self._entered: Session | TogetherSession | None = None
+        self._last: Session | None = None
+        self.report = ""  # of the last run
+
+    @property
+    def session(self) -> Session | None:
+        """Of this run, or of the last one."""
+        return self._last if self._entered is None else _session_of(self._entered)
 
     def begin(self, device: torch.device) -> None:
         """`device` is the model's."""
         self.end()
-        if device.type != "cuda" and self._device in (None, "cuda"):
+        if device.type != "cuda" and self._options.get("device") in (None, "cuda"):
             raise CombinationError(
                 ours="vdnn.offload",
                 theirs=f"a model on {device}",
                 reason="what is saved there is nowhere to be moved from",
                 way_out="Train on a GPU, or pass device='sim' to try vdnn on the CPU",
             )
-        session = self._make()
-        session.__enter__()
-        self._entered = self.session = session
+        entered = offload_together(**self._options) if self._has_ranks_to_agree() else offload(**self._options)
+        entered.__enter__()
+        self._entered = entered
+
+    def _has_ranks_to_agree(self) -> bool:
+        """A budget that one rank alone cannot meet must not leave the others waiting."""
+        plans = self._options.get("budget") is not None and isinstance(self._options.get("policy", "auto"), str)
+        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        return plans and several and not self._options.get("measure")
+
+    def step(self) -> None:
+        """The optimizer has stepped. On all ranks at once."""
+        if isinstance(self._entered, TogetherSession):
+            self._entered.step()
 
     def end(self) -> None:
-        session, self._entered = self._entered, None
-        if session is None:
+        entered, self._entered = self._entered, None
+        if entered is None:
             return
-        session.__exit__(None, None, None)
+        entered.__exit__(None, None, None)
+        session = self._last = _session_of(entered)
         self.report = session.report()
         session.close()
         logger.info("%s", self.report)
@@ -59,6 +77,10 @@ class TrainingRun:
     def __del__(self) -> None:
         if getattr(self, "_entered", None) is not None:
             self.end()
+
+
+def _session_of(entered: Session | TogetherSession) -> Session:
+    return entered.session if isinstance(entered, TogetherSession) else entered
 
 
 def warn_of_whole_compile() -> None:
