@@ -20,7 +20,7 @@ from torch import nn
 
 import vdnn
 from benchmarks.harness.cell_spec import FAILED, NOT_RUN, OUT_OF_MEMORY, CellResult, CellSpec, result_of
-from benchmarks.harness.gradient_check import deterministic
+from benchmarks.harness.determinism import deterministic
 from benchmarks.harness.places import MachinePlace, Place, TimedSteps, open_place
 from benchmarks.harness.provenance import commit_of_tree, versions_of
 from benchmarks.harness.session_figures import note_session
