@@ -182,6 +182,7 @@ def test_what_cannot_work_is_refused_naming_both_sides_and_the_way_out(facts: di
         refuse_what_cannot_work(Args(**facts))
 
 
+@pytest.mark.slow
 def test_a_model_that_the_trainer_compiles_as_a_whole_trains_the_same_and_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -75,7 +75,7 @@ def test_a_pipeline_trains_the_same(two_ranks: Ranks, how: str, kind: str) -> No
     check(two_ranks, how, parallel_training.pipeline, kind)
 
 
-@pytest.mark.parametrize("what", ["forward", "backward"])
+@pytest.mark.parametrize("what", [pytest.param("forward", marks=pytest.mark.slow), "backward"])
 def test_no_rank_hangs_when_one_raises(what: str) -> None:
     ranks = Ranks(2)
     with pytest.raises(RankFailed) as failure:
