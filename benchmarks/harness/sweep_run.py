@@ -59,6 +59,7 @@ class SweepRun:
             if fields["status"] not in again:
                 self._done[key_of(fields)] = fields
         self._is_warm = False
+        self._next: CellProcess | None = None  # on a GPU: it imports while the one before it measures
 
     def do(self, grids: Sequence[Grid]) -> None:
         """Raises OutOfTime; a cell that fails is a result."""
@@ -80,6 +81,8 @@ class SweepRun:
                         self._note(ready, resolved)
                     else:
                         running.append(self.begin(resolved))
+                        if grid.place == "cuda" and todo:
+                            self._next = self._process(forks=False)
                     continue
                 self._require_time()
                 for process in list(running):
@@ -88,8 +91,9 @@ class SweepRun:
                         running.remove(process)
                         self._note(process.spec, result)
         finally:
-            for process in running:
+            for process in (*running, *([] if self._next is None else [self._next])):
                 process.kill()
+            self._next = None
             progress.end()
 
     def begin(self, spec: CellSpec) -> CellProcess:
@@ -98,7 +102,11 @@ class SweepRun:
             self._is_warm = True
             commit_of_tree()  # asked once, for all that are forked
             warm_up()
-        return CellProcess(spec, self._measure, self.folder, limit_s=self._limits.cell_s, forks=forks)
+        process, self._next = self._next or self._process(forks=forks), None
+        return process.begin(spec)
+
+    def _process(self, *, forks: bool) -> CellProcess:
+        return CellProcess(self._measure, self.folder, limit_s=self._limits.cell_s, forks=forks)
 
     def result(self, spec: CellSpec) -> CellResult:
         """Of one cell, alone, recorded nowhere."""

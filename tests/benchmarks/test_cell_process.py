@@ -19,7 +19,7 @@ PATIENCE_S = 60.0
 
 
 def run(measure: Measure, folder: Path, *, limit_s: float = PATIENCE_S, forks: bool = True) -> CellResult:
-    process = CellProcess(SPEC, measure, folder, limit_s=limit_s, forks=forks)
+    process = CellProcess(measure, folder, limit_s=limit_s, forks=forks).begin(SPEC)
     while True:
         result = process.wait(0.05)
         if result is not None:
@@ -117,3 +117,17 @@ def _state_of(pid: int) -> str | None:
 def test_a_fresh_process_answers_as_a_forked_one_does(tmp_path: Path) -> None:
     result = run(good, tmp_path, forks=False)
     assert (result.status, result.peak_bytes) == (OK, 7)
+
+
+def test_a_process_that_is_made_ahead_waits_for_its_cell_and_ends_without_one(tmp_path: Path) -> None:
+    """Its time counts from its cell on."""
+    process = CellProcess(good, tmp_path, limit_s=PATIENCE_S, forks=False)
+    assert process.wait_for_end(0.2) is None
+    result = None
+    process.begin(SPEC)
+    while result is None:
+        result = process.wait(0.05)
+    assert result.peak_bytes == 7
+    unused = CellProcess(good, tmp_path, limit_s=PATIENCE_S, forks=False)
+    unused.kill()
+    assert unused.wait_for_end(PATIENCE_S) is not None

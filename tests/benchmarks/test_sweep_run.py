@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import threading
 import time
@@ -77,6 +78,19 @@ def test_plain_goes_first_and_budgets_are_shares_of_its_peak(tmp_path: Path) -> 
     assert len(cells) == 2 * 5
     told = {cell["budget"]: cell["said"] for cell in cells if cell["asked"] == "vdnn-auto"}
     assert told == {"60%": str(int(0.6 * PLAIN_PEAK)), "12GiB": str(12 * 2**30), "min": "None"}
+
+
+def by_process(spec: CellSpec) -> CellResult:
+    return result_of(spec, step_ns=os.getpid(), peak_bytes=PLAIN_PEAK)
+
+
+def test_on_a_gpu_each_cell_has_a_fresh_process_and_none_is_left(tmp_path: Path) -> None:
+    """Made while the one before it runs."""
+    run_of(tmp_path, by_process).do([Grid("cuda", "", ("unet",), ("plain", "checkpoint", "vdnn-all"), ())])
+    processes = [cell["step_ns"] for cell in cells_in(tmp_path)]
+    assert len(set(processes)) == 3
+    assert os.getpid() not in processes
+    assert multiprocessing.active_children() == []
 
 
 def test_a_budget_may_be_what_another_peer_took(tmp_path: Path) -> None:
