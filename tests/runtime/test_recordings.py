@@ -10,6 +10,7 @@ from torch import nn
 
 import vdnn
 from tests.runtime.virtual_training import MODELS, trained_virtually
+from vdnn.planning.least_memory import least_bytes
 from vdnn.recording import PointKind, Recording
 from vdnn.runtime.virtual_machine import VirtualMachine
 
@@ -28,6 +29,51 @@ def test_what_was_moved_is_put_back_on_paper(name: str) -> None:
     assert recorded(name, "vdnn-all") == kept
     assert recorded(name, "vdnn-all", offload_window="1KiB", reload_window="1KiB") == kept
     assert recorded(name, "vdnn-conv") == kept
+
+
+class Parts(nn.Module):
+    """Squares of parts of one product: each is saved, and holds all of it."""
+
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.parts = parts
+        self.product = nn.Linear(64, 192)
+        self.behind = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.product(x).chunk(3, -1)[: self.parts]
+        squares: torch.Tensor = sum((part * part for part in made), torch.zeros(()))
+        out: torch.Tensor = self.behind(squares).tanh()
+        return out
+
+
+def encoder() -> nn.Module:
+    """Its attention saves one of the three parts that come of one product."""
+    return nn.Sequential(*(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(3)))
+
+
+HELD_IN_PART = {
+    "one of three": lambda: (nn.Sequential(*(Parts(1) for _ in range(4))), (torch.randn(128, 64),)),
+    "all of three": lambda: (nn.Sequential(*(Parts(3) for _ in range(4))), (torch.randn(128, 64),)),
+    "attention": lambda: (encoder(), (torch.randn(4, 32, 64),)),
+}
+
+
+@pytest.mark.parametrize("name", HELD_IN_PART)
+def test_a_part_that_is_saved_holds_the_whole_storage(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Whatever ran, the bytes are those with everything kept; and what a plan foretells is never too little."""
+    monkeypatch.setitem(MODELS, name, HELD_IN_PART[name])
+    kept = recorded(name, "keep")
+    moved = recorded(name, "vdnn-all", offload_window="1KiB", reload_window="1KiB")
+    assert [point.allocated_bytes for point in moved.points] == [point.allocated_bytes for point in kept.points]
+    assert [point.peak_bytes for point in moved.points] == [point.peak_bytes for point in kept.points]
+    for part in (0.3, 0.6, 0.9):
+        budget_bytes = least_bytes(moved) + round(part * (moved.peak_bytes - least_bytes(moved)))
+        session = trained_virtually(name, "auto", budget=budget_bytes, steps=4, recompute=False)
+        assert session.timeline is not None
+        assert session.timeline.peak_bytes <= budget_bytes
+        assert session.plan is not None
+        assert session.plan.budget_bytes == budget_bytes, "it did not have to be planned anew"
 
 
 def test_of_a_chain_it_can_be_said_by_hand() -> None:

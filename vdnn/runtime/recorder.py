@@ -7,6 +7,10 @@ would have been with everything kept, also where that could not run.
 [Note: Who else holds it] Giving up a storage frees it only when nobody else holds it: the model's own variables, a view
 that a later layer has yet to read. While the runtime holds it too its references are counted at every point; afterwards
 the end of the storage itself tells.
+
+[Note: Parts of a storage] What is saved may be a part of a storage, such as one of the views that a product was split
+into: kept, it holds all of it; given up, all of it goes, and what comes back is the part. Several lifetimes may lie in
+one storage: they have one account.
 """
 
 from __future__ import annotations
@@ -38,10 +42,34 @@ class _Life:
     copy_point: int | None = None
     free_point: int | None = None
     end_point: int | None = None
-    absent_bytes: int = 0  # of it, on the host only
-    is_shared: bool = False
+    is_back: bool = False  # after its storage had gone
     rebuild: Rebuild | None = None
+    source: _Source | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Others lie in the same storage: none of them can free it alone, and no plan shall try."""
+        return self.source is not None and len(self.source.lives) > 1
+
+
+@dataclass(slots=True)
+class _Source:
+    """A storage in which lives lie, and how much of it is put back on paper. See [Note: Parts of a storage]."""
+
+    nbytes: int
+    lives: list[_Life]
     watched: weakref.ref[torch.UntypedStorage] | None = None
+    is_gone: bool = False
+    absent_bytes: int = 0
+
+    def bytes_on_paper(self) -> int:
+        living = [life for life in self.lives if life.end_point is None]
+        if self.is_gone:
+            back_bytes = sum(life.nbytes for life in living if life.is_back)
+            return max(0, self.nbytes - back_bytes) if living else 0
+        # Only a copy in flight still holds it. With everything kept it would be gone.
+        is_held_by_copy = not living and all(life.free_point is not None for life in self.lives)
+        return -self.nbytes if is_held_by_copy else 0
 
 
 @dataclass(slots=True)
@@ -93,9 +121,7 @@ class Recorder:
         if is_new:
             life = _Life(managed.nbytes, [])
             self._lives.append(life)
-            self._follow(life, managed)
-            if is_aliased:
-                self._share(life)
+            self._follow(life, managed, is_aliased=is_aliased)
         self._lives[lifetime].saves.append(point)
 
     def used(self, lifetime: int) -> None:
@@ -146,60 +172,52 @@ class Recorder:
         self._lives[rebuilt].rebuild = Rebuild(operation, tuple(inputs), point, *rebuild, proof.kept_bytes, *given_up)
 
     def about_to_reload(self, lifetime: int) -> None:
-        self._put_back(self._lives[lifetime])
+        life = self._lives[lifetime]
+        life.is_back = True
+        self._account(life.source)
 
     def gave_up_reload(self, lifetime: int) -> None:
         life = self._lives[lifetime]
-        if life.end_point is None:
-            self._is_absent(life)
+        life.is_back = False
+        self._account(life.source)
 
     # What happens to storages meanwhile.
 
-    def _follow(self, life: _Life, managed: ManagedStorage) -> None:
+    def _follow(self, life: _Life, managed: ManagedStorage, *, is_aliased: bool) -> None:
         storage = managed.source_storage
         if storage is None:
             return
         managed.keeps_reloaded = True
-        life.watched = weakref.ref(storage, functools.partial(self._storage_ended, life))
         self._others.append((life, weakref.ref(managed)))
+        if is_aliased:
+            for one in self._lives:
+                if one.source is not None and one.source.watched is not None and one.source.watched() is storage:
+                    life.source = one.source
+                    one.source.lives.append(life)
+                    return
+        life.source = source = _Source(storage.nbytes(), [life])
+        source.watched = weakref.ref(storage, functools.partial(self._storage_ended, source))
 
-    def _share(self, life: _Life) -> None:
-        """Several versions lie in one storage: none of them can free it alone, and no plan shall try."""
-        storage = None if life.watched is None else life.watched()
-        for one in self._lives:
-            if one.watched is not None and one.watched() is storage and storage is not None:
-                one.is_shared = True
-        life.watched = None  # one of them keeps the books
-
-    def _storage_ended(self, life: _Life, _: object) -> None:
+    def _storage_ended(self, source: _Source, _: object) -> None:
         """May be called anywhere, on any thread."""
-        if life.end_point is not None:
-            self._put_back(life)  # its graph went first, and a copy held it until now
-            return
-        if life.free_point is None:
-            life.free_point = len(self._points)
-        self._is_absent(life)
+        source.is_gone = True
+        for life in source.lives:
+            if life.end_point is None and life.free_point is None:
+                life.free_point = len(self._points)
+        self._account(source)
 
-    def _is_absent(self, life: _Life) -> None:
-        self._put_back(life)
-        life.absent_bytes = life.nbytes
-        self._gauges.absent_bytes += life.nbytes
-
-    def _put_back(self, life: _Life) -> None:
-        self._gauges.absent_bytes -= life.absent_bytes
-        life.absent_bytes = 0
+    def _account(self, source: _Source | None) -> None:
+        if source is not None:
+            on_paper = source.bytes_on_paper()
+            self._gauges.absent_bytes += on_paper - source.absent_bytes
+            source.absent_bytes = on_paper
 
     def ended(self, lifetime: int) -> None:
         """Its graph has let go of it."""
         life = self._lives[lifetime]
-        if life.end_point is not None:
-            return
-        life.end_point = len(self._points)
-        self._put_back(life)
-        if life.free_point is not None and life.watched is not None and life.watched() is not None:
-            # Only a copy in flight still holds it. With everything kept it would be gone.
-            life.absent_bytes = -life.nbytes
-            self._gauges.absent_bytes -= life.nbytes
+        if life.end_point is None:
+            life.end_point = len(self._points)
+            self._account(life.source)
 
     def _look_for_others(self) -> None:
         """See [Note: Who else holds it]."""
@@ -257,7 +275,8 @@ class Recorder:
         for life in self._lives:
             if life.end_point is None:
                 life.end_point = len(self._points)
-                self._put_back(life)
+                life.free_point = None  # of a copy in flight nobody will tell
+                self._account(life.source)
 
 
 def _lifetime(life: _Life, end: int, read: list[int]) -> Lifetime:
