@@ -175,6 +175,7 @@ class Rewriting {
     const StepStorage storage{old.storage.bytes, place_of_[old.storage.copy_point],
                               is_chosen_[index] ? end : first_of_[old.storage.free_point], end};
     std::vector<Read> reads;
+    reads.reserve(old.uses.size() + read_anew_[index].size());
     for (std::size_t use = 0; use < old.uses.size(); ++use) {
       reads.push_back({place_of_[old.uses[use]], first_of_[old.read[use]]});
     }
