@@ -22,7 +22,7 @@ RULE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class NamedPoint:
     """One point of vdnn's, against plain."""
 
     comparison: Comparison
@@ -48,26 +48,26 @@ class Claim:
         return f"{name}: trains in {peak}; plain PyTorch was not measured ({where})"
 
 
-def claims(compared: Sequence[Comparison]) -> tuple[Claim, ...]:
+def named_points(compared: Sequence[Comparison]) -> tuple[NamedPoint, ...]:
     """Where anything has its full size, what ran at a tiny one says nothing."""
     sized = [comparison for comparison in compared if not comparison.is_tiny] or compared
-    found = (claim_of(comparison) for comparison in sized)
-    return tuple(claim for claim in found if claim is not None)
+    found = (named_point_of(comparison) for comparison in sized)
+    return tuple(point for point in found if point is not None)
 
 
-def claim_of(comparison: Comparison) -> Claim | None:
+def named_point_of(comparison: Comparison) -> NamedPoint | None:
     own = [cell for cell in comparison.measured if cell.is_vdnn]
     if not own:
         return None
     cheap = [cell for cell in own if (comparison.more_time(cell) or 0) <= WORTH_IT]
     if cheap:
-        return Claim(comparison, min(cheap, key=lambda cell: (cell.peak_bytes or 0, cell.step_ns or 0)))
-    return Claim(comparison, min(own, key=lambda cell: (cell.step_ns or 0, cell.peak_bytes or 0)))
+        return NamedPoint(comparison, min(cheap, key=lambda cell: (cell.peak_bytes or 0, cell.step_ns or 0)))
+    return NamedPoint(comparison, min(own, key=lambda cell: (cell.step_ns or 0, cell.peak_bytes or 0)))
 
 
 def headline(compared: Sequence[Comparison]) -> str:
     """One sentence for the whole run."""
-    found = claims(compared)
+    found = named_points(compared)
     if not found:
         return "No step of vdnn's was measured or foretold in this run."
     if len(found) == 1:
@@ -87,7 +87,7 @@ def headline(compared: Sequence[Comparison]) -> str:
     )
 
 
-def _things(found: Sequence[Claim]) -> str:
+def _things(found: Sequence[NamedPoint]) -> str:
     return "workloads" if len({one.comparison.workload for one in found}) == len(found) else "comparisons"
 
 

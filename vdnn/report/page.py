@@ -15,7 +15,7 @@ from vdnn.json_form import save_text
 from vdnn.report.comparison import Comparison, cells_of_run, comparisons, workloads_of
 from vdnn.report.drawing import NARROW, WIDE, MatplotlibMissingError, Picture, require_matplotlib
 from vdnn.report.figures import Figures, figures_of
-from vdnn.report.headline import RULE, claims, headline
+from vdnn.report.headline import RULE, headline, named_points
 from vdnn.report.page_script import SCRIPT, script_hash
 from vdnn.report.page_style import style
 from vdnn.report.page_tables import cells_table, storages_table
@@ -67,12 +67,12 @@ def page_of(run: Run) -> str:
 
 
 def _top(run: Run, compared: Sequence[Comparison]) -> str:
-    found = claims(compared)
+    found = named_points(compared)
     listed = "".join(f'<li data-workload="{escape(one.comparison.workload)}">{escape(str(one))}</li>' for one in found)
-    claimed = f'<ul class="claims">{listed}</ul>' if len(found) > 1 else ""
+    points = f'<ul class="points">{listed}</ul>' if len(found) > 1 else ""
     rule = f'<p class="note">Memory is the peak of bytes allocated on the device. {escape(RULE)}</p>' if found else ""
     above = f'<p class="above">vdnn report on {escape(run.name)}</p>'
-    return f"{above}\n<h1>{escape(headline(compared))}</h1>\n{claimed}{rule}"
+    return f"{above}\n<h1>{escape(headline(compared))}</h1>\n{points}{rule}"
 
 
 def _chooser(run: Run, compared: Sequence[Comparison]) -> str:
@@ -146,7 +146,7 @@ def _steps(run: Run, figures: Figures, missing: str) -> str:
 
 def _opened(run: Run) -> set[str]:
     """Of every workload the step that the headline names, or else the first of vdnn's, or else the first."""
-    named = {claim.cell.step for claim in claims(comparisons(run))}
+    named = {point.cell.step for point in named_points(comparisons(run))}
     best: dict[str, tuple[int, str]] = {}
     for step in run.steps:
         cell = run.cell_of(step)

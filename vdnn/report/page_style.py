@@ -34,8 +34,8 @@ p, ul { margin: 8px 0; max-width: 75ch; }
 ul { padding-left: 20px; }
 .above { color: var(--muted); font-size: 15px; margin: 0; }
 .note { color: var(--muted); font-size: 15px; }
-.claims { padding: 0; list-style: none; }
-.claims li { padding: 8px 0 8px 12px; border-left: 4px solid var(--green); margin: 8px 0; }
+.points { padding: 0; list-style: none; }
+.points li { padding: 8px 0 8px 12px; border-left: 4px solid var(--green); margin: 8px 0; }
 .bar {
   position: sticky; top: 0; z-index: 2; background: var(--surface); padding: 8px 0; margin-top: 16px;
   display: flex; flex-wrap: wrap; gap: 4px 16px; align-items: center; border-bottom: 1px solid var(--grid);

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vdnn.bytesize import format_bytes
 from vdnn.report.cell import Cell
 from vdnn.report.comparison import Comparison, cells_of_run, comparisons
-from vdnn.report.headline import claims, headline
+from vdnn.report.headline import headline, named_points
 from vdnn.report.prediction import errors_text, peaks_of, times_of
 from vdnn.report.provenance import provenance
 from vdnn.report.run_folder import Run
@@ -19,7 +19,7 @@ _HEADER = ("peer", "budget", "peak", "of plain", "step", "more time", "waited", 
 def text_summary(run: Run) -> str:
     """Ends with a line break."""
     compared, cells = comparisons(run), cells_of_run(run)
-    found = claims(compared)
+    found = named_points(compared)
     parts = [headline(compared)]
     if len(found) > 1:
         parts.append("\n".join(f"  {one}" for one in found))
