@@ -31,6 +31,19 @@ class TwoConvolutions(nn.Sequential):
         )
 
 
+def down_and_up(network: nn.Module, x: Tensor) -> Tensor:
+    """Through a U-Net's levels, in 2 or 3 dimensions; each level up reads the middle of what is left from down."""
+    across = []
+    for level in network.down[:-1]:
+        across.append(level(x))
+        x = network.pool(across[-1])
+    x = network.down[-1](x)
+    for widen, level in zip(network.widen, network.up, strict=True):
+        x = widen(x)
+        x = level(torch.cat([_middle(across.pop(), x), x], 1))
+    return x
+
+
 class UNet(nn.Module):
     """Down through `widths` and up again; at each level the way up reads what the way down left there."""
 
@@ -44,15 +57,7 @@ class UNet(nn.Module):
         self.classifier = nn.Conv2d(widths[0], CLASSES, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        across = []
-        for level in self.down[:-1]:
-            across.append(level(x))
-            x = self.pool(across[-1])
-        x = self.down[-1](x)
-        for widen, level in zip(self.widen, self.up, strict=True):
-            x = widen(x)
-            x = level(torch.cat([_cropped(across.pop(), x.shape[-1]), x], 1))
-        out: Tensor = self.classifier(x)
+        out: Tensor = self.classifier(down_and_up(self, x))
         return out
 
 
@@ -67,7 +72,9 @@ def unet(batch: int) -> Workload:
     return Workload(UNet(), (torch.randn(batch, 1, SIDE, SIDE),), loss)
 
 
-def _cropped(x: Tensor, side: int) -> Tensor:
-    """The middle of `x`."""
-    edge = (x.shape[-1] - side) // 2
-    return x[:, :, edge : edge + side, edge : edge + side]
+def _middle(x: Tensor, like: Tensor) -> Tensor:
+    """As much of `x` as `like` has."""
+    for dimension in range(2, x.dim()):
+        length = like.shape[dimension]
+        x = x.narrow(dimension, (x.shape[dimension] - length) // 2, length)
+    return x

@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from benchmarks.models.unet import down_and_up
 from benchmarks.models.workload import CrossEntropy, Workload
 
 CHANNELS = 3
@@ -52,15 +53,7 @@ class UNet3d(nn.Module):
         self.classifier = nn.Conv3d(widths[0], CLASSES, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        across = []
-        for level in self.down[:-1]:
-            across.append(level(x))
-            x = self.pool(across[-1])
-        x = self.down[-1](x)
-        for widen, level in zip(self.widen, self.up, strict=True):
-            x = widen(x)
-            x = level(torch.cat([_middle(across.pop(), x), x], 1))
-        out: Tensor = self.classifier(x)
+        out: Tensor = self.classifier(down_and_up(self, x))
         return out
 
 
@@ -76,11 +69,3 @@ def small_unet3d(batch: int) -> Workload:
 def _unet3d(batch: int, widths: tuple[int, ...], sides: tuple[int, ...], output_sides: tuple[int, ...]) -> Workload:
     volume = torch.randn(batch, CHANNELS, *sides)
     return Workload(UNet3d(widths), (volume,), CrossEntropy(CLASSES, batch, *output_sides))
-
-
-def _middle(x: Tensor, like: Tensor) -> Tensor:
-    """As much of `x` as `like` has."""
-    for dimension in range(2, x.dim()):
-        length = like.shape[dimension]
-        x = x.narrow(dimension, (x.shape[dimension] - length) // 2, length)
-    return x
