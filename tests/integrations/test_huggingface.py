@@ -18,7 +18,7 @@ from vdnn.errors import CombinationError
 from vdnn.integrations.offload_arguments import OffloadArguments
 
 transformers: Any = pytest.importorskip("transformers")
-pytest.importorskip("accelerate", reason="the Trainer needs accelerate: pip install 'vdnn[huggingface]'")
+pytest.importorskip("accelerate", reason="the Trainer needs accelerate: pip install 'vdnn[hf]'")
 from vdnn.integrations.huggingface import OffloadCallback, refuse_what_cannot_work  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")

@@ -17,12 +17,14 @@ except ImportError as error:
 """
 
 
-@pytest.mark.parametrize(("module", "library"), [("huggingface", "transformers"), ("lightning", "lightning")])
-def test_a_missing_library_is_named_with_its_extra(module: str, library: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "library", "extra"), [("huggingface", "transformers", "hf"), ("lightning", "lightning", "lightning")]
+)
+def test_a_missing_library_is_named_with_its_extra(module: str, library: str, extra: str) -> None:
     said = run(WITHOUT.format(module=module, library=library))
     assert said == (
         f"LibraryMissingError vdnn.integrations.{module} needs {library}, which is not installed: run pip install "
-        f"'vdnn[{module}]', or pip install {library}."
+        f"'vdnn[{extra}]', or pip install {library}."
     )
 
 

@@ -19,9 +19,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "transformers":
         raise
-    raise LibraryMissingError(
-        integration="vdnn.integrations.huggingface", library="transformers", extra="huggingface"
-    ) from None
+    raise LibraryMissingError(integration="vdnn.integrations.huggingface", library="transformers", extra="hf") from None
 
 _OURS = "vdnn's OffloadCallback"
 
