@@ -15,7 +15,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,7 +50,8 @@ class HookCost:
 
     way: str
     cost_ns: float
-    no_ops: float
+    # None where the hooks that do nothing took no time that could be told: the machine did too much else.
+    no_ops: float | None
     target: float | None
 
 
@@ -122,7 +123,7 @@ def measure(rounds: int, progress: Progress) -> HookCosts:
     _require_that_it_happened(sessions, rounds)
     for session in sessions.values():
         session.close()
-    return _costs(best, absent)
+    return costs_of(best, absent)
 
 
 def _require_that_it_happened(sessions: dict[str, Session], rounds: int) -> None:
@@ -136,7 +137,8 @@ def _require_that_it_happened(sessions: dict[str, Session], rounds: int) -> None
         raise RuntimeError(f"expected 0 and about {expected} reloads, got {there.reloads} and {moved.reloads}")
 
 
-def _costs(best: dict[str, int], absent: Sequence[Absent]) -> HookCosts:
+def costs_of(best: Mapping[str, int], absent: Sequence[Absent]) -> HookCosts:
+    """From the processor time of the best round of each way."""
     plain_ns = best[PLAIN] / SAVES
     no_op_ns = best[NO_OP] / SAVES - plain_ns
     rows = []
@@ -144,7 +146,7 @@ def _costs(best: dict[str, int], absent: Sequence[Absent]) -> HookCosts:
         if name == PLAIN:
             continue
         cost_ns = taken_ns / SAVES - plain_ns
-        rows.append(HookCost(name, cost_ns, cost_ns / no_op_ns, TARGETS.get(name)))
+        rows.append(HookCost(name, cost_ns, cost_ns / no_op_ns if no_op_ns > 0 else None, TARGETS.get(name)))
     return HookCosts(plain_ns, tuple(rows), tuple(absent))
 
 
@@ -154,9 +156,9 @@ def render(costs: HookCosts) -> str:
         (
             row.way,
             f"{row.cost_ns / 1e3:.2f}",
-            f"{row.no_ops:.1f}",
+            "-" if row.no_ops is None else f"{row.no_ops:.1f}",
             "-" if row.target is None else f"{row.target:.0f}",
-            "-" if row.target is None else ("yes" if row.no_ops <= row.target else "NO"),
+            "-" if row.target is None or row.no_ops is None else ("yes" if row.no_ops <= row.target else "NO"),
         )
         for row in costs.rows
     ]
@@ -165,7 +167,12 @@ def render(costs: HookCosts) -> str:
         f"plain chain's {costs.plain_ns / 1e3:.2f} us an operation, best of the rounds, all kinds in turn. One save "
         "and its use: pack, offload, release, reload, unpack, on a simulated device that moves no bytes."
     )
-    return render_table("7. Cost of hooks", header, cells, [remark, *(str(one) for one in costs.absent)])
+    remarks = [remark, *(str(one) for one in costs.absent)]
+    if any(row.no_ops is None for row in costs.rows):
+        remarks.insert(
+            1, "No multiples: hooks that do nothing took no time that could be told. This machine is too busy."
+        )
+    return render_table("7. Cost of hooks", header, cells, remarks)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
