@@ -30,6 +30,7 @@ help:
 	@echo "make stress       the C++ stress program under ThreadSanitizer, AddressSanitizer and UBSan; stress-deferred"
 	@echo "make stress-deferred  the runtime on the deferred accelerator under 10,000 schedules"
 	@echo "make lint         ruff, mypy, clang-format, clang-tidy"
+	@echo "make docs         the documentation as a site in build/site, warnings are errors"
 	@echo "make gpu-proof    on a CUDA machine, with what is installed there; PART=cnn,llm for some of its parts"
 	@echo "make wheel-check  wheels without and with nvcc, each imported in a bare environment"
 	@echo "make build        build the native core in place; make venv: only make .venv; make clean"
@@ -45,7 +46,7 @@ $(VENV)/with-torch: $(VENV)/made Makefile
 	touch $@
 
 $(VENV)/with-everything: $(VENV)/with-torch pyproject.toml setup.py
-	VDNN_BUILD_TESTING=ON $(PIP) install --quiet --no-build-isolation --editable '.[test,lint,report,plan]'
+	VDNN_BUILD_TESTING=ON $(PIP) install --quiet --no-build-isolation --editable '.[test,lint,report,plan,docs]'
 	touch $@
 
 .PHONY: venv
@@ -110,6 +111,12 @@ lint: build
 	$(CPP_FILES) | xargs -0 $(PY) -c 'from clang_format import clang_format; clang_format()' --dry-run -Werror
 	find csrc -name '*.cpp' -print0 | xargs -0 -n 1 -P 2 $(PY) -c 'from clang_tidy import clang_tidy; clang_tidy()' \
 	  -p build/inplace --quiet --warnings-as-errors='*'
+
+# From scratch each time: what is not read again warns of nothing.
+.PHONY: docs
+docs: build
+	$(PY) -m sphinx -q -E -W --keep-going -b html docs build/site
+	@echo "the site is in build/site/index.html"
 
 # Without the environment on purpose: a CUDA machine has its own torch and, often, no network.
 .PHONY: gpu-proof
