@@ -1,4 +1,4 @@
-"""`python -m vdnn plan`: finds the user's function, plans its step, and prints what comes of it."""
+"""`vdnn plan`: finds the user's function, plans its step, and prints what comes of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from vdnn.bytesize import format_bytes
+from vdnn.command_line import nearest
 from vdnn.errors import BudgetError, VdnnError
 from vdnn.hardware import profile_names
 from vdnn.torch_requirement import require_torch
@@ -21,36 +23,51 @@ _SEARCHED_BATCHES = 1 << 20
 def add_plan_command(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "plan",
-        help="will a model fit a card, and what will it cost? Needs no GPU",
+        help="will a model fit a card, and what will a step take? Needs no GPU",
+        usage="%(prog)s MODEL --batch N [--hardware NAME] [--budget SIZE] [options]",
         description="Rehearses one training step of your model without data on a card that need not be there, plans "
-        "what leaves the device, and runs the plan in virtual time. MODULE:FUNCTION is called with the batch size "
-        "and returns (model, inputs), (model, inputs, loss), or something with `model` and `step()`.",
-        epilog="example: python -m vdnn plan benchmarks.models:vgg16 --batch 256 --hardware titan-x --compare all",
+        "what leaves the device, and runs the plan in virtual time.",
+        epilog="my_model.py holds a function of the batch size that returns (model, inputs), (model, inputs, loss), or "
+        "something with `model` and `step()`:\n"
+        "  def build(batch):\n"
+        "      return MyNet(), torch.randn(batch, 3, 224, 224)\n\n"
+        "examples:\n"
+        "  %(prog)s my_model.py:build --batch 256\n"
+        "  %(prog)s my_model.py:build --batch 256 --hardware titan-x --budget 80%%\n"
+        "  %(prog)s my_model.py:build --batch 64 --budget min --compare all\n"
+        "  %(prog)s my_package.models:build --batch 64 --save run && vdnn report run",
     )
-    command.add_argument("function", metavar="MODULE:FUNCTION", help="what makes the model, found from here")
-    command.add_argument("--batch", type=int, required=True, metavar="N", help="the batch size it is called with")
-    command.add_argument(
+    step = command.add_argument_group("the step")
+    step.add_argument("function", metavar="MODEL", help="FILE.py:FUNCTION or MODULE:FUNCTION, found from here")
+    step.add_argument("--batch", type=int, required=True, metavar="N", help="the batch size it is called with")
+    step.add_argument("--optimizer", choices=("sgd", "momentum", "adamw"), help="adds its state and its step")
+    card = command.add_argument_group("the card")
+    card.add_argument(
         "--hardware",
         default="h100",
         metavar="NAME",
-        help=f"one of {', '.join(profile_names())}, a profile of your own (a .json file), or measured: the GPU here",
+        help=f"one of {', '.join(profile_names())}; a profile of your own (a .json file); or measured: the GPU here. "
+        "Default: h100",
     )
-    command.add_argument(
-        "--budget", metavar="SIZE", help='bytes such as 12GiB, a share of the card such as 80%%, or "min"; default: all'
+    card.add_argument(
+        "--budget",
+        metavar="SIZE",
+        help='what a step may use: bytes such as 12GiB, a share of the card such as 80%%, or "min". Default: all of it',
     )
-    command.add_argument("--policy", default="auto", metavar="NAME", help="default: auto; docs/policies.md lists them")
-    command.add_argument(
+    plan = command.add_argument_group("the plan")
+    plan.add_argument("--policy", default="auto", metavar="NAME", help="default: auto; docs/policies.md lists them")
+    plan.add_argument(
         "--compare", metavar="NAMES", help='several policies, separated by commas, or "all": one row for each'
     )
-    command.add_argument("--optimizer", choices=("sgd", "momentum", "adamw"), help="adds its state and its step")
-    command.add_argument("--min-bytes", default="1MiB", metavar="SIZE", help="smaller saves stay; default 1MiB")
-    command.add_argument("--largest-batch", action="store_true", help="also look for the largest batch that fits")
-    command.add_argument("--no-bound", action="store_true", help="do not certify how far from optimal the plan is")
-    command.add_argument(
+    plan.add_argument("--min-bytes", default="1MiB", metavar="SIZE", help="smaller saves stay; default: 1MiB")
+    plan.add_argument("--largest-batch", action="store_true", help="also look for the largest batch that fits")
+    plan.add_argument("--no-bound", action="store_true", help="do not certify how far from optimal the plan is")
+    shown = command.add_argument_group("what is shown")
+    shown.add_argument(
         "--explain", type=int, default=0, metavar="N", help="of the N largest storages: which action, and why"
     )
-    command.add_argument("--save", metavar="RUN", help="adds the plans to a folder that `vdnn report` reads")
-    command.add_argument("--json", action="store_true", help="print one JSON object; a list with --compare")
+    shown.add_argument("--save", metavar="RUN", help="adds the plans to a folder that `vdnn report` reads")
+    shown.add_argument("--json", action="store_true", help="print one JSON object; a list with --compare")
 
 
 def run_plan_command(options: argparse.Namespace) -> int:
@@ -130,26 +147,48 @@ def _progress(doing: str) -> None:
 
 
 def find_function(name: str) -> Callable[[int], Any]:
-    """`module:function`, found from the current directory; what is wrong with it is said in a sentence."""
-    module_name, colon, function_name = name.partition(":")
+    """`module:function` or `file.py:function`, found from here; what is wrong with it is said in a sentence."""
+    module_name, colon, function_name = name.rpartition(":")
     if not colon or not module_name or not function_name:
-        raise ValueError(f"expected MODULE:FUNCTION, such as my_models:resnet, got {name!r}.")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ValueError(f"the module {module_name!r} cannot be imported from {here}: {error}.") from error
+        raise ValueError(f"expected MODULE:FUNCTION or FILE.py:FUNCTION, such as my_model.py:build, got {name!r}.")
+    module = _imported_file(module_name) if module_name.endswith(".py") else _imported_module(module_name)
     function: Any = module
     for part in function_name.split("."):
         if not hasattr(function, part):
-            raise ValueError(f"the module {module_name!r} has no {function_name!r}.")
+            near = nearest(part, (name for name in vars(function) if not name.startswith("_")))
+            raise ValueError(f"the module {module_name!r} has no {function_name!r}{near or '.'}")
         function = getattr(function, part)
     if not callable(function):
         raise ValueError(f"{name} is no function of a batch size: its type is {type(function).__name__}.")
     made: Callable[[int], Any] = function
     return made
+
+
+def _imported_module(name: str) -> ModuleType:
+    # A program that pip installs does not look in the current directory, as `python -m` does.
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(f"the module {name!r} cannot be imported from {here}: {error}.") from error
+
+
+def _imported_file(name: str) -> ModuleType:
+    """As `python FILE` does: what lies beside the file can be imported by it."""
+    path = Path(name).resolve()
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}.")
+    sys.path.insert(0, str(path.parent))
+    importlib.invalidate_caches()
+    module = _imported_module(path.stem)
+    if Path(module.__file__ or "").resolve() != path:
+        raise ValueError(
+            f"{name}: another module of the name {path.stem!r} is imported already, from {module.__file__}. "
+            "Give the file another name."
+        )
+    return module
 
 
 def _measured() -> Any:

@@ -1,4 +1,4 @@
-"""`python -m vdnn report`: what a run came to, as text, a page, pictures, or a trace."""
+"""`vdnn report`: what a run came to, as text, a page, pictures, or a trace."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from vdnn.errors import VdnnError
 def add_report_command(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "report",
-        help="shows a run: memory against time, one step before and after, prediction against measurement",
-        description="Reads a run and prints what it came to. A run is a folder with cells.jsonl or steps/: a benchmark "
-        "leaves one, and session.save(folder) and `vdnn plan ... --save folder` make one.",
-        epilog="example: python -m vdnn report run --html report.html --trace trace.json",
+        help="shows a run as text, a page, pictures or a trace",
+        usage="%(prog)s RUN [--html FILE] [--figures FOLDER] [--trace FILE]",
+        description="Reads a run and prints what it came to, or writes it as a page, pictures or a trace. A run is a "
+        "folder with cells.jsonl or steps/: a benchmark leaves one, and session.save(folder) and "
+        "`vdnn plan ... --save folder` make one.",
+        epilog="examples:\n  %(prog)s run\n  %(prog)s run --html report.html --trace trace.json",
     )
-    command.add_argument("run", metavar="RUN", help="the folder")
-    command.add_argument("--html", metavar="FILE", help="writes one page that needs nothing else")
-    command.add_argument("--figures", metavar="FOLDER", help="writes every figure as PNG and SVG")
-    command.add_argument("--trace", metavar="FILE", help="writes the steps for chrome://tracing and ui.perfetto.dev")
+    command.add_argument_group("what is read").add_argument("run", metavar="RUN", help="the folder")
+    written = command.add_argument_group("what is written (else: text, to the terminal)")
+    written.add_argument("--html", metavar="FILE", help="one page that needs nothing else")
+    written.add_argument("--figures", metavar="FOLDER", help="every figure, as PNG and SVG")
+    written.add_argument("--trace", metavar="FILE", help="the steps, for chrome://tracing and ui.perfetto.dev")
 
 
 def run_report_command(options: argparse.Namespace) -> int:

@@ -77,7 +77,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("vdnn.runtime.plan_ahead",),
     ("vdnn.doctor",),
     ("vdnn.testing",),
-    ("vdnn.integrations", "vdnn.cli", "vdnn.plan_command", "vdnn.report_command", "vdnn.__main__"),
+    ("vdnn.integrations", "vdnn.cli", "vdnn.command_line", "vdnn.plan_command", "vdnn.report_command", "vdnn.__main__"),
 )
 # The faces: they gather public names and stand on no floor.
 FACES = ("vdnn", "vdnn.runtime")

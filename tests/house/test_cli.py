@@ -1,6 +1,12 @@
-"""The command line: which commands there are, and what each exit code means."""
+"""The command line: which commands there are, how they speak, and what each exit code means."""
 
 from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,13 +38,75 @@ def test_doctor_json_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.startswith('{\n  "format": 1,')
 
 
-def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     with pytest.raises(SystemExit) as stopped:
-        main(["docter"])
+        main(arguments)
     assert stopped.value.code == 2
-    said = capsys.readouterr().err
-    assert "docter" in said
-    assert "doctor" in said.replace("docter", "")
+    return capsys.readouterr().err.splitlines()
+
+
+def helped(capsys: pytest.CaptureFixture[str], *command: str) -> list[str]:
+    with pytest.raises(SystemExit) as stopped:
+        main([*command, "--help"])
+    assert stopped.value.code == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["docter"], ["vdnn: there is no command 'docter': did you mean 'doctor'?", "Try `vdnn --help`."]),
+        (["plan", "a:b", "--batches", "1"], ["vdnn plan: there is no option --batches: did you mean '--batch'?"]),
+        (["plan", "a:b", "--bogus=1"], ["vdnn plan: there is no option --bogus", "Try `vdnn plan --help`."]),
+        (["plan", "a:b"], ["vdnn plan: the following arguments are required: --batch"]),
+        (["plan", "a:b", "c:d", "--batch", "1"], ["vdnn plan: there is more than it takes: c:d"]),
+        (
+            ["plan", "a:b", "--batch", "1", "--optimizer", "adm"],
+            ["vdnn plan: argument --optimizer: expected one of sgd, momentum, adamw, got 'adm': did you mean 'adamw'?"],
+        ),
+        (["report"], ["vdnn report: the following arguments are required: RUN", "Try `vdnn report --help`."]),
+    ],
+)
+def test_a_wrong_call_is_answered_in_two_lines_with_what_was_meant(
+    arguments: list[str], said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = refused(capsys, *arguments)
+    assert len(lines) == 2
+    assert lines[: len(said)] == said
+
+
+def test_a_command_that_is_like_none_is_answered_with_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    first = refused(capsys, "xyzzy")[0]
+    assert first.startswith("vdnn: there is no command 'xyzzy'. There are: doctor, plan, report")
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_help_fits_the_window(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for command in commands_of(capsys):
+        lines = helped(capsys, command)
+        examples = lines.index("examples:")
+        # A usage line is as long as it is; below 50 columns words no longer find room beside the options.
+        assert all(len(line) <= min(100, max(50, columns - 2)) for line in lines[1:examples] if not line[:1].isspace())
+        assert max(map(len, lines[examples:])) <= 80, "examples stay as they are written, and fit 80 columns"
+
+
+def commands_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    lines = helped(capsys)
+    listed = lines[lines.index("commands:") + 1 : lines.index("options:") - 1]
+    return [found.group(1) for line in listed if (found := re.match(r"  (\w+) ", line))]
+
+
+def test_every_command_is_listed_and_shows_how_it_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = commands_of(capsys)
+    assert {"doctor", "plan", "report"} <= set(commands)
+    for command in commands:
+        lines = helped(capsys, command)
+        assert lines[0].startswith(f"usage: vdnn {command}")
+        assert lines.index("options:") < lines.index("examples:")
+        assert lines[lines.index("examples:") + 1].startswith(f"  vdnn {command}"), "an example of each"
 
 
 def test_no_command_shows_the_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,3 +119,38 @@ def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> N
         main(["--version"])
     assert stopped.value.code == 0
     assert capsys.readouterr().out == f"vdnn {__version__}\n"
+
+
+def test_it_is_called_by_the_name_that_was_typed(tmp_path: Path) -> None:
+    script = tmp_path / "vdnn"  # what pip makes of [project.scripts]
+    script.write_text("import sys\nfrom vdnn.cli import main\nsys.exit(main())\n")
+    root = Path(__file__).resolve().parents[2]
+    for started, name in ([str(script)], "vdnn"), (["-m", "vdnn"], "python -m vdnn"):
+        done = subprocess.run(
+            [sys.executable, *started, "--help"],
+            env={**os.environ, "PYTHONPATH": str(root)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.startswith(f"usage: {name} COMMAND")
+        assert f"  {name} doctor\n" in done.stdout
+
+
+def test_an_interrupted_command_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "examine", interrupted)
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_reader_that_goes_away_is_no_fault() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-m", "vdnn", "report", "--help"], stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert done.stderr == b""

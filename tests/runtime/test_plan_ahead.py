@@ -211,7 +211,9 @@ def _numbers(line: str) -> tuple[int, int]:
     [
         (("nonsense", "--batch", "2"), 2, "expected MODULE:FUNCTION"),
         (("nowhere_at_all:f", "--batch", "2"), 2, "the module 'nowhere_at_all' cannot be imported"),
-        (("benchmarks.models:nothing", "--batch", "2"), 2, "has no 'nothing'"),
+        (("benchmarks.models:nothing", "--batch", "2"), 2, "has no 'nothing'."),
+        (("benchmarks.models:vgg61", "--batch", "2"), 2, "has no 'vgg61': did you mean 'vgg16'?"),
+        (("no_such_file.py:f", "--batch", "2"), 2, "there is no file "),
         (("benchmarks.models.vgg:SIDE", "--batch", "2"), 2, "is no function of a batch size: its type is int"),
         ((UNET, "--batch", "0"), 2, "--batch: expected a number, 1 or more, got 0"),
         ((UNET, "--batch", "4", "--hardware", "abacus"), 2, "hardware profile: expected one of"),
@@ -247,19 +249,35 @@ def test_a_profile_with_a_link_of_nothing_is_refused(tmp_path: Path, capsys: pyt
     assert "to_host_bytes_per_s" in said
 
 
+@pytest.mark.parametrize("named", ["a_users_model:make", "deeper/the_file.py:make"])
 def test_a_function_beside_the_caller_is_found(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper" / "the_file.py").write_text("from beside_it import make\n")
+    for path in tmp_path / "a_users_model.py", tmp_path / "deeper" / "beside_it.py":
+        path.write_text(
+            "import torch\n"
+            "def make(batch):\n"
+            "    return torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Tanh()), torch.randn(batch, 512)\n"
+        )
+    monkeypatch.chdir(tmp_path)
+    # A program that pip installs has its own folder first, and not the current one.
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    code, out, _ = ran(capsys, named, "--batch", "4096", "--hardware", "h200", "--optimizer", "sgd", "--no-bound")
+    assert code == 0
+    assert out.startswith(f"{named}, batch 4096, on h200")
+
+
+def test_a_file_whose_name_is_taken_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "a_users_model.py").write_text(
-        "import torch\n"
-        "def make(batch):\n"
-        "    return torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Tanh()), torch.randn(batch, 512)\n"
-    )
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "json.py").write_text("def make(batch): ...\n")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    code, out, _ = ran(capsys, "a_users_model:make", "--batch", "4096", "--hardware", "h200", "--optimizer", "sgd")
-    assert code == 0
-    assert out.startswith("a_users_model:make, batch 4096, on h200")
+    code, _, said = ran(capsys, f"{tmp_path}/json.py:make", "--batch", "1")
+    assert code == 2
+    assert "another module of the name 'json' is imported already" in said
 
 
 def test_measuring_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
