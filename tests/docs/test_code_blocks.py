@@ -21,19 +21,24 @@ OURS = ("python -m vdnn", "python -m benchmarks", "vdnn ")
 # Measurements of minutes, which tests of their own run in a small size.
 LONG = ("benchmarks.sweep", "plan_matrix", "max_batch")
 
-# Given a list of ("python" or "command", text).
+# Given a list of ("python" or "command", text). A command is a module run as `python -m` runs it, but in the same
+# process: importing torch takes longer than most of them.
 DRIVER = """
-import json, shlex, subprocess, sys
+import json, runpy, shlex, sys
 shown = {"__name__": "__main__"}
 for kind, text in json.loads(sys.argv[1]):
     if kind == "python":
         exec(compile(text, "a block of the page", "exec"), shown)
         continue
     words = shlex.split(text)
-    words = words[1:] if words[0] == "python" else ["-m", *words]
-    done = subprocess.run([sys.executable, *words])
-    if done.returncode:
-        sys.exit(f"{text}: exit code {done.returncode}")
+    words = words[2:] if words[0] == "python" else words
+    sys.argv = words
+    try:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if ended.code:
+            print(f"{text}: exit code {ended.code}", file=sys.stderr)
+            sys.exit(1)
 """
 
 
