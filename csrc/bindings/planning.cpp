@@ -79,7 +79,10 @@ std::vector<std::tuple<std::int32_t, bool, std::int64_t, std::vector<std::int32_
     const StepOutcome& outcome) {
   std::vector<std::tuple<std::int32_t, bool, std::int64_t, std::vector<std::int32_t>>> tuples;
   tuples.reserve(outcome.stalls.size());
-  for (const StepStall& one : outcome.stalls) tuples.emplace_back(one.gap, one.is_reload, one.ns, one.before);
+  for (const StepStall& one : outcome.stalls) {
+    tuples.emplace_back(one.gap, one.is_reload, one.ns,
+                        std::vector<std::int32_t>(one.before.begin(), one.before.begin() + one.count_before));
+  }
   return tuples;
 }
 

@@ -4,6 +4,7 @@
 // agree on any recording. Here are those that the search runs thousands of times.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -37,12 +38,14 @@ struct StepAbsence {
   std::int32_t reload_point;
 };
 
-// The compute stream stood still for a copy. `before` are gaps whose copies the engine did just before that one.
+// The compute stream stood still for a copy. The first so many of `before` are gaps whose copies the engine did just
+// before that one, the last first. They are held in place: a step has a thousand stalls, and a search ten thousand steps.
 struct StepStall {
   std::int32_t gap;  // -1: of a storage whose graph ended with a copy in flight
   bool is_reload;
   std::int64_t ns;
-  std::vector<std::int32_t> before;
+  std::array<std::int32_t, 6> before;
+  std::size_t count_before;
 };
 
 struct StepOutcome {

@@ -12,9 +12,6 @@ namespace {
 constexpr std::uint32_t compute = 0;
 constexpr std::uint32_t to_host = 1;
 constexpr std::uint32_t to_device = 2;
-// How many copies before one that was waited for are named.
-constexpr std::size_t most_before = 6;
-
 // What happens at the points of a step, grouped by point.
 class ByPoint {
  public:
@@ -44,6 +41,7 @@ struct Moved {
   bool is_back = false;
   std::int64_t copied_ns = 0;
   std::int64_t reload_ns = 0;
+  std::size_t places[2] = {0, 0};  // among the copies out, and of the last copy back
 };
 
 class Replay {
@@ -51,6 +49,7 @@ class Replay {
   Replay(const StepModel::Shape& shape, const LinkModel& link)
       : shape_(shape), clock_(link), moved_(shape.storages.size()) {
     for (int stream = 0; stream < 3; ++stream) clock_.add_stream();
+    for (std::vector<std::int32_t>& order : order_) order.reserve(shape.gaps.size());
   }
 
   // `absences` by their storages and gaps; `by_use` has their indices, in the order in which they are brought back.
@@ -117,7 +116,9 @@ class Replay {
     clock_.wait_until(stream, ready_ns);
     const auto direction = stream == to_host ? CopyDirection::DeviceToHost : CopyDirection::HostToDevice;
     clock_.copy(stream, static_cast<std::uint64_t>(shape_.storages[storage].bytes), direction);
-    order_[stream - to_host].push_back(moved_[storage].gap);
+    std::vector<std::int32_t>& order = order_[stream - to_host];
+    moved_[storage].places[stream - to_host] = order.size();
+    order.push_back(moved_[storage].gap);
     return clock_.now_ns(stream);
   }
 
@@ -132,24 +133,24 @@ class Replay {
     moved.is_reloading = true;
   }
 
-  void wait(std::int64_t time_ns, std::int32_t gap, bool is_reload) {
+  // Of a storage whose graph ended no gap is named.
+  void wait(std::int64_t time_ns, const Moved& moved, bool is_reload, bool has_ended) {
     const std::int64_t stalled_ns = time_ns - clock_.now_ns(compute);
     if (stalled_ns <= 0) return;
     clock_.wait_until(compute, time_ns);
-    stalls_.push_back({gap, is_reload, stalled_ns, before(gap, order_[is_reload ? 1 : 0])});
+    StepStall stall{has_ended ? -1 : moved.gap, is_reload, stalled_ns, {}, 0};
+    if (!has_ended) {
+      const std::vector<std::int32_t>& order = order_[is_reload ? 1 : 0];
+      const std::size_t place = moved.places[is_reload ? 1 : 0];
+      stall.count_before = std::min(place, stall.before.size());
+      for (std::size_t one = 0; one < stall.count_before; ++one) stall.before[one] = order[place - 1 - one];
+    }
+    stalls_.push_back(stall);
   }
 
-  [[nodiscard]] static std::vector<std::int32_t> before(std::int32_t gap, const std::vector<std::int32_t>& order) {
-    const auto found = std::find(order.rbegin(), order.rend(), gap);
-    std::vector<std::int32_t> earlier;
-    if (found == order.rend()) return earlier;
-    for (auto one = found + 1; one != order.rend() && earlier.size() < most_before; ++one) earlier.push_back(*one);
-    return earlier;
-  }
-
-  void wait_for_copy_out(Moved& moved, std::int32_t gap) {
+  void wait_for_copy_out(Moved& moved, bool has_ended) {
     if (!moved.is_copied || moved.is_waited_for) return;
-    wait(moved.copied_ns, gap, false);
+    wait(moved.copied_ns, moved, false, has_ended);
     moved.is_waited_for = true;
   }
 
@@ -158,7 +159,7 @@ class Replay {
     moved.gap = absence.gap;
     if (moved.is_back) moved.is_reloading = moved.is_back = false;
     if (!moved.is_copied || moved.is_given_up) return;
-    wait_for_copy_out(moved, absence.gap);
+    wait_for_copy_out(moved, false);
     moved.is_given_up = true;
   }
 
@@ -172,13 +173,13 @@ class Replay {
     if (!moved.is_reloading) copy_back(storage);
     if (moved.is_back) return;
     moved.is_back = true;
-    wait(moved.reload_ns, moved.gap, true);
+    wait(moved.reload_ns, moved, true, false);
   }
 
   void ended(std::int32_t storage) {
     Moved& moved = moved_[storage];
-    wait_for_copy_out(moved, -1);
-    if (moved.is_reloading && !moved.is_back) wait(moved.reload_ns, -1, true);
+    wait_for_copy_out(moved, true);
+    if (moved.is_reloading && !moved.is_back) wait(moved.reload_ns, moved, true, true);
   }
 
   const StepModel::Shape& shape_;

@@ -1,7 +1,7 @@
 // When to give up and when to bring back, for a choice of gaps: schedule.py tells how.
 #include <algorithm>
+#include <cstddef>
 #include <numeric>
-#include <queue>
 #include <utility>
 
 #include "device/errors.h"
@@ -15,6 +15,33 @@ namespace {
 void require(bool holds, const char* what, const std::string& expected) {
   if (!holds) throw InvalidArgument(what, expected, "something else");
 }
+
+// Places that wait, the lowest first: a bit for each, in words of which the first that may have one is known. Gaps
+// mostly come in their order, so that word hardly goes back, and a heap of all of them would do more.
+class WaitingPlaces {
+ public:
+  explicit WaitingPlaces(std::size_t places) : words_(places / word_bits + 1, 0), first_(words_.size() - 1) {}
+
+  void push(std::int32_t place) {
+    const std::size_t word = static_cast<std::size_t>(place) / word_bits;
+    words_[word] |= std::uint64_t{1} << (static_cast<std::size_t>(place) % word_bits);
+    first_ = std::min(first_, word);
+  }
+  [[nodiscard]] bool empty() {
+    while (words_[first_] == 0 && first_ + 1 < words_.size()) ++first_;
+    return words_[first_] == 0;
+  }
+  // Of these there is one.
+  [[nodiscard]] std::int32_t lowest() const {
+    return static_cast<std::int32_t>(first_ * word_bits) + __builtin_ctzll(words_[first_]);
+  }
+  void pop() { words_[first_] &= words_[first_] - 1; }
+
+ private:
+  static constexpr std::size_t word_bits = 64;
+  std::vector<std::uint64_t> words_;
+  std::size_t first_;
+};
 
 }  // namespace
 
@@ -91,7 +118,7 @@ std::optional<std::vector<StepAbsence>> StepModel::release_late(const std::strin
   std::vector<StepAbsence> released;
   std::vector<std::int64_t> back(points() + 1, 0);
   // Places: by number, in the order of copies, or from the furthest use.
-  std::priority_queue<std::int32_t, std::vector<std::int32_t>, std::greater<>> waiting;
+  WaitingPlaces waiting(gaps());
   const auto gap_at = [&](std::int32_t place) { return furthest_first ? gaps_from_furthest_[place] : place; };
   std::size_t next = 0;
   std::int64_t absent = 0;
@@ -106,12 +133,12 @@ std::optional<std::vector<StepAbsence>> StepModel::release_late(const std::strin
     const std::int64_t missing = shape_.peak_bytes[interval] - budget_bytes;
     const std::int64_t wanted = missing + more[interval];
     while (absent < wanted) {
-      while (!waiting.empty() && shape_.gaps[gap_at(waiting.top())].last < interval) waiting.pop();
+      while (!waiting.empty() && shape_.gaps[gap_at(waiting.lowest())].last < interval) waiting.pop();
       if (waiting.empty()) {
         if (absent < missing) return std::nullopt;
         break;
       }
-      const std::int32_t gap = gap_at(waiting.top());
+      const std::int32_t gap = gap_at(waiting.lowest());
       waiting.pop();
       released.push_back({gap, interval - 1, -1});
       absent += bytes_of(gap);
