@@ -17,6 +17,8 @@ from vdnn.timeline import Timeline
 from vdnn.torch_requirement import require_torch
 
 if TYPE_CHECKING:
+    from vdnn.advisor.advices import Advices
+    from vdnn.advisor.examination import advise
     from vdnn.planning.policies import SublinearConfig, register_policy
     from vdnn.report.plan_report import PlanReport
     from vdnn.runtime.offload import keep, offload, paused
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Advices",
     "BudgetError",
     "Plan",
     "PlanReport",
@@ -38,6 +41,7 @@ __all__ = [
     "VdnnError",
     "VirtualMachine",
     "__version__",
+    "advise",
     "format_bytes",
     "keep",
     "offload",
@@ -53,6 +57,7 @@ __all__ = [
 _RUNTIME_NAMES = {
     "Session": "vdnn.runtime.session",
     "VirtualMachine": "vdnn.runtime.virtual_machine",
+    "advise": "vdnn.advisor.examination",
     "keep": "vdnn.runtime.offload",
     "offload": "vdnn.runtime.offload",
     "paused": "vdnn.runtime.offload",
@@ -63,6 +68,7 @@ _RUNTIME_NAMES = {
 
 # Names of planning, which needs the native core and no torch.
 _PLANNING_NAMES = {
+    "Advices": "vdnn.advisor.advices",
     "PlanReport": "vdnn.report.plan_report",
     "SublinearConfig": "vdnn.planning.policies",
     "register_policy": "vdnn.planning.policies",

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vdnn import __version__
+from vdnn.advise_command import add_advise_command, run_advise_command
 from vdnn.command_line import CommandParser, program_name
 from vdnn.doctor import examine, render_json, render_text
 from vdnn.plan_command import add_plan_command, run_plan_command
@@ -44,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     if options.command == "plan":
         return run_plan_command(options)
+    if options.command == "advise":
+        return run_advise_command(options)
     if options.command == "report":
         return run_report_command(options)
     return _doctor(as_json=options.json)
@@ -70,6 +73,7 @@ def _parser() -> CommandParser:
     _add_doctor(commands)
     add_plan_command(commands)
     add_report_command(commands)
+    add_advise_command(commands)
     return parser
 
 

@@ -62,6 +62,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "vdnn.runtime.meter",
         "vdnn.runtime.save_keys",
         "vdnn.runtime.trial",
+        "vdnn.runtime.deferred_copies",
     ),
     ("vdnn.runtime.budget_planner",),
     ("vdnn.runtime.plan_book",),
@@ -75,9 +76,18 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("vdnn.report",),
     ("vdnn.runtime.rehearsal", "vdnn.runtime.measured_hardware"),
     ("vdnn.runtime.plan_ahead",),
+    ("vdnn.advisor",),
     ("vdnn.doctor",),
     ("vdnn.testing",),
-    ("vdnn.integrations", "vdnn.cli", "vdnn.command_line", "vdnn.plan_command", "vdnn.report_command", "vdnn.__main__"),
+    (
+        "vdnn.integrations",
+        "vdnn.cli",
+        "vdnn.command_line",
+        "vdnn.advise_command",
+        "vdnn.plan_command",
+        "vdnn.report_command",
+        "vdnn.__main__",
+    ),
 )
 # The faces: they gather public names and stand on no floor.
 FACES = ("vdnn", "vdnn.runtime")

@@ -1,0 +1,142 @@
+"""One advice: what was seen, what to write instead, and what that gains, or why nobody can tell from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from vdnn.bytesize import format_bytes
+
+_A_THOUSANDTH = 0.001
+
+
+class Kind(Enum):
+    """What can be found, in the order in which it is looked at."""
+
+    AMP = "mixed precision"
+    TF32 = "tf32 products"
+    OPTIMIZER_FORM = "fused optimizer"
+    OPTIMIZER_STATE = "8-bit optimizer"
+    BIAS_BEFORE_NORM = "bias before batch norm"
+    SET_TO_NONE = "gradients filled with zeros"
+    LARGEST_BATCH = "largest batch"
+    OFFLOAD = "offloading"
+    CHECKPOINTING = "checkpointing"
+    ACCUMULATION = "gradient accumulation"
+    LOADER_WORKERS = "loader workers"
+    PINNED_MEMORY = "pinned memory"
+    HOST_SYNC = "host syncs"
+    DEBUGGING = "debugging tools"
+    CHANNELS_LAST = "channels_last"
+    CUDNN_BENCHMARK = "cudnn.benchmark"
+
+
+class Basis(Enum):
+    """How a gain is known."""
+
+    PREDICTED = "predicted"
+    MEASURED = "measured"
+    UNKNOWN = "cannot be foretold here"
+
+
+class Per(Enum):
+    """What a time is of. Where the batch changes, only that of a sample can be compared."""
+
+    STEP = "step"
+    SAMPLE = "sample"
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Before and after, in time and bytes, as far as each is known. `reason`: how it is known, or why it is not."""
+
+    basis: Basis
+    reason: str
+    before_ns: int | None = None
+    after_ns: int | None = None
+    before_bytes: int | None = None
+    after_bytes: int | None = None
+    per: Per = Per.STEP
+
+    @property
+    def saved_ns(self) -> int:
+        """Negative if it takes longer. 0 if the time is not known."""
+        return 0 if self.before_ns is None or self.after_ns is None else self.before_ns - self.after_ns
+
+    @property
+    def saved_bytes(self) -> int:
+        return 0 if self.before_bytes is None or self.after_bytes is None else self.before_bytes - self.after_bytes
+
+    @property
+    def saved_time_share(self) -> float:
+        return self.saved_ns / self.before_ns if self.before_ns else 0.0
+
+    @property
+    def saved_bytes_share(self) -> float:
+        return self.saved_bytes / self.before_bytes if self.before_bytes else 0.0
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is faster, or else smaller at no cost in time."""
+        return self.saved_ns > 0 or (self.saved_ns == 0 and self.saved_bytes > 0)
+
+    @property
+    def is_worth_a_line(self) -> bool:
+        """Whether it is so by a thousandth at least, of the time or of the bytes."""
+        return self.is_one and (self.saved_time_share >= _A_THOUSANDTH or self.saved_bytes_share >= _A_THOUSANDTH)
+
+    def __str__(self) -> str:
+        if self.basis is Basis.UNKNOWN:
+            return f"{self.basis.value}: {self.reason}"
+        said = [one for one in (self._time(), self._bytes()) if one]
+        return f"{'; '.join(said) or 'none'} ({self.basis.value}: {self.reason})"
+
+    def _time(self) -> str:
+        if not self.saved_ns or self.before_ns is None:
+            return ""
+        longer = "" if self.saved_ns > 0 else " longer"
+        share = _share_text(self.saved_time_share)
+        return f"{_time_text(abs(self.saved_ns))} of {_time_text(self.before_ns)} a {self.per.value}, {share}{longer}"
+
+    def _bytes(self) -> str:
+        if not self.saved_bytes or self.before_bytes is None or self.after_bytes is None:
+            return ""
+        if self.saved_bytes < 0:
+            return f"takes {format_bytes(self.after_bytes)}, not {format_bytes(self.before_bytes)}"
+        share = _share_text(self.saved_bytes_share)
+        return f"{format_bytes(self.saved_bytes)} of {format_bytes(self.before_bytes)}, {share}"
+
+
+def unknown(reason: str) -> Gain:
+    return Gain(Basis.UNKNOWN, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """`seen` is a sentence with what was counted and where; `action` a line to paste. `makes_it_fit`: without it, or
+    one like it, the step takes more memory than there is."""
+
+    kind: Kind
+    seen: str
+    action: str
+    gain: Gain
+    makes_it_fit: bool = False
+
+    @property
+    def rank(self) -> tuple[int, float, int]:
+        """Sorted by it: what makes it fit, by the time it then takes; then time won; then bytes; then what is open."""
+        gain = self.gain
+        if self.makes_it_fit:
+            return (0, -gain.saved_time_share, -gain.saved_bytes)
+        if gain.basis is Basis.UNKNOWN:
+            return (2, 0, 0)
+        return (1, -gain.saved_time_share, -gain.saved_bytes)
+
+
+def _time_text(ns: int) -> str:
+    return f"{ns / 1e6:.2f} ms" if ns >= 1_000_000 else f"{ns / 1e3:.1f} us"
+
+
+def _share_text(share: float) -> str:
+    percent = abs(share) * 100
+    return "less than 0.01 %" if percent < 0.01 else f"{percent:.2f} %" if percent < 1 else f"{percent:.1f} %"

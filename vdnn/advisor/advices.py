@@ -1,0 +1,84 @@
+"""All that one examination came to: advices in the order of what they gain, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vdnn.advisor.advice import Advice, Kind
+from vdnn.bytesize import format_bytes
+from vdnn.json_form import from_json, to_json
+
+FORM, VERSION = "vdnn advice", 1
+
+
+@dataclass(frozen=True, slots=True)
+class NotLookedAt:
+    """What could not be looked at, and why."""
+
+    kind: Kind
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advices:
+    """`step_ns` and `peak_bytes`: the step as it is, foretold for `hardware`; None where it cannot be rehearsed.
+    `looked_at` holds every kind that was, found or not. `device`: where real steps ran, empty if none did."""
+
+    name: str
+    batch: int
+    hardware: str
+    budget_bytes: int
+    step_ns: int | None
+    peak_bytes: int | None
+    device: str
+    real_steps: int
+    found: tuple[Advice, ...]
+    looked_at: tuple[Kind, ...]
+    not_looked_at: tuple[NotLookedAt, ...]
+
+    def __iter__(self) -> Iterator[Advice]:
+        return iter(self.found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def of(self, kind: Kind) -> tuple[Advice, ...]:
+        return tuple(one for one in self.found if one.kind is kind)
+
+    def as_json(self) -> str:
+        """One object, with "form" and "version"; times in ns."""
+        return to_json(self, FORM, VERSION)
+
+    @classmethod
+    def from_json(cls, text: str) -> Advices:
+        return from_json(text, cls, FORM, VERSION)
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}, batch {self.batch}, on {self.hardware}: {self._step()}"]
+        for number, advice in enumerate(self.found, start=1):
+            lines += [
+                f"{number:3}. {advice.kind.value}: {advice.seen}",
+                f"     do:   {advice.action}",
+                f"     gain: {advice.gain}",
+            ]
+        if not self.found:
+            lines.append("  nothing to advise")
+        found = {advice.kind for advice in self.found}
+        fine = ", ".join(kind.value for kind in self.looked_at if kind not in found)
+        if fine:
+            lines.append(f"  looked at, and nothing to say: {fine}")
+        by_reason: dict[str, list[str]] = {}
+        for one in self.not_looked_at:
+            by_reason.setdefault(one.reason, []).append(one.kind.value)
+        lines += [f"  not looked at: {', '.join(kinds)}: {reason}" for reason, kinds in by_reason.items()]
+        return "\n".join(lines)
+
+    def _step(self) -> str:
+        real = f"; {self.real_steps} real steps on {self.device}" if self.real_steps else ""
+        if self.step_ns is None or self.peak_bytes is None:
+            return f"cannot be rehearsed{real}"
+        room = format_bytes(self.budget_bytes)
+        over = "" if self.peak_bytes <= self.budget_bytes else ", which does not fit"
+        peak = format_bytes(self.peak_bytes)
+        return f"a step takes {self.step_ns / 1e6:.2f} ms and {peak} of {room}{over} (foretold){real}"

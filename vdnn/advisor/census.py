@@ -1,0 +1,165 @@
+"""What one step does, counted as it runs, on tensors with data or without: products by dtype, convolutions, places
+where the host waits for the GPU, gradients filled with zeros, biases before batch norms, debugging tools that are on.
+
+In a rehearsal nobody has the values that the host asks for. It gets those that a real step saw at the same place, and 1
+where none did. Tensors with data that the program holds beside its model become ones without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from vdnn.advisor.diagnostics import tools_that_are_on
+from vdnn.advisor.host_syncs import VALUE, HostSync, PythonCalls, sync_of
+from vdnn.advisor.norm_biases import NormBias, norm_biases
+from vdnn.advisor.source_place import user_place
+
+_aten = torch.ops.aten
+_CONVOLUTIONS = frozenset({"convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"})
+_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", *_CONVOLUTIONS})
+_FILLS = (_aten.zero_.default, _aten._foreach_zero_.default)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of one step. `products`: forward and backward, convolutions among them, by the dtype they run in."""
+
+    products: Counter[torch.dtype] = field(default_factory=Counter)
+    products_tf32_could_take: int = 0
+    convolutions: int = 0
+    filled_gradients: int = 0
+    filled_bytes: int = 0
+    syncs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    waited_ns: Counter[tuple[str, str]] = field(default_factory=Counter)
+    biases: tuple[NormBias, ...] = ()
+    tools: set[str] = field(default_factory=set)
+
+    @property
+    def host_syncs(self) -> tuple[HostSync, ...]:
+        return tuple(HostSync(*key, count, self.waited_ns[key]) for key, count in self.syncs.items())
+
+
+class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Enter it after a virtual machine. `answers`: what the host was told in a real step, by place, and in a real one
+    where that is written down. `aside` runs an operation on what is on the host whatever the rest is on."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        answers: dict[str, Any],
+        aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._parameters, self._optimizer = list(model.parameters()), optimizer
+        self._answers, self._aside = answers, aside
+        self._python = PythonCalls(self._count_sync, self._look_at_graph)
+        self._machine: FakeTensorMode | None = None
+        self._stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._counters: set[int] = set()
+        self.counts = Counts()
+
+    def __enter__(self) -> Census:
+        mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        self._machine = mode if isinstance(mode, FakeTensorMode) else None
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._python.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._python.__exit__(*exception)  # type: ignore[no-untyped-call]
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+
+    def begin_step(self) -> None:
+        self.counts = Counts()
+        self._counters = _host_counters(self._optimizer)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._machine is not None:
+            args, kwargs = tree_map_only(torch.Tensor, self._without_data, (args, kwargs))
+        self.counts.tools.update(tools_that_are_on())
+        self._count_operation(func, args)
+        call = None if self._python.is_aside else sync_of(func, args, kwargs)
+        if call is not None:
+            self._count_sync(user_place(), self._python.call or call)
+        if func is VALUE:
+            return self._value(func, args)
+        if self._counters and self._is_counter(func, args):
+            with self._aside():
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _count_operation(self, func: Any, args: tuple[Any, ...]) -> None:
+        name = func._overloadpacket.__name__
+        forward = name.removesuffix("_backward")
+        if forward in _PRODUCTS:
+            dtype = next(one.dtype for one in args if isinstance(one, torch.Tensor))
+            self.counts.products[dtype] += 1
+            self.counts.convolutions += forward in _CONVOLUTIONS
+            self.counts.products_tf32_could_take += dtype is torch.float32 and forward not in _CONVOLUTIONS
+        elif func in _FILLS:
+            gradients = {id(one.grad) for one in self._parameters if one.grad is not None}
+            filled = [one for one in tree_leaves(args) if id(one) in gradients]
+            self.counts.filled_gradients += len(filled)
+            self.counts.filled_bytes += sum(one.numel() * one.itemsize for one in filled)
+
+    def _count_sync(self, place: str, call: str) -> None:
+        self.counts.syncs[place, call] += 1
+
+    def _look_at_graph(self, loss: torch.Tensor) -> None:
+        self.counts.biases += tuple(norm_biases(loss))
+
+    def _value(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """Timed on a GPU, where the host waits for all that was asked of it before."""
+        if isinstance(args[0], FakeTensor):
+            known = self._answers.get(user_place(), 1)
+            dtype = args[0].dtype
+            return bool(known) if dtype is torch.bool else float(known) if dtype.is_floating_point else int(known)
+        begin_ns = time.perf_counter_ns()
+        value = func(*args)
+        place = user_place()
+        self._answers[place] = value
+        if args[0].is_cuda:
+            self.counts.waited_ns[place, self._python.call or "a value read"] += time.perf_counter_ns() - begin_ns
+        return value
+
+    def _is_counter(self, func: Any, args: tuple[Any, ...]) -> bool:
+        return any(id(leaf) in self._counters for leaf in tree_leaves(args[:1]))
+
+    def _without_data(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        assert self._machine is not None, "asked in a rehearsal only"
+        known = self._stand_ins.get(id(tensor))
+        if known is None:
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            known = self._stand_ins[id(tensor)] = (tensor, made)  # held, so that its identity stays its own
+        return known[1]
+
+
+def _host_counters(optimizer: torch.optim.Optimizer | None) -> set[int]:
+    """Torch's optimizers count their steps in tensors on the host, unless they are capturable or fused."""
+    if optimizer is None:
+        return set()
+    on_host: set[int] = set()
+    for group in optimizer.param_groups:
+        if group.get("capturable") or group.get("fused"):
+            continue
+        for parameter in group["params"]:
+            step = optimizer.state.get(parameter, {}).get("step")
+            if isinstance(step, torch.Tensor):
+                on_host.add(id(step))
+    return on_host

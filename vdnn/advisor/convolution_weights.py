@@ -1,0 +1,29 @@
+"""How the weights of a model's convolutions lie in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.modules.conv import _ConvNd
+
+_LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
+_NAMES = {4: "channels_last", 5: "channels_last_3d"}
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionWeights:
+    """Of two or three dimensions; of one by one they lie both ways at once, and are not counted as channels first."""
+
+    total: int
+    channels_first: int
+    layout: str
+
+
+def convolution_weights(model: torch.nn.Module) -> ConvolutionWeights | None:
+    """None of a model that has none."""
+    weights = [one.weight for one in model.modules() if isinstance(one, _ConvNd) and one.weight.dim() in _LAYOUTS]
+    if not weights:
+        return None
+    first = [one for one in weights if not one.is_contiguous(memory_format=_LAYOUTS[one.dim()])]
+    return ConvolutionWeights(len(weights), len(first), _NAMES[weights[0].dim()])

@@ -1,0 +1,122 @@
+"""All that is known of one training: its step as it is, any step with a change, and what was observed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+from vdnn.advisor.advice import Basis, Gain, Per
+from vdnn.advisor.change import Change
+from vdnn.advisor.loop_training import LoopTraining
+from vdnn.advisor.observation import Observed
+from vdnn.advisor.parts import Training
+from vdnn.advisor.virtual_step import VirtualStep, rehearse
+from vdnn.errors import BudgetError
+from vdnn.hardware import HardwareProfile
+
+REHEARSED = "two rehearsals"
+
+
+# What torch says where a value or a size depends on data.
+_NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+
+
+class NotSeen(Exception):
+    """What was to be looked at is not there to be looked at, for a reason in a few words."""
+
+
+class Evidence:
+    """Rehearsals are made when they are asked for, once each."""
+
+    def __init__(
+        self,
+        training: Training,
+        profile: HardwareProfile,
+        *,
+        budget_bytes: int | None = None,
+        observed: Observed | None = None,
+        answers: dict[str, Any] | None = None,
+        on_progress: Callable[[str], None] = lambda doing: None,
+    ) -> None:
+        self.training, self.profile, self.observed = training, profile, observed
+        self.budget_bytes = profile.memory_bytes if budget_bytes is None else budget_bytes
+        self._answers = {} if answers is None else answers
+        self._on_progress = on_progress
+        self._known: dict[Change, VirtualStep] = {}
+        self._refused = ""
+
+    @property
+    def base(self) -> VirtualStep:
+        """The step as it is."""
+        return self.step(Change(), "the step as it is")
+
+    @property
+    def fits(self) -> bool:
+        return self.base.peak_bytes <= self.budget_bytes
+
+    @property
+    def loop(self) -> LoopTraining:
+        if not isinstance(self.training, LoopTraining):
+            raise NotSeen("a function of a batch size has no loop")
+        return self.training
+
+    @property
+    def real(self) -> Observed:
+        """What real steps did."""
+        if self.observed is None:
+            raise NotSeen("a function of a batch size has no loop")
+        if not self.observed.steps:
+            raise NotSeen(self.observed.failure or "no real steps were asked for")
+        return self.observed
+
+    def step(self, change: Change, doing: str) -> VirtualStep:
+        """Raises NotSeen if the step cannot be rehearsed at all: it did with data, and does not without."""
+        if self._refused:
+            raise NotSeen(self._refused)
+        if change not in self._known:
+            self._on_progress(f"rehearsing {doing}")
+            try:
+                self._known[change] = rehearse(self.training, self.profile, change, self._answers)
+            except BudgetError:
+                raise
+            except Exception as error:
+                ran = self.observed is not None and self.observed.steps > 0
+                if self._known or not (ran or isinstance(error, _NEEDS_DATA)):
+                    raise
+                first = str(error).strip().splitlines() or [""]
+                self._refused = f"the step cannot be rehearsed without data: {type(error).__name__}: {first[0]}"
+                raise NotSeen(self._refused) from error
+        return self._known[change]
+
+    def gain_of(self, change: Change, doing: str) -> Gain:
+        """The difference of two rehearsals."""
+        return gain_between(self.base, self.step(change, doing))
+
+
+def gain_between(before: VirtualStep, after: VirtualStep) -> Gain:
+    return Gain(
+        Basis.PREDICTED,
+        REHEARSED,
+        before_ns=before.step_ns,
+        after_ns=after.step_ns,
+        before_bytes=before.peak_bytes,
+        after_bytes=after.peak_bytes,
+    )
+
+
+def sample_gain_between(before: VirtualStep, after: VirtualStep) -> Gain:
+    return Gain(
+        Basis.PREDICTED,
+        REHEARSED,
+        before_ns=before.sample_ns,
+        after_ns=after.sample_ns,
+        before_bytes=before.peak_bytes,
+        after_bytes=after.peak_bytes,
+        per=Per.SAMPLE,
+    )

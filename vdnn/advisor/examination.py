@@ -1,0 +1,162 @@
+"""vdnn.advise: looks at a training from all sides, and says what would make it faster or smaller."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from vdnn.advisor.advice import Advice, Gain, Kind
+from vdnn.advisor.advices import Advices, NotLookedAt
+from vdnn.advisor.convolutions import channels_last, cudnn_benchmark
+from vdnn.advisor.debugging import debugging
+from vdnn.advisor.evidence import Evidence, NotSeen
+from vdnn.advisor.gradients import biases_before_norms, filled_gradients
+from vdnn.advisor.host_waits import host_waits
+from vdnn.advisor.largest_batch import largest_batch
+from vdnn.advisor.loader import loader_workers, pinned_memory
+from vdnn.advisor.loop_training import LoopTraining, Loss, Step
+from vdnn.advisor.memory import accumulation, checkpointing, offloading
+from vdnn.advisor.observation import Observed, observe
+from vdnn.advisor.optimizer_form import fused_form, state_in_8_bits
+from vdnn.advisor.parts import Training
+from vdnn.advisor.precision import mixed_precision, tf32_products
+from vdnn.advisor.random_state import random_state_kept
+from vdnn.advisor.virtual_step import VirtualStep
+from vdnn.hardware import HardwareProfile, load_profile
+from vdnn.planning.budget import parse_budget
+
+EXAMINERS: dict[Kind, Callable[[Evidence], list[Advice]]] = {
+    Kind.AMP: mixed_precision,
+    Kind.TF32: tf32_products,
+    Kind.OPTIMIZER_FORM: fused_form,
+    Kind.OPTIMIZER_STATE: state_in_8_bits,
+    Kind.BIAS_BEFORE_NORM: biases_before_norms,
+    Kind.SET_TO_NONE: filled_gradients,
+    Kind.LARGEST_BATCH: largest_batch,
+    Kind.OFFLOAD: offloading,
+    Kind.CHECKPOINTING: checkpointing,
+    Kind.ACCUMULATION: accumulation,
+    Kind.LOADER_WORKERS: loader_workers,
+    Kind.PINNED_MEMORY: pinned_memory,
+    Kind.HOST_SYNC: host_waits,
+    Kind.DEBUGGING: debugging,
+    Kind.CHANNELS_LAST: channels_last,
+    Kind.CUDNN_BENCHMARK: cudnn_benchmark,
+}
+
+
+def advise(
+    model: torch.nn.Module,
+    loader: Iterable[Any],
+    optimizer: torch.optim.Optimizer,
+    loss: Loss | None = None,
+    *,
+    step: Step | None = None,
+    steps: int = 3,
+    hardware: str | os.PathLike[str] | HardwareProfile | None = None,
+    budget: int | str | None = None,
+    name: str | None = None,
+    on_progress: Callable[[str], None] = lambda doing: None,
+) -> Advices:
+    """What would make this training faster or smaller, by what was seen of it alone.
+
+    `steps` real steps run on copies, on the device the model is on; then a step is rehearsed without data on
+    `hardware`, as it is and with each change. `hardware` is as in vdnn.plan; None: the GPU that is here, or else
+    "h100". `loss(output, target)`, or `loss(output)` where a batch has no target; or `step(model, optimizer, batch)`,
+    which does the whole of a step, and is watched. `budget`: what the step may take of the card. The model, the
+    optimizer, the loader and all random states stay as they are; what `step` changes beside its arguments does not.
+
+        print(vdnn.advise(model, loader, optimizer, nn.CrossEntropyLoss()))
+    """
+    if type(steps) is not int or steps < 0:
+        raise ValueError(f"steps: expected a number of steps, 0 or more, got {steps!r}.")
+    profile = profile_for(hardware)
+    training = LoopTraining(model, loader, optimizer, loss, step=step, name=name)
+    answers: dict[str, Any] = {}
+    on_progress("running real steps" if steps else "taking a batch")
+    observed = observe(training, steps, answers)
+    return examine(training, profile, budget=budget, observed=observed, answers=answers, on_progress=on_progress)
+
+
+def examine(
+    training: Training,
+    profile: HardwareProfile,
+    *,
+    budget: int | str | None = None,
+    observed: Observed | None = None,
+    answers: dict[str, Any] | None = None,
+    on_progress: Callable[[str], None] = lambda doing: None,
+) -> Advices:
+    """Every kind is looked at, or it is said why not."""
+    budget_bytes = _budget_bytes(budget, profile)
+    evidence = Evidence(
+        training,
+        profile,
+        budget_bytes=budget_bytes,
+        observed=observed,
+        answers=answers,
+        on_progress=on_progress,
+    )
+    found: list[Advice] = []
+    looked_at: list[Kind] = []
+    not_looked_at: list[NotLookedAt] = []
+    with random_state_kept():
+        for kind, examiner in EXAMINERS.items():
+            try:
+                found += examiner(evidence)
+            except NotSeen as missing:
+                not_looked_at.append(NotLookedAt(kind, str(missing)))
+            else:
+                looked_at.append(kind)
+        step = _base_or_none(evidence)
+    found = [replace(advice, makes_it_fit=_makes_it_fit(advice.gain, budget_bytes)) for advice in found]
+    on_progress("")
+    return Advices(
+        name=training.name,
+        batch=training.batch,
+        hardware=profile.name,
+        budget_bytes=budget_bytes,
+        step_ns=None if step is None else step.step_ns,
+        peak_bytes=None if step is None else step.peak_bytes,
+        device="" if observed is None else observed.device,
+        real_steps=0 if observed is None else observed.steps,
+        found=tuple(sorted(found, key=lambda advice: advice.rank)),
+        looked_at=tuple(looked_at),
+        not_looked_at=tuple(not_looked_at),
+    )
+
+
+def _budget_bytes(budget: int | str | None, profile: HardwareProfile) -> int:
+    if budget is None:
+        return profile.memory_bytes
+    wanted = parse_budget(budget)
+    if wanted.nbytes is None and wanted.share is None:
+        raise ValueError('budget: expected bytes such as "12GiB" or a share such as "80%" to advise for, got "min".')
+    return wanted.bytes_for(profile.memory_bytes, 0)
+
+
+def _makes_it_fit(gain: Gain, budget_bytes: int) -> bool:
+    if gain.before_bytes is None or gain.after_bytes is None:
+        return False
+    return gain.after_bytes <= budget_bytes < gain.before_bytes
+
+
+def _base_or_none(evidence: Evidence) -> VirtualStep | None:
+    try:
+        return evidence.base
+    except NotSeen:
+        return None
+
+
+def profile_for(hardware: str | os.PathLike[str] | HardwareProfile | None) -> HardwareProfile:
+    if isinstance(hardware, HardwareProfile):
+        return hardware
+    if hardware == "measured" or (hardware is None and torch.cuda.is_available()):
+        from vdnn.runtime.measured_hardware import measured_profile
+
+        return measured_profile()
+    return load_profile("h100" if hardware is None else hardware)

@@ -1,0 +1,45 @@
+"""Each place where a step makes the host wait for the GPU, with what can be written instead."""
+
+from __future__ import annotations
+
+from vdnn.advisor.advice import Advice, Basis, Gain, Kind, unknown
+from vdnn.advisor.evidence import Evidence
+from vdnn.advisor.host_syncs import HostSync
+
+_SHAPED = "torch.where or a product with the mask, whose size does not depend on data"
+_INSTEAD = {
+    ".item()": "keep the tensor (`total += loss.detach()`) and read it once in many steps",
+    "float(tensor)": "keep the tensor (`total += loss.detach()`) and read it once in many steps",
+    "int(tensor)": "keep the number on the card, or compute it from shapes",
+    "bool(tensor)": "torch.where in place of the branch, or look once in many steps",
+    "an index that is a mask": _SHAPED,
+    "nonzero()": _SHAPED,
+    "masked_select()": _SHAPED,
+    "repeat_interleave()": "repeat_interleave(..., output_size=n)",
+    "printing a tensor": "print once in many steps",
+    "formatting a tensor": "log once in many steps",
+}
+_COPIED = 'tensor.to("cpu", non_blocking=True), and read it a step later'
+_UNFORETOLD = "it costs what the host was ahead of the card, which virtual time does not know"
+
+
+def host_waits(evidence: Evidence) -> list[Advice]:
+    """As seen in real steps, else in the rehearsal."""
+    observed = evidence.observed
+    syncs = observed.syncs if observed is not None and observed.steps else evidence.base.syncs
+    return [_advice(evidence, sync) for sync in sorted(syncs, key=lambda one: (-one.waited_ns, -one.count, one.place))]
+
+
+def _advice(evidence: Evidence, sync: HostSync) -> Advice:
+    times = "once" if sync.count == 1 else f"{sync.count} times"
+    gain = unknown(_UNFORETOLD)
+    step_ns = None if evidence.observed is None else evidence.observed.step_ns
+    if sync.waited_ns and step_ns:
+        reason = "how long the host stood still there, of which it wins at most all"
+        gain = Gain(Basis.MEASURED, reason, before_ns=step_ns, after_ns=max(0, step_ns - sync.waited_ns))
+    return Advice(
+        Kind.HOST_SYNC,
+        f"{sync.call} at {sync.place} makes the host wait for the card {times} in each step.",
+        _INSTEAD.get(sync.call, _COPIED),
+        gain,
+    )

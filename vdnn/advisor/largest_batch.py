@@ -1,0 +1,73 @@
+"""The largest batch that fits, found from few rehearsals: memory grows by about the same bytes for each sample."""
+
+from __future__ import annotations
+
+from vdnn.advisor.advice import Advice, Kind
+from vdnn.advisor.change import Change
+from vdnn.advisor.evidence import Evidence, NotSeen, sample_gain_between
+from vdnn.advisor.virtual_step import VirtualStep
+from vdnn.bytesize import format_bytes
+
+_MOST = 1 << 20
+# Another batch means another learning rate: not for less than this share of a sample's time.
+_WORTH_RETUNING = 0.01
+_BESIDE_THE_LINE = 3  # guesses next to the last before halving
+
+
+def largest_batch(evidence: Evidence) -> list[Advice]:
+    if not _grows(evidence):
+        raise NotSeen("its memory does not depend on the batch")
+    batch, samples = largest_that_fits(evidence), evidence.training.samples
+    if batch is None or batch == evidence.training.batch:
+        return []
+    gain = sample_gain_between(evidence.base, _of(evidence, batch))
+    if evidence.fits and gain.saved_time_share < _WORTH_RETUNING:
+        return []
+    room = format_bytes(evidence.budget_bytes)
+    takes = f"a batch of {evidence.training.batch} takes {format_bytes(evidence.base.peak_bytes)} of {room}"
+    limit = "all the data there is fits." if batch == samples else f"{batch} is the largest that fits."
+    return [
+        Advice(
+            Kind.LARGEST_BATCH,
+            f"{takes}; {limit}",
+            f"a batch of up to {batch}, with the learning rate to go with it",
+            gain,
+        )
+    ]
+
+
+def largest_that_fits(evidence: Evidence) -> int | None:
+    """Proven: it fits, and one more does not, or is not there. None if not even one sample does."""
+    start = evidence.training.batch
+    most = max(start, min(_MOST, evidence.training.samples or _MOST))
+    fits, over = (start, most + 1) if evidence.fits else (0, start)
+    guess, tried = _along_the_line(evidence), 0
+    while over - fits > 1:
+        guess = min(max(guess, fits + 1), over - 1)
+        tried += 1
+        if _of(evidence, guess).peak_bytes <= evidence.budget_bytes:
+            fits = guess
+        else:
+            over = guess
+        if tried <= _BESIDE_THE_LINE:
+            guess = fits + 1 if guess == fits else over - 1
+        else:
+            guess = 2 * fits if over > most else (fits + over) // 2
+    return fits or None
+
+
+def _along_the_line(evidence: Evidence) -> int:
+    """Where the line through this batch and its double meets the budget."""
+    base, double = evidence.base, _of(evidence, 2 * evidence.base.batch)
+    each_bytes = (double.peak_bytes - base.peak_bytes) / base.batch
+    return base.batch + int((evidence.budget_bytes - base.peak_bytes) // each_bytes)
+
+
+def _grows(evidence: Evidence) -> bool:
+    base = evidence.base
+    return _of(evidence, 2 * base.batch).peak_bytes > base.peak_bytes
+
+
+def _of(evidence: Evidence, batch: int) -> VirtualStep:
+    change = Change() if batch == evidence.training.batch else Change(batch=batch)
+    return evidence.step(change, f"a batch of {batch}")

@@ -1,0 +1,62 @@
+"""What makes a step fit that does not: vdnn, checkpointing, or fewer samples at a time. Of one that fits they only make
+it slower, and are not looked at.
+"""
+
+from __future__ import annotations
+
+from vdnn.advisor.advice import Advice, Kind
+from vdnn.advisor.change import Change
+from vdnn.advisor.evidence import Evidence, gain_between
+from vdnn.advisor.virtual_step import VirtualStep
+from vdnn.bytesize import format_bytes
+from vdnn.errors import BudgetError
+
+
+def offloading(evidence: Evidence) -> list[Advice]:
+    if evidence.fits:
+        return []
+    try:
+        step = evidence.step(Change(offload_bytes=evidence.budget_bytes), "under vdnn.offload")
+    except BudgetError:
+        return []  # no plan meets it
+    if step.peak_bytes > evidence.budget_bytes:
+        return []
+    action = f'with vdnn.offload(budget="{_whole(evidence.budget_bytes)}"): around the training loop'
+    return [_fitting(evidence, Kind.OFFLOAD, action, step)]
+
+
+def checkpointing(evidence: Evidence) -> list[Advice]:
+    if evidence.fits:
+        return []
+    step = evidence.step(Change(checkpointed=True), "with checkpointed blocks")
+    if not step.blocks or step.peak_bytes > evidence.budget_bytes:
+        return []
+    action = (
+        f"torch.utils.checkpoint.checkpoint(block, *inputs, use_reentrant=False) for each of the {step.blocks} blocks"
+    )
+    return [_fitting(evidence, Kind.CHECKPOINTING, action, step)]
+
+
+def accumulation(evidence: Evidence) -> list[Advice]:
+    """The fewest parts that fit."""
+    if evidence.fits or not evidence.training.can_be_cut:
+        return []
+    parts = 2
+    while parts <= evidence.training.batch:
+        step = evidence.step(Change(micro_batches=parts), f"in {parts} parts")
+        if step.peak_bytes <= evidence.budget_bytes:
+            samples = evidence.training.batch // parts
+            action = f"{parts} times (loss(batch of {samples}) / {parts}).backward() before each optimizer.step()"
+            return [_fitting(evidence, Kind.ACCUMULATION, action, step)]
+        parts *= 2
+    return []
+
+
+def _fitting(evidence: Evidence, kind: Kind, action: str, step: VirtualStep) -> Advice:
+    takes, room = format_bytes(evidence.base.peak_bytes), format_bytes(evidence.budget_bytes)
+    return Advice(kind, f"a step takes {takes}, and there are {room}.", action, gain_between(evidence.base, step))
+
+
+def _whole(nbytes: int) -> str:
+    """As vdnn.parse_bytes takes it, never more than it is."""
+    return f"{nbytes // 2**20}MiB"

@@ -1,0 +1,57 @@
+"""Biases that a batch norm subtracts again: found in the graph of the step, so functions count as modules do.
+
+The output of the convolution or product goes to a batch norm in training and nowhere else, and it adds a parameter that
+nobody else reads. The mean over the batch takes a constant away whatever it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+# Where the bias is among the inputs.
+_BIAS_EDGE = {"ConvolutionBackward0": 2, "AddmmBackward0": 0}
+_NORMS = ("NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0")
+
+
+class NormBias(NamedTuple):
+    """Parameters by identity: whoever asks knows their names. `norm_id`: 0 for a norm without a weight."""
+
+    bias_id: int
+    norm_id: int
+
+
+def norm_biases(loss: torch.Tensor) -> Iterator[NormBias]:
+    """To be asked before the backward pass."""
+    nodes, consumers = _graph(loss.grad_fn)
+    for norm in nodes:
+        if norm.name() not in _NORMS or not getattr(norm, "_saved_training", True):
+            continue
+        made_by = norm.next_functions[0][0]
+        if made_by is None or consumers[made_by] != 1 or made_by.name() not in _BIAS_EDGE:
+            continue
+        bias = made_by.next_functions[_BIAS_EDGE[made_by.name()]][0]
+        if bias is None or consumers[bias] != 1 or not hasattr(bias, "variable"):
+            continue
+        weight: Any = norm.next_functions[1][0]
+        yield NormBias(id(bias.variable), id(weight.variable) if hasattr(weight, "variable") else 0)
+
+
+def _graph(root: Any) -> tuple[list[Any], Counter[Any]]:
+    """All nodes, and how many others read each. Nodes are made anew at each look, but equal by identity while held."""
+    nodes, consumers, waiting = [], Counter[Any](), [root]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes.append(node)
+        for following, _ in node.next_functions:
+            if following is not None:
+                consumers[following] += 1
+                waiting.append(following)
+    return nodes, consumers

@@ -1,0 +1,193 @@
+"""One step of a training on a card that need not be there, as it is or with a change: its time, its peak, its counts.
+
+The first step warms up, the second is the one; under vdnn.offload one is recorded between them, and the plan is
+followed in the last. Optimizers take the loops that they would take on a GPU, which are not those of the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from vdnn.advisor.block_checkpoints import checkpoint_blocks
+from vdnn.advisor.census import Census
+from vdnn.advisor.change import Change
+from vdnn.advisor.convolution_weights import ConvolutionWeights, convolution_weights
+from vdnn.advisor.host_syncs import HostSync
+from vdnn.advisor.optimizer_state import OptimizerForm, form_of
+from vdnn.advisor.parts import Parts, Training, scalar_loss
+from vdnn.hardware import HardwareProfile
+from vdnn.runtime.cuda_shaped import CudaShaped
+from vdnn.runtime.offload import offload
+from vdnn.runtime.virtual_machine import VirtualMachine
+
+_STEPS = 2
+_STEPS_OFFLOADED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualStep:
+    """`float_products` counts forward and backward products by the name of their dtype. `norm_biases`: names of the
+    biases that a batch norm takes away, each with its norm's."""
+
+    batch: int
+    step_ns: int
+    peak_bytes: int
+    products: tuple[tuple[str, int], ...]
+    products_tf32_could_take: int
+    convolutions: int
+    filled_gradients: int
+    filled_bytes: int
+    syncs: tuple[HostSync, ...]
+    norm_biases: tuple[tuple[str, str], ...]
+    blocks: int
+    convolution_weights: ConvolutionWeights | None
+    optimizer: OptimizerForm | None
+
+    @property
+    def sample_ns(self) -> int:
+        return round(self.step_ns / self.batch)
+
+
+def rehearse(
+    training: Training, profile: HardwareProfile, change: Change, answers: dict[str, Any] | None = None
+) -> VirtualStep:
+    """The same step and the same change give the same numbers on any machine."""
+    batch = change.batch or training.batch
+    known = {} if answers is None else dict(answers)
+    with _tf32(change), torch.autograd.set_detect_anomaly(False), VirtualMachine(profile) as machine, CudaShaped():
+        parts = training.parts(batch // change.micro_batches)
+        blocks = _apply(change, parts)
+        state = [] if parts.optimizer is None else list(parts.optimizer.state.values())
+        machine.tracker.track([parts.model, parts.inputs, *tree_leaves(state)])
+        steps = _STEPS if change.offload_bytes is None else _STEPS_OFFLOADED
+        with contextlib.ExitStack() as stack:
+            session = None
+            if change.offload_bytes is not None:
+                session = stack.enter_context(offload(budget=change.offload_bytes, device=machine))
+            census = stack.enter_context(Census(parts.model, parts.optimizer, known, lambda: _aside(machine)))
+            for _ in range(steps):
+                census.begin_step()
+                machine.reset_peak()
+                begin_ns = machine.now_ns
+                _run(parts, change)
+                if session is not None:
+                    session.step()
+            step_ns, peak_bytes = machine.now_ns - begin_ns, machine.peak_bytes
+        counts = census.counts
+        names = {id(parameter): name for name, parameter in parts.model.named_parameters()}
+        removable = [one for one in counts.biases if _is_removable(parts.model, names.get(one.bias_id, ""))]
+        return VirtualStep(
+            batch=batch,
+            step_ns=step_ns,
+            peak_bytes=peak_bytes,
+            products=tuple(sorted((str(kind).removeprefix("torch."), n) for kind, n in counts.products.items())),
+            products_tf32_could_take=counts.products_tf32_could_take,
+            convolutions=counts.convolutions,
+            filled_gradients=counts.filled_gradients,
+            filled_bytes=counts.filled_bytes,
+            syncs=counts.host_syncs,
+            norm_biases=tuple((names[one.bias_id], _module_of(names.get(one.norm_id, ""))) for one in removable),
+            blocks=blocks,
+            convolution_weights=convolution_weights(parts.model),
+            optimizer=None if parts.optimizer is None else form_of(parts.optimizer),
+        )
+
+
+def _run(parts: Parts, change: Change) -> None:
+    for _ in range(change.micro_batches):
+        if parts.step is not None:
+            parts.step()
+            continue
+        assert parts.loss is not None, "parts have a loss or a step"
+        with _autocast(change):
+            loss = scalar_loss(parts.loss())
+        scaled = loss if change.micro_batches == 1 else loss / change.micro_batches
+        scaled.backward()  # type: ignore[no-untyped-call]
+    if parts.is_whole:
+        return
+    if parts.optimizer is not None:
+        parts.optimizer.step()
+    parts.model.zero_grad(set_to_none=True)
+
+
+def _autocast(change: Change) -> contextlib.AbstractContextManager[object]:
+    if change.autocast is None:
+        return contextlib.nullcontext()
+    return torch.autocast("cpu", getattr(torch, change.autocast))
+
+
+@contextlib.contextmanager
+def _tf32(change: Change) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    if change.tf32:
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        if change.tf32:
+            torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def _aside(machine: VirtualMachine) -> Iterator[None]:
+    """What is on the host takes no time of the card's."""
+    before, machine.aside_ns = machine.aside_ns, 0
+    try:
+        yield
+    finally:
+        machine.aside_ns = before
+
+
+def _apply(change: Change, parts: Parts) -> int:
+    """To parts that were made for this rehearsal. Returns how many blocks are checkpointed."""
+    model, optimizer = parts.model, parts.optimizer
+    for name in change.without_biases:
+        _remove_bias(parts, name)
+    for group in [] if optimizer is None else optimizer.param_groups:
+        if change.fused and "fused" in group:
+            group["fused"], group["foreach"] = True, False
+        elif "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = not group.get("differentiable", False)  # what torch takes on a GPU
+    if change.autocast is not None and parts.step is not None:
+        forward = torch.autocast("cpu", getattr(torch, change.autocast))(model.forward)
+        object.__setattr__(model, "forward", forward)
+    if change.set_to_none:
+        for holder in (model, optimizer):
+            if holder is not None:
+                object.__setattr__(holder, "zero_grad", _to_none(holder.zero_grad))
+    return checkpoint_blocks(model) if change.checkpointed else 0
+
+
+def _to_none(zero_grad: Any) -> Any:
+    def to_none(set_to_none: bool = True) -> None:
+        zero_grad(set_to_none=True)
+
+    return to_none
+
+
+def _remove_bias(parts: Parts, name: str) -> None:
+    module = parts.model.get_submodule(_module_of(name))
+    bias = parts.model.get_parameter(name)
+    module.register_parameter("bias", None)
+    if parts.optimizer is None:
+        return
+    for group in parts.optimizer.param_groups:
+        group["params"] = [one for one in group["params"] if one is not bias]
+    parts.optimizer.state.pop(bias, None)
+
+
+def _module_of(parameter_name: str) -> str:
+    return parameter_name.rpartition(".")[0]
+
+
+def _is_removable(model: torch.nn.Module, name: str) -> bool:
+    if name.rpartition(".")[2] != "bias":
+        return False
+    module = model.get_submodule(_module_of(name))
+    return isinstance(module, (torch.nn.modules.conv._ConvNd, torch.nn.Linear))
