@@ -46,7 +46,7 @@ $(VENV)/with-torch: $(VENV)/made Makefile
 	touch $@
 
 $(VENV)/with-everything: $(VENV)/with-torch pyproject.toml setup.py
-	VDNN_BUILD_TESTING=ON $(PIP) install --quiet --no-build-isolation --editable '.[test,lint,report,plan,docs]'
+	VDNN_BUILD_TESTING=ON $(PIP) install --quiet --no-build-isolation --editable '.[dev]'
 	touch $@
 
 .PHONY: venv

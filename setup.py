@@ -6,6 +6,7 @@ No torch is needed to build. Settings come from the environment, because every w
     VDNN_NVCC=/path/of/nvcc   compile device code with this one; OFF: without; unset: use nvcc if there is one
     VDNN_BUILD_TESTING=ON     also build what the tests need, into build/testing
     VDNN_WERROR=ON            compiler warnings are errors
+    VDNN_BUILD_DIRECTORY=DIR  builds there, and what is compiled there already is not compiled again
 
 A build in the checkout (editable, or `build_ext --inplace`) keeps build/inplace and is incremental. Any other
 build starts afresh, see docs/decisions/0002-wheels-are-built-afresh.md.
@@ -43,7 +44,11 @@ class CMakeBuild(build_ext):
         super().run()
 
     def build_extension(self, ext: Extension) -> None:
-        directory = SOURCE / "build" / "inplace" if self.in_checkout else Path(self.build_temp).resolve() / "cmake"
+        kept = os.environ.get("VDNN_BUILD_DIRECTORY")
+        self.afresh = not (self.in_checkout or kept)
+        directory = Path(self.build_temp).resolve() / "cmake" if self.afresh else SOURCE / "build" / "inplace"
+        if kept:
+            directory = Path(kept).resolve()
         directory.mkdir(parents=True, exist_ok=True)
         cmake = find_tool("cmake", "CMAKE_BIN_DIR")
         subprocess.run([cmake, *self.configuration(directory)], check=True)
@@ -59,7 +64,7 @@ class CMakeBuild(build_ext):
         """
         pybind11 = importlib.import_module("pybind11")
         arguments = ["-S", str(SOURCE), "-B", str(directory), "-G", "Ninja"]
-        if not self.in_checkout:
+        if self.afresh:
             arguments.append("--fresh")
         arguments += [
             "-DCMAKE_BUILD_TYPE=Release",

@@ -3,15 +3,16 @@
     python check_wheel.py --device-code present|absent
 
 No torch, no compiler and no build tools are there, and PATH is empty for what this starts. Checks that the
-package and the native core import from the environment, that the doctor reports honestly, and that the
-runtime's absence of torch is one clear sentence. A program, not a test module: pytest's own environment has
-torch.
+package and the native core import from the environment, that the core names no library of torch's or CUDA's but
+the driver, that the doctor reports honestly, also as the command `vdnn`, and that the runtime's absence of torch
+is one clear sentence. A program, not a test module: pytest's own environment has torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import subprocess
@@ -47,10 +48,18 @@ def check_imports() -> None:
     expect("titan-x" in hardware.profile_names(), f"hardware profiles are in the wheel, not {hardware.profile_names()}")
 
 
-def run_doctor(*options: str) -> str:
+def check_the_core_is_of_no_torch() -> None:
+    """Why one wheel serves any torch and any CUDA: it is linked with neither, and opens the driver by name."""
+    core = Path(str(importlib.import_module("vdnn._C").__file__)).read_bytes()
+    for library in (b"libtorch", b"libc10", b"libcudart", b"libnvrtc"):
+        expect(library not in core, f"the native core does not name {library.decode()}")
+    expect(b"libcuda.so.1" in core, "it names the driver, which it opens at run time")
+
+
+def run_doctor(*options: str, start: tuple[str, ...] = (sys.executable, "-m", "vdnn")) -> str:
     # An empty environment: no PATH, so neither a compiler nor nvcc can be found.
     done = subprocess.run(
-        [sys.executable, "-m", "vdnn", "doctor", *options],
+        [*start, "doctor", *options],
         env={},
         capture_output=True,
         text=True,
@@ -70,7 +79,11 @@ def check_doctor(*, device_code: bool) -> None:
     for codec in report["codecs"]:
         expect(codec["available"] is device_code, f"device code is {'in' if device_code else 'not in'}: {codec}")
         expect(bool(codec["reason"]) is not device_code, f"a reason stands exactly where it is missing: {codec}")
-    text = run_doctor()
+    text = run_doctor(start=(str(Path(sys.executable).parent / "vdnn"),))
+    version = importlib.metadata.version("vdnn")
+    expect(
+        text.startswith(f"vdnn {version}, "), f"command and metadata agree that this is {version}, not {text[:40]!r}"
+    )
     expect(max(map(len, text.splitlines())) <= 200, "the text form has no endless lines")
 
 
@@ -91,6 +104,7 @@ def main() -> int:
     options = parser.parse_args()
     try:
         check_imports()
+        check_the_core_is_of_no_torch()
         check_doctor(device_code=options.device_code == "present")
         check_runtime_names_torch()
     except CheckFailed as failed:

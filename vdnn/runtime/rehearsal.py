@@ -150,7 +150,8 @@ def rehearse(
         optimizer_bytes = 0 if updates is None else _state_bytes(updates)
     if recording is None:
         raise VdnnError(
-            f"plan: the step saves nothing of {min_bytes} or more that could leave the device: nothing to plan."
+            f"plan: the step saves nothing of {min_bytes} or more that could leave the device: nothing to plan. "
+            "Smaller saves count with a smaller min_bytes, or --min-bytes; a larger batch makes them larger."
         )
     return Rehearsal(
         replace(recording, backend=BACKEND),
