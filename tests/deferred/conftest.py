@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.seeding import seed_only_what_is_there
 from vdnn.testing.deferred import Mode
 from vdnn.testing.deferred.extension import load_extension
 
 load_extension()
+seed_only_what_is_there()
 
 
 @pytest.fixture(params=list(Mode), ids=[mode.name.lower() for mode in Mode])

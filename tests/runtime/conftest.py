@@ -14,10 +14,13 @@ import torch
 
 from tests.conftest import SCHEDULE_IDS, SCHEDULES
 from tests.runtime.side_by_side import assert_nothing_alive
+from tests.seeding import seed_only_what_is_there
 from vdnn import _C
 from vdnn.runtime.offload import offload
 from vdnn.runtime.session import Session
 from vdnn.step_plan import Plan
+
+seed_only_what_is_there()
 
 
 class OpenSession(Protocol):
