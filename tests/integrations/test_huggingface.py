@@ -158,8 +158,8 @@ def test_a_wrong_option_is_refused_before_there_is_a_trainer() -> None:
 
 class Args:
     n_gpu = 1
-    deepspeed = None
-    activation_offloading = False
+    deepspeed = deepspeed_plugin = None
+    activation_offloading = torch_compile = False
 
     def __init__(self, **facts: Any) -> None:
         vars(self).update(facts)
@@ -174,6 +174,7 @@ class Args:
             "OffloadCallback does not work with activation_offloading=True: .* Leave one",
         ),
         ({"deepspeed": "zero3.json"}, "OffloadCallback does not work with DeepSpeed: .* Use FSDP2"),
+        ({"deepspeed_plugin": object()}, "OffloadCallback does not work with DeepSpeed: .* Use FSDP2"),
     ],
 )
 def test_what_cannot_work_is_refused_naming_both_sides_and_the_way_out(facts: dict[str, Any], both_sides: str) -> None:
@@ -194,6 +195,26 @@ def test_a_model_that_the_trainer_compiles_as_a_whole_trains_the_same_and_is_war
     torch._dynamo.reset()
     assert "compiled as a whole needs all that it saved back at once" in caplog.text
     assert "Compile its layers instead" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ({"torch_compile_mode": "reduce-overhead"}, "by backend='inductor', mode='reduce-overhead'"),
+        ({"torch_compile_mode": "max-autotune"}, "by backend='inductor', mode='max-autotune'"),
+    ],
+)
+def test_cuda_graphs_are_refused_when_a_trainer_is_made(tmp_path: Path, options: dict[str, Any], asked: str) -> None:
+    args = arguments(tmp_path, torch_compile=True, **options)
+    with pytest.raises(CombinationError, match=f"the CUDA graphs of torch.compile {asked}: .* mode='default'"):
+        transformers.Trainer(gpt(), args, train_dataset=texts(), callbacks=[OffloadCallback(device="sim")])
+
+
+def test_a_layer_with_cuda_graphs_is_refused_when_training_begins(tmp_path: Path) -> None:
+    model = gpt()
+    model.transformer.h[1].compile(mode="reduce-overhead")
+    with pytest.raises(CombinationError, match=r"the CUDA graphs of torch.compile in 'transformer.h.1'"):
+        train_with(OffloadCallback(device="sim"), tmp_path, model)
 
 
 # Several processes.

@@ -122,4 +122,21 @@ def test_a_strategy_that_was_never_tested_is_refused() -> None:
         strategy = DeepSpeedStrategy()
 
     with pytest.raises(CombinationError, match="does not work with Lightning's DeepSpeedStrategy: .*ddp"):
-        OffloadCallback(device="sim").on_train_start(Trainer(), Regression())
+        OffloadCallback(device="sim").setup(Trainer(), Regression(), "fit")
+
+
+def test_a_module_compiled_with_cuda_graphs_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    """Lightning puts the compiled step in the place of the module's own."""
+    steps: list[int] = []
+
+    class Counting(Regression):
+        def training_step(self, x: torch.Tensor, index: int) -> torch.Tensor:
+            steps.append(index)
+            return super().training_step(x, index)
+
+        validation_step = training_step
+
+    compiled = torch.compile(Counting(), mode="reduce-overhead")
+    with pytest.raises(CombinationError, match="does not work with the CUDA graphs of torch.compile around the Count"):
+        fit_with(OffloadCallback(device="sim", min_bytes=0), compiled, **quiet(tmp_path))
+    assert steps == []

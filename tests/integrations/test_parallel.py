@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.integrations import parallel_training
+from tests.integrations import parallel_training, sequence_training
 from tests.integrations.ranks import RankFailed, Ranks
 
 MOVES, PLANS = "moves", "prefix-cut"
@@ -62,11 +62,37 @@ def test_no_parameter_of_fsdp_leaves(two_ranks: Ranks) -> None:
 
 @EITHER
 def test_tensor_parallel_trains_the_same(two_ranks: Ranks, how: str) -> None:
-    """What is saved as a DTensor stays: of each of a block's two linear layers its input and its weight."""
+    """What is saved as a DTensor leaves as well, to the byte; only the weights of the two linear layers stay, and what
+    the norm saves of its parameters."""
     first, second = check(two_ranks, how, parallel_training.tensor_parallel)
     assert first["digest"] == second["digest"]
-    linears = 2 * len(parallel_training.blocks())
-    assert first["kept"]["SUBCLASS"] == parallel_training.STEPS * linears * 2
+    steps, of_blocks = parallel_training.STEPS, len(parallel_training.blocks())
+    if how == MOVES:
+        rows, width = parallel_training.BATCH, parallel_training.WIDTH
+        # The norm's input and output, GELU's input and output, a half of 2 widths each; two statistics of each row.
+        block = rows * (4 * width + 2)
+        loss = rows * width
+        assert first["storage_bytes"] == 4 * steps * (of_blocks * block + loss)
+        assert first["kept"] == {"PARAMETER": steps * of_blocks * 4}
+
+
+@EITHER
+def test_sequence_parallel_trains_the_same(two_ranks: Ranks, how: str) -> None:
+    first, second = check(two_ranks, how, sequence_training.sequence_parallel)
+    assert first["digest"] == second["digest"]
+    assert "SUBCLASS" not in first["kept"]
+
+
+@EITHER
+def test_context_parallel_by_gathered_keys_trains_the_same(two_ranks: Ranks, how: str) -> None:
+    first, second = check(two_ranks, how, sequence_training.gathering_context_parallel)
+    assert first["digest"] == second["digest"]
+
+
+def test_context_parallel_of_torch_has_no_kernel_for_the_cpu(two_ranks: Ranks) -> None:
+    """Without vdnn. When it has one, there is something to test."""
+    for said in two_ranks.run(sequence_training.context_parallel_of_torch):
+        assert "_for_cpu.default does not have a sharding strategy" in said
 
 
 @pytest.mark.parametrize(("how", "kind"), [(MOVES, "1F1B"), (PLANS, "1F1B"), ("auto", "1F1B"), (MOVES, "GPipe")])

@@ -12,6 +12,7 @@ from typing import Any
 from vdnn.errors import CombinationError, LibraryMissingError
 from vdnn.integrations.offload_arguments import OffloadArguments
 from vdnn.integrations.training_run import TrainingRun, warn_of_whole_compile
+from vdnn.runtime.capture import refuse_graphs_of
 from vdnn.runtime.session import Session
 
 try:
@@ -25,7 +26,8 @@ _OURS = "vdnn's OffloadCallback"
 
 
 class OffloadCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # untyped where it is not installed
-    """Takes OffloadArguments, or the options of vdnn.offload. What cannot work is refused when training begins."""
+    """Takes OffloadArguments, or the options of vdnn.offload. What cannot work is refused when a
+    trainer is made with it, and when training begins."""
 
     def __init__(self, arguments: OffloadArguments | None = None, **options: Any) -> None:
         self._run = TrainingRun(arguments, options)
@@ -44,11 +46,20 @@ class OffloadCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # 
         """Leaves the session of a run that raised. The next run does so too."""
         self._run.end()
 
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A trainer that was given this callback is made."""
+        self._refuse(args, kwargs.get("model"))
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        refuse_what_cannot_work(args)
+        self._refuse(args, kwargs.get("model"))
         if args.torch_compile:
             warn_of_whole_compile()
         self._run.begin(args.device)
+
+    def _refuse(self, args: Any, model: Any) -> None:
+        refuse_what_cannot_work(args)
+        if model is not None:
+            self._run.look_into(model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._run.step()
@@ -73,10 +84,12 @@ def refuse_what_cannot_work(args: Any) -> None:
             reason="both move what is saved, and of nested hooks the innermost are called alone",
             way_out="Leave one of the two out",
         )
-    if args.deepspeed:
+    if args.deepspeed or getattr(args, "deepspeed_plugin", None):  # the latter by `accelerate launch`
         raise CombinationError(
             ours=_OURS,
             theirs="DeepSpeed",
             reason="its engine has never been tested inside a session",
             way_out="Use FSDP2 (fsdp with version 2), or DDP",
         )
+    if args.torch_compile:
+        refuse_graphs_of(args.torch_compile_backend, args.torch_compile_mode)

@@ -42,7 +42,10 @@ class OffloadCallback(Callback):  # type: ignore[misc, unused-ignore]  # untyped
         """Of the last run."""
         return self._run.report
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Before anything of it has run, an evaluation included."""
+        if stage != "fit":
+            return
         name = type(trainer.strategy).__name__
         if name in _REFUSED:
             raise CombinationError(
@@ -51,6 +54,9 @@ class OffloadCallback(Callback):  # type: ignore[misc, unused-ignore]  # untyped
                 reason="it has never been tested inside a session",
                 way_out="Use the strategy 'ddp', ModelParallelStrategy (FSDP2), or one device",
             )
+        self._run.look_into(pl_module)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._run.begin(pl_module.device)
         self._steps = trainer.global_step
 

@@ -39,6 +39,12 @@ class TrainingRun:
         """Of this run, or of the last one."""
         return self._last if self._entered is None else _session_of(self._entered)
 
+    def look_into(self, model: torch.nn.Module) -> None:
+        """Before anything is trained: what its session would refuse at the first call."""
+        session = offload(**self._options)
+        session.look_into(model)
+        session.close()
+
     def begin(self, device: torch.device) -> None:
         """`device` is the model's."""
         self.end()

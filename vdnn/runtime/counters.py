@@ -16,7 +16,7 @@ class Kept(Enum):
     SMALL = "smaller than min_bytes"
     PARAMETER = "a parameter or buffer, or a view of one"
     PARAMETER_CAST = "autocast's cast of a parameter"
-    SUBCLASS = "a tensor subclass or layout that is passed through (sparse, quantized, nested, DTensor, ...)"
+    SUBCLASS = "a tensor subclass or layout that is passed through (sparse, quantized, nested, ...)"
     OTHER_DEVICE = "on a device that this session does not manage"
     POLICY = "the policy keeps it"
     PLAN = "the plan keeps it"

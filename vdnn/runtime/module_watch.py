@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.modules.conv import _ConvNd
 
 from vdnn.runtime.storage_table import StorageSet
-from vdnn.runtime.tensor_kinds import has_plain_storage
+from vdnn.runtime.tensor_kinds import plain_part
 
 
 class MarkedModules:
@@ -26,16 +27,18 @@ class MarkedModules:
     def add(self, module: torch.nn.Module) -> None:
         self.references.add(weakref.ref(module, self.references.discard))
 
-    def __contains__(self, module: torch.nn.Module) -> bool:
+    def __contains__(self, module: object) -> bool:
         return weakref.ref(module) in self.references
 
 
 class ModuleWatch:
-    """While entered, follows module calls on all threads. `marked` is looked at anew at every question."""
+    """While entered, follows module calls on all threads. `marked` is looked at anew at every question. `begins` is
+    told of each call that is inside of no other."""
 
-    def __init__(self, marked: MarkedModules) -> None:
+    def __init__(self, marked: MarkedModules, begins: Callable[[torch.nn.Module], None] | None = None) -> None:
         self.parameters = StorageSet()
         self.marked = marked
+        self._begins = begins
         self._local = threading.local()
         self._handles: list[Any] = []
         self._paths: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
@@ -63,11 +66,15 @@ class ModuleWatch:
     def _enter_module(self, module: torch.nn.Module, args: object) -> None:
         if torch.compiler.is_compiling():
             return  # a traced module leaves no module behind: what it saves belongs to the region
-        self._stack().append(module)
+        stack = self._stack()
+        if not stack and self._begins is not None:
+            self._begins(module)
+        stack.append(module)
         for group in (module._parameters, module._buffers):
             for tensor in group.values():
-                if tensor is not None and has_plain_storage(tensor):
-                    self.parameters.add(tensor.untyped_storage())
+                part = None if tensor is None else plain_part(tensor)
+                if part is not None:
+                    self.parameters.add(part.untyped_storage())
 
     def _leave_module(self, module: torch.nn.Module, args: object, output: object) -> None:
         if torch.compiler.is_compiling():

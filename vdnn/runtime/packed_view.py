@@ -1,10 +1,12 @@
 """What autograd holds instead of a tensor that may move: which bytes of which storage, and how they were shaped.
 
 The view owns its managed storage. Unpacked it is the same tensor again: dtype, size, strides, offset, conjugate and
-negative bits.
+negative bits; of a DTensor its layout over the mesh too.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -12,7 +14,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from vdnn.runtime.holders import Geometry
 from vdnn.runtime.residency import ManagedStorage
-from vdnn.runtime.version_check import raise_modified
+from vdnn.runtime.version_check import counter_of, raise_modified
 
 
 class PackedView:
@@ -76,6 +78,30 @@ class PackedView:
             self.managed.views -= 1
         except AttributeError:  # an exception ended its making
             return
+
+
+class PackedShard:
+    """A saved DTensor: the view of its part, and how the parts make up the whole. See [Note: Shards]."""
+
+    __slots__ = ("_class", "_layout", "_version", "_witness", "view")
+
+    def __init__(self, view: PackedView, whole: Any) -> None:
+        self.view = view
+        self._class = type(whole)
+        self._layout = whole._spec  # a value
+        self._witness = counter_of(whole)
+        self._version: int = whole._version
+
+    @property
+    def managed(self) -> ManagedStorage:
+        return self.view.managed
+
+    def unpack(self) -> torch.Tensor:
+        if self._witness._version != self._version:
+            size = tuple(self._layout.shape)
+            raise_modified(self._witness.type(), size, self._witness._version, self._version)
+        whole: torch.Tensor = self._class(self.view.unpack(), self._layout, requires_grad=False)
+        return whole
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:

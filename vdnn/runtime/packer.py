@@ -1,9 +1,9 @@
 """The two hooks: what autograd hands over at a save, and what it gets back at a use.
 
-[Note: Copies wait for their operation] An operation may pack a tensor that its kernel fills only afterwards (rrelu
-does so with its noise). Only a tensor with a history is sure to be complete when it is packed: its copy is issued at
-once. That of any other is issued when the operation is over: at the first hook that finds autograd's sequence number
-moved on, on the same thread. Until then the storage simply is still on the device.
+[Note: Shards] A DTensor wraps plain memory, its part of the whole. That part may move like any other, and what comes
+back is wrapped as it was. In-place writes through a DTensor count on the wrapper alone, so the use of a save compares
+that version too. Wrappers that nobody wrote through share what their parts share (a layer's input is wrapped anew for
+each of q, k and v): they go by the counter of the part. How to make a shard again is not looked for.
 
 [Note: One hook at a time] Forwards and backwards run on any threads, and one storage may be used by several of them.
 So a hook that reaches managed storages holds the packer's lock. It is a lock of Python: destructors never take it, and
@@ -14,47 +14,35 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from vdnn.planning.policies import OnlinePolicy, SaveFacts
 from vdnn.runtime import process_forks
-from vdnn.runtime.capture import keep_dynamo_out, refuse_capture
+from vdnn.runtime.capture import keep_dynamo_out, refuse_capture, refuse_graphs_around
 from vdnn.runtime.counters import Counters, Kept
+from vdnn.runtime.deferred_copies import DeferredCopies
 from vdnn.runtime.dropped import missing_for
 from vdnn.runtime.kept import KeptTensor, keep_tensor, kept_tensor
 from vdnn.runtime.lookahead import Lookahead
 from vdnn.runtime.module_watch import ModuleWatch, is_conv
-from vdnn.runtime.packed_view import PackedView
+from vdnn.runtime.packed_view import PackedShard, PackedView
 from vdnn.runtime.rebuilds import Rebuilds
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.step_watch import StepWatch
 from vdnn.runtime.storage_table import ManagedTable, StorageSet, bytes_to_manage, split_of
-from vdnn.runtime.tensor_kinds import PLAIN_CLASSES, is_cast_of_a_leaf, is_fake, is_view_of_a_cast
+from vdnn.runtime.tensor_kinds import PLAIN_CLASSES, is_cast_of_a_leaf, is_fake, is_view_of_a_cast, plain_part
 from vdnn.runtime.tolerance import Tolerance
 from vdnn.runtime.transport import Transport
 from vdnn.runtime.version_check import counter_of
 from vdnn.step_plan import Action
 
-Packed = KeptTensor | PackedView
+Packed = KeptTensor | PackedView | PackedShard
 _STRIDED = torch.strided
 _Node = torch.autograd.graph.Node
 _Storage = torch.UntypedStorage
-_sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
-
-
-class _Here:
-    """What the packer knows of one thread."""
-
-    __slots__ = ("deferred", "paused", "sequence_nr")
-
-    def __init__(self) -> None:
-        self.deferred: list[tuple[weakref.ref[ManagedStorage], bool]] = []  # and whether each is to be copied
-        self.sequence_nr = 0  # autograd's, when the last of them was saved
-        self.paused = 0
 
 
 class Packer:
@@ -88,7 +76,8 @@ class Packer:
         self._rebuilds = Rebuilds(self.unpack, steps, tolerance) if may_rebuild else None
         self._table = ManagedTable()
         self.lookahead = Lookahead()
-        self._local = threading.local()
+        self._deferred = DeferredCopies()
+        self._local = threading.local()  # `paused`: how often this thread did
         self._was_paused = False  # on any thread, ever: as a rule there is nothing to ask the thread
         self.lock = threading.RLock()  # see [Note: One hook at a time]
         self._forks = process_forks.count
@@ -110,27 +99,25 @@ class Packer:
         """What graphs still hold."""
         return self.lookahead.living()
 
-    def _here(self) -> _Here:
-        here: _Here | None = getattr(self._local, "here", None)
-        if here is None:
-            here = self._local.here = _Here()
-        return here
-
     # Saving.
 
     def pack(self, tensor: torch.Tensor) -> Packed:
         counters = self._counters
         counters.saves += 1
         # What is small is the most frequent: for that nothing is asked but what has to be.
+        part = tensor
         if type(tensor) not in PLAIN_CLASSES or tensor.layout is not _STRIDED:
-            return self._keep(tensor, Kept.SUBCLASS, 0)
-        nbytes = tensor.nbytes
+            found = plain_part(tensor)  # see [Note: Shards]
+            if found is None:
+                return self._keep(tensor, Kept.SUBCLASS, 0)
+            part = found
+        nbytes = part.nbytes
         counters.saved_bytes += nbytes
-        storage = tensor.untyped_storage()
+        storage = part.untyped_storage()
         # By what is held, not by what is seen: a small view may be the last holder of a large storage.
         if storage.nbytes() < self._min_bytes or not nbytes:
             return self._keep(tensor, Kept.SMALL, nbytes)
-        if tensor.is_quantized:
+        if part.is_quantized:
             return self._keep(tensor, Kept.SUBCLASS, nbytes)
         node = tensor.grad_fn  # asked for once: it is made at every question
         reason = self._exemption(tensor, storage, node)
@@ -139,23 +126,26 @@ class Packer:
         if process_forks.count != self._forks:
             return self._keep(tensor, Kept.OTHER_DEVICE, nbytes)
         with self.lock:
-            return self._take(tensor, storage, node, nbytes)
+            taken = self._take(tensor, part, storage, node, nbytes)
+        return taken if part is tensor or isinstance(taken, tuple) else PackedShard(taken, tensor)
 
-    def _take(self, tensor: torch.Tensor, storage: _Storage, node: _Node | None, nbytes: int) -> Packed:
-        transport = self._transports[tensor.device]
+    def _take(
+        self, tensor: torch.Tensor, part: torch.Tensor, storage: _Storage, node: _Node | None, nbytes: int
+    ) -> KeptTensor | PackedView:
+        transport = self._transports[part.device]
         if transport is None:
             return self._keep(tensor, Kept.OTHER_DEVICE, nbytes)
-        if transport.fake is not is_fake(tensor):
+        if transport.fake is not is_fake(part):
             return self._keep(tensor, Kept.SUBCLASS, nbytes)
         if self._steps is not None:
-            return self._take_watched(tensor, storage, node, nbytes, transport, self._steps)
+            return self._take_watched(tensor, part, storage, node, transport, self._steps)
         if not self._policy.may_offload:
             return self._keep(tensor, Kept.POLICY, nbytes)
         if self._has_cuda:
             refuse_capture()
-        self.submit_finished(transport)
-        packed, is_new = self._manage(tensor, storage, node, nbytes, transport)
-        if self._rebuilds is not None:
+        self._deferred.submit_finished(transport)
+        packed, is_new = self._manage(tensor, part, storage, node, transport)
+        if self._rebuilds is not None and part is tensor:
             self._rebuilds.saved(packed, tensor, node, is_new=is_new)
             if is_new and self._rebuilds.drop(packed, tensor, node):
                 return packed
@@ -170,7 +160,7 @@ class Packer:
 
     def _exemption(self, tensor: torch.Tensor, storage: _Storage, node: _Node | None) -> Kept | None:
         """Why it stays whatever a policy or a plan says."""
-        if self._was_paused and self._here().paused:
+        if self._was_paused and self.is_paused:
             return Kept.PAUSED
         address = storage._cdata
         if address in self._parameters.addresses and storage in self._parameters:
@@ -202,25 +192,27 @@ class Packer:
     def _manage(
         self,
         tensor: torch.Tensor,
+        part: torch.Tensor,
         storage: _Storage,
         node: _Node | None,
-        nbytes: int,
         transport: Transport,
     ) -> tuple[PackedView, bool]:
-        """What stands for the tensor, and whether its managed storage is new."""
-        whole = storage.nbytes()
-        begin, managed_bytes = (0, whole) if nbytes == whole else bytes_to_manage(tensor, whole)
+        """What stands for the bytes of `part`, which is the tensor or its shard, and whether they are newly managed."""
+        whole, nbytes = storage.nbytes(), part.nbytes
+        begin, managed_bytes = (0, whole) if nbytes == whole else bytes_to_manage(part, whole)
         key = (storage._cdata, begin, managed_bytes)
-        known = self._table.find(key, tensor)
+        counted = tensor if tensor._version else part  # see [Note: Shards]
+        known = self._table.find(key, counted)
         if known is not None:
             self._counters.shared_saves += 1
-            return PackedView(known[0], tensor, known[1]), False
-        witness = counter_of(tensor)
+            return PackedView(known[0], part, known[1]), False
+        refuse_graphs_around()
+        witness = counter_of(counted)
         managed = ManagedStorage(transport, self._counters, storage, begin, managed_bytes, witness)
-        view = PackedView(managed, tensor, witness)
+        view = PackedView(managed, part, witness)
         managed.geometry = view.geometry
-        managed.is_dense = nbytes == managed_bytes and view.is_dense(tensor)
-        managed.split = split_of(tensor, node)
+        managed.is_dense = nbytes == managed_bytes and view.is_dense(part)
+        managed.split = split_of(part, node)
         module = self._modules.innermost()
         if module is not None:
             managed.saved_in = type(module)
@@ -235,16 +227,16 @@ class Packer:
         reason = self._why_it_stays(storage, node)
         managed.is_to_leave = reason is None
         if is_new or reason is None:
-            self._when_complete(managed, node, offloads=reason is None)
+            self._deferred.when_complete(managed, node, offloads=reason is None)
         if reason is not None:
             self._counters.keep(reason, managed.nbytes)
 
     def _take_watched(
         self,
         tensor: torch.Tensor,
+        part: torch.Tensor,
         storage: _Storage,
         node: _Node | None,
-        nbytes: int,
         transport: Transport,
         steps: StepWatch,
     ) -> PackedView:
@@ -253,52 +245,31 @@ class Packer:
         if steps.step_ends_before_this_save():
             steps.end_step()
         with (self._rebuilds or steps).hook(transport):
-            self.submit_finished(transport)
+            self._deferred.submit_finished(transport)
             is_aliased = self._table.holds(storage._cdata)
-            packed, is_new = self._manage(tensor, storage, node, nbytes, transport)
+            packed, is_new = self._manage(tensor, part, storage, node, transport)
             managed = packed.managed
             planned = steps.saved(managed, tensor, is_new=is_new, is_aliased=is_new and is_aliased)
             if planned is None:
                 self._follow_policy(managed, storage, node, is_new=is_new)
             elif is_new:
                 offloads = managed.is_to_leave = planned is Action.OFFLOAD
-                self._when_complete(managed, node, offloads=offloads)
+                self._deferred.when_complete(managed, node, offloads=offloads)
                 if planned in (Action.RECOMPUTE, Action.COMPRESS):
                     self._drop(packed, tensor, node)
                 elif not offloads:
                     self._counters.keep(Kept.PLAN, managed.nbytes)
-            if self._rebuilds is not None:
+            if self._rebuilds is not None and part is tensor:
                 self._rebuilds.saved(packed, tensor, node, is_new=is_new)
         return packed
 
     def _drop(self, packed: PackedView, tensor: torch.Tensor, node: _Node | None) -> None:
         """What the plan rebuilds; if it cannot be, the policy decides."""
-        if self._rebuilds is None or not self._rebuilds.drop(packed, tensor, node):
+        is_whole = type(tensor) in PLAIN_CLASSES
+        if self._rebuilds is None or not is_whole or not self._rebuilds.drop(packed, tensor, node):
             assert self._steps is not None, "whose plan it is"
             self._steps.cannot_be_rebuilt(packed.managed)
             self._follow_policy(packed.managed, tensor.untyped_storage(), node, is_new=True)
-
-    # Copies wait for their operation.
-
-    def _when_complete(self, managed: ManagedStorage, node: _Node | None, *, offloads: bool) -> None:
-        """See [Note: Copies wait for their operation]. `node` is the grad_fn of what was saved."""
-        if node is not None:
-            managed.complete(offloads=offloads)
-            return
-        here = self._here()
-        here.deferred.append((managed.reference, offloads))
-        here.sequence_nr = _sequence_nr()
-
-    def submit_finished(self, transport: Transport) -> None:
-        """Issues the copies whose operation is over. See [Note: Copies wait for their operation]."""
-        here = self._here()
-        if here.deferred and here.sequence_nr != _sequence_nr():
-            deferred, here.deferred = here.deferred, []
-            for reference, offloads in deferred:
-                managed = reference()
-                if managed is not None:  # else its graph is gone
-                    managed.complete(offloads=offloads)
-        transport.drop_released()
 
     # Using.
 
@@ -310,7 +281,7 @@ class Packer:
         with self.lock:
             return self._use(packed)
 
-    def _use(self, packed: PackedView) -> torch.Tensor:
+    def _use(self, packed: PackedView | PackedShard) -> torch.Tensor:
         managed = packed.managed
         steps = self._steps
         if self._has_cuda:
@@ -319,12 +290,12 @@ class Packer:
             for missing in missing_for(managed):
                 self._rebuild(missing)
         if steps is None:
-            self.submit_finished(managed.transport)
+            self._deferred.submit_finished(managed.transport)
             tensor = packed.unpack()
             self.lookahead.used(managed)
             return tensor
         with (self._rebuilds or steps).hook(managed.transport):
-            self.submit_finished(managed.transport)
+            self._deferred.submit_finished(managed.transport)
             with steps.reloading(managed.transport):
                 tensor = packed.unpack()
             if not steps.used(managed):
@@ -342,7 +313,12 @@ class Packer:
 
     def pause(self, paused: bool) -> None:
         self._was_paused = True
-        self._here().paused += 1 if paused else -1
+        self._local.paused = getattr(self._local, "paused", 0) + (1 if paused else -1)
+
+    @property
+    def is_paused(self) -> bool:
+        """On this thread."""
+        return self._was_paused and getattr(self._local, "paused", 0) > 0
 
 
 keep_dynamo_out(Packer.pack)

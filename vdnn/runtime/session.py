@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from vdnn import _C
 from vdnn.errors import VdnnError
 from vdnn.planning.policies import OnlinePolicy
 from vdnn.recording import Recording
+from vdnn.runtime.capture import refuse_graphs_in
 from vdnn.runtime.counters import Counters
 from vdnn.runtime.integrity import IntegrityCheck
 from vdnn.runtime.module_watch import MarkedModules, ModuleWatch
@@ -92,7 +94,8 @@ class Session(contextlib.ContextDecorator):
         self._integrity = integrity
         self._transports = _Transports(self._open_transport)
         self._nests = nests
-        self._modules = ModuleWatch(_marked_modules)
+        self._modules = ModuleWatch(_marked_modules, self._call_begins)
+        self._looked_into: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._steps = None if steps is None else StepWatch(steps, self._modules, self._compare_hashes)
         self._steps_ended = 0  # where nothing watches them
         self._tolerance = Tolerance(tolerance)
@@ -168,6 +171,16 @@ class Session(contextlib.ContextDecorator):
                 _, transport = self._transports.popitem()
                 if transport is not None:
                     transport.close()
+
+    def look_into(self, model: torch.nn.Module) -> None:
+        """Refuses what cannot work in it. Inside a session that happens by itself, at the first call of a model."""
+        if self._steps is not None or self.policy.may_offload:
+            refuse_graphs_in(model, _marked_modules)
+        self._looked_into.add(model)
+
+    def _call_begins(self, model: torch.nn.Module) -> None:
+        if torch.is_grad_enabled() and not self._packer.is_paused and model not in self._looked_into:
+            self.look_into(model)
 
     # Steps.
 

@@ -1,9 +1,11 @@
-"""Which tensors are plain memory that may be moved: strided ones of torch's own classes, and fake ones.
+"""Which tensors are plain memory that may be moved: strided ones of torch's own classes, fake ones, a DTensor's part.
 
-Everything else (sparse, quantized, nested, DTensor, unknown subclasses) is passed through untouched.
+Everything else (sparse, quantized, nested, unknown subclasses) is passed through untouched.
 """
 
 from __future__ import annotations
+
+import sys
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -15,6 +17,18 @@ _VIEWS = frozenset({"TBackward0", "TransposeBackward0", "ViewBackward0", "Unsafe
 
 def has_plain_storage(tensor: torch.Tensor) -> bool:
     return type(tensor) in PLAIN_CLASSES and tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def plain_part(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Of a DTensor the part that is here, if that is plain; of a plain tensor itself."""
+    if type(tensor) in PLAIN_CLASSES:
+        return tensor if has_plain_storage(tensor) else None
+    tensors = sys.modules.get("torch.distributed.tensor")  # which takes a second to import
+    if tensors is None or type(tensor) is not tensors.DTensor or tensor.dtype.is_complex:
+        return None  # a lazy conjugate has a bit on the wrapper, too
+    part: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
+    # Of a collective that nobody has waited for it is a class of its own: asking for its bytes would wait.
+    return part if has_plain_storage(part) else None
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

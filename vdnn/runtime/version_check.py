@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from vdnn.runtime.tensor_kinds import PLAIN_CLASSES
+
 _empty: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}  # no bytes each, so they may be shared
 _set_versions = torch._C._autograd._unsafe_set_version_counter
 
@@ -20,6 +22,9 @@ def counter_of(tensor: torch.Tensor) -> torch.Tensor:
     witness = tensor.detach()
     if type(tensor) is FakeTensor:
         witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return witness
+    if type(tensor) not in PLAIN_CLASSES:  # a DTensor: its counter is the wrapper's
+        witness._local_tensor = torch.empty(0)  # type: ignore[attr-defined]
         return witness
     place = (tensor.dtype, tensor.device)
     empty = _empty.get(place)

@@ -1,0 +1,109 @@
+"""Loops whose sequences are spread over the ranks: jobs for tests.integrations.ranks, in the manner of
+parallel_training.
+
+Torch's context_parallel dispatches to attention kernels that CUDA alone has. What is here is the other way that models
+do it: each rank attends from its part of a sequence to the keys and values of all, which are gathered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._functional_collectives import all_gather_single_autograd
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from tests.integrations.parallel_training import BATCH, STEPS, WIDTH, beside_plain, blocks, parameters_of
+
+TOKENS = 16
+HEADS = 2
+
+
+def sequences(count: int = STEPS) -> list[torch.Tensor]:
+    """The same on all ranks."""
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(BATCH // TOKENS, TOKENS, WIDTH, generator=generator) for _ in range(count)]
+
+
+def sequence_parallel(rank: int, how: str) -> dict[str, Any]:
+    """Tensor parallel whose norms, sums and stream of activations are spread over the tokens."""
+
+    def loop(rank: int) -> list[tuple[str, torch.Tensor]]:
+        torch.manual_seed(0)
+        model = blocks()
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        tokens = Shard(1)
+        for block in model:
+            spread = {
+                "norm": SequenceParallel(),
+                "up": ColwiseParallel(input_layouts=tokens),
+                "down": RowwiseParallel(output_layouts=tokens, use_local_output=False),
+            }
+            parallelize_module(block, mesh, spread)
+        # Between the blocks there are DTensors throughout.
+        parallelize_module(model[0], mesh, PrepareModuleInput(input_layouts=tokens, desired_input_layouts=tokens))
+        parallelize_module(model[-1], mesh, PrepareModuleOutput(output_layouts=tokens, desired_output_layouts=tokens))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for x in sequences():
+            model(x.chunk(dist.get_world_size(), 1)[rank].contiguous()).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return parameters_of(model)
+
+    return beside_plain(rank, how, loop)
+
+
+class Attention(nn.Module):
+    """Of a part of the tokens to all of them."""
+
+    def __init__(self, group: Any) -> None:
+        super().__init__()
+        self.group = group
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keys, values = (all_gather_single_autograd(one(x).contiguous(), 1, self.group) for one in (self.k, self.v))
+        q, k, v = (one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (self.q(x), keys, values))
+        attended = nn.functional.scaled_dot_product_attention(q, k, v)
+        out: torch.Tensor = x + self.out(attended.transpose(1, 2).flatten(-2))
+        return out
+
+
+def gathering_context_parallel(rank: int, how: str) -> dict[str, Any]:
+    def loop(rank: int) -> list[tuple[str, torch.Tensor]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*[Attention(dist.group.WORLD) for _ in range(3)])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for x in sequences():
+            model(x.chunk(dist.get_world_size(), 1)[rank].contiguous()).square().mean().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+        return parameters_of(model)
+
+    return beside_plain(rank, how, loop)
+
+
+def context_parallel_of_torch(rank: int) -> str:
+    """What torch says to its own on the CPU, without vdnn."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    q, k, v = (torch.randn(1, HEADS, TOKENS, WIDTH) for _ in range(3))
+    try:
+        with context_parallel(mesh, buffers=[q, k, v], buffer_seq_dims=[2, 2, 2]):
+            nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    except NotImplementedError as error:
+        return str(error)
+    return ""
