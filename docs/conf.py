@@ -1,7 +1,7 @@
 """How the site is made of docs/: Sphinx, with pages in Markdown (MyST) and the theme furo. `make docs` builds it.
 
-Pages link to files outside of docs/ by their path, so that the links work in the repository too. On the site such a
-file lies under files/, and where it is a page of its own (the changes, the commands) the link goes there.
+Pages link to files outside of docs/ by their path, so that the links work in the repository too. On the site copies of
+them lie under files/; the changes and the commands are pages.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import shutil
 import sys
 from pathlib import Path
 from typing import Any
+
+from docutils import nodes
+from sphinx.addnodes import download_reference
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -44,9 +47,15 @@ html_theme_options = {
     "dark_css_variables": {"color-brand-primary": "#56b4e9", "color-brand-content": "#56b4e9"},
 }
 
-# Files outside of docs/ that are pages.
-_PAGES = {"CHANGELOG.md": "changelog", "CONTRIBUTING.md": "contributing"}
+
+_PAGE_LINK = re.compile(r"\]\((?:\.\./)+(CHANGELOG|CONTRIBUTING)\.md")
 _FILES = "files"
+
+
+def _link_pages(app: Any, docname: str, source: list[str]) -> None:
+    """Files outside of docs/ that are pages on the site."""
+    up = "../" * docname.count("/")
+    source[0] = _PAGE_LINK.sub(lambda found: f"]({up}{found[1].lower()}.md", source[0])
 
 
 def _plain_markdown(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
@@ -60,40 +69,21 @@ def _plain_markdown(app: Any, what: str, name: str, thing: Any, options: Any, li
     lines[:] = made
 
 
-def _without_quotes(
-    app: Any, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str | None
-) -> tuple[str | None, str | None]:
-    """Full names of types say where they live, which readers of a signature do not ask."""
-
-    def short(text: str | None) -> str | None:
-        return None if text is None else re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z]\w*)", "", text)
-
-    return short(signature), short(returns)
-
-
 def _link_outside_files(app: Any, doctree: Any) -> None:
-    """What would be downloads of files outside of docs/ become links: to the file, or to the page that it is."""
-    from docutils import nodes
-    from sphinx.addnodes import download_reference
-
+    """What would be downloads of files outside of docs/ become links to copies that lie where they do in the tree."""
     docname = app.env.docname
-    up = "../" * docname.count("/")
     for node in list(doctree.findall(download_reference)):
         path = Path(os.path.normpath(ROOT / "docs" / Path(docname).parent / node["reftarget"]))
         inside = path.relative_to(ROOT)
-        page = _PAGES.get(inside.as_posix())
-        if page is None:
-            target = Path(app.outdir, _FILES, inside)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
-            address = f"{up}{_FILES}/{inside.as_posix()}"
-        else:
-            address = f"{up}{page}.html"
+        target = Path(app.outdir, _FILES, inside)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+        address = f"{'../' * docname.count('/')}{_FILES}/{inside.as_posix()}"
         node.replace_self(nodes.reference("", "", *node.children, internal=True, refuri=address))
 
 
 def setup(app: Any) -> dict[str, bool]:
+    app.connect("source-read", _link_pages)
     app.connect("autodoc-process-docstring", _plain_markdown)
-    app.connect("autodoc-process-signature", _without_quotes)
     app.connect("doctree-read", _link_outside_files, priority=100)  # before downloads are collected
     return {"parallel_read_safe": True, "parallel_write_safe": True}

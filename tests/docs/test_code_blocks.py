@@ -1,6 +1,7 @@
 """Every block of Python in the README and the docs runs as it stands, and so do the commands of ours that they show.
 
-What a page shows runs from top to bottom, in one interpreter and one empty folder: a page may build on itself.
+What a page shows runs from top to bottom, in one interpreter and one empty folder: a page may build on itself. A block
+of Python that begins with the comment "# NAME.py" is that file, too. A block marked "output" is what the page prints.
 """
 
 from __future__ import annotations
@@ -16,18 +17,25 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```([\w{}-]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 OURS = ("python -m vdnn", "python -m benchmarks", "vdnn ")
 # Measurements of minutes, which tests of their own run in a small size.
 LONG = ("benchmarks.sweep", "plan_matrix", "max_batch")
+# How long something took by the clock of the machine that wrote the page.
+SECONDS = re.compile(r" *\b\d+\.\d\d s\b")
 
 # Given a list of ("python" or "command", text). A command is a module run as `python -m` runs it, but in the same
 # process: importing torch takes longer than most of them.
 DRIVER = """
-import json, runpy, shlex, sys
+import importlib, json, pathlib, re, runpy, shlex, sys
 shown = {"__name__": "__main__"}
 for kind, text in json.loads(sys.argv[1]):
     if kind == "python":
+        if named := re.match("# (.+)[.]py\\n", text):
+            pathlib.Path(named[1] + ".py").write_text(text)
+            module = importlib.import_module(named[1])
+            shown.update({name: value for name, value in vars(module).items() if not name.startswith("__")})
+            continue
         exec(compile(text, "a block of the page", "exec"), shown)
         continue
     words = shlex.split(text)
@@ -59,6 +67,13 @@ def _commands(block: str) -> list[str]:
     return [line for line in lines if line.startswith(OURS) and not any(name in line for name in LONG)]
 
 
+def not_printed(page: Path, printed: str) -> list[str]:
+    """Blocks of output that the page's code did not print, whatever it took by the clock."""
+    printed = SECONDS.sub(" 0 s", printed)
+    shown = [text for language, text in BLOCK.findall(page.read_text()) if language == "output"]
+    return [text for text in shown if SECONDS.sub(" 0 s", text) not in printed]
+
+
 def named(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
@@ -69,6 +84,21 @@ def test_what_a_page_shows_runs(page: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert not_printed(page, done.stdout) == [], done.stdout
+
+
+def test_a_block_that_names_a_file_is_that_file(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\n# mine.py\nx = 1\n```\n\n```python\nimport mine\nprint(mine.x + x, 'in 0.31 s')\n```\n")
+    command = [sys.executable, "-c", DRIVER, json.dumps(steps_of(page))]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "2 in 0.31 s\n"
+
+
+def test_output_that_a_page_does_not_print_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```output\n2 in 1.25 s\n```\n\n```output\n3\n```\n")
+    assert not_printed(page, "1\n2 in 0.31 s\n") == ["3\n"]
 
 
 def test_a_page_whose_code_is_wrong_is_found(tmp_path: Path) -> None:

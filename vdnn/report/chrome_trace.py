@@ -35,6 +35,7 @@ def write_trace(run: Run, path: str | os.PathLike[str]) -> int:
 
 
 def trace_of(steps: Sequence[SavedStep]) -> dict[str, Any]:
+    """The trace as the object that write_trace saves as JSON: each timeline of a step is a process of it."""
     events: list[Event] = []
     process = 0
     for step in steps:
