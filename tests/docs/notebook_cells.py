@@ -2,8 +2,8 @@
 
     python tests/docs/notebook_cells.py examples/plan_without_a_gpu.ipynb     # runs it and stores what came of it
 
-What a cell prints, and its last expression: as PNG where it has `_repr_png_`, as a picture has, else as text. A kernel and
-the thirty packages it needs would show the same. The folder it runs in is a new one.
+What a cell prints, and its last expression: as PNG where it has `_repr_png_`, as a picture has, else as text. A kernel
+and the thirty packages it needs would show the same. The folder it runs in is a new one.
 """
 
 from __future__ import annotations
