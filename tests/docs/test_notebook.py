@@ -1,5 +1,5 @@
-"""The notebook runs as it is stored, and what it stores is what comes out: its times are virtual, and so every figure is
-the same on every machine.
+"""The notebook runs as it is stored, and what it stores is what comes out: its times are virtual, so every figure
+is the same on every machine.
 """
 
 from __future__ import annotations

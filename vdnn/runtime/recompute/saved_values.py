@@ -2,6 +2,7 @@
 
 The plain attributes (`_saved_self`) would unpack: under a checkpoint that runs the region's forward again, in the
 middle of a forward. The raw ones hand over what a pack hook returned, together with the unpack hook that belongs to it.
+Torch 2.8 has raw ones that hand over nothing: there nothing can be rebuilt, and plans keep and move.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from vdnn.runtime.recompute.recipe import Unpack
 _RESULTS = (("_raw_saved_result", "_raw_saved_output"), ("_raw_saved_result1",), ("_raw_saved_result2",))
 Number = bool | int | float | complex
 _UNSIGNED_FROM = 1 << 63
+_IS_READABLE = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
 
 
 def saved_in(node: Node, slot: str, unpack: Unpack) -> Packed | None:
@@ -29,7 +31,7 @@ def saved_in(node: Node, slot: str, unpack: Unpack) -> Packed | None:
 
 def number_in(node: Node, slot: str) -> Number | torch.Tensor | None:
     """A Python number that the operation was given in a tensor's place: autograd saves it without asking any hook."""
-    raw = getattr(node, "_raw_saved_" + slot, None)
+    raw = _raw(node, "_raw_saved_" + slot)
     held = None if raw is None or raw.unpack_hook is not None else raw.data
     if not isinstance(held, torch.Tensor) or held.dim() or held.device.type != "cpu" or held._version:
         return None
@@ -46,7 +48,7 @@ def number_in(node: Node, slot: str) -> Number | torch.Tensor | None:
 def is_empty(node: Node, slot: str, beside: str = "input") -> bool:
     """Of a slot that the node fills if there is such a tensor. After a backward all slots are empty: then `beside`,
     which is always filled, is empty too, and nothing is known."""
-    raw, filled = getattr(node, "_raw_saved_" + slot, None), getattr(node, "_raw_saved_" + beside, None)
+    raw, filled = _raw(node, "_raw_saved_" + slot), _raw(node, "_raw_saved_" + beside)
     return raw is not None and raw.data is None and filled is not None and filled.data is not None
 
 
@@ -69,8 +71,13 @@ def scalars_of(node: Node, names: tuple[str, ...]) -> tuple[Any, ...] | None:
         return None
 
 
+def _raw(node: Node, name: str) -> Any:
+    """None where the node has no such slot, or torch does not say what is in it."""
+    return getattr(node, name, None) if _IS_READABLE else None
+
+
 def _read(node: Node, name: str, unpack: Unpack) -> Packed | None:
-    raw = getattr(node, name, None)
+    raw = _raw(node, name)
     if raw is None:
         return None
     data = raw.data
