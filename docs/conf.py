@@ -35,6 +35,7 @@ autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 python_maximum_signature_line_length = 88
 default_role = "code"
+smartquotes = False  # quoted messages are as they are printed
 
 html_theme = "furo"
 html_title = f"vdnn {version}"

@@ -108,7 +108,7 @@ def _largest(lifetimes: Sequence[Any], most: int) -> list[int]:
 def _how(timeline: Timeline | None) -> str:
     if timeline is None:
         return "not run"
-    return "run in virtual time" if timeline.source == "measured" and timeline.clock == "virtual" else timeline.source
+    return "in virtual time" if timeline.source == "measured" and timeline.clock == "virtual" else timeline.source
 
 
 def _panel(
