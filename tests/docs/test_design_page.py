@@ -1,0 +1,41 @@
+"""docs/design.md knows the rooms that there are, and names none that is not there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "design.md").read_text()
+# Not described: what glues the native core to Python.
+GLUE = {"bindings"}
+
+
+def rooms(package: str) -> set[str]:
+    """Folders with sources in them: a build leaves others."""
+    folders = [folder for folder in (ROOT / package).iterdir() if folder.is_dir()]
+    return {folder.name for folder in folders if any(folder.glob("*.py")) or any(folder.glob("*.cpp"))}
+
+
+def unnamed(text: str) -> set[str]:
+    block = text.split("## Rooms")[1].split("```")[1]
+    named = set(re.findall(r"\w+", block))
+    return (rooms("vdnn") | rooms("csrc")) - named - GLUE
+
+
+def test_every_room_is_in_the_design() -> None:
+    assert {"planning", "runtime", "transfer"} <= rooms("vdnn") | rooms("csrc")
+    assert unnamed(TEXT) == set()
+
+
+def test_a_room_that_is_not_in_the_design_is_found() -> None:
+    assert unnamed(TEXT.replace("advisor/", "")) == {"advisor"}
+
+
+def test_modules_that_the_design_names_are_there() -> None:
+    floors = TEXT.split("## Floors")[1].split("```")[1]
+    named = {name.replace(".", "/") for name in re.findall(r"\bruntime\.\w+", floors)}
+    assert len(named) > 4
+    for name in named:
+        path = ROOT / "vdnn" / name
+        assert path.is_dir() or path.with_suffix(".py").is_file(), name
