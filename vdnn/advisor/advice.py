@@ -40,10 +40,10 @@ class Basis(Enum):
 
 
 class Per(Enum):
-    """What a time is of. Where the batch changes, only that of a sample can be compared."""
+    """What a time is of. Where the batch changes, only that of as many samples can be compared."""
 
-    STEP = "step"
-    SAMPLE = "sample"
+    STEP = "a step"
+    SAMPLES = "for as many samples"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Gain:
             return ""
         longer = "" if self.saved_ns > 0 else " longer"
         share = _share_text(self.saved_time_share)
-        return f"{_time_text(abs(self.saved_ns))} of {_time_text(self.before_ns)} a {self.per.value}, {share}{longer}"
+        return f"{_time_text(abs(self.saved_ns))} of {_time_text(self.before_ns)} {self.per.value}, {share}{longer}"
 
     def _bytes(self) -> str:
         if not self.saved_bytes or self.before_bytes is None or self.after_bytes is None:

@@ -1,8 +1,8 @@
 """What one step does, counted as it runs, on tensors with data or without: products by dtype, convolutions, places
 where the host waits for the GPU, gradients filled with zeros, biases before batch norms, debugging tools that are on.
 
-In a rehearsal nobody has the values that the host asks for. It gets those that a real step saw at the same place, and 1
-where none did. Tensors with data that the program holds beside its model become ones without.
+In a rehearsal nobody has the values that the host asks for. It is told what a real step was told at the same line, and
+1 where none was. Tensors with data that the program holds beside its model become ones without.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from vdnn.advisor.diagnostics import tools_that_are_on
 from vdnn.advisor.host_syncs import VALUE, HostSync, PythonCalls, sync_of
 from vdnn.advisor.norm_biases import NormBias, norm_biases
 from vdnn.advisor.source_place import user_place
+from vdnn.advisor.told import Told, chosen_by_mask, run_with_size
 
 _aten = torch.ops.aten
 _CONVOLUTIONS = frozenset({"convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"})
@@ -50,19 +51,21 @@ class Counts:
 
 
 class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Enter it after a virtual machine. `answers`: what the host was told in a real step, by place, and in a real one
-    where that is written down. `aside` runs an operation on what is on the host whatever the rest is on."""
+    """Enter it after a virtual machine. `told`: what the host was told in a real step; a real one writes it down.
+    `scale`: how many times the real batch is rehearsed. `aside` is entered for operations on what is on the host
+    whatever the rest is on."""
 
     def __init__(
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | None,
-        answers: dict[str, Any],
+        told: Told,
         aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._parameters, self._optimizer = list(model.parameters()), optimizer
-        self._answers, self._aside = answers, aside
+        self._told, self._aside, self._scale = told, aside, scale
         self._python = PythonCalls(self._count_sync, self._look_at_graph)
         self._machine: FakeTensorMode | None = None
         self._stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -83,6 +86,7 @@ class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def begin_step(self) -> None:
         self.counts = Counts()
         self._counters = _host_counters(self._optimizer)
+        self._told.begin_step(is_real=self._machine is None)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -97,6 +101,9 @@ class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count_sync(user_place(), self._python.call or call)
         if func is VALUE:
             return self._value(func, args)
+        mask = chosen_by_mask(func, args)
+        if mask is not None:
+            return self._sized(func, args, mask)
         if self._counters and self._is_counter(func, args):
             with self._aside():
                 return func(*args, **kwargs)
@@ -125,16 +132,25 @@ class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _value(self, func: Any, args: tuple[Any, ...]) -> Any:
         """Timed on a GPU, where the host waits for all that was asked of it before."""
         if isinstance(args[0], FakeTensor):
-            known = self._answers.get(user_place(), 1)
+            known = self._told.read("value", user_place())
+            known = 1 if known is None else known
             dtype = args[0].dtype
             return bool(known) if dtype is torch.bool else float(known) if dtype.is_floating_point else int(known)
         begin_ns = time.perf_counter_ns()
         value = func(*args)
         place = user_place()
-        self._answers[place] = value
+        self._told.write("value", place, value)
         if args[0].is_cuda:
             self.counts.waited_ns[place, self._python.call or "a value read"] += time.perf_counter_ns() - begin_ns
         return value
+
+    def _sized(self, func: Any, args: tuple[Any, ...], mask: torch.Tensor) -> Any:
+        place = user_place()
+        if self._machine is None:
+            self._told.write("size", place, int(mask.count_nonzero()))
+            return func(*args)
+        size = self._told.read("size", place)
+        return func(*args) if size is None else run_with_size(func, args, round(size * self._scale))
 
     def _is_counter(self, func: Any, args: tuple[Any, ...]) -> bool:
         return any(id(leaf) in self._counters for leaf in tree_leaves(args[:1]))

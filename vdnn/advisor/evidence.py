@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -16,6 +15,7 @@ from vdnn.advisor.change import Change
 from vdnn.advisor.loop_training import LoopTraining
 from vdnn.advisor.observation import Observed
 from vdnn.advisor.parts import Training
+from vdnn.advisor.told import Told
 from vdnn.advisor.virtual_step import VirtualStep, rehearse
 from vdnn.errors import BudgetError
 from vdnn.hardware import HardwareProfile
@@ -41,12 +41,12 @@ class Evidence:
         *,
         budget_bytes: int | None = None,
         observed: Observed | None = None,
-        answers: dict[str, Any] | None = None,
+        told: Told | None = None,
         on_progress: Callable[[str], None] = lambda doing: None,
     ) -> None:
         self.training, self.profile, self.observed = training, profile, observed
         self.budget_bytes = profile.memory_bytes if budget_bytes is None else budget_bytes
-        self._answers = {} if answers is None else answers
+        self._told = told
         self._on_progress = on_progress
         self._known: dict[Change, VirtualStep] = {}
         self._refused = ""
@@ -82,7 +82,7 @@ class Evidence:
         if change not in self._known:
             self._on_progress(f"rehearsing {doing}")
             try:
-                self._known[change] = rehearse(self.training, self.profile, change, self._answers)
+                self._known[change] = rehearse(self.training, self.profile, change, self._told)
             except BudgetError:
                 raise
             except Exception as error:
@@ -111,12 +111,13 @@ def gain_between(before: VirtualStep, after: VirtualStep) -> Gain:
 
 
 def sample_gain_between(before: VirtualStep, after: VirtualStep) -> Gain:
+    """Of the samples of one step before."""
     return Gain(
         Basis.PREDICTED,
         REHEARSED,
-        before_ns=before.sample_ns,
-        after_ns=after.sample_ns,
+        before_ns=before.step_ns,
+        after_ns=round(after.step_ns * before.batch / after.batch),
         before_bytes=before.peak_bytes,
         after_bytes=after.peak_bytes,
-        per=Per.SAMPLE,
+        per=Per.SAMPLES,
     )

@@ -25,6 +25,7 @@ from vdnn.advisor.optimizer_form import fused_form, state_in_8_bits
 from vdnn.advisor.parts import Training
 from vdnn.advisor.precision import mixed_precision, tf32_products
 from vdnn.advisor.random_state import random_state_kept
+from vdnn.advisor.told import Told
 from vdnn.advisor.virtual_step import VirtualStep
 from vdnn.hardware import HardwareProfile, load_profile
 from vdnn.planning.budget import parse_budget
@@ -75,11 +76,12 @@ def advise(
     if type(steps) is not int or steps < 0:
         raise ValueError(f"steps: expected a number of steps, 0 or more, got {steps!r}.")
     profile = profile_for(hardware)
+    _budget_bytes(budget, profile)  # what is wrong with it is said before the work
     training = LoopTraining(model, loader, optimizer, loss, step=step, name=name)
-    answers: dict[str, Any] = {}
+    told = Told()
     on_progress("running real steps" if steps else "taking a batch")
-    observed = observe(training, steps, answers)
-    return examine(training, profile, budget=budget, observed=observed, answers=answers, on_progress=on_progress)
+    observed = observe(training, steps, told)
+    return examine(training, profile, budget=budget, observed=observed, told=told, on_progress=on_progress)
 
 
 def examine(
@@ -88,7 +90,7 @@ def examine(
     *,
     budget: int | str | None = None,
     observed: Observed | None = None,
-    answers: dict[str, Any] | None = None,
+    told: Told | None = None,
     on_progress: Callable[[str], None] = lambda doing: None,
 ) -> Advices:
     """Every kind is looked at, or it is said why not."""
@@ -98,7 +100,7 @@ def examine(
         profile,
         budget_bytes=budget_bytes,
         observed=observed,
-        answers=answers,
+        told=told,
         on_progress=on_progress,
     )
     found: list[Advice] = []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vdnn.advisor.advice import Advice, Kind, unknown
 from vdnn.advisor.change import Change
 from vdnn.advisor.evidence import Evidence, NotSeen
 from vdnn.bytesize import format_bytes
 
 _NAMED = 3
+_AT_LEAST = "two rehearsals, in which a bias is part of its convolution; where it is a kernel of its own it is more"
 
 
 def filled_gradients(evidence: Evidence) -> list[Advice]:
@@ -35,6 +38,7 @@ def biases_before_norms(evidence: Evidence) -> list[Advice]:
     gain = evidence.gain_of(Change(without_biases=tuple(sorted({bias for bias, _ in pairs}))), "without those biases")
     if not gain.is_one:
         return []
+    gain = replace(gain, reason=_AT_LEAST)
     names = [bias.rpartition(".")[0] for bias, _ in pairs]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     first, norm = pairs[0][0].rpartition(".")[0], pairs[0][1]

@@ -15,7 +15,7 @@ _BESIDE_THE_LINE = 3  # guesses next to the last before halving
 
 
 def largest_batch(evidence: Evidence) -> list[Advice]:
-    if not _grows(evidence):
+    if not grows(evidence):
         raise NotSeen("its memory does not depend on the batch")
     batch, samples = largest_that_fits(evidence), evidence.training.samples
     if batch is None or batch == evidence.training.batch:
@@ -25,7 +25,11 @@ def largest_batch(evidence: Evidence) -> list[Advice]:
         return []
     room = format_bytes(evidence.budget_bytes)
     takes = f"a batch of {evidence.training.batch} takes {format_bytes(evidence.base.peak_bytes)} of {room}"
-    limit = "all the data there is fits." if batch == samples else f"{batch} is the largest that fits."
+    limit = f"{batch} is the largest that fits."
+    if batch == samples:
+        limit = "all the data there is fits."
+    elif batch == _MOST:
+        limit = f"{batch} fits, and no larger one was tried."
     return [
         Advice(
             Kind.LARGEST_BATCH,
@@ -63,7 +67,7 @@ def _along_the_line(evidence: Evidence) -> int:
     return base.batch + int((evidence.budget_bytes - base.peak_bytes) // each_bytes)
 
 
-def _grows(evidence: Evidence) -> bool:
+def grows(evidence: Evidence) -> bool:
     base = evidence.base
     return _of(evidence, 2 * base.batch).peak_bytes > base.peak_bytes
 

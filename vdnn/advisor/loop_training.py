@@ -52,7 +52,7 @@ class LoopTraining(Training):
         self.loader, self.optimizer, self.loss, self.step = loader, optimizer, loss, step
         self.name = name or type(model).__name__
         self.can_be_cut = step is None
-        data = getattr(loader, "dataset", None)
+        data: Any = getattr(loader, "dataset", None)
         self.samples = len(data) if hasattr(data, "__len__") else None
         self.sample: Any = None
         self.batch = 0

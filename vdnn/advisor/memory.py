@@ -7,9 +7,13 @@ from __future__ import annotations
 from vdnn.advisor.advice import Advice, Kind
 from vdnn.advisor.change import Change
 from vdnn.advisor.evidence import Evidence, gain_between
+from vdnn.advisor.largest_batch import grows, largest_that_fits
 from vdnn.advisor.virtual_step import VirtualStep
 from vdnn.bytesize import format_bytes
 from vdnn.errors import BudgetError
+
+# Each part is a step to rehearse, and to run: of more the batch is better made smaller.
+_MOST_PARTS = 32
 
 
 def offloading(evidence: Evidence) -> list[Advice]:
@@ -38,11 +42,17 @@ def checkpointing(evidence: Evidence) -> list[Advice]:
 
 
 def accumulation(evidence: Evidence) -> list[Advice]:
-    """The fewest parts that fit."""
-    if evidence.fits or not evidence.training.can_be_cut:
+    """The fewest parts that fit, in powers of two: none has more samples than the largest batch."""
+    if evidence.fits or not evidence.training.can_be_cut or not grows(evidence):
+        return []
+    largest = largest_that_fits(evidence)
+    if largest is None:
         return []
     parts = 2
-    while parts <= evidence.training.batch:
+    while parts <= min(evidence.training.batch, _MOST_PARTS):
+        if evidence.training.batch // parts > largest:
+            parts *= 2
+            continue
         step = evidence.step(Change(micro_batches=parts), f"in {parts} parts")
         if step.peak_bytes <= evidence.budget_bytes:
             samples = evidence.training.batch // parts

@@ -20,6 +20,7 @@ from vdnn.advisor.host_syncs import HostSync
 from vdnn.advisor.loop_training import LoopTraining
 from vdnn.advisor.parts import Parts, scalar_loss
 from vdnn.advisor.random_state import random_state_kept
+from vdnn.advisor.told import Told
 from vdnn.errors import InvalidArgumentError
 
 Clock = Callable[[], int]
@@ -45,10 +46,8 @@ class Observed:
     failure: str = ""
 
 
-def observe(
-    training: LoopTraining, steps: int, answers: dict[str, Any], clock: Clock = time.perf_counter_ns
-) -> Observed:
-    """Gives the training its sample, and `answers` the values that the host asked for."""
+def observe(training: LoopTraining, steps: int, told: Told, clock: Clock = time.perf_counter_ns) -> Observed:
+    """Gives the training its sample, and `told` what the host asked for."""
     loader = training.loader
     sampler = getattr(loader, "sampler", None)
     with random_state_kept(getattr(loader, "generator", None), getattr(sampler, "generator", None)):
@@ -59,7 +58,7 @@ def observe(
         step_ns, failure = None, ""
         try:
             if steps:
-                counts, step_ns = _run(training, batches[:steps], answers, clock)
+                counts, step_ns = _run(training, batches[:steps], told, clock)
         except torch.OutOfMemoryError as error:
             failure = f"no room for a copy of the model: {str(error).splitlines()[0]}"
     shapes = {tuple(_shapes(batch)) for batch in batches}
@@ -99,15 +98,13 @@ def _batches(training: LoopTraining, steps: int, clock: Clock) -> tuple[list[Any
     return batches, waits
 
 
-def _run(
-    training: LoopTraining, batches: list[Any], answers: dict[str, Any], clock: Clock
-) -> tuple[list[Counts], int | None]:
+def _run(training: LoopTraining, batches: list[Any], told: Told, clock: Clock) -> tuple[list[Counts], int | None]:
     model, optimizer, loss = training.copies()
     on_device = [tree_map_only(torch.Tensor, lambda one: one.to(training.device), batch) for batch in batches]
     counts = []
     for batch in on_device:
         parts = training.parts_of(model, optimizer, loss, batch)
-        with Census(model, optimizer, answers) as census:
+        with Census(model, optimizer, told) as census:
             census.begin_step()
             do_step(parts)
         counts.append(census.counts)

@@ -21,6 +21,7 @@ from vdnn.advisor.convolution_weights import ConvolutionWeights, convolution_wei
 from vdnn.advisor.host_syncs import HostSync
 from vdnn.advisor.optimizer_state import OptimizerForm, form_of
 from vdnn.advisor.parts import Parts, Training, scalar_loss
+from vdnn.advisor.told import Told
 from vdnn.hardware import HardwareProfile
 from vdnn.runtime.cuda_shaped import CudaShaped
 from vdnn.runtime.offload import offload
@@ -49,17 +50,11 @@ class VirtualStep:
     convolution_weights: ConvolutionWeights | None
     optimizer: OptimizerForm | None
 
-    @property
-    def sample_ns(self) -> int:
-        return round(self.step_ns / self.batch)
 
-
-def rehearse(
-    training: Training, profile: HardwareProfile, change: Change, answers: dict[str, Any] | None = None
-) -> VirtualStep:
+def rehearse(training: Training, profile: HardwareProfile, change: Change, told: Told | None = None) -> VirtualStep:
     """The same step and the same change give the same numbers on any machine."""
     batch = change.batch or training.batch
-    known = {} if answers is None else dict(answers)
+    known, scale = told or Told(), batch / change.micro_batches / training.batch
     with _tf32(change), torch.autograd.set_detect_anomaly(False), VirtualMachine(profile) as machine, CudaShaped():
         parts = training.parts(batch // change.micro_batches)
         blocks = _apply(change, parts)
@@ -70,7 +65,9 @@ def rehearse(
             session = None
             if change.offload_bytes is not None:
                 session = stack.enter_context(offload(budget=change.offload_bytes, device=machine))
-            census = stack.enter_context(Census(parts.model, parts.optimizer, known, lambda: _aside(machine)))
+            census = stack.enter_context(
+                Census(parts.model, parts.optimizer, known, lambda: machine_aside(machine), scale)
+            )
             for _ in range(steps):
                 census.begin_step()
                 machine.reset_peak()
@@ -81,7 +78,8 @@ def rehearse(
             step_ns, peak_bytes = machine.now_ns - begin_ns, machine.peak_bytes
         counts = census.counts
         names = {id(parameter): name for name, parameter in parts.model.named_parameters()}
-        removable = [one for one in counts.biases if _is_removable(parts.model, names.get(one.bias_id, ""))]
+        norms = {one.bias_id: one.norm_id for one in counts.biases}
+        removable = [one for one in names if one in norms and _is_removable(parts.model, names[one])]
         return VirtualStep(
             batch=batch,
             step_ns=step_ns,
@@ -92,7 +90,7 @@ def rehearse(
             filled_gradients=counts.filled_gradients,
             filled_bytes=counts.filled_bytes,
             syncs=counts.host_syncs,
-            norm_biases=tuple((names[one.bias_id], _module_of(names.get(one.norm_id, ""))) for one in removable),
+            norm_biases=tuple((names[one], _module_of(names.get(norms[one], ""))) for one in removable),
             blocks=blocks,
             convolution_weights=convolution_weights(parts.model),
             optimizer=None if parts.optimizer is None else form_of(parts.optimizer),
@@ -135,7 +133,7 @@ def _tf32(change: Change) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _aside(machine: VirtualMachine) -> Iterator[None]:
+def machine_aside(machine: VirtualMachine) -> Iterator[None]:
     """What is on the host takes no time of the card's."""
     before, machine.aside_ns = machine.aside_ns, 0
     try:

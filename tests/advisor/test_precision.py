@@ -1,0 +1,81 @@
+"""Mixed precision and tf32: advised where products run in float32 and the card is faster with less."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.advisor.programs import evidence_of, found, perceptron, training_of
+from vdnn.advisor.advice import Basis, Kind
+from vdnn.advisor.change import Change
+from vdnn.advisor.virtual_step import rehearse
+from vdnn.hardware import load_profile
+
+
+def wide() -> nn.Sequential:
+    """Its products take longer than their launches: 4096 rows by a million weights."""
+    return nn.Sequential(nn.Linear(256, 4096), nn.Linear(4096, 4096), nn.Linear(4096, 10))
+
+
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.randn(4096, 256), torch.randint(10, (4096,)))]
+
+
+def test_autocast_is_advised_with_the_difference_of_two_rehearsals() -> None:
+    training = training_of(wide(), batches())
+    evidence = evidence_of(training)
+    (advice,) = found(Kind.AMP, evidence)
+    plain = rehearse(training, load_profile("h100"), Change())
+    cast = rehearse(training, load_profile("h100"), Change(autocast="bfloat16"))
+    gain = advice.gain
+    assert gain.basis is Basis.PREDICTED
+    assert (gain.before_ns, gain.after_ns) == (plain.step_ns, cast.step_ns)
+    assert (gain.before_bytes, gain.after_bytes) == (plain.peak_bytes, cast.peak_bytes)
+    assert gain.saved_ns > 0
+    products = 3 + 2 + 3  # forward; gradients of the inputs, the first of which needs none; of the weights
+    assert advice.seen.startswith(f"{products} of {products} products")
+    assert 'torch.autocast("cuda", torch.bfloat16)' in advice.action
+
+
+def test_a_card_whose_only_half_is_float16_is_told_of_the_scaler() -> None:
+    (advice,) = found(Kind.AMP, evidence_of(training_of(wide(), batches()), "v100-16"))
+    assert "torch.float16" in advice.action
+    assert "GradScaler" in advice.action
+
+
+@pytest.mark.parametrize("card", ["titan-x", "k40c"])
+def test_a_card_without_a_rate_for_halves_is_not_advised(card: str) -> None:
+    evidence = evidence_of(training_of(wide(), batches()), card)
+    assert found(Kind.AMP, evidence) == []
+    assert found(Kind.TF32, evidence) == []
+
+
+def test_a_model_in_halves_is_not_advised() -> None:
+    model = wide().to(torch.bfloat16)
+    evidence = evidence_of(training_of(model, [(one.to(torch.bfloat16), other) for one, other in batches()]))
+    assert found(Kind.AMP, evidence) == []
+    assert found(Kind.TF32, evidence) == []
+
+
+def test_where_autocast_takes_longer_it_is_not_advised() -> None:
+    """Small layers: conversions are launches too, and the arithmetic is nothing beside them."""
+    evidence = evidence_of(training_of(perceptron()))
+    slower = evidence.gain_of(Change(autocast="bfloat16"), "autocast")
+    assert slower.saved_ns < 0
+    assert found(Kind.AMP, evidence) == []
+
+
+def test_tf32_is_advised_for_products_and_not_where_it_is_allowed() -> None:
+    training = training_of(wide(), batches())
+    (advice,) = found(Kind.TF32, evidence_of(training))
+    quick = rehearse(training, load_profile("h100"), Change(tf32=True))
+    assert advice.gain.after_ns == quick.step_ns
+    assert advice.gain.saved_ns > 0
+    before = torch.get_float32_matmul_precision()
+    assert before == "highest", "as torch has it: a rehearsal puts it back"
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert found(Kind.TF32, evidence_of(training)) == []
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,119 @@
+"""vdnn.advise leaves model, optimizer, loader and every random state as they were; also when it is stopped."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+import vdnn
+from tests.advisor.programs import BATCH, convolutional, pictures
+
+
+class World:
+    """All that must stay."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        self.model = nn.Sequential(nn.Dropout(0.1), *convolutional(bias=True))
+        self.model[3].eval()  # one module that is frozen
+        self.generator = torch.Generator().manual_seed(5)
+        self.loader = DataLoader(pictures(), batch_size=BATCH, shuffle=True, generator=self.generator)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
+        x, y = pictures(4)[:4]
+        functional.cross_entropy(self.model(x), y).backward()
+        self.optimizer.step()  # gradients stay, and a state is there
+
+    def state(self) -> dict[str, Any]:
+        numbers: Any = numpy.random.get_state()
+        return {
+            "model": copy.deepcopy(self.model.state_dict()),
+            "gradients": [copy.deepcopy(one.grad) for one in self.model.parameters()],
+            "identities": [id(one) for one in (*self.model.parameters(), *self.model.buffers())],
+            "training": [module.training for module in self.model.modules()],
+            "forwards": [module.forward for module in self.model.modules()],
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "generator": self.generator.get_state(),
+            "torch": torch.get_rng_state(),
+            "python": random.getstate(),
+            "numpy": [numbers[0], torch.from_numpy(numbers[1].astype("int64")), *numbers[2:]],
+            "precision": torch.get_float32_matmul_precision(),
+            "anomaly": torch.is_anomaly_enabled(),
+        }
+
+
+def assert_same(one: Any, other: Any, path: str = "") -> None:
+    assert type(one) is type(other), path
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), path
+    elif isinstance(one, dict):
+        assert list(one) == list(other), path
+        for key in one:
+            assert_same(one[key], other[key], f"{path}.{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), path
+        for number, (left, right) in enumerate(zip(one, other, strict=True)):
+            assert_same(left, right, f"{path}[{number}]")
+    else:
+        assert one == other, path
+
+
+def disturbing_step(model: Any, optimizer: Any, batch: Any) -> None:
+    random.random()
+    numpy.random.rand()
+    torch.rand(1)
+    functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+
+
+@pytest.mark.parametrize("how", ["loss", "step"])
+def test_everything_stays_as_it_was(how: str) -> None:
+    world = World()
+    before = world.state()
+    given: Any = {"loss": functional.cross_entropy} if how == "loss" else {"step": disturbing_step}
+    advices = vdnn.advise(world.model, world.loader, world.optimizer, **given, steps=2, hardware="h100")
+    assert len(advices) > 0
+    assert_same(before, world.state())
+
+
+@pytest.mark.parametrize("moment", ["in a real step", "in a rehearsal"])
+def test_an_interrupt_leaves_everything_as_it_was(moment: str) -> None:
+    world = World()
+    before = world.state()
+    calls = 0
+
+    def step(model: Any, optimizer: Any, batch: Any) -> None:
+        nonlocal calls
+        disturbing_step(model, optimizer, batch)
+        calls += 1
+        if calls == (2 if moment == "in a real step" else 4):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        vdnn.advise(world.model, world.loader, world.optimizer, step=step, steps=2, hardware="h100")
+    assert_same(before, world.state())
+    assert torch.ones(2).sum().item() == 2, "no mode is left behind"
+
+
+def test_a_comparison_that_differs_is_found() -> None:
+    world = World()
+    before = world.state()
+    with torch.no_grad():
+        next(world.model.parameters()).add_(1)
+    with pytest.raises(AssertionError, match="model"):
+        assert_same(before, world.state())
+
+
+def test_a_loader_gives_the_same_batches_afterwards() -> None:
+    one, other = World(), World()
+    vdnn.advise(one.model, one.loader, one.optimizer, functional.cross_entropy, steps=1, hardware="h100")
+    first, second = next(iter(one.loader)), next(iter(other.loader))
+    assert torch.equal(first[1], second[1])
