@@ -1,16 +1,18 @@
-"""The numbers that docs/when.md gives are those of benchmarks/results: its table is made again from the file."""
+"""The numbers in docs/when.md are those of benchmarks/results: tables and figures are made again from the files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "when.md"
 MATRIX = ROOT / "benchmarks" / "results" / "plan_matrix_rebuilds.jsonl"
+SWEEP = ROOT / "benchmarks" / "results" / "sweep_virtual_h100" / "cells.jsonl"
 CARD = "h100"
 GIB = 1 << 30
 # Of the way from the least memory that any plan reaches to everything kept.
@@ -53,20 +55,59 @@ def rows_of(matrix: Path) -> Iterator[str]:
         yield "| " + " | ".join(columns).replace("%", " %") + " |"
 
 
-def missing_rows(text: str, matrix: Path) -> list[str]:
-    return [row for row in rows_of(matrix) if row not in text.splitlines()]
+def cells_of(sweep: Path) -> dict[tuple[str, str, str | None], dict[str, Any]]:
+    """By workload, peer and budget."""
+    cells = map(json.loads, sweep.read_text().splitlines())
+    return {(cell["workload"], cell["peer"], cell["budget"]): cell for cell in cells}
 
 
-def test_the_table_is_that_of_the_results() -> None:
-    assert missing_rows(PAGE.read_text(), MATRIX) == []
+def facts_of(sweep: Path) -> Iterator[str]:
+    """What the page says of single cells: rows of its second table, and figures in its sentences."""
+    cells = cells_of(sweep)
+
+    def of_plain(workload: str, peer: str, budget: str | None = None, what: str = "step_ns") -> float:
+        return float(cells[workload, peer, budget][what] / cells[workload, "plain", None][what])
+
+    named = {
+        "resnet50": "ResNet-50 (128), float32",
+        "llama_8b_8k": "Llama, 8B's shapes (1), bfloat16",
+        "vit_large": "ViT-L (64), bfloat16",
+        "bert_large": "BERT-large (16), bfloat16",
+    }
+    for workload, name in named.items():
+        peak = of_plain(workload, "checkpoint", what="peak_bytes")
+        theirs, ours = of_plain(workload, "checkpoint"), of_plain(workload, "vdnn-auto", "=checkpoint")
+        yield f"| {name} | {100 * peak:.0f} % | {theirs:.3f} x | {ours:.3f} x |"
+    everything, blocking = of_plain("resnet50", "vdnn-all"), of_plain("resnet50", "save-on-cpu-pinned")
+    yield f"makes a step of ResNet-50 {everything:.1f} times as long"
+    yield f"BERT-large's {of_plain('bert_large', 'vdnn-all'):.1f} times"
+    yield f"at {blocking:.1f} times the time of the plain step"
+    planned = cells["resnet50", "vdnn-auto", "60%"]
+    pinned, moved = planned["host_bytes"] / GIB, planned["to_host_bytes"] / GIB
+    yield f"{pinned:.1f} GiB for ResNet-50 (128), though its plans then move {moved:.1f}."
+    quarter, less = of_plain("llama_8b_8k", "vdnn-auto", "75%"), of_plain("resnet50", "vdnn-auto", "60%")
+    yield f"Llama has a quarter less at {100 * (quarter - 1):.1f} %, ResNet-50 40 % less at {100 * (less - 1):.1f} %"
+
+
+def unsaid(text: str, facts: Iterable[str]) -> list[str]:
+    """However its lines are broken."""
+    text = " ".join(text.split())
+    return [fact for fact in facts if fact not in text]
+
+
+def test_the_table_of_budgets_is_that_of_the_results() -> None:
+    assert unsaid(PAGE.read_text(), rows_of(MATRIX)) == []
+
+
+def test_what_the_page_says_of_peers_is_that_of_the_sweep() -> None:
+    assert unsaid(PAGE.read_text(), facts_of(SWEEP)) == []
 
 
 def test_a_number_that_is_not_that_of_the_results_is_found() -> None:
     text = PAGE.read_text()
-    row = next(rows_of(MATRIX))
-    assert missing_rows(text.replace(row, row.replace("ResNet-50 (128) | 10.4", "ResNet-50 (128) | 10.5")), MATRIX) == [
-        row
-    ]
+    row, fact = next(rows_of(MATRIX)), next(facts_of(SWEEP))
+    assert unsaid(text.replace("(128) | 10.4 GiB", "(128) | 10.5 GiB", 1), rows_of(MATRIX)) == [row]
+    assert unsaid(text.replace("1.119 x", "1.118 x"), facts_of(SWEEP)) == [fact]
 
 
 @pytest.mark.parametrize("quoted", ["resnet50, save-on-cpu-pinned (+1763.6%, 15% of the memory)", "11 of 12 meetings"])
