@@ -32,6 +32,7 @@ myst_heading_anchors = 3
 # The libraries of integrations are not needed to read what the integrations say of themselves.
 autodoc_mock_imports = ["transformers", "lightning"]
 autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 python_maximum_signature_line_length = 88
 default_role = "code"
