@@ -28,7 +28,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import vdnn
 from tests.runtime.side_by_side import alive, same_bits
+from vdnn.planning.costs import profile_costs
+from vdnn.planning.simulate import simulate
 from vdnn.runtime.session import Session
+from vdnn.step_plan import Plan
+from vdnn.timeline import Timeline
 
 STEPS = 20
 WIDTH = 16
@@ -194,26 +198,41 @@ def tensor_parallel(rank: int, how: str) -> dict[str, Any]:
 
 
 def pipeline(rank: int, how: str, kind: str) -> dict[str, Any]:
+    return beside_plain(rank, how, lambda rank: stage_of_a_pipeline(rank, kind))
+
+
+def pipeline_as_planned(rank: int) -> tuple[Plan, Timeline, Timeline]:
+    """Under 1F1B and "auto", at the least memory: the plan, and the last step as foretold and as it was."""
+    with (
+        vdnn.VirtualMachine("titan-x", fake=False) as machine,
+        vdnn.offload("auto", budget="min", device=machine, min_bytes=0, measure=True) as session,
+    ):
+        stage_of_a_pipeline(rank, "1F1B", steps=6)
+    recording, plan, measured = session.recording, session.plan, session.timeline
+    assert recording is not None
+    assert plan is not None
+    assert measured is not None
+    foretold = simulate(recording, plan, profile_costs(machine.profile))
+    return plan, foretold, measured
+
+
+def stage_of_a_pipeline(rank: int, kind: str, steps: int = STEPS) -> list[tuple[str, torch.Tensor]]:
     """Four micro-batches: under 1F1B a stage has several forwards in flight."""
-
-    def loop(rank: int) -> list[tuple[str, torch.Tensor]]:
-        torch.manual_seed(0)
-        whole = blocks()
-        mine = whole[:2] if rank == 0 else whole[1:]
-        stage = PipelineStage(mine, rank, dist.get_world_size(), torch.device("cpu"))
-        schedule = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}[kind]
-        pipe = schedule(stage, n_microbatches=4, loss_fn=lambda out, target: (out - target).square().mean())
-        optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-2)
-        for x in batches(0):
-            if rank == 0:
-                pipe.step(x)
-            else:
-                pipe.step(target=x.flip(0), losses=[])
-            optimizer.step()
-            optimizer.zero_grad()
-        return parameters_of(mine)
-
-    return beside_plain(rank, how, loop)
+    torch.manual_seed(0)
+    whole = blocks()
+    mine = whole[:2] if rank == 0 else whole[1:]
+    stage = PipelineStage(mine, rank, dist.get_world_size(), torch.device("cpu"))
+    schedule = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}[kind]
+    pipe = schedule(stage, n_microbatches=4, loss_fn=lambda out, target: (out - target).square().mean())
+    optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-2)
+    for x in batches(0, steps):
+        if rank == 0:
+            pipe.step(x)
+        else:
+            pipe.step(target=x.flip(0), losses=[])
+        optimizer.step()
+        optimizer.zero_grad()
+    return parameters_of(mine)
 
 
 # One that fails.

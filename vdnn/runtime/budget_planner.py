@@ -45,7 +45,8 @@ class BudgetPlanner:
         planned = plan_step(recording, costs, target_bytes, self.policy)
         if not planned.fits and self.policy.name == "auto":
             # Where forwards and backwards interleave (pipelines), what is released at a use is still there when that
-            # use has its copy back: a moment that the model which auto searches with does not see.
+            # use has its copy back: a moment that the model which auto searches with does not see, and that could not
+            # be mended afterwards (use_moments.py).
             planned = plan_step(recording, costs, target_bytes, "prefix-cut")
         if not planned.fits:
             raise VdnnError(

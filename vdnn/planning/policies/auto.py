@@ -15,6 +15,7 @@ from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.rebuild_choice import RebuildChoice
 from vdnn.planning.rebuilding import candidates_of, planned_rebuild, with_rebuilds
 from vdnn.planning.simulate import simulate
+from vdnn.planning.use_moments import with_room_at_uses
 from vdnn.step_plan import Plan
 
 _FINALISTS = 3
@@ -42,6 +43,8 @@ class Auto(PlanPolicy):
         moved = replace(self._moves.plan(request), policy=self.name)
         if budget_bytes is None or not moved.offloaded_bytes or not candidates_of(recording):
             return moved
+        if simulate(recording, moved, request.costs).peak_bytes > budget_bytes:
+            moved = with_room_at_uses(recording, moved, budget_bytes)  # what it takes is to be compared
         shortest, shortest_ns = moved, simulate(recording, moved, request.costs).step_ns
         if shortest_ns <= recording.compute_ns:
             return moved
@@ -57,6 +60,9 @@ class Auto(PlanPolicy):
             if plan is None:
                 continue
             timeline = simulate(recording, plan, request.costs)
+            if timeline.peak_bytes > budget_bytes:
+                plan = with_room_at_uses(recording, plan, budget_bytes)
+                timeline = simulate(recording, plan, request.costs)
             if timeline.step_ns < shortest_ns and timeline.peak_bytes <= budget_bytes:
                 shortest, shortest_ns = plan, timeline.step_ns
         return shortest
