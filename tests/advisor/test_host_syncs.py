@@ -68,6 +68,14 @@ def test_a_place_is_said_with_what_to_write_instead_and_no_gain_is_made_up() -> 
     assert advice.gain.saved_ns == 0
 
 
+def test_synchronizing_is_seen_and_torchs_own_is_put_back() -> None:
+    before = torch.cuda.synchronize
+    evidence = evidence_of(training_of(Looked(lambda x: torch.cuda.synchronize())), steps=1)
+    assert [sync.call for sync in evidence.real.syncs] == ["torch.cuda.synchronize()"]
+    assert torch.cuda.synchronize is before
+    assert found(Kind.HOST_SYNC, evidence)[0].action.startswith("leave it out")
+
+
 def test_two_calls_on_one_line_count_twice() -> None:
     evidence = evidence_of(training_of(Looked(lambda x: (x.sum().item(), x.mean().item()))), steps=2)
     assert [sync.count for sync in evidence.real.syncs] == [2]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from tests.advisor.programs import evidence_of, found, perceptron, training_of
 from vdnn.advisor.advice import Basis, Kind
@@ -56,6 +59,36 @@ def test_a_model_in_halves_is_not_advised() -> None:
     evidence = evidence_of(training_of(model, [(one.to(torch.bfloat16), other) for one, other in batches()]))
     assert found(Kind.AMP, evidence) == []
     assert found(Kind.TF32, evidence) == []
+
+
+def test_a_step_that_has_mixed_precision_for_the_card_is_not_advised() -> None:
+    """On a machine without the card its autocast would be turned off, and its products seem to be float32."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = functional.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    before = torch.autocast.__init__
+    evidence = evidence_of(training_of(wide(), batches(), step=step), steps=1)
+    assert dict(evidence.base.products) == {"bfloat16": 8}
+    assert found(Kind.AMP, evidence) == []
+    assert torch.autocast.__init__ is before
+
+
+def test_a_step_of_ones_own_is_rehearsed_with_autocast_in_the_model() -> None:
+    def step(model: Any, optimizer: Any, batch: Any) -> None:
+        functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    evidence = evidence_of(training_of(wide(), batches(), step=step))
+    (advice,) = found(Kind.AMP, evidence)
+    cast = rehearse(evidence.training, load_profile("h100"), Change(autocast="bfloat16"))
+    assert dict(cast.products) == {"bfloat16": 8}
+    assert advice.gain.after_ns == cast.step_ns < evidence.base.step_ns
 
 
 def test_where_autocast_takes_longer_it_is_not_advised() -> None:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from vdnn.advisor.card_calls import card_calls
 from vdnn.advisor.diagnostics import tools_that_are_on
 from vdnn.advisor.host_syncs import VALUE, HostSync, PythonCalls, sync_of
 from vdnn.advisor.norm_biases import NormBias, norm_biases
@@ -75,6 +76,9 @@ class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> Census:
         mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
         self._machine = mode if isinstance(mode, FakeTensorMode) else None
+        on_cpu = self._machine is not None or not any(one.is_cuda for one in self._parameters)
+        self._calls = card_calls(stands_for_card=on_cpu, on_synchronize=self._count_synchronize)
+        self._calls.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         self._python.__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -82,6 +86,10 @@ class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __exit__(self, *exception: object) -> None:
         self._python.__exit__(*exception)  # type: ignore[no-untyped-call]
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self._calls.__exit__(None, None, None)
+
+    def _count_synchronize(self) -> None:
+        self._count_sync(user_place(), "torch.cuda.synchronize()")
 
     def begin_step(self) -> None:
         self.counts = Counts()
