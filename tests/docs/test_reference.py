@@ -1,4 +1,7 @@
-"""The reference has every public name, and every public name says what it is."""
+"""The reference has every public name, and every public name says what it is.
+
+That what it names is there is seen when the site is built: autodoc warns of a name that it does not find.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ import re
 from pathlib import Path
 
 import pytest
-
-from vdnn.errors import LibraryMissingError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 ROOMS = ("vdnn.report", "vdnn.hardware", "vdnn.testing.deferred")
@@ -61,16 +62,6 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
 @pytest.mark.parametrize("module", ["vdnn", "vdnn.errors", *ROOMS])
 def test_every_public_name_says_what_it_is(module: str) -> None:
     assert mute(module) == []
-
-
-def test_what_the_reference_names_is_there() -> None:
-    for kind, name in NAMED.findall(PAGE.read_text()):
-        module, _, attribute = name.rpartition(".")
-        try:
-            loaded = importlib.import_module(module)
-        except LibraryMissingError:  # an integration's
-            continue
-        assert kind == "module" or hasattr(loaded, attribute), name
 
 
 def test_a_name_that_is_missing_is_found() -> None:
