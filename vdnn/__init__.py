@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from vdnn.bytesize import format_bytes, parse_bytes
+from vdnn.core_requirement import require_core
 from vdnn.errors import BudgetError, VdnnError
 from vdnn.recording import Recording
 from vdnn.step_plan import Plan
@@ -77,8 +78,10 @@ _PLANNING_NAMES = {
 
 def __getattr__(name: str) -> object:
     if name in _PLANNING_NAMES:
+        require_core()
         return getattr(importlib.import_module(_PLANNING_NAMES[name]), name)
     if name in _RUNTIME_NAMES:
         require_torch()
+        require_core()
         return getattr(importlib.import_module(_RUNTIME_NAMES[name]), name)
     raise AttributeError(f"module 'vdnn' has no attribute {name!r}")

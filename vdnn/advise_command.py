@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from vdnn.core_requirement import require_core
 from vdnn.errors import VdnnError
 from vdnn.hardware import profile_names
 from vdnn.plan_command import find_function
@@ -53,6 +54,7 @@ def run_advise_command(options: argparse.Namespace) -> int:
     """0: looked, whatever was found. 2: called wrongly. 130: interrupted."""
     try:
         require_torch()
+        require_core()
         found = _advise(options)
     except (VdnnError, ValueError, TypeError) as error:
         sys.stderr.write(f"vdnn advise: {error}\n")

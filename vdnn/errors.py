@@ -89,7 +89,7 @@ class DriverUnavailableError(VdnnError, RuntimeError):
         self.reason = reason
         super().__init__(
             f"no CUDA device can be used through {library}: {_bare(reason.removeprefix(f'{library}: '))}. "
-            "`python -m vdnn doctor` shows what was found."
+            "`vdnn doctor` shows what was found."
         )
 
 
@@ -116,9 +116,7 @@ class KernelUnavailableError(VdnnError, RuntimeError):
     def __init__(self, *, kernel: str, reason: str) -> None:
         self.kernel = kernel
         self.reason = reason
-        super().__init__(
-            f"the kernel {kernel} cannot run here: {_bare(reason)}. `python -m vdnn doctor` lists the kernels."
-        )
+        super().__init__(f"the kernel {kernel} cannot run here: {_bare(reason)}. `vdnn doctor` lists the kernels.")
 
 
 class OrderingError(VdnnError, RuntimeError):
@@ -186,6 +184,17 @@ class TorchMissingError(VdnnError, ImportError):
         self.found = found
         self.needed = needed
         super().__init__(f"this part of vdnn needs {needed}, but {_bare(found)}: run pip install '{needed}'.")
+
+
+class CoreMissingError(VdnnError, ImportError):
+    """The package lies in `folder` without its native core: a copy of the source that was not built."""
+
+    def __init__(self, *, folder: str) -> None:
+        self.folder = folder
+        super().__init__(
+            f"this part of vdnn needs its native core, which is not in {folder}: that is source which was not built. "
+            "Leave that folder to use the vdnn that is installed, or run `make build` there."
+        )
 
 
 class LibraryMissingError(VdnnError, ImportError):

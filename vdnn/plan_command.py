@@ -13,6 +13,7 @@ from typing import Any
 
 from vdnn.bytesize import format_bytes
 from vdnn.command_line import nearest
+from vdnn.core_requirement import require_core
 from vdnn.errors import BudgetError, VdnnError
 from vdnn.hardware import profile_names
 from vdnn.torch_requirement import require_torch
@@ -74,6 +75,7 @@ def run_plan_command(options: argparse.Namespace) -> int:
     """0: planned. 1: the budget cannot be met. 2: called wrongly."""
     try:
         require_torch()
+        require_core()
         return _plan(options)
     except BudgetError as refused:
         sys.stderr.write(f"vdnn plan: {refused}\n")

@@ -24,6 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "vdnn.json_form",
         "vdnn.saved_step",
         "vdnn.torch_requirement",
+        "vdnn.core_requirement",
     ),
     ("vdnn._C",),
     ("vdnn.planning",),

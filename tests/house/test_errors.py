@@ -61,9 +61,7 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
         errors.DriverUnavailableError,
         RuntimeError,
         {"library": "libcuda.so.1", "reason": "it could not be opened"},
-        "no CUDA device can be used through libcuda.so.1: it could not be opened. `python -m vdnn doctor` "
-        "shows what "
-        "was found.",
+        "no CUDA device can be used through libcuda.so.1: it could not be opened. `vdnn doctor` shows what was found.",
     ),
     (
         errors.BudgetError,
@@ -96,7 +94,7 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
         errors.KernelUnavailableError,
         RuntimeError,
         {"kernel": "vdnn_pack_bits", "reason": "built without nvcc"},
-        "the kernel vdnn_pack_bits cannot run here: built without nvcc. `python -m vdnn doctor` lists the kernels.",
+        "the kernel vdnn_pack_bits cannot run here: built without nvcc. `vdnn doctor` lists the kernels.",
     ),
     (
         errors.OrderingError,
@@ -119,6 +117,13 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
         ImportError,
         {"found": "no torch is installed", "needed": "torch>=2.8"},
         "this part of vdnn needs torch>=2.8, but no torch is installed: run pip install 'torch>=2.8'.",
+    ),
+    (
+        errors.CoreMissingError,
+        ImportError,
+        {"folder": "/src/vdnn"},
+        "this part of vdnn needs its native core, which is not in /src/vdnn: that is source which was not built. "
+        "Leave that folder to use the vdnn that is installed, or run `make build` there.",
     ),
     (
         errors.LibraryMissingError,

@@ -1,4 +1,4 @@
-"""`python -m vdnn doctor`: what this machine has for vdnn, and what each missing thing means.
+"""`vdnn doctor`: what this machine has for vdnn, and what each missing thing means.
 
 examine() reads, render_text() and render_json() show. Works without torch, a GPU, a driver or the native
 core.

@@ -1,0 +1,41 @@
+"""Source that was not built says so, with what to do: who installs from a copy and stays in it meets that one first."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def unbuilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package as it lies in the source."""
+    folder = tmp_path_factory.mktemp("source")
+    shutil.copytree(ROOT / "vdnn", folder / "vdnn", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    return folder
+
+
+def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True)
+
+
+def test_touching_what_needs_the_core_says_where_it_is_missing_and_what_to_do(unbuilt: Path) -> None:
+    # Stands for torch: what is tried is not whether it is there, and importing it takes seconds.
+    (unbuilt / "torch.py").write_text("__version__ = '2.13.0'\n")
+    done = started(unbuilt, "-c", "import vdnn\nvdnn.offload")
+    assert done.stderr.splitlines()[-1] == (
+        "vdnn.errors.CoreMissingError: this part of vdnn needs its native core, which is not in "
+        f"{unbuilt / 'vdnn'}: that is source which was not built. Leave that folder to use the vdnn that is installed, "
+        "or run `make build` there."
+    )
+    done = started(unbuilt, "-m", "vdnn", "plan", "a:b", "--batch", "1")
+    assert (done.returncode, done.stderr.startswith("vdnn plan: this part of vdnn needs its native core")) == (2, True)
+
+
+def test_importing_vdnn_needs_no_core(unbuilt: Path) -> None:
+    assert started(unbuilt, "-c", "import vdnn; print(vdnn.__version__)").returncode == 0
