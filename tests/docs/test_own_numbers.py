@@ -1,4 +1,4 @@
-"""The numbers in docs/when.md are those of benchmarks/results: tables and figures are made again from the files."""
+"""What docs/when.md and docs/how-it-works.md give as numbers is made again from the files of benchmarks/results."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "when.md"
 MATRIX = ROOT / "benchmarks" / "results" / "plan_matrix_rebuilds.jsonl"
+PICTURES_PAGE = ROOT / "docs" / "how-it-works.md"
+PAPER = ROOT / "benchmarks" / "results" / "reproduction.jsonl"
 SWEEP = ROOT / "benchmarks" / "results" / "sweep_virtual_h100" / "cells.jsonl"
 CARD = "h100"
 GIB = 1 << 30
@@ -89,6 +91,18 @@ def facts_of(sweep: Path) -> Iterator[str]:
     yield f"Llama has a quarter less at {100 * (quarter - 1):.1f} %, ResNet-50 40 % less at {100 * (less - 1):.1f} %"
 
 
+def steps_of(paper: Path) -> Iterator[str]:
+    """The rows of VGG-16 (256) that are in the paper's table, too: beginnings of lines, and peaks of pictures."""
+    networks = (json.loads(line) for line in paper.read_text().splitlines())
+    vgg = next(one for one in networks if one["network"] == "VGG-16 (256)")
+    kept_ms = vgg["keep_ns"] / 1e6
+    yield f"| everything kept (does not fit the card) | {vgg['keep_bytes'] / GIB:.2f} GiB | {kept_ms:.1f} ms |"
+    for name, policy in (("`vdnn-all`", "everything"), ("`auto`, 12 GiB", "auto")):
+        step_ms, peak = vgg[policy]["step_ns"] / 1e6, vgg[policy]["peak_bytes"] / GIB
+        yield f"| {name} | {peak:.2f} GiB | {step_ms:.1f} ms, {100 * (step_ms / kept_ms - 1):.1f} % longer |"
+        yield f"the peak falls from {vgg['keep_bytes'] / GIB:.2f} to {peak:.2f} GiB"
+
+
 def unsaid(text: str, facts: Iterable[str]) -> list[str]:
     """However its lines are broken."""
     text = " ".join(text.split())
@@ -101,6 +115,10 @@ def test_the_table_of_budgets_is_that_of_the_results() -> None:
 
 def test_what_the_page_says_of_peers_is_that_of_the_sweep() -> None:
     assert unsaid(PAGE.read_text(), facts_of(SWEEP)) == []
+
+
+def test_what_the_page_with_pictures_says_is_that_of_the_papers_table() -> None:
+    assert unsaid(PICTURES_PAGE.read_text(), steps_of(PAPER)) == []
 
 
 def test_a_number_that_is_not_that_of_the_results_is_found() -> None:
