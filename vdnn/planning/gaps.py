@@ -6,16 +6,16 @@ it is away for at least one whole interval count: others free nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vdnn.recording import Lifetime, Recording
 from vdnn.step_plan import Absence, Action, PlannedLifetime
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(NamedTuple):
     """Of one lifetime, the `number`-th of its gaps. Away it is from interval `first` to interval `last`, both included,
-    when it is given up at `release_point` and brought back at `use`; None: it is not used again."""
+    when it is given up at `release_point` and brought back at `use`; None: it is not used again. A tuple, because a
+    search for rebuilds makes those of some hundred steps, and a frozen object takes three times as long."""
 
     lifetime: int
     number: int

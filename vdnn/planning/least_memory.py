@@ -5,20 +5,32 @@ No plan has less at any point, so this is exact, and whoever asks for less is to
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from vdnn.errors import BudgetError
-from vdnn.planning.footprint import interval_bytes, offload_everything
+from vdnn.planning.gaps import gaps_of
 from vdnn.recording import Recording
 
 
 def least_bytes(recording: Recording) -> int:
-    return max(interval_bytes(recording, offload_everything(recording)))
+    return max(_least_peaks(recording))
 
 
 def require_feasible_budget(recording: Recording, budget_bytes: int) -> None:
     """BudgetError if no plan is under it."""
-    require_feasible(recording, interval_bytes(recording, offload_everything(recording)), budget_bytes)
+    require_feasible(recording, _least_peaks(recording), budget_bytes)
+
+
+def _least_peaks(recording: Recording) -> list[int]:
+    """Of every interval, with all away that can be: what offload_everything() leaves, found without a plan."""
+    change = [0] * (len(recording.points) + 1)
+    for gap in gaps_of(recording):
+        change[gap.first] -= gap.nbytes
+        change[gap.last + 1] += gap.nbytes
+    return [
+        point.peak_bytes + away for point, away in zip(recording.points, itertools.accumulate(change), strict=False)
+    ]
 
 
 def require_feasible(recording: Recording, peaks: Sequence[int], budget_bytes: int) -> None:
