@@ -103,7 +103,9 @@ class Search:
             return None
         self._seen.add(choice)
         self.evaluated += 1
-        outcome = self.model.evaluate(choice.may_leave, self.budget_bytes, list(choice.more_room), choice.in_order)
+        room = list(choice.more_room)
+        orders = choice.in_order, choice.furthest_first
+        outcome = self.model.evaluate(choice.may_leave, self.budget_bytes, room, *orders)
         if outcome is None:
             return None
         found = Found(choice, outcome)
