@@ -178,6 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--networks", default="all", metavar="NAMES", help="separated by commas")
     parser.add_argument("--hardware", default=",".join(HARDWARE), metavar="NAMES")
     parser.add_argument("--policies", default="all", metavar="NAMES")
+    parser.add_argument("--shares", default=",".join(map(str, SHARES)), help="of the way from the least budget")
     parser.add_argument("--run", default="auto", metavar="NAMES", help="policies that are run too; none for none")
     parser.add_argument("--no-bound", action="store_true")
     parser.add_argument("--no-regret", action="store_true")
@@ -187,6 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = Asked(
         _names(options.policies, planner_names(), "policies"),
         [] if options.run == "none" else _names(options.run, planner_names(), "policies"),
+        shares=[float(share) for share in options.shares.split(",")],
         certify=not options.no_bound,
         has_regret=not options.no_regret,
         has_rebuilds=not options.without_rebuilds,

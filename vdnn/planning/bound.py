@@ -14,7 +14,8 @@ are two numbers, whether it was given up by then and whether it was asked back b
 and they are whole.
 
 What is left out makes the bound lower, never wrong: that the engines share a link, that a copy cannot be interrupted,
-all that happens between anchors, the memory while something is rebuilt, and that what a codec leaves has to be there.
+all that happens between anchors, and that what a codec leaves has to be there. Of the memory while something is rebuilt
+it knows whether there is room for it at all, and that a chain of rebuilds stays (bound_rebuilds.py).
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from vdnn.errors import VdnnError
 from vdnn.planning.bound_anchors import choose_anchors
+from vdnn.planning.bound_rebuilds import RebuiltBy
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.footprint import absent_intervals
 from vdnn.planning.gaps import Gap, gaps_of
 from vdnn.planning.least_memory import require_feasible_budget
+from vdnn.planning.linear_program import LinearProgram
+from vdnn.planning.rebuild_moments import RebuildMoments
 from vdnn.planning.rebuilding import candidates_of
 from vdnn.recording import Recording
 from vdnn.step_plan import Absence
@@ -133,40 +135,31 @@ class _Program:
         self._of_ns = self._of_bytes * slowest / 1e9
         self._reached_ns = list(itertools.accumulate(point.compute_ns for point in recording.points))
         self._missing = [point.peak_bytes - budget_bytes for point in recording.points]
-        self._entries: list[tuple[int, int, float]] = []  # row, column, factor
-        self._least: list[float] = []  # of each row
-        self._columns = len(recording.points)
-        self._unbounded = list(range(self._columns))
+        self._program = LinearProgram()
+        self._program.new_columns(len(recording.points), is_bounded=False)
         for before, point in itertools.pairwise(range(len(recording.points))):
-            self._require([(point, 1.0), (before, -1.0)], 0.0)
+            self._program.require([(point, 1.0), (before, -1.0)], 0.0)
         chosen = choose_anchors(self._missing, gaps, anchors)
         self._rebuilt = self._add_rebuilds()
-        self._readers = self._readers_of_inputs()
+        self._moments = RebuildMoments(recording, gaps, budget_bytes)
+        self._rebuilt_by = RebuiltBy(self._program, self._moments, self._rebuilt)
         self._of_gaps = {gap: columns for gap in gaps if (columns := self._add_gap(gap, chosen)) is not None}
         for anchor in chosen:
             self._add_anchor(anchor)
-
-    def _require(self, terms: Sequence[tuple[int, float]], least: float) -> None:
-        self._entries += [(len(self._least), column, factor) for column, factor in terms]
-        self._least.append(least)
-
-    def _new_columns(self, count: int) -> range:
-        self._columns += count
-        return range(self._columns - count, self._columns)
 
     def _add_gap(self, gap: Gap, anchors: Sequence[int]) -> _Columns | None:
         inside = [anchor for anchor in anchors if gap.first <= anchor <= gap.last]
         if not inside:
             return None
-        gone = dict(zip(inside, self._new_columns(len(inside)), strict=True))
+        gone = dict(zip(inside, self._program.new_columns(len(inside)), strict=True))
         if not self._is_whole:
             return _Columns(gone, {}, gone[inside[-1]])
-        back = {} if gap.use is None else dict(zip(inside, self._new_columns(len(inside)), strict=True))
+        back = {} if gap.use is None else dict(zip(inside, self._program.new_columns(len(inside)), strict=True))
         for columns in (gone, back):
             for earlier, later in itertools.pairwise(columns.values()):
-                self._require([(later, 1.0), (earlier, -1.0)], 0.0)
+                self._program.require([(later, 1.0), (earlier, -1.0)], 0.0)
         for anchor, column in back.items():
-            self._require([(gone[anchor], 1.0), (column, -1.0)], 0.0)
+            self._program.require([(gone[anchor], 1.0), (column, -1.0)], 0.0)
         return _Columns(gone, back, gone[inside[-1]])
 
     def _away_until_rebuilt(self, lifetime: int) -> range:
@@ -179,7 +172,7 @@ class _Program:
         """A column for each that can be; it takes its time after the first use of all and before its own."""
         lifetimes = self._recording.lifetimes
         candidates = candidates_of(self._recording)
-        columns = dict(zip(candidates, self._new_columns(len(candidates)), strict=True))
+        columns = dict(zip(candidates, self._program.new_columns(len(candidates)), strict=True))
         used = sorted((lifetimes[one].uses[0], one) for one in candidates if lifetimes[one].uses)
         if not used:
             return columns
@@ -192,21 +185,10 @@ class _Program:
             terms = [(columns[lifetime], -rebuild.compute_ns * self._of_ns)]
             if total is not None:
                 terms.append((total, -1.0))
-            (total,) = self._new_columns(1)
-            self._unbounded.append(total)
-            self._require([(total, 1.0), *terms], 0.0)
-            self._require([(use, 1.0), (total, -1.0), *((column, -factor) for column, factor in before)], 0.0)
+            (total,) = self._program.new_columns(1, is_bounded=False)
+            self._program.require([(total, 1.0), *terms], 0.0)
+            self._program.require([(use, 1.0), (total, -1.0), *((column, -factor) for column, factor in before)], 0.0)
         return columns
-
-    def _readers_of_inputs(self) -> dict[int, list[tuple[int, int]]]:
-        """By lifetime: what may be rebuilt from it, with its first use. By then at the latest it is rebuilt."""
-        readers: dict[int, list[tuple[int, int]]] = {}
-        for reader in self._rebuilt:
-            lifetime = self._recording.lifetimes[reader]
-            if lifetime.rebuild is not None and lifetime.uses:
-                for source in dict.fromkeys(lifetime.rebuild.inputs):
-                    readers.setdefault(source, []).append((lifetime.uses[0], reader))
-        return readers
 
     def _add_anchor(self, anchor: int) -> None:
         away: list[tuple[int, float]] = []
@@ -218,14 +200,14 @@ class _Program:
             copy_point = self._recording.lifetimes[gap.lifetime].copy_point
             if anchor in columns.gone:
                 if gap.lifetime in self._rebuilt:  # what is rebuilt is not moved
-                    self._require([(columns.gone[anchor], -1.0), (self._rebuilt[gap.lifetime], -1.0)], -1.0)
+                    self._program.require([(columns.gone[anchor], -1.0), (self._rebuilt[gap.lifetime], -1.0)], -1.0)
                 gone, nbytes = columns.gone[anchor], gap.nbytes * self._of_bytes
                 away.append((gone, nbytes))
                 out.append((copy_point, (gone, out_time)))
                 if anchor in columns.back:
                     away.append((columns.back[anchor], -nbytes))
                     home.append((gap.last, [(columns.ever, home_time), (columns.back[anchor], -home_time)]))
-                else:
+                elif not self._is_whole:  # where it is not used again the second program does not know when it is back
                     due = self._due_for_a_rebuild(gap, anchor, gone)
                     home += [(use, [(column, home_time)]) for use, column in due]
                     if gap.use is not None:
@@ -238,7 +220,7 @@ class _Program:
             if anchor in self._away_until_rebuilt(lifetime):
                 nbytes = self._recording.lifetimes[lifetime].nbytes * self._of_bytes
                 away.append((self._away_yet(lifetime, column, anchor), nbytes))
-        self._require(away, self._missing_of_whole(anchor) * self._of_bytes)
+        self._program.require(away, self._missing_of_whole(anchor) * self._of_bytes)
         for point, busy in self._running_sums([(point, [copy]) for point, copy in sorted(out, reverse=True)]):
             # From where the copies could begin to where the interval begins, behind the hook before it.
             self._require_time(busy, point, anchor - 1)
@@ -246,41 +228,36 @@ class _Program:
             self._require_time(busy, anchor, use)
 
     def _away_yet(self, lifetime: int, rebuilt: int, anchor: int) -> int:
-        """A column: away at an anchor before its first use. What is made from it and rebuilt, and was used before, had
-        it rebuilt by then, and it stays."""
-        readers = [reader for use, reader in self._readers.get(lifetime, ()) if use < anchor]
-        if not readers:
+        """A column: away at an anchor before its first use, and not rebuilt by then for another."""
+        by_then = self._rebuilt_by.by(lifetime, anchor - 1)
+        if not by_then:
             return rebuilt
-        (away,) = self._new_columns(1)
-        for terms, least in (([(rebuilt, 1.0)], 0.0), *(([(self._rebuilt[one], -1.0)], -1.0) for one in readers)):
-            self._require([*terms, (away, -1.0)], least)
+        (away,) = self._program.new_columns(1)
+        self._program.require([(rebuilt, 1.0), (away, -1.0), *((column, -factor) for column, factor in by_then)], 0.0)
         return away
 
     def _due_for_a_rebuild(self, gap: Gap, anchor: int, gone: int) -> list[tuple[int, int]]:
         """A use within the gap at which its storage has to be there if it is away at the anchor: the first at which
         another is rebuilt from it. With a column that is 1 if that is so, unless that one was rebuilt earlier, for what
         is made from it in turn."""
-        found = [(use, reader) for use, reader in self._readers.get(gap.lifetime, ()) if anchor <= use < gap.last]
+        readers = ((self._moments.first_use(one), one) for one in self._moments.made_from.get(gap.lifetime, ()))
+        found = [(use, reader) for use, reader in readers if anchor <= use < gap.last]
         if not found:
             return []
         use, reader = min(found)
-        (due,) = self._new_columns(1)
-        lifetimes = self._recording.lifetimes
-        earlier = [
-            (column, 1.0)
-            for one, column in self._rebuilt.items()
-            if (rebuild := lifetimes[one].rebuild) and reader in rebuild.inputs
-        ]
-        self._require([(due, 1.0), (gone, -1.0), (self._rebuilt[reader], -1.0), *earlier], -1.0)
-        self._require([(gone, 1.0), (due, -1.0)], 0.0)
+        (due,) = self._program.new_columns(1)
+        earlier = self._rebuilt_by.by(reader, use - 1)
+        self._program.require([(due, 1.0), (gone, -1.0), (self._rebuilt[reader], -1.0), *earlier], -1.0)
+        self._program.require([(gone, 1.0), (due, -1.0)], 0.0)
         return [(use, due)]
 
     def _missing_of_whole(self, anchor: int) -> int:
         """What is away is whole storages: so it is at least the least sum of some that is not below what is missing.
         That is what is left when as much as fits is kept; looked for where there are not too many sums."""
-        parts = [gap.nbytes for gap, columns in self._of_gaps.items() if anchor in columns.gone]
-        if any(anchor in self._away_until_rebuilt(lifetime) for lifetime in self._rebuilt):
-            return self._missing[anchor]  # of some rebuilds a part may stay
+        lifetimes = self._recording.lifetimes
+        away = {gap.lifetime for gap, columns in self._of_gaps.items() if anchor in columns.gone}
+        away |= {lifetime for lifetime in self._rebuilt if anchor in self._away_until_rebuilt(lifetime)}
+        parts = [lifetimes[lifetime].nbytes for lifetime in away]
         room = sum(parts) - self._missing[anchor]
         unit = math.gcd(*parts)
         if not parts or room < 0 or room // unit > _MOST_SUMS:
@@ -298,9 +275,8 @@ class _Program:
             terms = [(column, -factor) for column, factor in copy]
             if total is not None:
                 terms.append((total, -1.0))
-            (total,) = self._new_columns(1)
-            self._unbounded.append(total)
-            self._require([(total, 1.0), *terms], 0.0)
+            (total,) = self._program.new_columns(1, is_bounded=False)
+            self._program.require([(total, 1.0), *terms], 0.0)
             if place + 1 == len(copies) or copies[place + 1][0] != point:
                 yield point, total
 
@@ -311,39 +287,12 @@ class _Program:
         """From reaching point `begin` to leaving point `end` there is time for the copies."""
         computed = (self._reached_ns[end] - self._reached_ns[begin]) * self._of_ns
         stalls = [(end, 1.0), *([(begin - 1, -1.0)] if begin > 0 else [])]
-        self._require([(busy, -1.0), *stalls], -computed)
+        self._program.require([(busy, -1.0), *stalls], -computed)
 
     def solve(self, nodes: int = _NODES) -> int:
         """The least time by which the step is longer than its computing, in ns, rounded down. With whole numbers
         `nodes` of the solver's tree are looked at."""
-        scipy = _scipy()
-        rows, columns, factors = zip(*self._entries, strict=True)
-        matrix = scipy.sparse.csr_matrix((factors, (rows, columns)), shape=(len(self._least), self._columns))
-        upper, integrality = [1.0] * self._columns, [int(self._is_whole)] * self._columns
-        for column in self._unbounded:
-            upper[column], integrality[column] = float("inf"), 0
-        objective = [0.0] * self._columns
-        objective[len(self._recording.points) - 1] = 1.0
-        solution = scipy.optimize.milp(
-            objective,
-            constraints=scipy.optimize.LinearConstraint(matrix, lb=self._least),
-            bounds=scipy.optimize.Bounds([0.0] * self._columns, upper),
-            integrality=integrality,
-            options={"node_limit": nodes} if self._is_whole else {},
-        )
-        least = solution.mip_dual_bound if self._is_whole else solution.fun
+        least = self._program.least_of(len(self._recording.points) - 1, nodes if self._is_whole else None)
         if least is None:
-            if self._is_whole:
-                return 0  # stopped before it knew anything
-            raise VdnnError(f"bound: the solver gave up: {solution.message}")
+            return 0  # stopped before it knew anything
         return max(0, int((least * (1 - _TOLERANCE) - _TOLERANCE) / self._of_ns))
-
-
-def _scipy() -> Any:
-    """Imported late: only who asks for a bound needs it."""
-    try:
-        import scipy.optimize
-        import scipy.sparse
-    except ImportError:
-        raise VdnnError("the bound of a plan needs SciPy, which is not installed: pip install 'vdnn[plan]'.") from None
-    return scipy
