@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 import vdnn
-from tests.advisor.programs import BATCH, convolutional, pictures
+from tests.advisor.programs import BATCH, convolutional, perceptron, pictures, vectors
 
 
 class World:
@@ -101,6 +101,46 @@ def test_an_interrupt_leaves_everything_as_it_was(moment: str) -> None:
         vdnn.advise(world.model, world.loader, world.optimizer, step=step, steps=2, hardware="h100")
     assert_same(before, world.state())
     assert torch.ones(2).sum().item() == 2, "no mode is left behind"
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["a number", "a tensor"])
+def test_a_scheduler_that_the_step_calls_does_not_change_the_rate(rate: Any) -> None:
+    model = perceptron(1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer.step()  # or the scheduler warns
+    before = copy.deepcopy(optimizer.state_dict())
+
+    def step(model: Any, optimizer: Any, batch: Any) -> None:
+        functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+
+    loader = DataLoader(vectors(), batch_size=BATCH)
+    advices = vdnn.advise(model, loader, optimizer, step=step, steps=2, hardware="h100")
+    assert advices.step_ns is not None, "rehearsed"
+    assert_same(before, optimizer.state_dict())
+
+
+def test_an_optimizer_that_leaves_its_parameters_out_of_a_copy_steps_on_the_copys() -> None:
+    model = perceptron(1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+    before = copy.deepcopy(model.state_dict())
+
+    def step(model: Any, optimizer: Any, batch: Any) -> None:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(batch[0]), batch[1])
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    loader = DataLoader(vectors(), batch_size=BATCH)
+    advices = vdnn.advise(model, loader, optimizer, step=step, steps=1, hardware="h100")
+    assert advices.step_ns is not None, "rehearsed"
+    assert_same(before, model.state_dict())
 
 
 def test_a_comparison_that_differs_is_found() -> None:

@@ -22,6 +22,7 @@ from vdnn.advisor.loop_training import LoopTraining, Loss, Step
 from vdnn.advisor.memory import accumulation, checkpointing, offloading
 from vdnn.advisor.observation import Observed, observe
 from vdnn.advisor.optimizer_form import fused_form, state_in_8_bits
+from vdnn.advisor.optimizer_settings import settings_kept
 from vdnn.advisor.parts import Training
 from vdnn.advisor.precision import mixed_precision, tf32_products
 from vdnn.advisor.random_state import random_state_kept
@@ -80,8 +81,9 @@ def advise(
     training = LoopTraining(model, loader, optimizer, loss, step=step, name=name)
     told = Told()
     on_progress("running real steps" if steps else "taking a batch")
-    observed = observe(training, steps, told)
-    return examine(training, profile, budget=budget, observed=observed, told=told, on_progress=on_progress)
+    with settings_kept(optimizer):
+        observed = observe(training, steps, told)
+        return examine(training, profile, budget=budget, observed=observed, told=told, on_progress=on_progress)
 
 
 def examine(

@@ -103,7 +103,8 @@ class PythonCalls(TorchFunctionMode):
 
 
 def _to_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    if func is not torch.Tensor.to:
+    """From a GPU. Where the CPU stands for the card `.to(device)` may mean either, and nothing is said."""
+    if func is not torch.Tensor.to or not args[0].is_cuda:
         return None
     for one in (*args[1:2], kwargs.get("device")):
         if isinstance(one, (str, torch.device)) and torch.device(one).type == "cpu":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -69,20 +69,21 @@ class LoopTraining(Training):
                 argument="loader", expected="batches with tensors", got=f"one of type {type(batch).__name__}"
             )
         self.sample, self.batch = batch, sizes[0]
+        if isinstance(self.loader, Sequence):
+            self.samples = len(self.loader) * self.batch
 
     def copies(self) -> tuple[torch.nn.Module, torch.optim.Optimizer, Loss | None]:
         """With their data, on the device they are on, set to train."""
-        model, optimizer, loss = copy.deepcopy((self.model, self.optimizer, self.loss))
-        return self._ready(model), optimizer, loss
+        return self._copied({})
 
     def parts(self, batch: int) -> Parts:
         memo: dict[int, Any] = {}
         for tensor in _held_by(self.model, self.optimizer, self.loss):
             memo[id(tensor)] = _without_data(tensor)
         with _disable_current_modes():
-            model, optimizer, loss = copy.deepcopy((self.model, self.optimizer, self.loss), memo)
+            model, optimizer, loss = self._copied(memo)
         inputs = tree_map_only(torch.Tensor, functools.partial(self._resized, batch=batch), self.sample)
-        return self.parts_of(self._ready(model), optimizer, loss, inputs)
+        return self.parts_of(model, optimizer, loss, inputs)
 
     def parts_of(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: Loss | None, batch: Any
@@ -92,9 +93,15 @@ class LoopTraining(Training):
             return Parts(model, optimizer, batch, step=step, is_whole=True)
         return Parts(model, optimizer, batch, loss=functools.partial(_loss, model, loss, batch))
 
-    def _ready(self, model: torch.nn.Module) -> torch.nn.Module:
-        """One that was left in eval() trains here as it would in a loop; modules frozen in one that trains stay so."""
-        return model if model.training else model.train()
+    def _copied(self, memo: dict[int, Any]) -> tuple[torch.nn.Module, torch.optim.Optimizer, Loss | None]:
+        """A model that was left in eval() trains here as in a loop; modules frozen in one that trains stay so."""
+        model, optimizer, loss = copy.deepcopy((self.model, self.optimizer, self.loss), memo)
+        for name, value in vars(self.optimizer).items():
+            # What an optimizer leaves out of its own copy: LBFGS its parameters. A step that a scheduler has put there
+            # is the original's, and is not for the copy.
+            if not hasattr(optimizer, name) and not callable(value):
+                setattr(optimizer, name, copy.deepcopy(value, memo))
+        return model if model.training else model.train(), optimizer, loss
 
     def _resized(self, tensor: torch.Tensor, batch: int) -> torch.Tensor:
         scaled = tensor.dim() > 0 and tensor.shape[0] == self.batch

@@ -151,7 +151,7 @@ def _apply(change: Change, parts: Parts) -> int:
         if change.fused and "fused" in group:
             group["fused"], group["foreach"] = True, False
         elif "foreach" in group and group["foreach"] is None and not group.get("fused"):
-            group["foreach"] = not group.get("differentiable", False)  # what torch takes on a GPU
+            group["foreach"] = _takes_lists(group)
     if change.autocast is not None and parts.step is not None:
         forward = torch.autocast("cpu", getattr(torch, change.autocast))(model.forward)
         object.__setattr__(model, "forward", forward)
@@ -160,6 +160,12 @@ def _apply(change: Change, parts: Parts) -> int:
             if holder is not None:
                 object.__setattr__(holder, "zero_grad", _to_none(holder.zero_grad))
     return checkpoint_blocks(model) if change.checkpointed else 0
+
+
+def _takes_lists(group: dict[str, Any]) -> bool:
+    """What torch decides on a GPU."""
+    rate_is_tensor = isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable")
+    return not group.get("differentiable") and not rate_is_tensor
 
 
 def _to_none(zero_grad: Any) -> Any:

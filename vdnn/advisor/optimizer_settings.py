@@ -1,0 +1,28 @@
+"""What an optimizer is set to, put back as it was: a user's step may call a scheduler, which holds the original."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+
+@contextlib.contextmanager
+def settings_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Also through an exception. Of each group all but its parameters."""
+    before = [{name: _held(one) for name, one in group.items() if name != "params"} for group in optimizer.param_groups]
+    try:
+        yield
+    finally:
+        for group, settings in zip(optimizer.param_groups, before, strict=False):
+            for name, value in settings.items():
+                if isinstance(value, torch.Tensor):
+                    group[name].copy_(value)
+                else:
+                    group[name] = value
+
+
+def _held(value: object) -> object:
+    """A learning rate may be a tensor, which is written into."""
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
