@@ -1,0 +1,19 @@
+"""What `vdnn plan` says of a plan that nobody certified."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.report.steps import reports
+from vdnn.report import plan_report
+
+
+@pytest.mark.parametrize(
+    ("solver", "said"),
+    [(None, "not certified (that needs SciPy: pip install 'vdnn[plan]')"), (object(), "not certified: not asked for")],
+)
+def test_why_there_is_no_certificate(monkeypatch: pytest.MonkeyPatch, solver: object, said: str) -> None:
+    report = reports()[0]
+    assert report.planned.bound is None
+    monkeypatch.setattr(plan_report, "find_spec", lambda name: solver)
+    assert f"  {said}\n" in str(report)
