@@ -75,6 +75,20 @@ def test_synchronizing_is_seen_and_torchs_own_is_put_back() -> None:
     assert found(Kind.HOST_SYNC, evidence)[0].action.startswith("leave it out")
 
 
+def test_a_scaler_is_told_of_the_type_that_needs_none() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+
+    def step(model: Any, optimizer: Any, batch: Any) -> None:
+        scaler.scale(functional.cross_entropy(model(batch[0]), batch[1])).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    (advice,) = found(Kind.HOST_SYNC, evidence_of(training_of(perceptron(), step=step), steps=2))
+    assert "GradScaler" in advice.seen
+    assert advice.action.startswith("bfloat16")
+
+
 def test_two_calls_on_one_line_count_twice() -> None:
     evidence = evidence_of(training_of(Looked(lambda x: (x.sum().item(), x.mean().item()))), steps=2)
     assert [sync.count for sync in evidence.real.syncs] == [2]

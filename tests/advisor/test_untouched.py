@@ -108,7 +108,6 @@ def test_a_scheduler_that_the_step_calls_does_not_change_the_rate(rate: Any) -> 
     model = perceptron(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    optimizer.step()  # or the scheduler warns
     before = copy.deepcopy(optimizer.state_dict())
 
     def step(model: Any, optimizer: Any, batch: Any) -> None:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from vdnn.advisor.card_calls import card_calls
 from vdnn.advisor.diagnostics import tools_that_are_on
-from vdnn.advisor.host_syncs import VALUE, HostSync, PythonCalls, sync_of
+from vdnn.advisor.host_syncs import SCALER, VALUE, HostSync, PythonCalls, sync_of
 from vdnn.advisor.norm_biases import NormBias, norm_biases
 from vdnn.advisor.source_place import user_place
 from vdnn.advisor.told import Told, chosen_by_mask, run_with_size
@@ -106,7 +106,7 @@ class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count_operation(func, args)
         call = None if self._python.is_aside else sync_of(func, args, kwargs)
         if call is not None:
-            self._count_sync(user_place(), self._python.call or call)
+            self._count_sync(user_place(), call if call == SCALER else self._python.call or call)
         if func is VALUE:
             return self._value(func, args)
         mask = chosen_by_mask(func, args)

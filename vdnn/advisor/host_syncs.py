@@ -15,10 +15,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from vdnn.advisor.source_place import in_torch_optimizer, user_place
+from vdnn.advisor.source_place import asked_by_torchs, user_place
 
 _aten = torch.ops.aten
 VALUE = _aten._local_scalar_dense.default
+SCALER = "GradScaler's look for infinities"
 # Their outcome's size depends on data, or they return a Python value.
 _SIZED_BY_DATA = {
     _aten.nonzero.default: "nonzero()",
@@ -61,7 +62,9 @@ class HostSync:
 def sync_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """What the operation would wait for if its tensors were on a GPU, or None."""
     if func is VALUE:
-        return None if in_torch_optimizer() else "a value read"
+        if asked_by_torchs("optim"):
+            return None  # torch's optimizers count their steps on the host
+        return SCALER if asked_by_torchs("amp") else "a value read"
     if func in _SIZED_BY_DATA:
         return _SIZED_BY_DATA[func]
     if func in _INDEXED and any(isinstance(one, torch.Tensor) and _is_mask(one) for one in tree_leaves(args[1])):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from vdnn.advisor.advice import Advice, Basis, Gain, Kind, unknown
 from vdnn.advisor.evidence import Evidence
-from vdnn.advisor.host_syncs import HostSync
+from vdnn.advisor.host_syncs import SCALER, HostSync
 
 _SHAPED = "torch.where or a product with the mask, whose size does not depend on data"
 _INSTEAD = {
+    SCALER: "bfloat16 in place of float16, where the card has it: it needs no scaler",
     ".item()": "keep the tensor (`total += loss.detach()`) and read it once in many steps",
     "float(tensor)": "keep the tensor (`total += loss.detach()`) and read it once in many steps",
     "int(tensor)": "keep the number on the card, or compute it from shapes",

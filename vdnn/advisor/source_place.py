@@ -10,7 +10,6 @@ import torch
 
 _TORCH = str(Path(torch.__file__).parent) + "/"
 _OURS = str(Path(__file__).parents[1]) + "/"
-_OPTIMIZERS = f"{_TORCH}optim/"
 IN_TORCH = "inside torch"
 
 
@@ -25,12 +24,12 @@ def user_place() -> str:
     return IN_TORCH
 
 
-def in_torch_optimizer() -> bool:
-    """Torch's optimizers count their steps on the host: what they ask of a count stops no GPU."""
+def asked_by_torchs(room: str) -> bool:
+    """Whether a file of that room of torch's, such as "optim", is between here and the user's line."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(_OPTIMIZERS):
+        if name.startswith(f"{_TORCH}{room}/"):
             return True
         if not name.startswith((_TORCH, _OURS, "<")):
             return False
