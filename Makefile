@@ -32,7 +32,7 @@ help:
 	@echo "make lint         ruff, mypy, clang-format, clang-tidy"
 	@echo "make docs         the documentation as a site in build/site, warnings are errors"
 	@echo "make gpu-proof    on a CUDA machine, with what is installed there; PART=cnn,llm for some of its parts"
-	@echo "make wheel-check  wheels without and with nvcc, each imported in a bare environment"
+	@echo "make wheel-check  wheels without and with nvcc, in a bare environment and used by their commands"
 	@echo "make build        build the native core in place; make venv: only make .venv; make clean"
 
 $(VENV)/made:
