@@ -100,9 +100,12 @@ class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._machine is not None:
+        if self._machine is None:
+            self.counts.tools.update(tools_that_are_on())
+        elif any(
+            isinstance(one, torch.Tensor) and not isinstance(one, FakeTensor) for one in tree_leaves((args, kwargs))
+        ):
             args, kwargs = tree_map_only(torch.Tensor, self._without_data, (args, kwargs))
-        self.counts.tools.update(tools_that_are_on())
         self._count_operation(func, args)
         call = None if self._python.is_aside else sync_of(func, args, kwargs)
         if call is not None:

@@ -11,7 +11,7 @@ from vdnn.bytesize import format_bytes
 _MOST = 1 << 20
 # Another batch means another learning rate: not for less than this share of a sample's time.
 _WORTH_RETUNING = 0.01
-_BESIDE_THE_LINE = 3  # guesses next to the last before halving
+_HALVES_EVERY = 3
 
 
 def largest_batch(evidence: Evidence) -> list[Advice]:
@@ -53,11 +53,19 @@ def largest_that_fits(evidence: Evidence) -> int | None:
             fits = guess
         else:
             over = guess
-        if tried <= _BESIDE_THE_LINE:
-            guess = fits + 1 if guess == fits else over - 1
-        else:
-            guess = 2 * fits if over > most else (fits + over) // 2
+        guess = _next_guess(evidence, fits, over, tried, most)
     return fits or None
+
+
+def _next_guess(evidence: Evidence, fits: int, over: int, tried: int, most: int) -> int:
+    """On the line between the two that are known, which is nearly what memory goes along; halving every third time, so
+    that it ends."""
+    if over > most:
+        return fits + 1 if tried == 1 else 2 * fits
+    if not fits or tried % _HALVES_EVERY == 0:
+        return (fits + over) // 2
+    low, high = _of(evidence, fits).peak_bytes, _of(evidence, over).peak_bytes
+    return fits + (evidence.budget_bytes - low) * (over - fits) // (high - low)
 
 
 def _along_the_line(evidence: Evidence) -> int:
