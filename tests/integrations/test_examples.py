@@ -48,5 +48,69 @@ def test_an_example_runs_and_moves_bytes(tmp_path: Path, name: str, libraries: l
     assert all(moved)
 
 
+# Without vdnn the same program: what is written differently, beside the imports and lines that go.
+IN_PLACE_OF = {
+    "gpt_trainer.py": {
+        "HfArgumentParser((TrainingArguments, OffloadArguments))": "HfArgumentParser(TrainingArguments)",
+        "training, offloading = ": "(training,) = ",
+        ", callbacks=[OffloadCallback(offloading)]": "",
+    },
+    "lightning_fit.py": {},
+}
+
+
+def without_vdnn(name: str) -> tuple[list[str], list[str]]:
+    """The example's lines, of the program below its docstring, and those of the same program without vdnn."""
+    with_it = (EXAMPLES / name).read_text().split('"""', 2)[2].splitlines()
+    text = "\n".join(line for line in with_it if "from vdnn" not in line)
+    for ours, plain in IN_PLACE_OF[name].items():
+        assert text.count(ours) == 1
+        text = text.replace(ours, plain)
+    return with_it, [line for line in text.splitlines() if "OffloadCallback" not in line]
+
+
+@pytest.mark.parametrize("name", list(IN_PLACE_OF))
+def test_a_trainer_takes_no_more_than_one_line_beside_its_import(name: str) -> None:
+    with_it, plain = without_vdnn(name)
+    imports = [line for line in with_it if "from vdnn" in line]
+    assert imports
+    assert len(with_it) - len(plain) <= len(imports) + 1
+    assert not [line for line in plain if "vdnn" in line.lower() or "offload" in line.lower()]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("name", "ours", "both"),
+    [
+        (
+            "gpt_trainer.py",
+            ["--vdnn_device", "sim", "--vdnn_min_bytes", "4KiB"],
+            [*OF_TRAINER[:4], "--use_cpu", "true"],
+        ),
+        ("lightning_fit.py", [], ["--device", "sim"]),
+    ],
+)
+def test_the_program_without_that_line_trains_the_same(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    ours: list[str],
+    both: list[str],
+) -> None:
+    pytest.importorskip("transformers" if name == "gpt_trainer.py" else "lightning")
+    with_it, plain = without_vdnn(name)
+    if name == "gpt_trainer.py":
+        both = [*both, "--output_dir", str(tmp_path), "--save_strategy", "no", "--disable_tqdm", "true"]
+    losses = []
+    monkeypatch.chdir(tmp_path)
+    for lines, arguments in ((plain, both), (with_it, [*ours, *both])):
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        exec(compile("\n".join(lines), name, "exec"), {"__name__": "__main__"})
+        losses += re.findall(r"^loss (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert len(losses) == 2
+    assert losses[0] == losses[1]
+
+
 def test_every_example_is_run() -> None:
     assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted(call[0] for call in CALLS)

@@ -1,0 +1,158 @@
+"""One rank of many, without the others: Llama 8B under FSDP2, planned for a card that need not be there.
+
+    python -m benchmarks.plans.many_ranks --ranks 64 --hardware h100 --budget 40GiB
+    python -m benchmarks.plans.many_ranks --layers 32 --batch 2          # the whole model: minutes
+
+FSDP2 runs over torch's fake process group on a virtual machine: parameters, gradients and the optimizer's moments are
+spread, parameters are gathered layer by layer, and every byte of the rank is counted. Collectives move nothing and take
+no time there, so the time is that of computing and of copies over the rank's own link: what a network adds comes on
+top, with and without a plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import vdnn
+from benchmarks.models.llama import OF_8B, SLICE, TOKENS, LlamaShape, llama
+from benchmarks.progress import Progress
+from benchmarks.text_table import render_table
+from vdnn.bytesize import format_bytes
+from vdnn.hardware import load_profile
+from vdnn.planning.budget import parse_budget
+from vdnn.planning.costs import profile_costs
+from vdnn.planning.least_memory import least_bytes
+from vdnn.planning.planned_step import PlannedStep, plan_step
+from vdnn.recording import Recording
+from vdnn.step_plan import Action
+from vdnn.timeline import Timeline
+
+_COLUMNS = (
+    "At rest: what a rank has of parameters and moments. Kept, least: the peak with everything kept, and the least "
+    "that moves reach. Leaves, made again: of what the step saves."
+)
+_STEPS = 3  # one to warm up, one to record, one more to measure
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """A rank's step: as it is with everything kept, under the plan as foretold, and as it ran under it."""
+
+    ranks: int
+    recording: Recording
+    planned: PlannedStep
+    executed: Timeline
+
+    @property
+    def saved_bytes(self) -> int:
+        return sum(lifetime.nbytes for lifetime in self.recording.lifetimes)
+
+    def bytes_of(self, *actions: Action) -> int:
+        """Of what is saved, and the plan does these with."""
+        lifetimes = zip(self.recording.lifetimes, self.planned.plan.lifetimes, strict=False)
+        return sum(one.nbytes for one, planned in lifetimes if planned.action in actions)
+
+
+def rank_step(ranks: int, shape: LlamaShape, batch: int, tokens: int, hardware: str, budget: str) -> RankStep:
+    """Of rank 0; all have the same step."""
+    profile = load_profile(hardware)
+    recording, _ = _trained(ranks, shape, batch, tokens, hardware, "vdnn-all")
+    assert recording is not None, "a step was recorded"
+    budget_bytes = parse_budget(budget).bytes_for(profile.memory_bytes, least_bytes(recording))
+    planned = plan_step(recording, profile_costs(profile), budget_bytes)
+    _, executed = _trained(ranks, shape, batch, tokens, hardware, planned.plan)
+    assert executed is not None, "a step was measured"
+    return RankStep(ranks, recording, planned, executed)
+
+
+def _trained(
+    ranks: int, shape: LlamaShape, batch: int, tokens: int, hardware: str, policy: str | vdnn.Plan
+) -> tuple[Recording | None, Timeline | None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        mesh = init_device_mesh("cpu", (ranks,))
+        with vdnn.VirtualMachine(hardware) as machine:
+            workload = llama(batch, tokens, shape)
+            model = workload.model
+            for layer in model.layers:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+            with vdnn.offload(policy, device=machine, measure=True) as session:
+                for _ in range(_STEPS):
+                    workload.loss(model(*workload.inputs)).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return session.recording, session.timeline
+    finally:
+        dist.destroy_process_group()
+
+
+def render(steps: Sequence[RankStep], remark: str) -> str:
+    header = (
+        "ranks",
+        "at rest",
+        "kept",
+        "least",
+        "budget",
+        "peak",
+        "leaves",
+        "made again",
+        "ms kept",
+        "ms",
+    )
+    rows = []
+    for step in steps:
+        plan, saved = step.planned.plan, step.saved_bytes
+        made_again = step.bytes_of(Action.RECOMPUTE, Action.COMPRESS)
+        rows.append(
+            (
+                str(step.ranks),
+                format_bytes(step.recording.resident_bytes),
+                format_bytes(step.recording.peak_bytes),
+                format_bytes(least_bytes(step.recording)),
+                format_bytes(plan.budget_bytes or 0),
+                format_bytes(step.executed.peak_bytes),
+                f"{format_bytes(step.bytes_of(Action.OFFLOAD))}, {step.bytes_of(Action.OFFLOAD) / saved:.0%}",
+                f"{format_bytes(made_again)}, {made_again / saved:.0%}",
+                f"{step.recording.compute_ns / 1e6:.0f}",
+                f"{step.executed.step_ns / 1e6:.0f}",
+            )
+        )
+    return render_table("One rank of many: Llama 8B under FSDP2", header, rows, [remark, _COLUMNS])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--hardware", default="h100", help="a profile by name, or its file")
+    parser.add_argument("--budget", default="80%", help="of each rank: 40GiB, 80%% of the card, min")
+    parser.add_argument("--layers", type=int, default=SLICE, help="of the 32 that 8B has")
+    parser.add_argument("--batch", type=int, default=1, help="sequences of a rank")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of each sequence")
+    given = parser.parse_args(arguments)
+    shape = LlamaShape(layers=given.layers)
+    steps, progress = [], Progress("many ranks", len(given.ranks))
+    for ranks in given.ranks:
+        progress.begin(f"{ranks} ranks")
+        steps.append(rank_step(ranks, shape, given.batch, given.tokens, given.hardware, given.budget))
+    progress.end()
+    remark = (
+        f"{given.layers} of {OF_8B.layers} layers, {given.batch} x {given.tokens} tokens a rank, bfloat16, AdamW, on "
+        f"{given.hardware}; virtual time, in which collectives take none."
+    )
+    print(render(steps, remark))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
