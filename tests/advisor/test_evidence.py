@@ -61,9 +61,7 @@ def test_without_room_for_copies_the_rest_is_looked_at_and_the_reason_said(monke
     monkeypatch.setattr(LoopTraining, "copies", no_room)
     evidence = evidence_of(training_of(perceptron()), steps=2)
     assert evidence.base.step_ns > 0
-    with pytest.raises(
-        NotSeen, match="no room for a copy of the model: CUDA out of memory"
-    ):
+    with pytest.raises(NotSeen, match="no room for a copy of the model: CUDA out of memory"):
         _ = evidence.real
 
 
