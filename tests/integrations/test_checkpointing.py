@@ -105,12 +105,16 @@ def test_a_sequence_checkpointed_in_segments_is_the_same_as_plain(session: Sessi
     assert_same_as_plain(session, step, model)
 
 
-def test_the_input_of_a_checkpointed_block_leaves_and_nothing_else_of_it(open_session: OpenSession) -> None:
+@pytest.mark.parametrize("kind", [non_reentrant, choosing])
+def test_the_input_of_a_checkpointed_block_leaves_and_nothing_else_of_it(
+    open_session: OpenSession, kind: Callable[..., Any]
+) -> None:
+    """Nor what a selective one saves: torch keeps that beside the hooks."""
     session = open_session("vdnn-all", offload_window=1)
     block, weight = Block(), torch.ones((), requires_grad=True)
     with session:
         hidden = torch.randn(BATCH, WIDTH) * weight  # saves the random numbers, as many bytes
-        loss = checkpoint(block, hidden, use_reentrant=False).sum()
+        loss = kind(block, hidden).sum()
         del hidden
         torch.ones(()).mul(torch.ones((), requires_grad=True))  # one more hook issues what waited for its operation
         assert session.counters.storage_bytes == 2 * BATCH * WIDTH * 4, session.report()

@@ -115,13 +115,12 @@ def test_a_model_on_the_cpu_is_refused_before_training(tmp_path: Path) -> None:
         fit_with(OffloadCallback(), Regression(), **quiet(tmp_path))
 
 
-def test_a_strategy_that_was_never_tested_is_refused() -> None:
-    class DeepSpeedStrategy: ...
-
+@pytest.mark.parametrize("name", ["DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy", "XLAFSDPStrategy"])
+def test_a_strategy_that_was_never_tested_is_refused(name: str) -> None:
     class Trainer:
-        strategy = DeepSpeedStrategy()
+        strategy = type(name, (), {})()
 
-    with pytest.raises(CombinationError, match="does not work with Lightning's DeepSpeedStrategy: .*ddp"):
+    with pytest.raises(CombinationError, match=f"does not work with Lightning's {name}: .*ddp"):
         OffloadCallback(device="sim").setup(Trainer(), Regression(), "fit")
 
 
