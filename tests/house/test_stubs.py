@@ -135,7 +135,7 @@ def run_stubtest(root: Path) -> subprocess.CompletedProcess[str]:
 
 
 def package_with(stub: str, root: Path) -> Path:
-    """A package that is the stub and nothing else: to read the whole of ours, and torch, takes mypy ten times as long."""
+    """A package that is the stub and nothing else: to read all of ours, and torch, takes mypy ten times as long."""
     package = root / "vdnn"
     package.mkdir()
     (package / "__init__.pyi").write_text("")
