@@ -39,12 +39,12 @@ class Choice:
     def toggled(self, gap: int) -> Choice:
         flags = bytearray(self.may_leave)
         flags[gap] ^= 1
-        return replace(self, may_leave=bytes(flags))
+        return Choice(bytes(flags), self.more_room, self.in_order, self.furthest_first)
 
     def with_room(self, interval: int, nbytes: int) -> Choice:
         room = dict(self.more_room)
         room[interval] = room.get(interval, 0) + nbytes
-        return replace(self, more_room=tuple(sorted(room.items())))
+        return Choice(self.may_leave, tuple(sorted(room.items())), self.in_order, self.furthest_first)
 
     def without_room(self, interval: int) -> Choice:
         return replace(self, more_room=tuple(one for one in self.more_room if one[0] != interval))
@@ -158,14 +158,10 @@ class Search:
         flags = bytearray(choice.may_leave)
         for _ in range(draw.randint(0, 3)):
             flags[draw.randrange(len(flags))] ^= 1
-        disturbed = replace(
-            choice,
-            may_leave=bytes(flags),
-            more_room=tuple(one for one in choice.more_room if draw.random() < 0.7),
-            in_order=draw.random() < 0.5,
-        )
-        if best.outcome.absences and draw.random() < 0.5:
-            gap, _, reload_point = draw.choice(best.outcome.absences)
+        more_room = tuple([one for one in choice.more_room if draw.random() < 0.7])
+        disturbed = Choice(bytes(flags), more_room, draw.random() < 0.5, choice.furthest_first)
+        if (absences := best.outcome.absences) and draw.random() < 0.5:  # a list that the core makes anew each time
+            gap, _, reload_point = draw.choice(absences)
             wider = list(self._with_room_for(disturbed, gap, reload_point))
             disturbed = draw.choice(wider)
         return disturbed
