@@ -97,7 +97,9 @@ def _has_graphs(context: Any) -> bool:
     callback = getattr(context, "callback", None)
     if _FRAMES not in sys.modules or not callable(callback):
         return False
-    return _is_graphs(sys.modules[_FRAMES].innermost_backend(callback))
+    frames = sys.modules[_FRAMES]
+    innermost = getattr(frames, "innermost_backend", None) or frames.innermost_fn  # the name that older torches have
+    return _is_graphs(innermost(callback))
 
 
 def _is_graphs(backend: Any) -> bool:
