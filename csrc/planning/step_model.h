@@ -39,7 +39,8 @@ struct StepAbsence {
 };
 
 // The compute stream stood still for a copy. The first so many of `before` are gaps whose copies the engine did just
-// before that one, the last first. They are held in place: a step has a thousand stalls, and a search ten thousand steps.
+// before that one, the last first. They are held in place: a step has a thousand stalls, and a search ten thousand
+// steps.
 struct StepStall {
   std::int32_t gap;  // -1: of a storage whose graph ended with a copy in flight
   bool is_reload;
