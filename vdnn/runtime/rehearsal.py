@@ -27,7 +27,7 @@ from vdnn.runtime.virtual_machine import VirtualMachine
 from vdnn.step_plan import Plan
 from vdnn.timeline import Timeline
 
-# With lists of tensors, as torch chooses on a GPU: on the CPU, where rehearsals are, it would launch for each parameter.
+# With lists of tensors, as torch chooses on a GPU; on the CPU, where rehearsals are, it would launch for each one.
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=True),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=True),
