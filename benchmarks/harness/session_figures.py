@@ -22,7 +22,7 @@ _ASSUMED_LINK = LinkCosts(24e9, 24e9, 42e9, 10_000)
 
 def note_session(session: vdnn.Session, trial: Trial, spec: CellSpec, result: CellResult) -> None:
     timeline, plan, recording = session.timeline, session.plan, session.recording
-    result.host_bytes = pinned_bytes(session)
+    result.host_bytes = session.host_bytes
     if timeline is not None:
         result.stall_ns = timeline.stall_ns
         result.to_host_bytes = timeline.copied_bytes(Track.TO_HOST)
@@ -53,8 +53,3 @@ def note_session(session: vdnn.Session, trial: Trial, spec: CellSpec, result: Ce
             path.unlink(missing_ok=True)
         else:
             part.save(path)
-
-
-def pinned_bytes(session: vdnn.Session) -> int:
-    """The most that was pinned. No public name of a session tells it."""
-    return sum(transport.pool.stats.pinned_peak_bytes for transport in session._opened())

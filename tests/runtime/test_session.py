@@ -46,6 +46,18 @@ def test_a_session_is_entered_within_itself(session: Session) -> None:
     assert_same_as_plain(session, step, model)
 
 
+def test_a_session_says_what_it_pinned_at_most(open_session: OpenSession) -> None:
+    session = open_session()
+    assert session.host_bytes == 0
+    with session:
+        train(conv_chain(), images())
+    pinned = session.host_bytes
+    assert pinned >= session.counters.storage_bytes > 0, "all of it is on the host when backward begins"
+    with session:
+        train(conv_chain(), images())
+    assert session.host_bytes == pinned, "the same step again takes the same blocks"
+
+
 def test_another_session_on_the_same_thread_is_refused(open_session: OpenSession) -> None:
     first, second = open_session(), open_session()
     model, x = conv_chain(), images()

@@ -231,6 +231,11 @@ class Session(contextlib.ContextDecorator):
         """Of the last whole step after the warm-up; only when measuring. May block until the device has passed it."""
         return None if self._steps is None else self._steps.timeline
 
+    @property
+    def host_bytes(self) -> int:
+        """The most host memory that was pinned for it at one time."""
+        return sum(transport.pool.stats.pinned_peak_bytes for transport in self._opened())
+
     def save(self, run: str | os.PathLike[str], name: str = "step") -> None:
         """What is known of the step, into a folder that `vdnn report` reads. Only when measuring is there much of it;
         may block as `timeline` does."""
