@@ -25,10 +25,10 @@ class RebuildMoments:
         self.last_point = len(recording.points) - 1
         self._recording = recording
         self._candidates = candidates_of(recording)
-        self._away_in: dict[
-            int, set[int]
-        ] = {}  # by lifetime: intervals in which it may be away, moved or to be rebuilt
-        self._away_at: dict[int, set[int]] = {}  # and points at which it may be when something is rebuilt there
+        # By lifetime: intervals in which it may be away, moved or to be rebuilt; and points at which it may be when
+        # something is rebuilt there.
+        self._away_in: dict[int, set[int]] = {}
+        self._away_at: dict[int, set[int]] = {}
         for gap in gaps:
             self._may_be_away(gap.lifetime, range(gap.first, gap.last + 1), gap.release_point + 1)
         for one in self._candidates:
