@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,10 @@ def unbuilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True)
+    """Without what `pip install --editable` left: it would find the core of the copy that was installed so."""
+    environment = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
+    command = [sys.executable, "-S", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def test_touching_what_needs_the_core_says_where_it_is_missing_and_what_to_do(unbuilt: Path) -> None:
