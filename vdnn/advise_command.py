@@ -6,13 +6,12 @@ import argparse
 import sys
 from typing import Any
 
+from vdnn.command_line import INTERRUPTED
 from vdnn.core_requirement import require_core
 from vdnn.errors import VdnnError
 from vdnn.hardware import profile_names
 from vdnn.plan_command import find_function
 from vdnn.torch_requirement import require_torch
-
-_INTERRUPTED = 130
 
 
 def add_advise_command(commands: Any) -> None:
@@ -61,7 +60,7 @@ def run_advise_command(options: argparse.Namespace) -> int:
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("\nvdnn advise: interrupted\n")
-        return _INTERRUPTED
+        return INTERRUPTED
     sys.stdout.write((found.as_json() if options.json else str(found)) + "\n")
     return 0
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from vdnn import __version__
 from vdnn.advise_command import add_advise_command, run_advise_command
-from vdnn.command_line import CommandParser, program_name
+from vdnn.command_line import INTERRUPTED, CommandParser, program_name
 from vdnn.doctor import examine, render_json, render_text
 from vdnn.plan_command import add_plan_command, run_plan_command
 from vdnn.report_command import add_report_command, run_report_command
 
-# What a shell reports of a program that was interrupted, or whose reader went away.
-_INTERRUPTED, _NO_READER = 130, 141
+# What a shell reports of a program whose reader went away.
+_NO_READER = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(options)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:  # `vdnn doctor | head -1`
         # Python flushes once more when it ends, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -16,6 +16,8 @@ from typing import Any, NoReturn, final
 # Longer lines are hard to read, shorter ones leave no room beside the names of options.
 _WIDEST, _NARROWEST = 100, 50
 _HELP_COLUMN = 26
+# What a shell reports of a program that was interrupted.
+INTERRUPTED = 130
 
 
 def program_name() -> str:
