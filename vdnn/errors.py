@@ -175,6 +175,27 @@ class IntegrityError(VdnnError, RuntimeError):
         )
 
 
+class RecomputeError(VdnnError, RuntimeError):
+    """A recheck found that what was recomputed is not what had been discarded. Steps count from 0; `since` is the first
+    that may be concerned.
+    """
+
+    def __init__(self, *, storages: int, first: str, recipe: str, step: int, since: int) -> None:
+        self.storages = storages
+        self.first = first
+        self.recipe = recipe
+        self.step = step
+        self.since = since
+        concerned = f"step {step}" if since >= step else f"step {step}, and may be wrong since step {since}"
+        super().__init__(
+            f"{storages} storages were recomputed with other bytes than they had, in step {step}; the first is "
+            f"{_bare(first)}, by {_bare(recipe)}. The gradients are wrong in {concerned}: go back to a checkpoint from "
+            "before that step. Something that vdnn cannot see was written between forward and backward, such as a "
+            "parameter through .data. This recipe is not followed any more in this process; "
+            "vdnn.offload(recompute=False) follows none."
+        )
+
+
 class TorchMissingError(VdnnError, ImportError):
     """The runtime was touched where torch is absent or too old. `found` is what was found: a version or a
     reason.

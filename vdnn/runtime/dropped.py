@@ -28,11 +28,21 @@ class Operand(Protocol):
     def managed(self) -> ManagedStorage: ...
 
 
+class Check(Protocol):
+    """Compares a rebuilt storage with a hash of what was given up."""
+
+    def compare(self, address: int, nbytes: int, stream: _C.Stream) -> None: ...
+
+
 class RebuildRecipe(Protocol):
     """How it is made again: owns its operands, and no part of the graph."""
 
     @property
     def operands(self) -> Sequence[Operand]: ...
+
+    @property
+    def is_exact_in_bytes(self) -> bool:
+        """Whether bytes come back, and not only the values of one dtype."""
 
     def rebuild(self, unpack: Callable[[Any], torch.Tensor]) -> torch.Tensor: ...
 
@@ -62,15 +72,22 @@ def missing_for(managed: ManagedStorage) -> list[ManagedStorage]:
 
 
 class Dropped:
-    """Of one managed storage, which owns it. `is_exact`: it comes back bit for bit, if what it is made of does."""
+    """Of one managed storage, which owns it. `is_exact`: it comes back bit for bit, if what it is made of does.
+    `check` compares what is rebuilt with what was there."""
 
-    __slots__ = ("_hash", "_rebuilt", "_recipe", "_source", "_stream", "_unused_views", "is_exact")
+    __slots__ = ("_check", "_hash", "_rebuilt", "_recipe", "_source", "_stream", "_unused_views", "is_exact")
 
     def __init__(
-        self, managed: ManagedStorage, source: torch.UntypedStorage, recipe: RebuildRecipe, is_exact: bool
+        self,
+        managed: ManagedStorage,
+        source: torch.UntypedStorage,
+        recipe: RebuildRecipe,
+        is_exact: bool,
+        check: Check | None,
     ) -> None:
         transport = managed.transport
         self.is_exact = is_exact
+        self._check = check
         self._hash: torch.Tensor | None = None
         if transport.integrity is not None and is_exact:
             self._hash = transport.integrity.hash(managed.address, managed.nbytes, transport.current_stream())
@@ -85,6 +102,11 @@ class Dropped:
     @property
     def operands(self) -> Sequence[Operand]:
         return self._recipe.operands
+
+    @property
+    def is_exact_in_bytes(self) -> bool:
+        """Whatever dtype they are read as."""
+        return self.is_exact and self._recipe.is_exact_in_bytes
 
     def is_here(self, managed: ManagedStorage) -> bool:
         """On the device, for the current stream."""
@@ -115,6 +137,8 @@ class Dropped:
         if self._hash is not None and transport.integrity is not None and self.is_exact:
             label = label_text(managed.geometry, managed.saved_in)
             transport.integrity.compare(label, self._hash, transport.address_of(storage), managed.nbytes, stream)
+        if self._check is not None and self.is_exact:
+            self._check.compare(transport.address_of(storage), managed.nbytes, stream)
         if transport.is_checked:
             address = transport.address_of(storage)
             transport.device.note_access(address, managed.nbytes, _C.Access.WRITE, stream, "rebuild")

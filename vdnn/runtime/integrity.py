@@ -1,12 +1,14 @@
-"""Integrity mode: what comes back is what left, shown by a hash of each storage taken on the device before and after.
+"""Hashes of storages, taken on the device before and after: integrity mode, and what rechecks compare with.
 
-The comparison runs on the device and is read at the end of the step, when the stream has long passed: the training loop
-waits for it once a step. A difference is an error that names the storages.
+The comparison runs on the device and is read at the end of the step, when the stream has long passed: the training
+loop waits for it once a step. In integrity mode everything that comes back is compared with what left, and a difference
+is an error that names the storages.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
@@ -14,21 +16,23 @@ from vdnn import _C
 from vdnn.errors import IntegrityError
 from vdnn.runtime.transport import Transport
 
+Tag = TypeVar("Tag")
+
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
-    label: str
+class _Pair(Generic[Tag]):
+    tag: Tag
     left: torch.Tensor
     came_back: torch.Tensor
 
 
-class IntegrityCheck:
-    """Of one transport."""
+class HashPairs(Generic[Tag]):
+    """Of one transport: hashes before and after, each pair with a tag that tells what it is of."""
 
     def __init__(self, transport: Transport) -> None:
         self._device = transport.device
         self._torch_device = transport.torch_device
-        self._pairs: list[_Pair] = []
+        self._pairs: list[_Pair[Tag]] = []
         self.compared = 0  # storages, since the session was made
         self.failed = 0
 
@@ -39,19 +43,28 @@ class IntegrityCheck:
         self._device.launch(call, stream)
         return result
 
-    def compare(self, label: str, left: torch.Tensor, address: int, nbytes: int, stream: _C.Stream) -> None:
-        """Of a reload that is there, as `stream` sees it. The label names the storage in errors."""
-        self._pairs.append(_Pair(label, left, self.hash(address, nbytes, stream)))
+    def compare(self, tag: Tag, left: torch.Tensor, address: int, nbytes: int, stream: _C.Stream) -> None:
+        """Of a storage that is there again, as `stream` sees it."""
+        self._pairs.append(_Pair(tag, left, self.hash(address, nbytes, stream)))
         self.compared += 1
 
-    def finish_step(self, step: int) -> None:
-        """Blocks until the comparisons are done; raises what they show."""
+    def differing(self) -> tuple[list[Tag], list[Tag]]:
+        """The tags of what was compared since the last call, and of those that differ. Blocks until that is known."""
         pairs, self._pairs = self._pairs, []
         if not pairs:
-            return
+            return [], []
         with torch.no_grad():
             differ = torch.cat([pair.left for pair in pairs]) != torch.cat([pair.came_back for pair in pairs])
             wrong: list[int] = differ.nonzero().flatten().tolist()
+        self.failed += len(wrong)
+        return [pair.tag for pair in pairs], [pairs[index].tag for index in wrong]
+
+
+class IntegrityCheck(HashPairs[str]):
+    """Integrity mode. The tags name storages in errors."""
+
+    def finish_step(self, step: int) -> None:
+        """Blocks until the comparisons are done; raises what they show."""
+        _, wrong = self.differing()
         if wrong:
-            self.failed += len(wrong)
-            raise IntegrityError(storages=len(wrong), first=pairs[wrong[0]].label, step=step)
+            raise IntegrityError(storages=len(wrong), first=wrong[0], step=step)

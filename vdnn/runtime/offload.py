@@ -18,6 +18,7 @@ from vdnn.runtime.budget_planner import BudgetPlanner
 from vdnn.runtime.codecs import LOSSLESS, check_codecs
 from vdnn.runtime.gauges import CudaGauges, Gauges, VirtualGauges
 from vdnn.runtime.host_share import host_bytes_of_rank
+from vdnn.runtime.rechecks import DEFAULT_ONE_IN
 from vdnn.runtime.session import Session, active_session, mark_to_keep
 from vdnn.runtime.step_ways import Ways
 from vdnn.runtime.tensor_device import TensorDevice
@@ -42,6 +43,7 @@ def offload(
     recompute: bool = True,
     codecs: Sequence[str] = (),
     tolerance: float | None = None,
+    recheck: int = DEFAULT_ONE_IN,
 ) -> Session:
     """A session that offloads what autograd saves inside `with`.
 
@@ -58,6 +60,8 @@ def offload(
     rebuild what one cheap operation makes of something else that is saved, instead of moving it; masks it may keep as
     bits. `codecs` names a lossy codec that it may use besides: "bf16" or "fp8". `tolerance`: None rebuilds bit for bit;
     1e-6 also what comes out within a millionth of the largest magnitude in the value, each operation of which is named.
+    `recheck`: in one step of so many, and the first times at each place, what is recomputed is compared with what was
+    discarded; a difference raises RecomputeError. 0: never.
 
         with vdnn.offload("vdnn-all") as session:
             model(x).sum().backward()
@@ -72,6 +76,8 @@ def offload(
     if chosen != LOSSLESS and not recompute:
         raise ValueError("codecs: recompute=False plans moves only: leave one of the two out.")
     limit = check_tolerance(tolerance)
+    if type(recheck) is not int or recheck < 0:
+        raise ValueError(f"recheck: expected one step in so many, or 0 for none, got {recheck!r}.")
     if limit is not None and not recompute:
         raise ValueError("tolerance: recompute=False rebuilds nothing: leave one of the two out.")
     wanted = None if budget is None else parse_budget(budget)
@@ -103,7 +109,7 @@ def offload(
     )
     everything = min_bytes == 0 and not isinstance(min_bytes, bool)
     least = 0 if everything else _bytes_of("min_bytes", min_bytes)
-    return Session(online, device, least, options, steps=ways, integrity=integrity, tolerance=limit)
+    return Session(online, device, least, options, steps=ways, integrity=integrity, tolerance=limit, recheck=recheck)
 
 
 def check_device(device: object) -> None:

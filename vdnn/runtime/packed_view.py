@@ -2,10 +2,15 @@
 
 The view owns its managed storage. Unpacked it is the same tensor again: dtype, size, strides, offset, conjugate and
 negative bits; of a DTensor its layout over the mesh too.
+
+[Note: Shared version counters] An unpacked tensor shares the version counter of the tensor that was saved, as one that
+autograd unpacks itself does. A custom backward that overwrites what it unpacked so counts for every other reader of the
+bytes: their use raises what it raises in plain PyTorch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +19,10 @@ from torch.utils._mode_utils import no_dispatch
 
 from vdnn.runtime.holders import Geometry
 from vdnn.runtime.residency import ManagedStorage
-from vdnn.runtime.version_check import counter_of, raise_modified
+from vdnn.runtime.version_check import counter_of, raise_modified, with_counter_of
+
+# All that a view remembers but the storage that it owns.
+_OWN_FIELDS = ("_conj", "_fake_mode", "_neg", "_offset_bytes", "_witness", "geometry")
 
 
 class PackedView:
@@ -49,9 +57,30 @@ class PackedView:
             size = tuple(geometry[1])
             raise_modified(self._witness.type(), size, self._witness._version, managed.version)
         found = managed.use(geometry)
-        if not isinstance(found, tuple):
-            return found
-        return self.view_of(*found)
+        tensor = self.view_of(*found) if isinstance(found, tuple) else found
+        return tensor if self._fake_mode is not None else with_counter_of(self._witness, tensor)
+
+    def later(self) -> Callable[[], PackedView | None]:
+        """Makes the same view again, or None once nothing holds its storage. Keeps nothing alive but this function."""
+        managed = self.managed.reference
+        fields = [(name, getattr(self, name)) for name in _OWN_FIELDS]
+
+        def view() -> PackedView | None:
+            owner = managed()
+            if owner is None:
+                return None
+            made = PackedView.__new__(PackedView)
+            for name, value in fields:
+                setattr(made, name, value)
+            made.managed = owner
+            owner.views += 1
+            return made
+
+        return view
+
+    def begin_in(self, tensor: torch.Tensor) -> int:
+        """Where the managed bytes begin in the storage of `tensor`, which this view unpacked."""
+        return int(tensor.storage_offset()) * tensor.itemsize - self._offset_bytes
 
     def view_of(self, storage: torch.UntypedStorage, begin: int) -> torch.Tensor:
         """The tensor, of a storage that holds the managed bytes from `begin` on."""

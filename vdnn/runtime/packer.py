@@ -8,6 +8,12 @@ each of q, k and v): they go by the counter of the part. How to make a shard aga
 [Note: One hook at a time] Forwards and backwards run on any threads, and one storage may be used by several of them.
 So a hook that reaches managed storages holds the packer's lock. It is a lock of Python: destructors never take it, and
 native code never waits for it. A forked child may have inherited it taken, and does not use it.
+
+[Note: Interrupted] Ctrl-C may come between any two bytecodes of a hook, those of `with torch.no_grad()` too. So a hook
+puts the grad mode back itself, by a native call in a `finally`.
+
+[Note: Who overwrites] What a custom backward unpacks it may overwrite, and an optimizer that steps within a backward
+writes to parameters. What is yet to be recomputed from those is recomputed before.
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ from typing import Any
 
 import torch
 
+from vdnn.errors import VdnnError
 from vdnn.planning.policies import OnlinePolicy, SaveFacts
 from vdnn.runtime import process_forks
 from vdnn.runtime.capture import keep_dynamo_out, refuse_capture, refuse_graphs_around
@@ -29,7 +36,9 @@ from vdnn.runtime.kept import KeptTensor, keep_tensor, kept_tensor
 from vdnn.runtime.lookahead import Lookahead
 from vdnn.runtime.module_watch import ModuleWatch, is_conv
 from vdnn.runtime.packed_view import PackedShard, PackedView
+from vdnn.runtime.readers import Readers, may_be_overwritten
 from vdnn.runtime.rebuilds import Rebuilds
+from vdnn.runtime.rechecks import Rechecks
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.step_watch import StepWatch
 from vdnn.runtime.storage_table import ManagedTable, StorageSet, bytes_to_manage, split_of
@@ -41,6 +50,7 @@ from vdnn.step_plan import Action
 
 Packed = KeptTensor | PackedView | PackedShard
 _STRIDED = torch.strided
+_set_grad_mode = torch._C._set_grad_enabled
 _Node = torch.autograd.graph.Node
 _Storage = torch.UntypedStorage
 
@@ -62,6 +72,7 @@ class Packer:
         transports: Mapping[torch.device, Transport | None],
         steps: StepWatch | None,
         tolerance: Tolerance,
+        rechecks: Rechecks,
     ) -> None:
         self._policy = policy
         self._offloads_everything = policy.offloads_everything
@@ -73,7 +84,10 @@ class Packer:
         self._transports = transports
         self._steps = steps
         may_rebuild = policy.rebuilds if steps is None else steps.ways.rebuilds
-        self._rebuilds = Rebuilds(self.unpack, steps, tolerance) if may_rebuild else None
+        self._rebuilds = Rebuilds(self.unpack, steps, tolerance, rechecks) if may_rebuild else None
+        self._readers = Readers() if self._rebuilds is None else self._rebuilds.readers
+        self._read = self._readers.by_source  # as a rule there is nothing in it
+        self._is_rebuilding = False
         self._table = ManagedTable()
         self.lookahead = Lookahead()
         self._deferred = DeferredCopies()
@@ -125,8 +139,12 @@ class Packer:
             return self._keep(tensor, reason, nbytes)
         if process_forks.count != self._forks:
             return self._keep(tensor, Kept.OTHER_DEVICE, nbytes)
-        with self.lock:
-            taken = self._take(tensor, part, storage, node, nbytes)
+        has_grad_mode = torch.is_grad_enabled()
+        try:
+            with self.lock:
+                taken = self._take(tensor, part, storage, node, nbytes)
+        finally:
+            _set_grad_mode(has_grad_mode)  # see [Note: Interrupted]
         return taken if part is tensor or isinstance(taken, tuple) else PackedShard(taken, tensor)
 
     def _take(
@@ -203,7 +221,7 @@ class Packer:
         key = (storage._cdata, begin, managed_bytes)
         counted = tensor if tensor._version else part  # see [Note: Shards]
         known = self._table.find(key, counted)
-        if known is not None:
+        if known is not None and self._can_join(known[0], part):
             self._counters.shared_saves += 1
             return PackedView(known[0], part, known[1]), False
         refuse_graphs_around()
@@ -219,6 +237,16 @@ class Packer:
         self._table.add(key, storage, managed)
         self.lookahead.note(managed)
         return view, True
+
+    def _can_join(self, managed: ManagedStorage, part: torch.Tensor) -> bool:
+        """What a codec left says only what the values of one dtype were."""
+        if managed.geometry is None or managed.geometry[0] is part.dtype:
+            return True
+        if managed.dropped is not None and not managed.dropped.is_exact_in_bytes:
+            return False
+        if self._rebuilds is not None and not managed.has_several_dtypes:
+            self._rebuilds.saved_as_another_dtype(managed)
+        return True
 
     def _follow_policy(self, managed: ManagedStorage, storage: _Storage, node: _Node | None, *, is_new: bool) -> None:
         """What one save of a storage offloads no other can keep: it is one storage, however often it is saved."""
@@ -275,17 +303,25 @@ class Packer:
 
     def unpack(self, packed: Packed) -> torch.Tensor:
         if isinstance(packed, tuple):
+            if self._read:
+                self._before_use(packed[0])
             return kept_tensor(packed)
         if process_forks.count != self._forks:
             return packed.unpack()
-        with self.lock:
-            return self._use(packed)
+        has_grad_mode = torch.is_grad_enabled()
+        try:
+            with self.lock:
+                return self._use(packed)
+        finally:
+            _set_grad_mode(has_grad_mode)  # see [Note: Interrupted]
 
     def _use(self, packed: PackedView | PackedShard) -> torch.Tensor:
         managed = packed.managed
         steps = self._steps
         if self._has_cuda:
             refuse_capture()
+        if self._read:
+            self._before_use(managed)
         if managed.dropped is not None:
             for missing in missing_for(managed):
                 self._rebuild(missing)
@@ -298,16 +334,45 @@ class Packer:
             self._deferred.submit_finished(managed.transport)
             with steps.reloading(managed.transport):
                 tensor = packed.unpack()
+            if self._rebuilds is not None and isinstance(packed, PackedView):
+                self._rebuilds.used(packed, tensor)
             if not steps.used(managed):
                 self.lookahead.used(managed)
         return tensor
 
     def _rebuild(self, managed: ManagedStorage) -> None:
         """What it reads is used like anything else: at hooks of their own, before this use's."""
-        assert managed.dropped is not None, "it is missing"
-        steps = self._steps
-        with contextlib.nullcontext() if steps is None else steps.rebuilding(managed.transport):
-            managed.dropped.rebuild(managed, self.unpack)
+        dropped, steps, was_rebuilding = managed.dropped, self._steps, self._is_rebuilding
+        if dropped is None:
+            raise RuntimeError("a storage is rebuilt that was not dropped")
+        self._is_rebuilding = True
+        try:
+            with contextlib.nullcontext() if steps is None else steps.rebuilding(managed.transport):
+                dropped.rebuild(managed, self.unpack)
+        finally:
+            self._is_rebuilding = was_rebuilding
+
+    # See [Note: Who overwrites].
+
+    def _before_use(self, source: ManagedStorage | torch.Tensor) -> None:
+        if process_forks.count != self._forks:
+            return
+        readers = self._readers.of(source)
+        if readers and not self._is_rebuilding and may_be_overwritten():
+            self._rebuild_early(readers)
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """It is about to write to its parameters."""
+        if self._read:
+            groups = optimizer.param_groups
+            self._rebuild_early(self._readers.of_all(one for group in groups for one in group["params"]))
+
+    def _rebuild_early(self, readers: list[ManagedStorage]) -> None:
+        """What cannot be rebuilt says so at its use."""
+        with self.lock, contextlib.suppress(VdnnError):
+            for reader in readers:
+                for missing in missing_for(reader):
+                    self._rebuild(missing)
 
     # Pausing.
 

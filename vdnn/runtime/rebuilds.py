@@ -1,44 +1,37 @@
 """What a session knows of rebuilding: recipes are found where tensors are saved, proven, told of, and followed.
 
-[Note: Proven once] Before a recipe replaces a value it is tried on one that is there: rebuilt, and compared byte for
-byte. That is done at every place of the step at which it is to be used: operations, scalars, shapes, strides, dtypes
-and backend flags are what a recipe's signature says, but what a program writes behind autograd's back (under no_grad,
-or through `.data`) into a value that nobody saves leaves no trace in the graph. One that differs is not followed at
-that place again, and that is said once. What such a write does in some steps and not in others only integrity mode
-finds. Where no steps are watched there are no places, and every value is compared. Of tensors without data nothing can
-be: there recipes are believed, and only their cost is found out. Who names a tolerance has values followed that come
-out within it.
+What is proven of them is in proofs.py; what is compared for ever, in rechecks.py; who reads what, in readers.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, replace
-from enum import Enum
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from vdnn.errors import VdnnError
 from vdnn.recording import SaveKey, key_of_encoded
 from vdnn.runtime.codecs import LOSSLESS, Codec, codec_for
-from vdnn.runtime.holders import label_text
+from vdnn.runtime.gauges import Gauges
 from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.proof import Proof
+from vdnn.runtime.proofs import Outcome, Place, Proofs
+from vdnn.runtime.readers import Readers
+from vdnn.runtime.rechecks import Check, Rechecks
 from vdnn.runtime.recompute import Recipe, find_recipe, note_module, note_saved, observe_parameters, owner_recipe
+from vdnn.runtime.recompute.later_recipe import later
+from vdnn.runtime.recompute.snapshots import Snapshots
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.step_watch import StepWatch
-from vdnn.runtime.tolerance import Tolerance, difference_between
+from vdnn.runtime.tolerance import Tolerance
 from vdnn.runtime.transport import Transport
-from vdnn.runtime.trial import Trial, is_as_it_was
 from vdnn.step_plan import Action
 
 _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
-logger = logging.getLogger("vdnn")
 
 _DEPTH = 8  # operations of a chain
 # Saves of later operations among whose nodes the maker of integers is looked for.
@@ -73,28 +66,38 @@ class _Here:
     encodings: list[_Encoding]
 
 
-class _Outcome(Enum):
-    """Of a trial."""
+class _ToProve(NamedTuple):
+    """A recipe that is tried again at the use. `recipe` None: a codec, of which one dtype can be said."""
 
-    EXACT = "bit for bit"
-    CLOSE = "within the tolerance"
-    WRONG = "neither"
+    recipe: Callable[[], Recipe | None] | None
+    place: Place | None
 
 
 class Rebuilds:
     """Of one session. `our_unpack` is its hook."""
 
-    def __init__(self, our_unpack: Callable[..., torch.Tensor], steps: StepWatch | None, tolerance: Tolerance) -> None:
+    def __init__(
+        self,
+        our_unpack: Callable[..., torch.Tensor],
+        steps: StepWatch | None,
+        tolerance: Tolerance,
+        rechecks: Rechecks,
+    ) -> None:
         self._codecs = LOSSLESS if steps is None else steps.ways.codecs
         self._our_unpack = our_unpack
         self._steps = steps
-        self._proofs: dict[Hashable, Proof] = {}  # of recipes, by signature
-        self._places: dict[tuple[Hashable, SaveKey], _Outcome] = {}  # of trials
-        self._tolerance = tolerance
+        self._proofs = Proofs(tolerance)
+        self._rechecks = rechecks
+        self.readers = Readers()
+        self._snapshots = Snapshots()
         # What comes back only within the tolerance: what is made of it might not, so nothing is.
         self._close: weakref.WeakSet[ManagedStorage] = weakref.WeakSet()
-        self._said: set[str] = set()
+        self._to_prove: weakref.WeakKeyDictionary[ManagedStorage, _ToProve] = weakref.WeakKeyDictionary()
         self._local = threading.local()
+
+    @property
+    def _gauges(self) -> Gauges | None:
+        return None if self._steps is None else self._steps.gauges
 
     # Torch's hooks around modules.
 
@@ -164,26 +167,72 @@ class Rebuilds:
     def _found(self, managed: ManagedStorage, recipe: Recipe, place: SaveKey | None, *, is_to_go: bool) -> bool:
         if any(operand.managed is managed or operand.managed in self._close for operand in recipe.operands):
             return False
-        outcome = self._outcome(managed, recipe, place)
-        if outcome is _Outcome.WRONG:
+        if is_to_go and self._steps is None:
+            recipe = self._snapshots.of(recipe)
+        outcome = self._proofs.at_save(managed, recipe, place, self._gauges)
+        if outcome not in (Outcome.EXACT, Outcome.CLOSE):
             return False
-        if outcome is _Outcome.CLOSE:
+        if outcome is Outcome.CLOSE:
+            if managed.has_several_dtypes:
+                return False
             self._close.add(managed)
+        is_exact = outcome is Outcome.EXACT
         if is_to_go:
-            return managed.drop(recipe, is_exact=outcome is _Outcome.EXACT)
-        inputs = [operand.managed for operand in recipe.operands]
-        assert self._steps is not None, "who else looks"
-        self._steps.can_be_rebuilt(managed, recipe.name, inputs, self._proofs[recipe.signature])
+            if not self._drop(managed, recipe, place, is_exact=is_exact):
+                return False
+            self.readers.add(managed, recipe)
+            return True
+        self._can_be_rebuilt(managed, recipe.name, recipe.operands, self._proofs.cost(recipe))
+        if not managed.transport.fake:
+            key = None if place is None else (recipe.signature, place)
+            self._to_prove[managed] = _ToProve(later(recipe), key)
         return True
+
+    def _can_be_rebuilt(self, managed: ManagedStorage, name: str, operands: Sequence[PackedView], proof: Proof) -> None:
+        if self._steps is None:
+            raise RuntimeError("what can be rebuilt is looked for, and nobody follows the steps")
+        self._steps.can_be_rebuilt(managed, name, [operand.managed for operand in operands], proof)
+
+    def _drop(self, managed: ManagedStorage, recipe: Recipe | Codec, place: SaveKey | None, *, is_exact: bool) -> bool:
+        check: Check | None = None
+        if is_exact and managed.can_be_dropped:
+            check = self._rechecks.check(managed, recipe.name, recipe.signature, place)
+        return managed.drop(recipe, is_exact=is_exact, check=check)
+
+    # At the uses.
+
+    def used(self, packed: PackedView, tensor: torch.Tensor) -> None:
+        """`packed` was unpacked as `tensor`. What might have been rebuilt for it is tried now: see proofs.py."""
+        managed = packed.managed
+        to_prove = self._to_prove.pop(managed, None)
+        if to_prove is None or to_prove.recipe is None:
+            return
+        original = tensor.untyped_storage(), packed.begin_in(tensor)
+        recipe = to_prove.recipe()
+        if not self._proofs.at_use(managed, recipe, to_prove.place, original, self._gauges):
+            self._withdraw(managed)
+
+    def saved_as_another_dtype(self, managed: ManagedStorage) -> None:
+        """A codec speaks for the values of one dtype, and so does a tolerance; a recipe that is exact, for bytes."""
+        managed.has_several_dtypes = True
+        to_prove = self._to_prove.get(managed)
+        if managed in self._close or (to_prove is not None and to_prove.recipe is None):
+            self._withdraw(managed)
+
+    def _withdraw(self, managed: ManagedStorage) -> None:
+        if self._steps is not None:
+            self._steps.cannot_be_recomputed(managed)
 
     # Codecs, as soon as the operation is over. Encoding is computing, before the hook that finds it.
 
     @contextlib.contextmanager
     def hook(self, transport: Transport) -> Iterator[None]:
         """Around all that a hook does to the device, where steps are watched."""
-        assert self._steps is not None, "steps are watched"
+        steps = self._steps
+        if steps is None:
+            raise RuntimeError("hooks are followed only where steps are")
         self._encode()
-        with self._steps.hook(transport):
+        with steps.hook(transport):
             self._look_at_encodings()
             yield
 
@@ -196,17 +245,19 @@ class Rebuilds:
         here.encodings = [one for one in here.encodings if one not in ready]
         for one in ready:
             packed = one.packed()
-            if packed is not None and packed.managed.source_storage is not None:
-                yield packed, one
+            if packed is None or packed.managed.source_storage is None or packed.managed.has_several_dtypes:
+                continue
+            yield packed, one
 
     def _encode(self) -> None:
         for packed, one in self._complete_encodings(is_to_go=True):
             managed, steps = packed.managed, self._steps
             with contextlib.nullcontext() if steps is None else steps.rebuilding(managed.transport):
-                if self._codec_proof(packed, one.codec) is None:
+                if self._codec_proof(packed, one) is None:
                     continue
                 encoded = _encoded(packed, one.codec)
-                if managed.drop(encoded, is_exact=one.codec.is_exact) and steps is not None and one.place is not None:
+                is_gone = self._drop(managed, encoded, one.place, is_exact=one.codec.is_exact)
+                if is_gone and steps is not None and one.place is not None:
                     self._follow_encoded(encoded, one.place, steps)
 
     def _follow_encoded(self, encoded: Codec, place: SaveKey, steps: StepWatch) -> None:
@@ -217,97 +268,37 @@ class Rebuilds:
             left.complete(offloads=left.is_to_leave)
 
     def _look_at_encodings(self) -> None:
-        assert self._steps is not None, "who else looks"
         for packed, one in self._complete_encodings(is_to_go=False):
-            proof = self._codec_proof(packed, one.codec)
+            proof = self._codec_proof(packed, one)
             if proof is not None:
-                self._steps.can_be_rebuilt(packed.managed, one.codec.name, [], proof)
+                self._can_be_rebuilt(packed.managed, one.codec.name, (), proof)
+                self._to_prove[packed.managed] = _ToProve(None, None)
 
-    def _codec_proof(self, packed: PackedView, codec: type[Codec]) -> Proof | None:
-        """A codec sees nothing but the values: one proof holds for all of a geometry."""
-        signature = codec.name, packed.geometry
-        if signature not in self._proofs:
-            gauges = None if self._steps is None else self._steps.gauges
-            took_ns = took_bytes = 0
-            with self._unnoticed():
-                stream = packed.managed.transport.current_stream()
-                if gauges is not None:
-                    gauges.take_peaks()
-                    before_bytes, begin = gauges.allocated_bytes(), gauges.mark(stream)
-                recipe = _encoded(packed, codec)
-                if gauges is not None:
-                    took_ns = gauges.ns_between(begin, gauges.mark(stream))
-                    took_bytes = gauges.take_peaks()[0] - before_bytes
-                outcome, kept_bytes = self._try(packed.managed, recipe), recipe.kept_bytes
-                del recipe
-            if outcome is _Outcome.WRONG:
-                return None
-            proof = self._proofs[signature]
-            given_up = {"kept_bytes": kept_bytes, "giving_up_ns": took_ns, "giving_up_bytes": took_bytes}
-            self._proofs[signature] = replace(proof, **given_up)
-        return self._proofs[signature]
-
-    # See [Note: Proven once].
-
-    def _outcome(self, managed: ManagedStorage, recipe: Recipe, place: SaveKey | None) -> _Outcome:
-        key = None if place is None else (recipe.signature, place)
-        if key is not None and key in self._places:
-            return self._places[key]
-        try:
-            with self._unnoticed():
-                outcome = self._try(managed, recipe)
-        except torch.OutOfMemoryError:
-            return _Outcome.WRONG  # this time
-        except VdnnError as error:
-            self._say_once(f"{error} It is not rebuilt.")
-            outcome = _Outcome.WRONG
-        if key is not None:
-            self._places[key] = outcome
-        return outcome
-
-    def _unnoticed(self) -> contextlib.AbstractContextManager[None]:
-        gauges = None if self._steps is None else self._steps.gauges
-        return contextlib.nullcontext() if gauges is None else gauges.unnoticed()
-
-    def _say_once(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
-            logger.warning("vdnn: %s", sentence)
-
-    def _try(self, managed: ManagedStorage, recipe: Recipe | Codec) -> _Outcome:
-        """The first time that its signature is seen, its cost is found out too."""
-        is_fake, is_known = managed.transport.fake, recipe.signature in self._proofs
-        if is_fake and is_known:
-            return _Outcome.EXACT
-        gauges = None if self._steps is None else self._steps.gauges
-        trial = Trial(managed, recipe, gauges)
-        made = trial.run()
-        outcome = _Outcome.EXACT if is_fake else self._compared(managed, recipe, made)
-        if not is_known and outcome is not _Outcome.WRONG:
-            del made
-            if not is_fake and gauges is not None:
-                trial.run()  # the first may have loaded and chosen kernels
-            self._proofs[recipe.signature] = trial.proof
-        return outcome
-
-    def _compared(self, managed: ManagedStorage, recipe: Recipe | Codec, made: torch.Tensor) -> _Outcome:
-        source, tolerance = managed.source_storage, self._tolerance
-        if source is not None and is_as_it_was(recipe, source, made):
-            return _Outcome.EXACT
-        wanted = "bit for bit"
-        if source is not None and tolerance.limit is not None and not isinstance(recipe, Codec):
-            difference = difference_between(source, made.untyped_storage(), made.dtype)
-            if tolerance.admits(difference):
-                tolerance.follow(recipe.name, difference)
-                return _Outcome.CLOSE
-            wanted = f"within the tolerance of {tolerance.limit:g} ({difference:.2g} of the largest apart)"
-        label = label_text(managed.geometry, managed.saved_in)
-        self._say_once(f"{label} does not come out {wanted} by {recipe.name}: it is not rebuilt.")
-        return _Outcome.WRONG
+    def _codec_proof(self, packed: PackedView, one: _Encoding) -> Proof | None:
+        """Tried at each place, like a recipe; what the encoding costs is found out the first time."""
+        managed, gauges = packed.managed, self._gauges
+        known = self._proofs.known((one.codec.name, packed.geometry), one.place, is_fake=managed.transport.fake)
+        if known is not None:
+            return known.cost if known.outcome is Outcome.EXACT else None
+        took_ns = took_bytes = 0
+        with contextlib.nullcontext() if gauges is None else gauges.unnoticed():
+            stream = managed.transport.current_stream()
+            if gauges is not None:
+                gauges.take_peaks()
+                before_bytes, begin = gauges.allocated_bytes(), gauges.mark(stream)
+            encoded = _encoded(packed, one.codec)
+            if gauges is not None:
+                took_ns = gauges.ns_between(begin, gauges.mark(stream))
+                took_bytes = gauges.take_peaks()[0] - before_bytes
+        outcome = self._proofs.at_save(managed, encoded, one.place, gauges)
+        if outcome is not Outcome.EXACT:
+            return None
+        return self._proofs.with_encoding(encoded, took_ns, took_bytes)
 
 
 def _encoded(packed: PackedView, codec: type[Codec]) -> Codec:
     managed = packed.managed
     source = managed.source_storage
-    assert source is not None, "it is there"
+    if source is None:
+        raise RuntimeError("a storage that has left the device cannot be encoded")
     return codec(packed.view_of(source, managed.begin), managed.transport, managed.counters)

@@ -171,6 +171,9 @@ class Recorder:
         rebuild, given_up = (proof.compute_ns, proof.extra_bytes), (proof.giving_up_ns, proof.giving_up_bytes)
         self._lives[rebuilt].rebuild = Rebuild(operation, tuple(inputs), point, *rebuild, proof.kept_bytes, *given_up)
 
+    def cannot_be_recomputed(self, lifetime: int) -> None:
+        self._lives[lifetime].rebuild = None
+
     def about_to_reload(self, lifetime: int) -> None:
         life = self._lives[lifetime]
         life.is_back = True

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from vdnn import _C
 from vdnn.errors import DriverError
 from vdnn.runtime.counters import Counters, Kept
-from vdnn.runtime.dropped import Dropped, RebuildRecipe
+from vdnn.runtime.dropped import Check, Dropped, RebuildRecipe
 from vdnn.runtime.holders import Geometry, label_text
 from vdnn.runtime.reload_target import ALIGNMENT, ReloadTarget, allocate_target
 from vdnn.runtime.source_hold import SourceHold
@@ -85,6 +85,7 @@ class ManagedStorage:
         "dropped",
         "epoch",
         "geometry",
+        "has_several_dtypes",
         "is_dense",
         "is_to_leave",
         "keeps_reloaded",
@@ -131,6 +132,7 @@ class ManagedStorage:
         self.position = -1
         self.geometry: Geometry | None = None
         self.is_dense = False
+        self.has_several_dtypes = False  # views of it were saved as more than one
         self.saved_in: type | None = None  # the class of the module whose forward was running
         self.table: Table | None = None  # with what the table needs to forget it
         self.table_key = (0, 0, 0)
@@ -307,13 +309,19 @@ class ManagedStorage:
                 return target.tensor
         return target.tensor.untyped_storage(), target.begin
 
-    def drop(self, recipe: RebuildRecipe, *, is_exact: bool) -> bool:
-        """Gives up the source without a copy. False if it is no longer what was saved, or if hooks have run on several
-        streams: another may read it yet, and there is no copy for it to wait for."""
-        source, is_changed = self._source, self.witness._version != self.version
-        if source is None or is_changed or self._copy is not None or len(self.transport.streams) > 1:
+    @property
+    def can_be_dropped(self) -> bool:
+        """Unless it is no longer what was saved, or hooks have run on several streams: another may read it yet, and
+        there is no copy for it to wait for."""
+        is_here = self._source is not None and self._copy is None
+        return is_here and self.witness._version == self.version and len(self.transport.streams) <= 1
+
+    def drop(self, recipe: RebuildRecipe, *, is_exact: bool, check: Check | None = None) -> bool:
+        """Gives up the source without a copy, if that can be done."""
+        source = self._source
+        if source is None or not self.can_be_dropped:
             return False
-        self.dropped = Dropped(self, source, recipe, is_exact)
+        self.dropped = Dropped(self, source, recipe, is_exact, check)
         self._source = None
         self.residency = _DROPPED
         self.counters.dropped += 1

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from vdnn import _C
 from vdnn.errors import VdnnError
@@ -27,6 +27,7 @@ from vdnn.runtime.counters import Counters
 from vdnn.runtime.integrity import IntegrityCheck
 from vdnn.runtime.module_watch import MarkedModules, ModuleWatch
 from vdnn.runtime.packer import Packer
+from vdnn.runtime.rechecks import DEFAULT_ONE_IN, Rechecks
 from vdnn.runtime.session_report import session_report
 from vdnn.runtime.step_watch import StepWatch
 from vdnn.runtime.step_ways import Ways
@@ -86,6 +87,7 @@ class Session(contextlib.ContextDecorator):
         integrity: bool = False,
         nests: bool = False,
         tolerance: float | None = None,
+        recheck: int = DEFAULT_ONE_IN,
     ) -> None:
         self.policy = policy
         self.counters = Counters()
@@ -99,6 +101,7 @@ class Session(contextlib.ContextDecorator):
         self._steps = None if steps is None else StepWatch(steps, self._modules, self._compare_hashes)
         self._steps_ended = 0  # where nothing watches them
         self._tolerance = Tolerance(tolerance)
+        self._rechecks = Rechecks(recheck)
         self._packer = Packer(
             policy,
             min_bytes,
@@ -108,6 +111,7 @@ class Session(contextlib.ContextDecorator):
             self._transports,
             self._steps,
             self._tolerance,
+            self._rechecks,
         )
         self._entering = threading.Lock()
         self._inside = 0  # entries of all threads
@@ -153,6 +157,7 @@ class Session(contextlib.ContextDecorator):
                     stack.enter_context(self._modules)
                     for handle in self._packer.watch_modules():
                         stack.callback(handle.remove)
+                    stack.callback(register_optimizer_step_pre_hook(self._optimizer_steps).remove)
                     stack.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
                     self._installed = stack.pop_all()
             self._inside += 1
@@ -199,6 +204,14 @@ class Session(contextlib.ContextDecorator):
         """How many are over. Where nothing needs to know, those that session.step() or an optimizer ended."""
         return self._steps_ended if self._steps is None else self._steps.steps
 
+    def _optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """It is about to write to its parameters."""
+        if self._packer.in_forked_child or all(entry.session is not self for entry in _entered_here()):
+            return
+        self._packer.before_optimizer(optimizer)
+        with self._packer.lock:
+            self._rechecks.finish()
+
     def _optimizer_stepped(self, *_: object) -> None:
         if self._packer.in_forked_child or all(entry.session is not self for entry in _entered_here()):
             return  # another thread's, of a model that is not in here
@@ -215,6 +228,7 @@ class Session(contextlib.ContextDecorator):
     def _compare_hashes(self) -> None:
         for check in self._checks():
             check.finish_step(self.steps)
+        self._rechecks.step_ended()
 
     @property
     def recording(self) -> Recording | None:

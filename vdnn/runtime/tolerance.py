@@ -59,12 +59,13 @@ def check_tolerance(value: object) -> float | None:
     return float(value)
 
 
-def difference_between(original: torch.UntypedStorage, made: torch.UntypedStorage, dtype: torch.dtype) -> float:
-    """See [Note: What is measured]. Infinite where nothing but the same bytes would do. Waits for the device."""
-    if not (dtype.is_floating_point or dtype.is_complex) or original.nbytes() % dtype.itemsize:
+def difference_between(original: torch.Tensor, made: torch.Tensor, dtype: torch.dtype) -> float:
+    """Of flat tensors of bytes. See [Note: What is measured]. Infinite where nothing but the same bytes would do. Waits
+    for the device."""
+    if not (dtype.is_floating_point or dtype.is_complex) or original.nbytes % dtype.itemsize:
         return math.inf
     with torch.no_grad():
-        first, second = (_numbers(torch.empty(0, dtype=dtype, device=one.device).set_(one)) for one in (original, made))
+        first, second = _numbers(original.view(dtype)), _numbers(made.view(dtype))
         is_same = (first == second) | (first.isnan() & second.isnan())
         apart = float(torch.where(is_same, 0.0, (first - second).abs()).amax())
         if not apart:

@@ -11,7 +11,7 @@ from vdnn.runtime.gauges import Gauges
 from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.proof import Proof
 from vdnn.runtime.recompute import Recipe
-from vdnn.runtime.residency import ManagedStorage
+from vdnn.runtime.residency import ManagedStorage, Residency
 
 
 class Trial:
@@ -22,9 +22,18 @@ class Trial:
         self._recipe = recipe
         self._gauges = gauges
         self._stand_ins: list[torch.Tensor] = []
+        self._borrowed: list[ManagedStorage] = []  # back on the device for the trial alone
         self.proof = Proof(0, 0)
 
     def run(self) -> torch.Tensor:
+        try:
+            return self._run()
+        finally:
+            for managed in self._borrowed:
+                managed.release()
+            self._borrowed.clear()
+
+    def _run(self) -> torch.Tensor:
         gauges, transport = self._gauges, self._managed.transport
         if gauges is None:
             return self._recipe.rebuild(self._operand)
@@ -51,17 +60,26 @@ class Trial:
             tensor = torch.empty_strided(size, stride, dtype=dtype)
             self._stand_ins.append(tensor)  # in a step the operand stays, whoever has read it
         else:
+            if view.managed.residency is Residency.HOST:
+                self._borrowed.append(view.managed)
             tensor = view.unpack()
         self._begin()
         return tensor
 
 
-def is_as_it_was(recipe: Recipe | Codec, source: torch.UntypedStorage, made: torch.Tensor) -> bool:
-    """Byte for byte; what a lossy codec made, within its bound."""
+def bytes_of(storage: torch.UntypedStorage, begin: int, nbytes: int) -> torch.Tensor:
+    """As a flat tensor of bytes."""
+    flat = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return flat.set_(storage, begin, (nbytes,), (1,))
+
+
+def is_as_it_was(recipe: Recipe | Codec, original: torch.Tensor, made: torch.Tensor) -> bool:
+    """Byte for byte; what a lossy codec made, within its bound. `original` is flat."""
     storage = made.untyped_storage()
-    if source.nbytes() != storage.nbytes():
+    if original.nbytes != storage.nbytes():
         return False
-    dtype = torch.uint8 if recipe.is_exact else made.dtype
     with torch.no_grad():
-        first, second = (torch.empty(0, dtype=dtype, device=made.device).set_(one) for one in (source, storage))
-        return bool(recipe.is_close(first, second)) if isinstance(recipe, Codec) else torch.equal(first, second)
+        flat = bytes_of(storage, 0, storage.nbytes())
+        if recipe.is_exact or not isinstance(recipe, Codec):
+            return torch.equal(original, flat)
+        return bool(recipe.is_close(original.view(made.dtype), flat.view(made.dtype)))

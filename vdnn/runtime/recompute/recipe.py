@@ -62,6 +62,7 @@ class Recipe:
     and `depth` those of the longest chain of all."""
 
     is_exact: ClassVar[bool] = True
+    is_exact_in_bytes: ClassVar[bool] = True
     name: str
     signature: Hashable
     operands: tuple[PackedView, ...]

@@ -1,0 +1,174 @@
+"""Runs a program of several steps plain and in a session of every mode, and compares the two bit for bit.
+
+A program is made by a factory, from the same random numbers each time: it builds its model, inputs and optimizers, and
+returns what runs step `i` and returns the tensors to compare (losses, gradients, parameters). Plans are followed on a
+virtual machine with real tensors, under shares of the peak that keeping everything takes, and under the least there is.
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_a_step_is_as_in_plain_torch(mode: str) -> None:
+        assert_same_in(mode, program)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import vdnn
+from tests.runtime.side_by_side import assert_nothing_alive, same_bits
+from vdnn import _C
+from vdnn.planning.least_memory import least_bytes
+from vdnn.recording import Recording
+from vdnn.runtime.session import Session
+from vdnn.runtime.virtual_machine import VirtualMachine
+
+Step = Callable[[int], Iterable[torch.Tensor | None]]
+Factory = Callable[[], Step]
+
+_SHARES = {"plan at 90 %": 0.9, "plan at 60 %": 0.6, "plan at the least": 0.0}
+PLAN_MODES = tuple(_SHARES)
+MODES = ("vdnn-all", "rebuild-all", *PLAN_MODES)
+
+_SEED = 20
+_RECORDED_STEPS = 4  # enough for two steps of warm-up, and for the step that is recorded to end
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the steps returned, and what the step behind them raised, if one did."""
+
+    steps: list[list[torch.Tensor | None]]
+    error: Exception | None
+
+
+def assert_same_in(
+    mode: str, factory: Factory, steps: int = 8, *, marks_steps: bool = False, **options: Any
+) -> Session:
+    """Every step returns the bits that it returns without a session. `marks_steps`: each ends with session.step().
+    `options` go to vdnn.offload. The session is left, and holds nothing."""
+    plain = run_plain(factory, steps)
+    if plain.error is not None:
+        raise plain.error
+    session, ours = run_in(mode, factory, steps, marks_steps=marks_steps, **options)
+    if ours.error is not None:
+        raise ours.error
+    _assert_same_steps(plain, ours)
+    return session
+
+
+def assert_same_error_in(
+    mode: str, factory: Factory, kind: type[Exception], phrase: str, steps: int = 8, **options: Any
+) -> Session:
+    """Without a session and in it the same step raises `kind` with `phrase` in its text; those before return the same
+    bits."""
+    plain = run_plain(factory, steps)
+    _assert_raised("plain torch", plain, kind, phrase)
+    session, ours = run_in(mode, factory, steps, **options)
+    _assert_raised(mode, ours, kind, phrase)
+    _assert_same_steps(plain, ours)
+    return session
+
+
+def run_plain(factory: Factory, steps: int) -> Outcome:
+    return _run(factory, steps, contextlib.nullcontext())
+
+
+def run_in(
+    mode: str, factory: Factory, steps: int, *, marks_steps: bool = False, **options: Any
+) -> tuple[Session, Outcome]:
+    """The session, which is left, and what came out in it."""
+    with contextlib.ExitStack() as stack:
+        if mode in _SHARES:
+            budget = _budget(factory, _SHARES[mode], marks_steps=marks_steps)
+            machine = stack.enter_context(VirtualMachine("titan-x", fake=False))
+            session = vdnn.offload(budget=budget, device=machine, min_bytes=0, **options)
+        else:
+            device = stack.enter_context(_checked_device())
+            windows = {"offload_window": "4KiB", "reload_window": "8KiB"}
+            session = vdnn.offload(mode, device=device, **{"min_bytes": 0, **windows, **options})
+        outcome = _run(factory, steps, session, on_step=session.step if marks_steps else None)
+        if outcome.error is None:  # else the traceback holds what the step had made
+            assert_nothing_alive(session)
+        session.close()
+    return session, outcome
+
+
+def _run(
+    factory: Factory,
+    steps: int,
+    session: contextlib.AbstractContextManager[object],
+    on_step: Callable[[], None] | None = None,
+) -> Outcome:
+    torch.manual_seed(_SEED)
+    step = factory()
+    done: list[list[torch.Tensor | None]] = []
+    error: Exception | None = None
+    with session:
+        for index in range(steps):
+            try:
+                found = step(index)
+                done.append([None if one is None else one.detach().clone() for one in found])
+            except Exception as raised:
+                error = raised
+                break
+            del found
+            if on_step is not None:
+                on_step()
+    return Outcome(done, error)
+
+
+def _budget(factory: Factory, share: float, *, marks_steps: bool) -> int | str:
+    """That share of the peak of keeping everything, or the least that moving everything needs where that is more."""
+    recording = None if not share else _recording(factory, marks_steps=marks_steps)
+    if recording is None:
+        return "min"
+    return max(round(share * recording.peak_bytes), least_bytes(recording))
+
+
+def _recording(factory: Factory, *, marks_steps: bool) -> Recording | None:
+    with VirtualMachine("titan-x", fake=False) as machine:
+        session = vdnn.offload("vdnn-all", device=machine, min_bytes=0, measure=True)
+        _run(factory, _RECORDED_STEPS, session, on_step=session.step if marks_steps else None)
+        recording = session.recording
+        session.close()
+    gc.collect()
+    return recording
+
+
+@contextlib.contextmanager
+def _checked_device() -> Iterator[_C.Device]:
+    """Copies at random times, under the ordering checker."""
+    device = _C.OrderingChecker(_C.SimDevice(schedule=_C.Schedule.RANDOM, seed=7))
+    yield device
+    device.close()
+    assert device.take_violations() == []
+
+
+def _assert_same_steps(plain: Outcome, ours: Outcome) -> None:
+    assert len(plain.steps) == len(ours.steps), f"{len(plain.steps)} steps plain, {len(ours.steps)} in the session"
+    for index, (left, right) in enumerate(zip(plain.steps, ours.steps, strict=True)):
+        assert len(left) == len(right), f"step {index} returns {len(left)} tensors plain, {len(right)} in the session"
+        differing = [place for place, pair in enumerate(zip(left, right, strict=True)) if not same_bits(*pair)]
+        assert not differing, f"step {index} differs in {[_difference(left[one], right[one]) for one in differing]}"
+
+
+def _difference(plain: torch.Tensor | None, ours: torch.Tensor | None) -> str:
+    if plain is None or ours is None or plain.dtype != ours.dtype or plain.shape != ours.shape:
+        return f"{_kind(plain)} plain, {_kind(ours)} in the session"
+    return f"{_kind(plain)} by up to {(plain.double() - ours.double()).abs().max().item() if plain.numel() else 0:.3g}"
+
+
+def _kind(tensor: torch.Tensor | None) -> str:
+    return "None" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')}{[*tensor.shape]}"
+
+
+def _assert_raised(where: str, outcome: Outcome, kind: type[Exception], phrase: str) -> None:
+    if outcome.error is None:
+        raise AssertionError(f"{where}: all {len(outcome.steps)} steps ran, expected {kind.__name__}: {phrase}")
+    if not isinstance(outcome.error, kind) or phrase not in str(outcome.error):
+        raise AssertionError(f"{where}: expected {kind.__name__}: {phrase}") from outcome.error

@@ -1,0 +1,114 @@
+"""A storage of which views are saved as several dtypes comes back with every byte that it had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import vdnn
+from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
+from vdnn.runtime.virtual_machine import VirtualMachine
+
+Tensor = torch.Tensor
+
+
+class Flagged(torch.autograd.Function):
+    """Saves one storage of flags as each of `dtypes`, in that order, and reads all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, flags: Tensor, dtypes: tuple[torch.dtype, ...]) -> Tensor:
+        ctx.save_for_backward(*(flags.view(dtype) for dtype in dtypes))
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        grad = grads[0]
+        for saved in ctx.saved_tensors:
+            numbers = torch.where(saved, 1.0, 0.0) if saved.dtype is torch.bool else saved.view(torch.uint8).float()
+            grad = grad * numbers.reshape(-1)[: grad.numel()].view_as(grad)
+        return grad, None, None
+
+
+def program(dtypes: tuple[torch.dtype, ...], *, apart: bool, codes: int = 200) -> Callable[[], Step]:
+    """With `apart` each dtype is saved by a function of its own, with operations in between."""
+
+    def factory() -> Step:
+        first, last = nn.Linear(16, 64), nn.Linear(64, 4)
+
+        def step(index: int) -> list[Tensor | None]:
+            torch.manual_seed(index)
+            flags = torch.randint(0, codes, (16, 64), dtype=torch.uint8)
+            hidden = first(torch.randn(16, 16)).tanh()
+            for group in [(dtype,) for dtype in dtypes] if apart else [dtypes]:
+                hidden = Flagged.apply(hidden, flags, group).sin()
+            loss = last(hidden).square().mean()
+            for one in (first, last):
+                one.zero_grad()
+            loss.backward()
+            return [loss, *(parameter.grad for one in (first, last) for parameter in one.parameters())]
+
+        return step
+
+    return factory
+
+
+BOTH_WAYS = [(torch.bool, torch.uint8), (torch.uint8, torch.bool), (torch.bool, torch.int8, torch.int32), (torch.bool,)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
+@pytest.mark.parametrize("dtypes", BOTH_WAYS, ids=str)
+def test_flags_come_back_as_they_were(dtypes: tuple[torch.dtype, ...], mode: str, *, apart: bool) -> None:
+    assert_same_in(mode, program(dtypes, apart=apart))
+
+
+@pytest.mark.parametrize("codes", [2, 200])
+def test_masks_that_are_saved_twice_under_a_plan_that_compresses(codes: int) -> None:
+    """Recorded with flags of 0 and 1, which bits would hold, and followed with others."""
+
+    def factory() -> Step:
+        plain = program((torch.bool, torch.uint8), apart=True, codes=codes)()
+        early = program((torch.bool, torch.uint8), apart=True, codes=2)()
+        return lambda index: (early if index < 3 else plain)(index)
+
+    assert_same_in("plan at the least", factory)
+
+
+def test_a_lossy_codec_is_not_asked_of_a_storage_that_is_read_as_integers() -> None:
+    """Within its bound, bf16 would make other integers of it."""
+
+    class Bits(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x.view(torch.int32))
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            return grads[0] * (ctx.saved_tensors[0] % 1024)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 1))
+    x = torch.randn(256, 64)
+
+    def gradient() -> Tensor | None:
+        model.zero_grad()
+        hidden = model[1](model[0](x).sin())
+        model[2](Bits.apply(hidden) + hidden.exp()).square().mean().backward()
+        return model[2].weight.grad
+
+    plain = gradient()
+    assert plain is not None
+    with VirtualMachine("titan-x", fake=False) as machine:
+        session = vdnn.offload(budget="min", device=machine, min_bytes=0, codecs=["bf16"])
+        with session:
+            for _ in range(5):
+                found = gradient()
+                session.step()
+    assert found is not None
+    # bf16 may change what is not read as integers by a 256th; integers of other bits would be off by more.
+    assert (found - plain).abs().max() <= plain.abs().max() / 64

@@ -1,0 +1,173 @@
+"""Custom backwards that overwrite what they unpacked: others that read it get what plain PyTorch has, or its error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.runtime.unusual.every_mode import MODES, Step, assert_same_error_in, assert_same_in
+
+Tensor = torch.Tensor
+
+
+class Overwrites(torch.autograd.Function):
+    """Twice its input; the backward uses the memory of what it saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return x.mul_(2).mul_(grads[0])
+
+
+class OverwritesUnseen(Overwrites):
+    """By a way that no version counter shows, as a kernel does that is given an address."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        written = x.data
+        return written.mul_(2).mul_(grads[0])
+
+
+class OverwritesItsOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        made = x.exp()
+        ctx.save_for_backward(made)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (made,) = ctx.saved_tensors
+        return made.mul_(grads[0])
+
+
+class OverwritesTheWeight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        grad_of_weight = (x * grads[0]).sum(0)
+        return weight.data.mul_(grads[0].mean(0)).expand_as(x).clone(), grad_of_weight
+
+
+class ReadsTwice(torch.autograd.Function):
+    """Asks for what it saved again after it has written to it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        slope = ctx.saved_tensors[0].cos()
+        ctx.saved_tensors[0].data.zero_()
+        return slope * grads[0]
+
+
+def beside_a_recipe(custom: Any) -> Callable[[], Step]:
+    """What the custom function saved is what relu, exp and a norm's output are recomputed from."""
+
+    def factory() -> Step:
+        model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+        def step(index: int) -> list[Tensor | None]:
+            torch.manual_seed(index)
+            hidden = model[1](model[0](torch.randn(8, 16)))
+            others = (hidden + 0).tanh().mul(hidden.relu().exp()).sin()
+            loss = model[2](custom.apply(hidden * 1.5) + others.square()).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            grads = [None if one.grad is None else one.grad.clone() for one in model.parameters()]
+            optimizer.step()
+            return [loss, *grads, *model.parameters()]
+
+        return step
+
+    return factory
+
+
+def of_one_value(custom: Any) -> Callable[[], Step]:
+    """relu is recomputed from the very tensor that the custom function overwrites, and is used after it was."""
+
+    def factory() -> Step:
+        first, last = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def step(index: int) -> list[Tensor | None]:
+            torch.manual_seed(index)
+            hidden = first(torch.randn(8, 16))
+            active = hidden.sigmoid().sin()
+            loss = (last(active) + 1).square().mean() + custom.apply(hidden).sum()
+            for one in (first, last):
+                one.zero_grad()
+            loss.backward()
+            return [loss, *(parameter.grad for one in (first, last) for parameter in one.parameters())]
+
+        return step
+
+    return factory
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("custom", [Overwrites, OverwritesUnseen, OverwritesItsOutput, ReadsTwice])
+@pytest.mark.parametrize("program", [beside_a_recipe, of_one_value])
+def test_what_is_recomputed_is_not_made_of_what_a_custom_backward_overwrote(
+    program: Callable[[Any], Callable[[], Step]], custom: Any, mode: str
+) -> None:
+    assert_same_in(mode, program(custom))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_norm_is_not_recomputed_with_a_weight_that_a_custom_backward_overwrote(mode: str) -> None:
+    def factory() -> Step:
+        norm, last = nn.LayerNorm(16), nn.Linear(16, 16)
+
+        def step(index: int) -> list[Tensor | None]:
+            torch.manual_seed(index)
+            with torch.no_grad():
+                norm.weight.fill_(1 + index)
+            x = torch.randn(8, 16, requires_grad=True)
+            loss = last(norm(x)).square().mean() + OverwritesTheWeight.apply(x, norm.weight).sum()
+            loss.backward()
+            return [loss, x.grad, *(one.grad for one in last.parameters())]
+
+        return step
+
+    assert_same_in(mode, factory)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("other", [torch.sin, lambda x: x * x, Overwrites.apply])
+def test_a_second_saver_raises_what_plain_torch_raises(other: Callable[[Tensor], Tensor], mode: str) -> None:
+    """The custom function runs first in the backward."""
+
+    def factory() -> Step:
+        linear = nn.Linear(16, 16)
+
+        def step(index: int) -> list[Tensor | None]:
+            torch.manual_seed(index)
+            hidden = linear(torch.randn(8, 16))
+            loss = other(hidden).sum()
+            loss = loss + Overwrites.apply(hidden).sum()
+            linear.zero_grad()
+            loss.backward()
+            return [loss, linear.weight.grad]
+
+        return step
+
+    assert_same_error_in(mode, factory, RuntimeError, "modified by an inplace operation")

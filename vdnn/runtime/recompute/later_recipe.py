@@ -1,0 +1,44 @@
+"""A recipe that is to be tried later in its step, and must keep nothing alive until then.
+
+In a step that is recorded, or that follows no plan, a recipe is tried again where it would be followed: at the use. If
+it were held until then, its operands would live longer than in plain PyTorch, and the recording would say so.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+
+from vdnn.runtime.packed_view import PackedView
+from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe
+
+
+def later(recipe: Recipe) -> Callable[[], Recipe | None]:
+    """Makes the same recipe again, or None if one of its operands is gone by then."""
+    operands = [_operand_later(given) for given in recipe.given]
+    rest = replace(recipe, operands=(), given=())
+
+    def made() -> Recipe | None:
+        given = tuple(one for operand in operands if (one := operand()) is not None)
+        if len(given) < len(operands):
+            return None
+        return replace(rest, operands=tuple(one for one in given if isinstance(one, PackedView)), given=given)
+
+    return made
+
+
+def _operand_later(given: Given) -> Callable[[], Given | None]:
+    if isinstance(given, PackedView):
+        return given.later()
+    if isinstance(given, Constant):
+        return lambda: given
+    tensor, rest, is_leaf = weakref.ref(given[0]), given[1:], isinstance(given, Leaf)
+
+    def held() -> Given | None:
+        alive = tensor()
+        if alive is None:
+            return None
+        return Leaf(alive, *rest) if is_leaf else (alive, rest[0])
+
+    return held
