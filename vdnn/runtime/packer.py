@@ -11,32 +11,27 @@ native code never waits for it. A forked child may have inherited it taken, and 
 
 [Note: Interrupted] Ctrl-C may come between any two bytecodes of a hook, those of `with torch.no_grad()` too. So a hook
 puts the grad mode back itself, by a native call in a `finally`.
-
-[Note: Who overwrites] What a custom backward unpacks it may overwrite, and an optimizer that steps within a backward
-writes to parameters. What is yet to be recomputed from those is recomputed before.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from vdnn.errors import VdnnError
 from vdnn.planning.policies import OnlinePolicy, SaveFacts
 from vdnn.runtime import process_forks
 from vdnn.runtime.capture import keep_dynamo_out, refuse_capture, refuse_graphs_around
 from vdnn.runtime.counters import Counters, Kept
 from vdnn.runtime.deferred_copies import DeferredCopies
-from vdnn.runtime.dropped import missing_for
 from vdnn.runtime.kept import KeptTensor, keep_tensor, kept_tensor
 from vdnn.runtime.lookahead import Lookahead
+from vdnn.runtime.missing import Missing
 from vdnn.runtime.module_watch import ModuleWatch, is_conv
 from vdnn.runtime.packed_view import PackedShard, PackedView
-from vdnn.runtime.readers import Readers, may_be_overwritten
+from vdnn.runtime.readers import Readers
 from vdnn.runtime.rebuilds import Rebuilds
 from vdnn.runtime.rechecks import Rechecks
 from vdnn.runtime.residency import ManagedStorage
@@ -85,9 +80,7 @@ class Packer:
         self._steps = steps
         may_rebuild = policy.rebuilds if steps is None else steps.ways.rebuilds
         self._rebuilds = Rebuilds(self.unpack, steps, tolerance, rechecks) if may_rebuild else None
-        self._readers = Readers() if self._rebuilds is None else self._rebuilds.readers
-        self._read = self._readers.by_source  # as a rule there is nothing in it
-        self._is_rebuilding = False
+        self._missing = Missing(self.unpack, steps, Readers() if self._rebuilds is None else self._rebuilds.readers)
         self._table = ManagedTable()
         self.lookahead = Lookahead()
         self._deferred = DeferredCopies()
@@ -303,8 +296,9 @@ class Packer:
 
     def unpack(self, packed: Packed) -> torch.Tensor:
         if isinstance(packed, tuple):
-            if self._read:
-                self._before_use(packed[0])
+            if self._missing.read and process_forks.count == self._forks:
+                with self.lock:
+                    self._missing.before_use(packed[0])
             return kept_tensor(packed)
         if process_forks.count != self._forks:
             return packed.unpack()
@@ -320,11 +314,10 @@ class Packer:
         steps = self._steps
         if self._has_cuda:
             refuse_capture()
-        if self._read:
-            self._before_use(managed)
+        if self._missing.read:
+            self._missing.before_use(managed)
         if managed.dropped is not None:
-            for missing in missing_for(managed):
-                self._rebuild(missing)
+            self._missing.recompute_for(managed)
         if steps is None:
             self._deferred.submit_finished(managed.transport)
             tensor = packed.unpack()
@@ -340,39 +333,10 @@ class Packer:
                 self.lookahead.used(managed)
         return tensor
 
-    def _rebuild(self, managed: ManagedStorage) -> None:
-        """What it reads is used like anything else: at hooks of their own, before this use's."""
-        dropped, steps, was_rebuilding = managed.dropped, self._steps, self._is_rebuilding
-        if dropped is None:
-            raise RuntimeError("a storage is rebuilt that was not dropped")
-        self._is_rebuilding = True
-        try:
-            with contextlib.nullcontext() if steps is None else steps.rebuilding(managed.transport):
-                dropped.rebuild(managed, self.unpack)
-        finally:
-            self._is_rebuilding = was_rebuilding
-
-    # See [Note: Who overwrites].
-
-    def _before_use(self, source: ManagedStorage | torch.Tensor) -> None:
-        if process_forks.count != self._forks:
-            return
-        readers = self._readers.of(source)
-        if readers and not self._is_rebuilding and may_be_overwritten():
-            self._rebuild_early(readers)
-
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """It is about to write to its parameters."""
-        if self._read:
-            groups = optimizer.param_groups
-            self._rebuild_early(self._readers.of_all(one for group in groups for one in group["params"]))
-
-    def _rebuild_early(self, readers: list[ManagedStorage]) -> None:
-        """What cannot be rebuilt says so at its use."""
-        with self.lock, contextlib.suppress(VdnnError):
-            for reader in readers:
-                for missing in missing_for(reader):
-                    self._rebuild(missing)
+        with self.lock:
+            self._missing.before_writes_to(one for group in optimizer.param_groups for one in group["params"])
 
     # Pausing.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,11 +10,18 @@ from torch import nn
 
 import vdnn
 from tests.runtime.unusual.every_mode import MODES, PLAN_MODES, Step, assert_same_in, run_in
-from vdnn.errors import VdnnError
+from vdnn.errors import RecomputeError, VdnnError
+from vdnn.runtime.proofs import disabled_recipes
 from vdnn.runtime.virtual_machine import VirtualMachine
 
 Tensor = torch.Tensor
 Write = Callable[[nn.Sequential], None]
+
+
+@pytest.fixture(autouse=True)
+def _recipes_as_they_were() -> Iterator[None]:
+    yield
+    disabled_recipes.clear()
 
 
 def _model() -> nn.Sequential:
@@ -116,3 +123,36 @@ def test_a_norm_that_is_stepped_by_hand_before_the_backward(mode: str) -> None:
             model[1].bias.add_(1)
 
     assert_same_in(mode, program(write))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("place", ["the input", "an activation", "both"])
+def test_what_the_program_holds_is_written_behind_autograd(place: str, mode: str) -> None:
+    """Its own uses see the write, as in plain PyTorch. What was computed from it before must not: where no plan is
+    followed, nothing tells before a recheck does, and that raises."""
+
+    def factory() -> Step:
+        first, last = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def step(index: int) -> list[Tensor | None]:
+            torch.manual_seed(index)
+            x = torch.randn(8, 16)
+            hidden = first(x)
+            active = hidden.tanh()
+            loss = last(active.sigmoid().sin()).exp().mean() + (hidden * active).sum()
+            if place != "an activation":
+                x.data[:2].mul_(1.5)
+            if place != "the input":
+                active.data.add_(0.25)
+            for one in (first, last):
+                one.zero_grad()
+            loss.backward()
+            return [loss, *(parameter.grad for one in (first, last) for parameter in one.parameters())]
+
+        return step
+
+    try:
+        assert_same_in(mode, factory)
+    except RecomputeError as error:
+        assert mode == "rebuild-all"
+        assert "written between forward and backward" in str(error)
