@@ -30,6 +30,7 @@ from vdnn.runtime.transport import Transport
 
 DEFAULT_ONE_IN = 64
 _FIRST = 2  # times that a recipe is checked at each place when it is new there
+BYTES_A_STORAGE = 16  # two hashes, in a step that is checked
 
 
 class _Recomputed(NamedTuple):
