@@ -16,8 +16,6 @@ from vdnn.step_plan import Action
 def _trained() -> Step:
     layers = [nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 4)]
     model = nn.Sequential(*layers)
-        nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 4)
-    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(index: int) -> Iterable[torch.Tensor | None]:
