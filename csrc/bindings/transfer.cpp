@@ -102,10 +102,10 @@ void bind_transfer(py::module_& module) {
       .def(py::init([](std::shared_ptr<Device> device, std::shared_ptr<PinnedPool> pool,
                        std::uint64_t offload_window_bytes, std::uint64_t reload_window_bytes,
                        std::uint64_t small_copy_bytes, std::uint64_t batch_bytes, bool timed) {
-             return std::make_shared<TransferQueue>(
-                 std::move(device), std::move(pool),
-                 QueueOptions{offload_window_bytes, reload_window_bytes, small_copy_bytes, batch_bytes,
-                              timed ? Timing::On : Timing::Off});
+             const QueueOptions options{offload_window_bytes, reload_window_bytes, small_copy_bytes, batch_bytes,
+                                        timed ? Timing::On : Timing::Off};
+             return std::shared_ptr<TransferQueue>(new TransferQueue(std::move(device), std::move(pool), options),
+                                                   LeakInForkedChild());
            }),
            arg("device").none(false), arg("pool").none(false),
            arg("offload_window_bytes") = defaults.offload_window_bytes,

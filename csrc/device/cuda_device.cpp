@@ -68,8 +68,7 @@ CudaDevice::CudaDevice(int ordinal, const std::string& library) {
 
 CudaDevice::~CudaDevice() {
   if (state_->fork_guard.in_forked_child()) {
-    state_->pinned.abandon_all();
-    [[maybe_unused]] const State* leaked = state_.release();  // the child owns none of it
+    [[maybe_unused]] const State* leaked = state_.release();  // see [Note: Leaked in a forked child]
   } else if (!state_->closed) {
     parked<State>().push(state_.release());
   }
@@ -78,7 +77,12 @@ CudaDevice::~CudaDevice() {
 void CudaDevice::close_parked() {
   for (State* state = parked<State>().take_all(); state != nullptr;) {
     State* next = state->next_returned;
-    const std::unique_ptr<State> owned(state);
+    std::unique_ptr<State> owned(state);
+    if (owned->fork_guard.in_forked_child()) {
+      [[maybe_unused]] const State* leaked = owned.release();
+      state = next;
+      continue;
+    }
     try {
       owned->close_all();
     } catch (const Error&) {

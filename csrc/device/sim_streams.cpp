@@ -271,10 +271,4 @@ void SimStreams::run_randomly(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-void SimStreams::abandon() noexcept {
-  for (const auto& state : streams_) {
-    if (state->worker.joinable()) state->worker.detach();
-  }
-}
-
 }  // namespace vdnn

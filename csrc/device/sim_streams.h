@@ -28,7 +28,7 @@ class SimStreams {
   SimStreams(Schedule schedule, std::uint64_t seed);
   SimStreams(const SimStreams&) = delete;  // threads refer to it
   SimStreams& operator=(const SimStreams&) = delete;
-  // Ends the workers; what has not run never will.
+  // Ends the workers; what has not run never will. Not in a forked child: see [Note: Leaked in a forked child].
   ~SimStreams();
 
   std::uint32_t add_worker();
@@ -48,8 +48,6 @@ class SimStreams {
   // Blocks the calling thread; makes what is needed run.
   void synchronize(std::uint32_t stream, std::uint64_t position);
   void drain_all();
-  // In a forked child there are no threads to end.
-  void abandon() noexcept;
 
  private:
   struct Operation {

@@ -45,7 +45,7 @@ struct PinnedPool::Leftovers {
 std::shared_ptr<PinnedPool> PinnedPool::create(std::shared_ptr<Device> device, const PoolOptions& options) {
   if (device == nullptr) throw InvalidArgument("device", "a device", "none");
   free_leftovers();
-  return std::shared_ptr<PinnedPool>(new PinnedPool(std::move(device), checked(options)));
+  return {new PinnedPool(std::move(device), checked(options)), LeakInForkedChild()};
 }
 
 PinnedPool::PinnedPool(std::shared_ptr<Device> device, const PoolOptions& options)
@@ -54,11 +54,8 @@ PinnedPool::PinnedPool(std::shared_ptr<Device> device, const PoolOptions& option
 }
 
 // The lock it takes is its own: nobody can hold it, since whoever did would also hold the pool.
+// Not run in a forked child, see LeakInForkedChild.
 PinnedPool::~PinnedPool() {
-  if (fork_guard_.in_forked_child()) {
-    if (grower_.joinable()) grower_.detach();
-    return;
-  }
   if (grower_.joinable()) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -80,6 +77,7 @@ void PinnedPool::free_leftovers() {
   for (Leftovers* left = parked<Leftovers>().take_all(); left != nullptr;) {
     const std::unique_ptr<Leftovers> owned(left);
     left = owned->next_returned;
+    if (owned->device->closed()) continue;  // or inherited by a forked child
     for (const Address slab : owned->slabs) {
       try {
         owned->device->free_pinned(slab);

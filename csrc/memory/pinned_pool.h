@@ -85,6 +85,7 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   std::uint64_t trim();
   [[nodiscard]] PoolStats stats();
   [[nodiscard]] const std::shared_ptr<Device>& device() const noexcept { return device_; }
+  [[nodiscard]] const ForkGuard& fork_guard() const noexcept { return fork_guard_; }
   // Unpins everything. Blocks still held keep no memory: using them through a device is refused.
   void close();
 

@@ -34,7 +34,6 @@ TransferQueue::TransferQueue(std::shared_ptr<Device> device, std::shared_ptr<Pin
       finished_(Leftovers::take_all()) {}
 
 TransferQueue::~TransferQueue() {
-  // In a forked child nothing may be waited for, ever: what is held stays held until the child ends.
   if (in_flight_.empty() && reloads_.empty() && quarantine_.empty()) return;
   auto left = std::make_unique<Leftovers>();
   left->device = device_;

@@ -45,7 +45,8 @@ class TransferQueue {
   TransferQueue(std::shared_ptr<Device> device, std::shared_ptr<PinnedPool> pool, const QueueOptions& options);
   TransferQueue(const TransferQueue&) = delete;  // copies in flight refer to it
   TransferQueue& operator=(const TransferQueue&) = delete;
-  // Calls no driver: without close(), what copies may still touch is parked, and the next queue lets go of it.
+  // Calls no driver: without close(), what copies may still touch is parked, and the next queue lets go of it. Not to
+  // run in a forked child, where nothing may be waited for, ever: see LeakInForkedChild.
   ~TransferQueue();
 
   // Copies [source, +bytes) off the device once `producer` has come this far. `owner` is the stream on which the
@@ -84,6 +85,7 @@ class TransferQueue {
   [[nodiscard]] std::vector<Keepalive> take_finished();
 
   [[nodiscard]] QueueStats stats();
+  [[nodiscard]] const ForkGuard& fork_guard() const noexcept { return fork_guard_; }
   [[nodiscard]] Stream offload_stream() const noexcept { return to_host_; }
   [[nodiscard]] Stream reload_stream() const noexcept { return reloads_.stream(); }
   // Waits for all copies, then hands every reference back. Where the device refuses to be waited for, copies may still

@@ -1,0 +1,159 @@
+"""What torch.func makes of a program passes through: wrapped tensors have no memory of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, stack_module_state, vjp, vmap
+
+from tests.runtime.unusual.every_mode import MODES, Factory, Step, assert_same_in
+
+_Parameters = dict[str, torch.Tensor]
+
+
+def _layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
+
+
+def _trained(parameters: list[torch.Tensor], loss_of: Callable[[int], torch.Tensor]) -> Step:
+    optimizer = torch.optim.SGD(parameters, lr=0.05)
+
+    def step(index: int) -> Iterable[torch.Tensor | None]:
+        optimizer.zero_grad()
+        loss = loss_of(index)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return [loss, *(one.grad for one in parameters), *parameters]
+
+    return step
+
+
+def _ensemble() -> Step:
+    """Several models at once: their parameters are batched, and the module's own are not used."""
+    models = [_layers() for _ in range(3)]
+    parameters, buffers = stack_module_state(models)  # type: ignore[arg-type]
+    base = _layers()
+
+    def one(given: Any, kept: Any, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = functional_call(base, (given, kept), (x,))
+        return found
+
+    def loss_of(index: int) -> torch.Tensor:
+        x = torch.randn(12, 8) * (1 + index)
+        return vmap(one, in_dims=(0, 0, None))(parameters, buffers, x).square().mean()
+
+    return _trained(list(parameters.values()), loss_of)
+
+
+def _ensemble_without_gradients() -> Step:
+    base = _layers()
+    state = {name: torch.stack([one.detach()] * 3) for name, one in base.named_parameters()}
+
+    def step(index: int) -> Iterable[torch.Tensor]:
+        with torch.no_grad():
+            x = torch.randn(12, 8) + index
+            return [vmap(lambda given: functional_call(base, given, (x,)))(state)]
+
+    return step
+
+
+def _batched_inputs() -> Step:
+    """A module in vmap over its inputs, between layers outside of it; dropout is drawn anew for each sample."""
+    inner, outer = _layers(), nn.Linear(8, 8)
+
+    def loss_of(index: int) -> torch.Tensor:
+        x = outer(torch.randn(12, 8) - index).exp()
+        return vmap(lambda row: nn.functional.dropout(inner(row), 0.3), randomness="different")(x).square().mean()
+
+    return _trained([*inner.parameters(), *outer.parameters()], loss_of)
+
+
+def _in_a_vmap_in_a_vmap() -> Step:
+    weight = nn.Parameter(torch.randn(8, 8))
+
+    def loss_of(index: int) -> torch.Tensor:
+        x = torch.randn(4, 6, 8) * (index + 1)
+        return vmap(vmap(lambda row: (row @ weight).sigmoid() * row.exp()))(x).square().mean()
+
+    return _trained([weight], loss_of)
+
+
+def _per_sample_gradients() -> Step:
+    model = _layers()
+    parameters = dict(model.named_parameters())
+
+    def loss_of_one(given: _Parameters, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = functional_call(model, given, (x.unsqueeze(0),)).square().sum()
+        return found
+
+    def step(index: int) -> Iterable[torch.Tensor]:
+        detached = {name: one.detach() for name, one in parameters.items()}
+        found = vmap(grad(loss_of_one), in_dims=(None, 0))(detached, torch.randn(6, 8) + index)
+        with torch.no_grad():
+            for name, one in parameters.items():
+                one -= 0.01 * found[name].mean(0)
+        return [*found.values(), *parameters.values()]
+
+    return step
+
+
+def _gradients_in_a_loss() -> Step:
+    """A gradient penalty by torch.func, in a loss that is differentiated as ever."""
+    model = _layers()
+    energy = grad_and_value(lambda x: model(x).square().sum())
+
+    def loss_of(index: int) -> torch.Tensor:
+        slope, value = energy(torch.randn(12, 8) - index)
+        return slope.square().mean() + value.tanh() + model(torch.randn(12, 8)).square().mean()
+
+    return _trained(list(model.parameters()), loss_of)
+
+
+def _pulled_back_later() -> Step:
+    """What vjp returns is called outside of it."""
+    model = _layers()
+
+    def loss_of(index: int) -> torch.Tensor:
+        out, pull_back = vjp(lambda x: model(x).exp(), torch.randn(12, 8) * 0.1 * index)
+        (pulled,) = pull_back(torch.ones_like(out))
+        return out.square().mean() + pulled.square().mean()
+
+    return _trained(list(model.parameters()), loss_of)
+
+
+def _curvature(make: Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]) -> Factory:
+    def factory() -> Step:
+        model = _layers()
+
+        def loss_of(index: int) -> torch.Tensor:
+            x = torch.randn(8) + 0.1 * index
+            found = make(lambda given: model(given).square().sum())(x)
+            return found.square().mean() + model(x.expand(12, 8)).exp().mean()
+
+        return _trained(list(model.parameters()), loss_of)
+
+    return factory
+
+
+PROGRAMS: dict[str, Factory] = {
+    "an ensemble": _ensemble,
+    "an ensemble without gradients": _ensemble_without_gradients,
+    "batched inputs": _batched_inputs,
+    "vmap in vmap": _in_a_vmap_in_a_vmap,
+    "per-sample gradients": _per_sample_gradients,
+    "gradients in a loss": _gradients_in_a_loss,
+    "a vjp called later": _pulled_back_later,
+    "hessian": _curvature(hessian),
+    "jacfwd of jacrev": _curvature(lambda energy: jacfwd(jacrev(energy))),
+    "jacrev of jacrev": _curvature(lambda energy: jacrev(jacrev(energy))),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_transformed_functions_are_as_in_plain_torch(program: str, mode: str) -> None:
+    assert_same_in(mode, PROGRAMS[program])

@@ -1,0 +1,109 @@
+"""Nested tensors, of both layouts, pass through; what is plain around them is moved."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+from torch import nn
+
+from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
+from vdnn.runtime.counters import Kept
+
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+
+
+def _nested(rows: list[torch.Tensor], layout: torch.layout = torch.strided) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.as_nested_tensor(rows, layout=layout)
+
+
+def _trained(model: nn.Module, loss_of: Callable[[int], torch.Tensor]) -> Step:
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=0.05)
+
+    def step(index: int) -> Iterable[torch.Tensor | None]:
+        optimizer.zero_grad()
+        loss = loss_of(index)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return [loss, *(one.grad for one in parameters), *parameters]
+
+    return step
+
+
+def _rows(index: int) -> list[torch.Tensor]:
+    return [torch.randn(length, 8) + index for length in (3, 5 + index % 2, 4)]
+
+
+def _through_layers() -> Step:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+
+    def loss_of(index: int) -> torch.Tensor:
+        found = torch.nested.to_padded_tensor(model(_nested(_rows(index))), 0.0)
+        return found.exp().mean()
+
+    return _trained(model, loss_of)
+
+
+def _of_plain_rows() -> Step:
+    """The rows are saved as plain tensors, before and behind."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+    def loss_of(index: int) -> torch.Tensor:
+        nested = _nested([model(row).exp() for row in _rows(index)])
+        return sum((row.square().mean() for row in (nested * 2).softmax(-1).unbind()), torch.zeros(()))
+
+    return _trained(model, loss_of)
+
+
+def _products() -> Step:
+    model = nn.Linear(8, 8)
+
+    def loss_of(index: int) -> torch.Tensor:
+        left = model(_nested(_rows(index)))
+        scores = torch.matmul(left, left.transpose(-1, -2)).softmax(-1)
+        return torch.nested.to_padded_tensor(torch.matmul(scores, left), 0.0).square().mean()
+
+    return _trained(model, loss_of)
+
+
+def _as_a_leaf() -> Step:
+    model = nn.Linear(8, 8)
+
+    def loss_of(index: int) -> torch.Tensor:
+        leaf = _nested(_rows(index)).requires_grad_()
+        loss = torch.nested.to_padded_tensor(model(leaf), 1.0).sin().mean()
+        (slope,) = torch.autograd.grad(loss, leaf, create_graph=False, retain_graph=True)
+        return loss + torch.nested.to_padded_tensor(slope, 0.0).sum()
+
+    return _trained(model, loss_of)
+
+
+def _jagged() -> Step:
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+    def loss_of(index: int) -> torch.Tensor:
+        nested = _nested(_rows(index), torch.jagged)
+        return torch.nested.to_padded_tensor(model(nested).sin(), 0.0).square().mean()
+
+    return _trained(model, loss_of)
+
+
+PROGRAMS = {
+    "through layers": _through_layers,
+    "of plain rows": _of_plain_rows,
+    "products": _products,
+    "a leaf": _as_a_leaf,
+    "jagged": _jagged,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_nested_tensors_are_as_in_plain_torch(program: str, mode: str) -> None:
+    session = assert_same_in(mode, PROGRAMS[program])
+    assert session.counters.kept[Kept.SUBCLASS]
