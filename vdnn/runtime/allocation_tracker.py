@@ -109,9 +109,13 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _see(self, tensor: torch.Tensor) -> None:
         if tensor.layout is not torch.strided or tensor.device.type != self._device_type:
             return
+        if tensor._is_zerotensor():
+            return  # forward mode's zeros have a size and no memory
         storage = tensor.untyped_storage()
         key = storage._cdata
         nbytes = storage.nbytes()
+        if type(nbytes) is not int:
+            return  # a size that a tracer follows: to count it would fix it
         with self._lock:
             known = self._known.get(key)
             if known is not None and known[0]() is storage:

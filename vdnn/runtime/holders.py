@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vdnn.runtime.tensor_kinds import has_plain_storage
+from vdnn.runtime.tensor_kinds import storage_of
 
 _NATIVE = "native code (a graph, or an extension)"
 _MOST_NAMED = 4
@@ -49,8 +49,9 @@ def describe_holders(held: Iterable[HeldStorage]) -> list[tuple[HeldStorage, lis
     tensors: dict[int, list[torch.Tensor]] = {address: [] for address in alive}
     if alive:
         for tensor in [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]:
-            if has_plain_storage(tensor) and tensor.untyped_storage()._cdata in tensors:
-                tensors[tensor.untyped_storage()._cdata].append(tensor)
+            storage = storage_of(tensor)
+            if storage is not None and storage._cdata in tensors:
+                tensors[storage._cdata].append(tensor)
     described = [(one, _names(tensors.pop(address))) for address, one in alive.items()]
     return sorted(described, key=lambda pair: -pair[0].nbytes)
 

@@ -21,5 +21,10 @@ def keep_tensor(tensor: torch.Tensor) -> KeptTensor:
 def kept_tensor(kept: KeptTensor) -> torch.Tensor:
     tensor, version = kept
     if tensor._version != version:
-        raise_modified(tensor.type(), tuple(tensor.shape), tensor._version, version)
+        sizes = tensor._nested_tensor_size().tolist() if _is_nested_strided(tensor) else tensor.shape
+        raise_modified(tensor.type(), tuple(sizes), tensor._version, version)
     return tensor
+
+
+def _is_nested_strided(tensor: torch.Tensor) -> bool:
+    return tensor.is_nested and tensor.layout is torch.strided

@@ -14,7 +14,7 @@ import torch
 from torch.nn.modules.conv import _ConvNd
 
 from vdnn.runtime.storage_table import StorageSet
-from vdnn.runtime.tensor_kinds import plain_part
+from vdnn.runtime.tensor_kinds import storage_of
 
 
 class MarkedModules:
@@ -72,9 +72,9 @@ class ModuleWatch:
         stack.append(module)
         for group in (module._parameters, module._buffers):
             for tensor in group.values():
-                part = None if tensor is None else plain_part(tensor)
-                if part is not None:
-                    self.parameters.add(part.untyped_storage())
+                storage = None if tensor is None else storage_of(tensor)
+                if storage is not None:
+                    self.parameters.add(storage)
 
     def _leave_module(self, module: torch.nn.Module, args: object, output: object) -> None:
         if torch.compiler.is_compiling():

@@ -37,7 +37,16 @@ from vdnn.runtime.rechecks import Rechecks
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.step_watch import StepWatch
 from vdnn.runtime.storage_table import ManagedTable, StorageSet, bytes_to_manage, split_of
-from vdnn.runtime.tensor_kinds import PLAIN_CLASSES, is_cast_of_a_leaf, is_fake, is_view_of_a_cast, plain_part
+from vdnn.runtime.tensor_kinds import (
+    CLASSES_WITH_DATA,
+    PLAIN_CLASSES,
+    has_own_memory,
+    is_cast_of_a_leaf,
+    is_fake,
+    is_traced,
+    is_view_of_a_cast,
+    plain_part,
+)
 from vdnn.runtime.tolerance import Tolerance
 from vdnn.runtime.transport import Transport
 from vdnn.runtime.version_check import counter_of
@@ -113,23 +122,26 @@ class Packer:
         counters.saves += 1
         # What is small is the most frequent: for that nothing is asked but what has to be.
         part = tensor
-        if type(tensor) not in PLAIN_CLASSES or tensor.layout is not _STRIDED:
+        if type(tensor) not in CLASSES_WITH_DATA or tensor.layout is not _STRIDED:
             found = plain_part(tensor)  # see [Note: Shards]
             if found is None:
                 return self._keep(tensor, Kept.SUBCLASS, 0)
             part = found
+        try:
+            storage = part.untyped_storage()
+        except NotImplementedError:  # torch.func wraps it
+            return self._keep(tensor, Kept.SUBCLASS, 0)
         nbytes = part.nbytes
         counters.saved_bytes += nbytes
-        storage = part.untyped_storage()
         # By what is held, not by what is seen: a small view may be the last holder of a large storage.
         if storage.nbytes() < self._min_bytes or not nbytes:
             return self._keep(tensor, Kept.SMALL, nbytes)
-        if part.is_quantized:
-            return self._keep(tensor, Kept.SUBCLASS, nbytes)
         node = tensor.grad_fn  # asked for once: it is made at every question
         reason = self._exemption(tensor, storage, node)
         if reason is not None:
             return self._keep(tensor, reason, nbytes)
+        if not has_own_memory(part) or is_traced():
+            return self._keep(tensor, Kept.SUBCLASS, nbytes)
         if process_forks.count != self._forks:
             return self._keep(tensor, Kept.OTHER_DEVICE, nbytes)
         has_grad_mode = torch.is_grad_enabled()

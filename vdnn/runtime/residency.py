@@ -118,6 +118,10 @@ class ManagedStorage:
         nbytes: int,
         witness: torch.Tensor,
     ) -> None:
+        self.table: Table | None = None  # with what the table needs to forget it
+        self.residency = _DEVICE
+        self.on_end: Callable[[], None] | None = None  # called when the graph lets go of it
+        # From here on an exception may end its making: what __del__ reads is there.
         self.transport = transport
         self.counters = counters
         self.begin = begin
@@ -125,7 +129,6 @@ class ManagedStorage:
         self.witness = witness
         self.version = witness._version
         self.reference = weakref.ref(self)
-        self.residency = _DEVICE
         self.stream = transport.current_stream()
         self.address = transport.address_of(storage) + begin
         self.misalignment = self.address % ALIGNMENT
@@ -134,7 +137,6 @@ class ManagedStorage:
         self.is_dense = False
         self.has_several_dtypes = False  # views of it were saved as more than one
         self.saved_in: type | None = None  # the class of the module whose forward was running
-        self.table: Table | None = None  # with what the table needs to forget it
         self.table_key = (0, 0, 0)
         self.storage_handle = 0
         self.lifetime: int | None = None
@@ -144,7 +146,6 @@ class ManagedStorage:
         self.is_to_leave = False  # decided; the copy may have to wait
         self.keeps_reloaded = False
         self.dropped: Dropped | None = None
-        self.on_end: Callable[[], None] | None = None  # called when the graph lets go of it
         self._hash: torch.Tensor | None = None
         self._source: torch.UntypedStorage | None = storage
         self._held_by_others: StorageWeakRef | None = None

@@ -24,6 +24,7 @@ from vdnn.planning.policies import OnlinePolicy
 from vdnn.recording import Recording
 from vdnn.runtime.capture import refuse_graphs_in
 from vdnn.runtime.counters import Counters
+from vdnn.runtime.function_transforms import hooks_that_step_aside
 from vdnn.runtime.integrity import IntegrityCheck
 from vdnn.runtime.module_watch import MarkedModules, ModuleWatch
 from vdnn.runtime.packer import Packer
@@ -33,6 +34,7 @@ from vdnn.runtime.step_watch import StepWatch
 from vdnn.runtime.step_ways import Ways
 from vdnn.runtime.storage_table import StorageSet
 from vdnn.runtime.tensor_device import TensorDevice
+from vdnn.runtime.tensor_kinds import storage_of
 from vdnn.runtime.tolerance import Tolerance
 from vdnn.runtime.transport import Integrity, Transport, TransportOptions
 from vdnn.saved_step import SavedStep
@@ -155,6 +157,7 @@ class Session(contextlib.ContextDecorator):
             if not self._inside:
                 with contextlib.ExitStack() as stack:
                     stack.enter_context(self._modules)
+                    stack.enter_context(hooks_that_step_aside())
                     for handle in self._packer.watch_modules():
                         stack.callback(handle.remove)
                     stack.callback(register_optimizer_step_pre_hook(self._optimizer_steps).remove)
@@ -333,6 +336,8 @@ def active_session() -> Session | None:
 def mark_to_keep(what: torch.Tensor | torch.nn.Module) -> None:
     """In every session, from now on."""
     if isinstance(what, torch.Tensor):
-        _marked_storages.add(what.untyped_storage())
+        storage = storage_of(what)
+        if storage is not None:  # else it passes through
+            _marked_storages.add(storage)
     else:
         _marked_modules.add(what)

@@ -1,6 +1,14 @@
-"""Which tensors are plain memory that may be moved: strided ones of torch's own classes, fake ones, a DTensor's part.
+"""Which tensors are plain memory of their own, which may be moved: strided ones of torch's own classes, fake ones, a
+DTensor's part.
 
-Everything else (sparse, quantized, nested, unknown subclasses) is passed through untouched.
+Everything else passes through untouched, wherever the runtime looks at tensors: what is sparse, quantized, nested or
+meta, unknown subclasses, what torch.func wraps (batches, levels of differentiation, functionalization), zeros that
+forward mode makes without memory, and whatever a tracer follows.
+
+[Note: Tracers] A tracer knows a tensor by its identity. What a hook makes anew of the same bytes is unknown to it, and
+becomes a constant of the traced program. So under a tracer every save passes through: make_fx and torch.export (proxies
+and functional tensors, before and behind autograd), torch.jit.trace. Our own modes and FakeTensorMode are dispatch
+modes too, and trace nothing.
 """
 
 from __future__ import annotations
@@ -10,13 +18,47 @@ import sys
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+CLASSES_WITH_DATA = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+PLAIN_CLASSES = (*CLASSES_WITH_DATA, FakeTensor)
+
+_modes_here = torch._C._len_torch_dispatch_stack
+_mode_here = torch._C._get_dispatch_mode
+_PROXY, _FUNCTIONAL = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL
+_is_included = torch._C._dispatch_tls_is_dispatch_key_included
+_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
+_is_functional = torch._is_functional_tensor
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_jit_traces = torch._C._is_tracing
 
 _VIEWS = frozenset({"TBackward0", "TransposeBackward0", "ViewBackward0", "UnsafeViewBackward0", "PermuteBackward0"})
 
 
 def has_plain_storage(tensor: torch.Tensor) -> bool:
-    return type(tensor) in PLAIN_CLASSES and tensor.layout is torch.strided and not tensor.is_quantized
+    if type(tensor) not in PLAIN_CLASSES or tensor.layout is not torch.strided or _is_wrapped(tensor):
+        return False
+    if type(tensor) is FakeTensor and tensor._has_symbolic_sizes_strides:
+        return False  # to look at its size would tie the traced program to it
+    return has_own_memory(tensor)
+
+
+def has_own_memory(tensor: torch.Tensor) -> bool:
+    """Of a strided tensor of one of PLAIN_CLASSES that is not wrapped by torch.func."""
+    return not (
+        tensor.is_quantized or tensor.is_nested or tensor.is_meta or tensor._is_zerotensor() or _is_functional(tensor)
+    )
+
+
+def is_traced() -> bool:
+    """Whether a tracer follows what this thread does with tensors. See [Note: Tracers]."""
+    if _modes_here() and (_mode_here(_PROXY) is not None or _mode_here(_FUNCTIONAL) is not None):
+        return True
+    return _is_included(_PRE_DISPATCH) or _jit_traces()
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """That of its part here; None where that is not plain memory of its own."""
+    part = plain_part(tensor)
+    return None if part is None else part.untyped_storage()
 
 
 def plain_part(tensor: torch.Tensor) -> torch.Tensor | None:

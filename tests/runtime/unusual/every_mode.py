@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 import vdnn
 from tests.runtime.side_by_side import assert_nothing_alive, same_bits
@@ -35,7 +36,7 @@ PLAN_MODES = tuple(_SHARES)
 MODES = ("vdnn-all", "rebuild-all", *PLAN_MODES)
 
 _SEED = 20
-_RECORDED_STEPS = 4  # enough for two steps of warm-up, and for the step that is recorded to end
+_RECORDED_STEPS = 6  # one to warm up, one to see where steps end, and some that may differ in kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def run_in(
             device = stack.enter_context(_checked_device())
             windows = {"offload_window": "4KiB", "reload_window": "8KiB"}
             session = vdnn.offload(mode, device=device, **{"min_bytes": 0, **windows, **options})
-        outcome = _run(factory, steps, session, on_step=session.step if marks_steps else None)
+        outcome = _run(factory, steps, session, on_step=session.step if marks_steps else lambda: None)
         if outcome.error is None:  # else the traceback holds what the step had made
             assert_nothing_alive(session)
         session.close()
@@ -102,7 +103,7 @@ def _run(
     factory: Factory,
     steps: int,
     session: contextlib.AbstractContextManager[object],
-    on_step: Callable[[], None] | None = None,
+    on_step: Callable[[], object] = lambda: None,
 ) -> Outcome:
     torch.manual_seed(_SEED)
     step = factory()
@@ -112,32 +113,40 @@ def _run(
         for index in range(steps):
             try:
                 found = step(index)
-                done.append([None if one is None else one.detach().clone() for one in found])
+                with _disable_current_modes():  # a machine counts what is cloned on it
+                    done.append([None if one is None else one.detach().clone() for one in found])
             except Exception as raised:
                 error = raised
                 break
             del found
-            if on_step is not None:
-                on_step()
+            on_step()
     return Outcome(done, error)
 
 
 def _budget(factory: Factory, share: float, *, marks_steps: bool) -> int | str:
-    """That share of the peak of keeping everything, or the least that moving everything needs where that is more."""
-    recording = None if not share else _recording(factory, marks_steps=marks_steps)
-    if recording is None:
-        return "min"
-    return max(round(share * recording.peak_bytes), least_bytes(recording))
+    """That share of the peak of keeping everything, or the least that moving everything needs where that is more: of
+    the kind of step that takes most."""
+    recordings = [] if not share else _recordings(factory, marks_steps=marks_steps)
+    return max((max(round(share * one.peak_bytes), least_bytes(one)) for one in recordings), default="min")
 
 
-def _recording(factory: Factory, *, marks_steps: bool) -> Recording | None:
+def _recordings(factory: Factory, *, marks_steps: bool) -> list[Recording]:
+    """Of each kind of step that the first steps are of."""
+    found: list[Recording] = []
     with VirtualMachine("titan-x", fake=False) as machine:
-        session = vdnn.offload("vdnn-all", device=machine, min_bytes=0, measure=True)
-        _run(factory, _RECORDED_STEPS, session, on_step=session.step if marks_steps else None)
-        recording = session.recording
+        session = vdnn.offload(budget="100%", device=machine, min_bytes=0)
+
+        def collect() -> None:
+            if marks_steps:
+                session.step()
+            recording = session.recording
+            if recording is not None and recording not in found:
+                found.append(recording)
+
+        _run(factory, _RECORDED_STEPS, session, on_step=collect)
         session.close()
     gc.collect()
-    return recording
+    return found
 
 
 @contextlib.contextmanager

@@ -12,6 +12,9 @@ from torch.func import functional_call, grad, jacfwd, jvp, linearize
 
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
 
+# Torch compiles decompositions for forward mode when it is first asked for them.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
 
 def _layers() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))

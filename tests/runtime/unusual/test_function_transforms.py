@@ -14,6 +14,9 @@ from tests.runtime.unusual.every_mode import MODES, Factory, Step, assert_same_i
 
 _Parameters = dict[str, torch.Tensor]
 
+# Torch compiles decompositions for forward mode when it is first asked for them.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
 
 def _layers() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
