@@ -45,6 +45,7 @@ from vdnn.runtime.tensor_kinds import (
     is_fake,
     is_traced,
     is_view_of_a_cast,
+    outside_of_transforms,
     plain_part,
 )
 from vdnn.runtime.tolerance import Tolerance
@@ -316,7 +317,7 @@ class Packer:
             return packed.unpack()
         has_grad_mode = torch.is_grad_enabled()
         try:
-            with self.lock:
+            with self.lock, outside_of_transforms():
                 return self._use(packed)
         finally:
             _set_grad_mode(has_grad_mode)  # see [Note: Interrupted]

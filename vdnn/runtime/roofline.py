@@ -58,6 +58,8 @@ def _flop(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) 
 
 def _touched_bytes(tensor: torch.Tensor) -> int:
     """Of an expanded tensor, what is really there."""
+    if tensor.is_nested and tensor.layout is torch.strided:  # it has no sizes
+        return int(tensor.numel() * tensor.itemsize)
     touched = tensor.itemsize
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if tensor.layout is torch.strided else ():
         touched *= int(size) if stride else 1

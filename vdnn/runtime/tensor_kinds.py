@@ -8,14 +8,17 @@ forward mode makes without memory, and whatever a tracer follows.
 [Note: Tracers] A tracer knows a tensor by its identity. What a hook makes anew of the same bytes is unknown to it, and
 becomes a constant of the traced program. So under a tracer every save passes through: make_fx and torch.export (proxies
 and functional tensors, before and behind autograd), torch.jit.trace. Our own modes and FakeTensorMode are dispatch
-modes too, and trace nothing.
+modes too, and trace nothing. The same goes for what runs inside of torch.func's transforms: there a module sees one
+tensor and autograd saves another, with the batch in it, so that what is known of the one is not true of the other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import torch
+import torch._functorch.pyfunctorch
 from torch._subclasses.fake_tensor import FakeTensor
 
 CLASSES_WITH_DATA = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -28,6 +31,9 @@ _is_included = torch._C._dispatch_tls_is_dispatch_key_included
 _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 _is_functional = torch._is_functional_tensor
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_level_here = torch._C._functorch.maybe_current_level
+_without_transforms = torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack
+_NO_TRANSFORM = contextlib.nullcontext()
 _jit_traces = torch._C._is_tracing
 
 _VIEWS = frozenset({"TBackward0", "TransposeBackward0", "ViewBackward0", "UnsafeViewBackward0", "PermuteBackward0"})
@@ -49,16 +55,31 @@ def has_own_memory(tensor: torch.Tensor) -> bool:
 
 
 def is_traced() -> bool:
-    """Whether a tracer follows what this thread does with tensors. See [Note: Tracers]."""
+    """Whether a tracer, or a function of torch.func, follows what this thread does with tensors. See [Note: Tracers].
+    """
+    if _level_here() is not None:
+        return True
     if _modes_here() and (_mode_here(_PROXY) is not None or _mode_here(_FUNCTIONAL) is not None):
         return True
     return _is_included(_PRE_DISPATCH) or _jit_traces()
 
 
+def outside_of_transforms() -> contextlib.AbstractContextManager[object]:
+    """For what is done of the runtime's own accord in a backward that runs inside of vmap (`is_grads_batched`) or of
+    another transform: to torch.func it is no part of the function."""
+    return _NO_TRANSFORM if _level_here() is None else _without_transforms()
+
+
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """That of its part here; None where that is not plain memory of its own."""
-    part = plain_part(tensor)
-    return None if part is None else part.untyped_storage()
+    """That of a strided tensor, or of a DTensor's part here; None where there is none. Whether it may be moved is
+    another question: this one is asked of every parameter at every call of a module."""
+    part: torch.Tensor | None = tensor
+    if type(tensor) not in CLASSES_WITH_DATA or tensor.layout is not torch.strided:
+        part = plain_part(tensor)
+    try:
+        return None if part is None else part.untyped_storage()
+    except NotImplementedError:  # torch.func wraps it
+        return None
 
 
 def plain_part(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -12,8 +12,11 @@ from torch.func import functional_call, grad, jacfwd, jvp, linearize
 
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
 
-# Torch compiles decompositions for forward mode when it is first asked for them.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+pytestmark = [
+    # Torch compiles decompositions for forward mode when it is first asked for them, and traces what it linearizes.
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning"),
+]
 
 
 def _layers() -> nn.Module:

@@ -142,10 +142,39 @@ def _curvature(make: Callable[[Callable[..., torch.Tensor]], Callable[..., torch
     return factory
 
 
+def _backward_in_a_vmap() -> Step:
+    """The forward is plain, and its saves are used inside of vmap."""
+    model = _layers()
+
+    def loss_of(index: int) -> torch.Tensor:
+        x = (torch.randn(6, 8) + index).requires_grad_()
+        out = model(x.exp().tanh())
+        (slopes,) = torch.autograd.grad(
+            out.sum(0), x, torch.eye(4), retain_graph=True, create_graph=True, is_grads_batched=True
+        )
+        return slopes.square().mean() + out.square().mean()
+
+    return _trained(list(model.parameters()), loss_of)
+
+
+def _jacobian_in_a_vmap() -> Step:
+    model = _layers()
+
+    def loss_of(index: int) -> torch.Tensor:
+        found = torch.autograd.functional.jacobian(  # type: ignore[no-untyped-call]
+            model, torch.randn(8) * (index + 1), create_graph=True, vectorize=True
+        )
+        return found.square().mean() + model(torch.randn(12, 8)).exp().mean()
+
+    return _trained(list(model.parameters()), loss_of)
+
+
 PROGRAMS: dict[str, Factory] = {
     "an ensemble": _ensemble,
     "an ensemble without gradients": _ensemble_without_gradients,
     "batched inputs": _batched_inputs,
+    "a backward in vmap": _backward_in_a_vmap,
+    "a jacobian in vmap": _jacobian_in_a_vmap,
     "vmap in vmap": _in_a_vmap_in_a_vmap,
     "per-sample gradients": _per_sample_gradients,
     "gradients in a loss": _gradients_in_a_loss,

@@ -1,0 +1,150 @@
+"""What a tracer follows passes through: the program it makes inside a session is right for other inputs, too."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import aot_function, nop
+from torch import nn
+from torch.func import functional_call, functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tests.runtime.unusual.every_mode import MODES, Factory, Step, assert_same_in
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning"),
+]
+
+
+def _layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
+
+
+def _followed(trace: Callable[..., Any]) -> Factory:
+    """In step 2 and again in step 5 a whole step is traced; its program makes the gradients of all others."""
+
+    def factory() -> Step:
+        model = _layers()
+        names = [name for name, _ in model.named_parameters()]
+        traced: list[Any] = []
+
+        def gradients(x: torch.Tensor, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            loss = functional_call(model, dict(zip(names, parameters, strict=True)), (x.exp(),)).square().mean()
+            return torch.autograd.grad(loss, parameters)
+
+        def step(index: int) -> Iterable[torch.Tensor | None]:
+            parameters = [one.detach().requires_grad_() for one in model.parameters()]
+            if index in (2, 5):
+                traced[:] = [trace(gradients)(torch.randn(12, 8), *parameters)]
+            x = torch.randn(12, 8) * (1 + index)
+            found = traced[0](x, *parameters) if traced else gradients(x, *parameters)
+            # Beside it the session moves what an ordinary step saves.
+            model.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            with torch.no_grad():
+                for one, gradient in zip(model.parameters(), found, strict=True):
+                    one -= 0.1 * gradient
+            return [loss, *found, *(one.grad for one in model.parameters()), *model.parameters()]
+
+        return step
+
+    return factory
+
+
+def _jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    def trace(*given: torch.Tensor) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.jit.trace(function, given, check_trace=False)  # type: ignore[no-untyped-call]
+
+    return trace
+
+
+def _exported() -> Step:
+    model = _layers()
+    exported: list[nn.Module] = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(index: int) -> Iterable[torch.Tensor | None]:
+        if index in (2, 5):
+            exported[:] = [torch.export.export(model, (torch.randn(12, 8),)).module()]
+        optimizer.zero_grad()
+        loss = model(torch.randn(12, 8) + index).square().mean()
+        loss.backward()
+        optimizer.step()
+        found = exported[0](torch.ones(12, 8)) if exported else None
+        return [loss, found, *(one.grad for one in model.parameters()), *model.parameters()]
+
+    return step
+
+
+def _ahead_of_time() -> Step:
+    """A joint graph of forward and backward; what its forward saves at run time is plain."""
+    model = _layers()
+    names = [name for name, _ in model.named_parameters()]
+
+    def loss_of(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        given = dict(zip(names, parameters, strict=True))
+        loss: torch.Tensor = functional_call(model, given, (x,)).square().mean()
+        return loss
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled: list[Any] = []
+
+    def step(index: int) -> Iterable[torch.Tensor | None]:
+        if index in (0, 4):
+            compiled[:] = [aot_function(loss_of, nop)]
+        optimizer.zero_grad()
+        loss = compiled[0](torch.randn(12, 8) + index, *model.parameters())
+        loss.backward()
+        optimizer.step()
+        return [loss, *(one.grad for one in model.parameters()), *model.parameters()]
+
+    return step
+
+
+def _functionalized() -> Step:
+    weight = nn.Parameter(torch.randn(8, 8))
+
+    def written(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone().requires_grad_()
+        z = (y * 2).exp()
+        z.mul_(y)
+        z[0] = 1
+        (slope,) = torch.autograd.grad(z.tanh().sum(), y)
+        return slope
+
+    def step(index: int) -> Iterable[torch.Tensor | None]:
+        weight.grad = None
+        x = torch.randn(12, 8) * 0.1 * (index + 1)
+        found = functionalize(written)(x)
+        loss = ((x @ weight).exp() * found).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return [found, loss, weight.grad]
+
+    return step
+
+
+PROGRAMS: dict[str, Factory] = {
+    "make_fx real": _followed(lambda function: make_fx(function, tracing_mode="real")),
+    "make_fx fake": _followed(lambda function: make_fx(function, tracing_mode="fake")),
+    "make_fx symbolic": _followed(lambda function: make_fx(function, tracing_mode="symbolic")),
+    "make_fx functionalized": _followed(lambda function: make_fx(functionalize(function))),
+    "make_fx before dispatch": _followed(lambda function: make_fx(function, pre_dispatch=True)),
+    "torch.jit.trace": _followed(_jit),
+    "torch.export": _exported,
+    "aot_function": _ahead_of_time,
+    "functionalize": _functionalized,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_traced_program_is_as_in_plain_torch(program: str, mode: str) -> None:
+    assert_same_in(mode, PROGRAMS[program])
