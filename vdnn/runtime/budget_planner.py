@@ -41,7 +41,7 @@ class BudgetPlanner:
         budget_bytes = self.budget_bytes(recording)
         costs = self.costs(timeline)
         require_feasible_budget(recording, budget_bytes)
-        target_bytes = max(least_bytes(recording), budget_bytes - tightened_bytes)
+        target_bytes = self.target_bytes(recording, tightened_bytes)
         planned = plan_step(recording, costs, target_bytes, self.policy)
         if not planned.fits and self.policy.name == "auto":
             # Where forwards and backwards interleave (pipelines), what is released at a use is still there when that
@@ -56,6 +56,10 @@ class BudgetPlanner:
             )
         self._require_host(planned.plan, target_bytes)
         return planned.plan
+
+    def target_bytes(self, recording: Recording, tightened_bytes: int) -> int:
+        """What the plan is to stay under."""
+        return max(least_bytes(recording), self.budget_bytes(recording) - tightened_bytes)
 
     def budget_bytes(self, recording: Recording) -> int:
         if self.budget is not None:

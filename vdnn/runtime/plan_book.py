@@ -1,6 +1,7 @@
-"""The plans that a session follows, by the first save of the step that each is for; and what became of them.
+"""The plans that a session follows, by the kind of step that each is for; and what became of them.
 
-A plan is checked against what was executed: a step that took more than its budget leads to a plan for so much less, a
+A step follows the plan of the kind that it is expected to be. One that is expected to be of a kind without a plan is
+recorded for one, as long as there is room; else it follows the plan of a step that began alike. A plan is checked against what was executed: a step that took more than its budget leads to a plan for so much less, a
 bounded number of times, and that is said.
 """
 
@@ -14,12 +15,13 @@ from vdnn.recording import Recording, SaveKey
 from vdnn.runtime.budget_planner import BudgetPlanner
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.spans import span
+from vdnn.runtime.step_kinds import Kind, StepKinds
 from vdnn.step_plan import Plan
 from vdnn.timeline import Timeline
 
 logger = logging.getLogger("vdnn")
 
-# Plans for steps that begin differently (two models in turn, training and another loss): more are not remembered.
+# Plans for steps of different kinds (two models in turn, training and another loss): more are not remembered.
 _MOST_PLANS = 8
 _MOST_TIGHTENINGS = 3
 
@@ -27,10 +29,13 @@ _MOST_TIGHTENINGS = 3
 @dataclass(slots=True)
 class _Entry:
     executor: Executor
+    first: SaveKey | None  # of the steps that it is for
     recording: Recording | None = None  # of a plan that was made here
     timeline: Timeline | None = None
     tightened_bytes: int = 0
     tightenings: int = 0
+    last_used: int = 0
+    has_said_that_it_is_over: bool = False
 
 
 class PlanBook:
@@ -39,10 +44,12 @@ class PlanBook:
     def __init__(self, plan: Plan | None, planner: BudgetPlanner | None) -> None:
         self._given = plan
         self._planner = planner
-        self._entries: dict[SaveKey | None, _Entry] = {}
+        self._kinds = StepKinds()
+        self._uses = 0
+        self._entries: dict[Kind | None, _Entry] = {}  # None: of the plan that was given
         if plan is not None:
             executor = Executor(plan)
-            self._entries[executor.first_key] = _Entry(executor)
+            self._entries[None] = _Entry(executor, executor.first_key)
 
     @property
     def is_planning(self) -> bool:
@@ -62,38 +69,58 @@ class PlanBook:
         """What was recorded was no whole step."""
         if self._given is None:
             self._entries.clear()
+            self._kinds = StepKinds()
 
     def choose(self, first: SaveKey) -> Executor | None:
-        """A step that begins as no plan does follows the only plan there is, if it was given: then it says how it
-        differs."""
-        entry = self._entries.get(first)
-        if entry is None and self._given is not None:
-            entry = next(iter(self._entries.values()))
-        return None if entry is None else entry.executor
+        """What the step that begins with this save follows; None: it is recorded if anybody records. A plan that was
+        given is followed by all steps: one that is another says how it differs."""
+        expected = self._kinds.expected(first)
+        entry = self._entries.get(None)
+        if entry is None and expected is not None:
+            entry = self._entries.get(expected.kind)
+        if entry is None:
+            alike = [one for one in self._entries.values() if one.first == first]
+            if not alike or (expected is not None and expected.is_likely and len(self._entries) < _MOST_PLANS):
+                return None
+            entry = max(alike, key=lambda one: one.last_used)
+        self._uses += 1
+        entry.last_used = self._uses
+        return entry.executor
 
-    def recorded(self, recording: Recording, timeline: Timeline | None) -> None:
-        """Plans for the step that was recorded, if anybody plans. The timeline may be asked for in vain: it waits for
+    def ended(self, first: SaveKey, kind: Kind) -> None:
+        """A step is over, and this is what it was."""
+        if self._planner is not None:
+            self._kinds.ended(first, kind)
+
+    def recorded(self, recording: Recording, timeline: Timeline | None, kind: Kind) -> None:
+        """Plans for the step that was recorded, if anybody plans and its kind has no plan yet. The timeline may be asked for in vain: it waits for
         the device."""
-        if self._planner is None or not recording.lifetimes:
+        if self._planner is None or not recording.lifetimes or kind in self._entries:
             return
         with span("plan"):
             executor = Executor(self._planner.plan(recording, timeline))
         while len(self._entries) >= _MOST_PLANS:
             del self._entries[next(iter(self._entries))]
-        self._entries[executor.first_key] = _Entry(executor, recording, timeline)
+        first = next((point.key for point in recording.points if point.key is not None), None)
+        self._uses += 1
+        self._entries[kind] = _Entry(executor, first, recording, timeline, last_used=self._uses)
 
-    def executed(self, executor: Executor, peak_bytes: int) -> None:
-        """A step under a plan is over, and took so much."""
-        entry = self._entries.get(executor.first_key)
-        if entry is None or entry.executor is not executor or entry.recording is None or self._planner is None:
+    def executed(self, executor: Executor, peak_bytes: int, kind: Kind) -> None:
+        """A step of this kind is over that followed a plan, and took so much."""
+        entry, planner = self._entries.get(kind), self._planner
+        if entry is None or entry.executor is not executor or entry.recording is None or planner is None:
             return
-        over_bytes = peak_bytes - self._planner.budget_bytes(entry.recording)
+        over_bytes = peak_bytes - planner.budget_bytes(entry.recording)
         if over_bytes <= 0 or executor.differences:
             return
         if entry.tightenings >= _MOST_TIGHTENINGS:
             return
+        tightened_bytes = entry.tightened_bytes + over_bytes
+        if planner.target_bytes(entry.recording, tightened_bytes) == executor.plan.budget_bytes:
+            self._say_that_it_is_over(entry, peak_bytes, over_bytes)
+            return
         entry.tightenings += 1
-        entry.tightened_bytes += over_bytes
+        entry.tightened_bytes = tightened_bytes
         logger.warning(
             "vdnn: the step took %s, %s more than its budget: planned anew for so much less (%d of at most %d times).",
             format_bytes(peak_bytes),
@@ -101,4 +128,13 @@ class PlanBook:
             entry.tightenings,
             _MOST_TIGHTENINGS,
         )
-        entry.executor = Executor(self._planner.plan(entry.recording, entry.timeline, entry.tightened_bytes))
+        entry.executor = Executor(planner.plan(entry.recording, entry.timeline, tightened_bytes))
+
+    def _say_that_it_is_over(self, entry: _Entry, peak_bytes: int, over_bytes: int) -> None:
+        if not entry.has_said_that_it_is_over:
+            entry.has_said_that_it_is_over = True
+            logger.warning(
+                "vdnn: the step took %s, %s more than its budget, and no plan takes less.",
+                format_bytes(peak_bytes),
+                format_bytes(over_bytes),
+            )

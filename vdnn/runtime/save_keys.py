@@ -7,6 +7,7 @@ from collections import Counter
 import torch
 
 from vdnn.recording import SaveKey
+from vdnn.runtime.step_kinds import NO_SAVES, kind_with
 
 
 class SaveKeys:
@@ -14,6 +15,8 @@ class SaveKeys:
 
     def __init__(self) -> None:
         self._occurrences: Counter[tuple[object, ...]] = Counter()
+        self.first: SaveKey | None = None
+        self.kind = NO_SAVES  # of the step, as far as it is
 
     def key(self, tensor: torch.Tensor, module: str) -> SaveKey:
         """Of the next save. `module` is the path of the innermost whose forward runs."""
@@ -27,4 +30,8 @@ class SaveKeys:
         )
         occurrence = self._occurrences[alike]
         self._occurrences[alike] = occurrence + 1
-        return SaveKey(*alike, occurrence)
+        key = SaveKey(*alike, occurrence)
+        if self.first is None:
+            self.first = key
+        self.kind = kind_with(self.kind, key)
+        return key

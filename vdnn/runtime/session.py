@@ -30,6 +30,7 @@ from vdnn.runtime.module_watch import MarkedModules, ModuleWatch
 from vdnn.runtime.packer import Packer
 from vdnn.runtime.rechecks import DEFAULT_ONE_IN, Rechecks
 from vdnn.runtime.session_report import session_report
+from vdnn.runtime.step_ends import in_backward
 from vdnn.runtime.step_watch import StepWatch
 from vdnn.runtime.step_ways import Ways
 from vdnn.runtime.storage_table import StorageSet
@@ -209,20 +210,27 @@ class Session(contextlib.ContextDecorator):
 
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """It is about to write to its parameters."""
-        if self._packer.in_forked_child or all(entry.session is not self for entry in _entered_here()):
+        if self._packer.in_forked_child or not self._trains_here(optimizer):
             return
         self._packer.before_optimizer(optimizer)
         with self._packer.lock:
             self._rechecks.finish()
 
-    def _optimizer_stepped(self, *_: object) -> None:
-        if self._packer.in_forked_child or all(entry.session is not self for entry in _entered_here()):
+    def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._packer.in_forked_child or not self._trains_here(optimizer):
             return  # another thread's, of a model that is not in here
         with self._packer.lock:
             if self._steps is not None:
-                self._steps.optimizer_stepped()
+                self._steps.optimizer_stepped(optimizer)
             else:
                 self._step_ended()
+
+    def _trains_here(self, optimizer: torch.optim.Optimizer) -> bool:
+        if any(entry.session is self for entry in _entered_here()):
+            return True
+        # A GPU's backward runs on threads of its own, and so do its hooks: there a parameter that is known says it.
+        parameters = optimizer.param_groups[0]["params"] if in_backward() else []
+        return bool(parameters) and parameters[0].untyped_storage() in self._modules.parameters
 
     def _step_ended(self) -> None:
         self._steps_ended += 1

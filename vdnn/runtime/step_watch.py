@@ -1,11 +1,11 @@
 """Follows a session's steps: where each begins and ends, what happens in it, and who needs to know.
 
-A step ends with session.step(), else with an optimizer's step (torch's global hook), else, as long as no optimizer was
-seen, when a save comes after uses and no graph holds anything any more: that holds under gradient accumulation, several
-forwards before backwards and pipelines alike. Steps that do nothing are not counted.
+A step ends with session.step(), else with optimizers' steps (see step_ends), else, as long as no optimizer was seen, when
+a save comes after uses and no graph holds anything any more: that holds under gradient accumulation, several forwards
+before backwards and pipelines alike. No step ends inside of a backward. Steps that do nothing are not counted.
 
-The first step after the warm-up whose first save no plan knows is recorded; with a planner, its plan is followed from
-the next such step on. Every step after the warm-up is measured. Of several devices the first is watched.
+The first step after the warm-up is recorded; with a planner so is one of every further kind (see plan_book), whose plan
+is followed from then on. Every step after the warm-up is measured. Of several devices the first is watched.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from vdnn.runtime.proof import Proof
 from vdnn.runtime.recorder import Recorder
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.save_keys import SaveKeys
+from vdnn.runtime.step_ends import Found, StepEnds, in_backward
 from vdnn.runtime.step_ways import Ways
 from vdnn.runtime.transport import Transport
 from vdnn.step_plan import Action, Plan
@@ -48,15 +49,14 @@ class StepWatch:
         self._timeline: Timeline | None = None
         self._transport: Transport | None = None
         self.gauges: Gauges | None = None
-        self._optimizer_seen = False
-        self._living = 0
+        self._ends = StepEnds()
+        self._living = 0  # lifetimes, of this step and of earlier ones
         self._in_hook = threading.local()
         self._busy = False
         self._epoch = 0  # tells the lifetimes of one step from those of another
         self._clear()
 
     def _clear(self) -> None:
-        self._saves = 0
         self._uses = 0
         self._point = -1
         self._lifetimes = 0
@@ -88,21 +88,24 @@ class StepWatch:
 
     # Steps.
 
-    def optimizer_stepped(self, *_: object) -> None:
-        if not self._optimizer_seen:
-            # Until now graphs that were gone ended steps, and may have cut this one in pieces.
-            self._optimizer_seen = True
-            if self.steps:
-                self.steps = 0
-                self.recording = None
-                self._plans.forget_made()
-                self._drop_recorder()
-        self.end_step()
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        found = self._ends.optimizer_stepped(id(optimizer), self._lifetimes)
+        if found is Found.WERE_CUT and self.steps:
+            self.steps = 0
+            self.recording = None
+            self._plans.forget_made()
+            self._drop_recorder()
+        elif found is Found.WERE_JOINED:
+            self._drop_recorder()
+        if self._ends.is_due():
+            self.end_step()
 
     def end_step(self) -> None:
-        if not self._saves and not self._uses:
+        self._ends.step_ended()
+        if self._keys.first is None:  # nothing was saved
             return
         self._finish_observers()
+        self._plans.ended(self._keys.first, self._keys.kind)
         self.steps += 1
         self._clear()
         self._begin_observers()
@@ -110,7 +113,7 @@ class StepWatch:
 
     def end_step_if_graphs_are_gone(self) -> None:
         """On leaving the session: a backward that is to come outside belongs to the step."""
-        if self._uses and self._living == 0:
+        if self._ends.is_due() or (self._uses and self._living == 0):
             self.end_step()
 
     def _begin_observers(self) -> None:
@@ -143,9 +146,9 @@ class StepWatch:
             backend = transport.torch_device.type
             info = transport.device.info
             self.recording = self._recorder.finish(begin, peaks[1], backend, info.name, info.total_bytes)
-            self._plans.recorded(self.recording, self.timeline if self._plans.is_planning else None)
+            self._plans.recorded(self.recording, self.timeline if self._plans.is_planning else None, self._keys.kind)
         elif self._meter is not None and self._executor is not None:
-            self._plans.executed(self._executor, self._meter.peak_bytes)
+            self._plans.executed(self._executor, self._meter.peak_bytes, self._keys.kind)
 
     # At the hooks, in order.
 
@@ -204,8 +207,12 @@ class StepWatch:
         self._reload_marks = (begin, self.gauges.mark(transport.current_stream()))
 
     def step_ends_before_this_save(self) -> bool:
-        """By the graphs alone."""
-        return not self._optimizer_seen and self._uses > 0 and self._living == 0
+        if in_backward():  # of a checkpoint
+            return False
+        if self._ends.is_due():
+            return True
+        self._ends.saved_outside_of_backward()
+        return not self._ends.optimizer_seen and self._uses > 0 and self._living == 0
 
     def saved(self, managed: ManagedStorage, tensor: torch.Tensor, *, is_new: bool, is_aliased: bool) -> Action | None:
         """What the plan says; None if there is no plan that knows. `is_aliased`: its storage is known already, as
@@ -216,10 +223,10 @@ class StepWatch:
             if self._recorder is not None:
                 self._recorder.used_another()
             return None
+        is_first = self._keys.first is None
         key = self.place = self._keys.key(tensor, self._modules.path())
-        if not self._saves:
+        if is_first:
             self._choose_executor(key)
-        self._saves += 1
         self._point += 1
         lifetime = self._adopt(managed) if is_new else managed.lifetime
         assert lifetime is not None, "known to be of this step"
@@ -282,13 +289,15 @@ class StepWatch:
         lifetime = managed.lifetime = self._lifetimes
         managed.epoch = self._epoch
         managed.observer = self
-        managed.on_end = functools.partial(self._ended, self._lifetimes, self._recorder)
+        managed.on_end = functools.partial(self._ended, self._lifetimes, self._ends.alive, self._recorder)
         self._lifetimes += 1
         self._living += 1
+        self._ends.alive.add(lifetime)
         return lifetime
 
-    def _ended(self, lifetime: int, recorder: Recorder | None) -> None:
+    def _ended(self, lifetime: int, alive: set[int], recorder: Recorder | None) -> None:
         self._living -= 1
+        alive.discard(lifetime)
         if recorder is not None:
             recorder.ended(lifetime)
 
@@ -311,6 +320,7 @@ class StepWatch:
             return False
         lifetime = self._lifetime_of(managed)
         if lifetime is None:
+            self._ends.used_another()
             if self._recorder is not None:
                 self._recorder.used_another()
             return False

@@ -1,0 +1,390 @@
+"""Training loops whose steps no single optimizer ends: factories for every_mode, which say what each step returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.runtime.unusual.every_mode import Factory, Step
+
+WIDTH, BATCH = 32, 64
+
+
+def deep(inputs: int = WIDTH, outputs: int = WIDTH, depth: int = 3) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Linear(inputs, WIDTH), nn.Tanh()]
+    for _ in range(depth):
+        layers += [nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, outputs))
+
+
+def convolutional(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, 8, 3, padding=1), nn.BatchNorm2d(8), nn.LeakyReLU(0.2),
+        nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, outputs, 3, padding=1), nn.Tanh(),
+    )  # fmt: skip
+
+
+def values_of(*modules: nn.Module) -> list[torch.Tensor]:
+    return [one for module in modules for one in module.state_dict().values()]
+
+
+# Optimizers that step inside of the backward.
+
+
+def step_in_backward(model: nn.Module, make: Callable[..., torch.optim.Optimizer]) -> None:
+    """As in torch's tutorial: one optimizer for each parameter, which steps as soon as its gradient is there."""
+
+    def hook_of(optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor], None]:
+        def hook(_: torch.Tensor) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return hook
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(hook_of(make([parameter], lr=1e-3)))
+
+
+def one_for_each_parameter(make: Callable[..., torch.optim.Optimizer] = torch.optim.Adam) -> Factory:
+    def factory() -> Step:
+        model = deep()
+        step_in_backward(model, make)
+
+        def step(_: int) -> Iterable[torch.Tensor]:
+            loss = model(torch.randn(BATCH, WIDTH)).square().mean()
+            loss.backward()
+            return [loss, *values_of(model)]
+
+        return step
+
+    return factory
+
+
+def one_for_each_parameter_of_a_convolution() -> Step:
+    model = convolutional(3, 3)
+    step_in_backward(model, torch.optim.SGD)
+
+    def step(_: int) -> Iterable[torch.Tensor]:
+        loss = (model(torch.randn(4, 3, 8, 8)) - 1).square().sum()
+        loss.backward()
+        return [loss, *values_of(model)]
+
+    return step
+
+
+def in_backward_beside_one_behind_it() -> Step:
+    """Embeddings by an optimizer of their own, behind the backward; the rest within it."""
+    embedding, model = nn.Embedding(40, WIDTH), deep()
+    behind = torch.optim.Adam(embedding.parameters(), lr=1e-3)
+    step_in_backward(model, torch.optim.SGD)
+
+    def step(_: int) -> Iterable[torch.Tensor]:
+        loss = model(embedding(torch.randint(40, (BATCH,)))).square().mean()
+        loss.backward()
+        behind.step()
+        behind.zero_grad()
+        return [loss, *values_of(embedding, model)]
+
+    return step
+
+
+def in_backward_with_checkpoints() -> Step:
+    """No graph holds anything between the blocks of this backward."""
+    blocks = nn.ModuleList(deep(depth=1) for _ in range(4))
+    step_in_backward(blocks, torch.optim.SGD)
+
+    def step(_: int) -> Iterable[torch.Tensor]:
+        x = torch.randn(BATCH, WIDTH)
+        for block in blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        loss = x.square().mean()
+        loss.backward()
+        return [loss, *values_of(blocks)]
+
+    return step
+
+
+def in_backward_of_several_losses() -> Step:
+    """Of each its own part of the model."""
+    models = nn.ModuleList(deep() for _ in range(3))
+    step_in_backward(models, torch.optim.SGD)
+
+    def step(_: int) -> Iterable[torch.Tensor]:
+        x = torch.randn(BATCH, WIDTH)
+        losses = [model(x).square().mean() for model in models]
+        for loss in losses:
+            loss.backward()
+        return [*losses, *values_of(models)]
+
+    return step
+
+
+def in_backward_with_accumulation() -> Step:
+    """Every third backward steps."""
+    model = deep()
+    turn = 0
+    for parameter in model.parameters():
+        optimizer = torch.optim.SGD([parameter], lr=1e-2)
+
+        def hook(_: torch.Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            if turn == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(hook)
+
+    def step(_: int) -> Iterable[torch.Tensor]:
+        nonlocal turn
+        losses = []
+        for turn in range(3):  # noqa: B007 (the hooks read it)
+            loss = model(torch.randn(BATCH, WIDTH)).square().mean()
+            loss.backward()
+            losses.append(loss)
+        return [*losses, *values_of(model)]
+
+    return step
+
+
+IN_BACKWARD: dict[str, Factory] = {
+    "one for each parameter, Adam": one_for_each_parameter(),
+    "one for each parameter, SGD": one_for_each_parameter(torch.optim.SGD),
+    "of a convolution": one_for_each_parameter_of_a_convolution,
+    "beside one behind it": in_backward_beside_one_behind_it,
+    "with checkpoints": in_backward_with_checkpoints,
+    "of several losses": in_backward_of_several_losses,
+    "with accumulation": in_backward_with_accumulation,
+}
+
+
+# Optimizers by turns.
+
+
+def adversaries(*modules: nn.Module) -> list[torch.optim.Optimizer]:
+    return [torch.optim.Adam(module.parameters(), lr=1e-3, betas=(0.5, 0.999)) for module in modules]
+
+
+def gan_of_dcgan() -> Step:
+    """The generator's forward comes before the critic's optimizer, its backward behind it."""
+    generator, critic = convolutional(4, 3), convolutional(3, 1)
+    of_generator, of_critic = adversaries(generator, critic)
+
+    def step(_: int) -> Iterable[torch.Tensor]:
+        of_critic.zero_grad()
+        real_loss = (critic(torch.randn(4, 3, 8, 8)) - 1).square().mean()
+        real_loss.backward()
+        fake = generator(torch.randn(4, 4, 8, 8))
+        fake_loss = critic(fake.detach()).square().mean()
+        fake_loss.backward()
+        of_critic.step()
+        of_generator.zero_grad()
+        loss = (critic(fake) - 1).square().mean()
+        loss.backward()
+        of_generator.step()
+        return [real_loss, fake_loss, loss, *values_of(generator, critic)]
+
+    return step
+
+
+def gan_with_a_retained_graph() -> Step:
+    """Nothing is detached: the critic's backward goes through the generator too, and the graph is used again. What the
+    critic's loss holds is held until the next step writes over it."""
+    generator, critic = deep(), deep(outputs=1)
+    of_generator, of_critic = adversaries(generator, critic)
+    kept: dict[str, torch.Tensor] = {}
+
+    def step(_: int) -> Iterable[torch.Tensor]:
+        of_critic.zero_grad()
+        fake = generator(torch.randn(BATCH, WIDTH))
+        kept["critic"] = critic(fake).mean() - critic(torch.randn(BATCH, WIDTH)).mean()
+        kept["critic"].backward(retain_graph=True)
+        of_critic.step()
+        of_generator.zero_grad()
+        kept["generator"] = -critic(fake).mean()
+        kept["generator"].backward()
+        of_generator.step()
+        return [*kept.values(), *values_of(generator, critic)]
+
+    return step
+
+
+def gan_with_two_critics() -> Step:
+    """Three optimizers, whose graphs are made at the beginning."""
+    generator, first, second = deep(), deep(outputs=1), deep(outputs=1, depth=2)
+    of_generator, of_first, of_second = adversaries(generator, first, second)
+
+    def step(_: int) -> Iterable[torch.Tensor]:
+        fake = generator(torch.randn(BATCH, WIDTH))
+        losses = []
+        for critic, optimizer in ((first, of_first), (second, of_second)):
+            optimizer.zero_grad()
+            losses.append(critic(fake.detach()).mean() - critic(torch.randn(BATCH, WIDTH)).mean())
+            losses[-1].backward()
+            optimizer.step()
+        of_generator.zero_grad()
+        losses.append(-first(fake).mean() - second(fake).square().mean())
+        losses[-1].backward()
+        of_generator.step()
+        return [*losses, *values_of(generator, first, second)]
+
+    return step
+
+
+def several_critic_steps_on_one_graph() -> Step:
+    """The generator's graph is there while the critic's optimizer steps four times."""
+    generator, critic = deep(), deep(outputs=1)
+    of_generator, of_critic = adversaries(generator, critic)
+
+    def step(_: int) -> Iterable[torch.Tensor]:
+        fake = generator(torch.randn(BATCH, WIDTH))
+        losses = []
+        for _ in range(4):
+            of_critic.zero_grad()
+            losses.append(critic(fake.detach()).mean() - critic(torch.randn(BATCH, WIDTH)).mean())
+            losses[-1].backward()
+            of_critic.step()
+        of_generator.zero_grad()
+        losses.append(-critic(fake).mean())
+        losses[-1].backward()
+        of_generator.step()
+        return [*losses, *values_of(generator, critic)]
+
+    return step
+
+
+def two_optimizers_with_a_late_backward() -> Step:
+    first, second = deep(), deep()
+    of_first, of_second = (torch.optim.SGD(module.parameters(), lr=1e-2) for module in (first, second))
+
+    def step(_: int) -> Iterable[torch.Tensor]:
+        x = torch.randn(BATCH, WIDTH)
+        losses = [first(x).square().mean(), (second(x) - 1).square().mean()]
+        losses[0].backward()
+        of_first.step()
+        losses[1].backward()
+        of_second.step()
+        of_first.zero_grad()
+        of_second.zero_grad()
+        return [*losses, *values_of(first, second)]
+
+    return step
+
+
+def actor_and_critic() -> Step:
+    """One trunk with two heads: its graph is used by both losses, one behind the optimizer of the other's head."""
+    trunk, actor, critic = deep(), deep(), deep(outputs=1)
+    of_critic = torch.optim.Adam(critic.parameters(), lr=1e-3)
+    of_actor = torch.optim.Adam([*trunk.parameters(), *actor.parameters()], lr=1e-3)
+
+    def step(_: int) -> Iterable[torch.Tensor]:
+        of_critic.zero_grad()
+        of_actor.zero_grad()
+        state = trunk(torch.randn(BATCH, WIDTH))
+        value = critic(state)
+        value_loss = (value - 1).square().mean()
+        value_loss.backward(retain_graph=True)
+        of_critic.step()
+        actor_loss = (actor(state).log_softmax(-1) * value.detach()).mean()
+        actor_loss.backward()
+        of_actor.step()
+        return [value_loss, actor_loss, *values_of(trunk, actor, critic)]
+
+    return step
+
+
+def encoder_and_decoder_with_an_unused_head() -> Step:
+    """Two optimizers behind one backward, which does not free what the head has saved: that is held until the next step
+    writes over it."""
+    encoder, decoder, head = deep(), deep(), deep()
+    of_encoder, of_decoder = adversaries(encoder, decoder)
+    kept: dict[str, torch.Tensor] = {}
+
+    def step(_: int) -> Iterable[torch.Tensor]:
+        code = encoder(torch.randn(BATCH, WIDTH))
+        kept["head"] = head(code.detach())
+        loss = decoder(code).square().mean()
+        of_encoder.zero_grad()
+        of_decoder.zero_grad()
+        loss.backward()
+        of_encoder.step()
+        of_decoder.step()
+        return [loss, kept["head"], *values_of(encoder, decoder, head)]
+
+    return step
+
+
+BY_TURNS: dict[str, Factory] = {
+    "as in DCGAN": gan_of_dcgan,
+    "with a retained graph": gan_with_a_retained_graph,
+    "with two critics": gan_with_two_critics,
+    "several critic steps on one graph": several_critic_steps_on_one_graph,
+    "with a late backward": two_optimizers_with_a_late_backward,
+    "actor and critic": actor_and_critic,
+    "encoder and decoder with an unused head": encoder_and_decoder_with_an_unused_head,
+}
+# Optimizers' steps that end one of ours are so many fewer: the generator's and the critics' are one.
+
+
+# Steps of several kinds.
+
+
+def penalty(critic: nn.Module, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+    share = torch.rand(real.shape[0], 1)
+    between = (share * real + (1 - share) * fake).requires_grad_()
+    (gradient,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+    return 10 * (gradient.norm(2, dim=1) - 1).square().mean()
+
+
+def wgan_gp(critic_steps: int) -> Factory:
+    """Every `critic_steps` steps of the critic the generator takes one; all begin with the generator's forward."""
+
+    def factory() -> Step:
+        generator, critic = deep(), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(),
+                                                  nn.Linear(WIDTH, 1))  # fmt: skip
+        of_generator, of_critic = adversaries(generator, critic)
+
+        def step(_: int) -> Iterable[torch.Tensor]:
+            return list(turns())
+
+        def turns() -> Iterator[torch.Tensor]:
+            for _ in range(critic_steps):
+                of_critic.zero_grad()
+                real, fake = torch.randn(BATCH, WIDTH), generator(torch.randn(BATCH, WIDTH))
+                loss = critic(fake.detach()).mean() - critic(real).mean() + penalty(critic, real, fake.detach())
+                del fake
+                loss.backward()
+                of_critic.step()
+                yield loss.detach()
+            of_generator.zero_grad()
+            loss = -critic(generator(torch.randn(BATCH, WIDTH))).mean()
+            loss.backward()
+            of_generator.step()
+            yield loss.detach()
+            yield from (one.clone() for one in values_of(generator, critic))
+
+        return step
+
+    return factory
+
+
+def kinds_in_turn(*losses: Callable[[torch.Tensor], Any], pattern: str) -> Factory:
+    """One model, and a loss by the letter of the pattern: the first saves of all are alike."""
+
+    def factory() -> Step:
+        model = deep()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+
+        def step(index: int) -> Iterable[torch.Tensor]:
+            optimizer.zero_grad()
+            chosen = losses[ord(pattern[index % len(pattern)]) - ord("A")]
+            loss = chosen(model(torch.randn(BATCH, WIDTH)))
+            loss.backward()
+            optimizer.step()
+            return [loss.detach(), *values_of(model)]
+
+        return step
+
+    return factory
