@@ -181,6 +181,8 @@ class _Memory:
     def at(self, point: int) -> tuple[int, int]:
         """Allocated when the point was left, and the highest since the one before was."""
         left = self._recording.points[point].allocated_bytes - self._absent[point + 1]
+        if point == len(self._peaks) - 1:
+            left = min(left, self._peaks[point])  # what outlives the step, and is away at its end, does not come back
         before_moves = left + self._released[point] - self._reloaded[point]
         return left, max(self._peaks[point], left, before_moves)
 

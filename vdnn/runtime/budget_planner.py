@@ -47,8 +47,9 @@ class BudgetPlanner:
             # Where forwards and backwards interleave (pipelines), what is released at a use is still there when that
             # use has its copy back: a moment that the model which auto searches with does not see, and that could not
             # be mended afterwards (use_moments.py).
-            planned = plan_step(recording, costs, target_bytes, "prefix-cut")
-        if not planned.fits:
+            other = plan_step(recording, costs, target_bytes, "prefix-cut")
+            planned = min(planned, other, key=lambda one: one.timeline.peak_bytes)
+        if not planned.fits and not (self.policy.name == "auto" and self._wants_the_least):
             raise VdnnError(
                 f"policy {self.policy.name!r} has no plan under {format_bytes(target_bytes)}: the one it makes needs "
                 f"{format_bytes(planned.timeline.peak_bytes)}. The policy 'auto' finds one from "
@@ -65,6 +66,11 @@ class BudgetPlanner:
         if self.budget is not None:
             return self.budget.bytes_for(recording.device_bytes, least_bytes(recording))
         return int(recording.device_bytes * (1 if self.profile is not None else 1 - RESERVE))
+
+    @property
+    def _wants_the_least(self) -> bool:
+        """Then what comes nearest to it will do: no plan is known that takes less."""
+        return self.budget is not None and self.budget.nbytes is None and self.budget.share is None
 
     def costs(self, timeline: Timeline | None) -> LinkCosts:
         if self.profile is not None:

@@ -53,6 +53,7 @@ class StepEnds:
     def _begin(self) -> None:
         self.alive: set[int] = set()  # lifetimes of the step
         self._is_pending = False  # an optimizer has stepped
+        self._are_joined = False  # several steps, as was found out
         self._is_last = False  # the last of its cycle was among them
         self._ran: dict[int, int] = {}  # optimizer -> how many lifetimes there were when it last stepped
         self._latest: int | None = None
@@ -82,7 +83,8 @@ class StepEnds:
         if self._are_several and self._is_cut_used and not self._waits:
             self._waits = True
             found = Found.WERE_CUT
-        if self._waits and self._outlives(optimizer):
+        if self._waits and not self._are_joined and self._outlives(optimizer):
+            self._are_joined = True
             self._last_of_cycle = self._latest
             found = Found.WERE_JOINED
         self._is_pending = True
