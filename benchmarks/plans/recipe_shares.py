@@ -38,10 +38,11 @@ from vdnn.runtime.cuda_shaped import CudaShaped
 from vdnn.runtime.kept import KeptTensor, keep_tensor
 from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.recompute import (
+    NormWatch,
     Recipe,
     find_recipe,
-    note_module,
     note_saved,
+    observe_flags,
     observe_parameters,
     owner_recipe,
 )
@@ -98,6 +99,7 @@ class GreedyHooks:
     _ownerless: list[View] = field(default_factory=list)
 
     def pack(self, tensor: torch.Tensor) -> KeptTensor | View:
+        observe_flags(at_save=True)
         address = tensor.untyped_storage()._cdata
         if address in self.parameters or (tensor.is_leaf and tensor.requires_grad):
             return keep_tensor(tensor)
@@ -169,10 +171,12 @@ def _is_weight_cast(node: Any) -> bool:
 @contextlib.contextmanager
 def _told(hooks: GreedyHooks) -> Iterator[None]:
     """What the graph does not say is noted by torch's hooks around modules."""
-    around = torch.nn.modules.module
+    observe_flags()
+    around, norms = torch.nn.modules.module, NormWatch()
     handles = (
         around.register_module_forward_pre_hook(lambda module, args: observe_parameters(module)),
-        around.register_module_forward_hook(lambda module, args, output: note_module(module, output)),
+        around.register_module_forward_pre_hook(lambda module, args: norms.enter(module)),
+        around.register_module_forward_hook(lambda module, args, output: norms.leave(module), always_call=True),
     )
     try:
         with torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):

@@ -17,17 +17,25 @@ recording of tensors has.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from vdnn.runtime.recompute.norm_calls import remove_stale_mode
 
 BACKEND = "cuda, as rehearsed on the CPU"
 
 
 class CudaShaped(TorchFunctionMode):
     """While entered, on this thread."""
+
+    passes_norms_on: ClassVar[bool] = True  # see recompute/norm_calls.py
+
+    def __exit__(self, *exception: Any) -> None:
+        remove_stale_mode()
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

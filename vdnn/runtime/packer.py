@@ -34,6 +34,7 @@ from vdnn.runtime.packed_view import PackedShard, PackedView
 from vdnn.runtime.readers import Readers
 from vdnn.runtime.rebuilds import Rebuilds
 from vdnn.runtime.rechecks import Rechecks
+from vdnn.runtime.recompute import observe_flags
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.step_watch import StepWatch
 from vdnn.runtime.storage_table import ManagedTable, StorageSet, bytes_to_manage, split_of
@@ -103,8 +104,10 @@ class Packer:
     def watch_modules(self) -> Iterator[Any]:
         """Hooks of torch that recipes need: for whoever installs the session's."""
         if self._rebuilds is not None:
+            observe_flags()
+            yield self._rebuilds.norms
             yield torch.nn.modules.module.register_module_forward_pre_hook(self._rebuilds.before_module)
-            yield torch.nn.modules.module.register_module_forward_hook(self._rebuilds.behind_module)
+            yield torch.nn.modules.module.register_module_forward_hook(self._rebuilds.behind_module, always_call=True)
 
     @property
     def in_forked_child(self) -> bool:
@@ -137,6 +140,8 @@ class Packer:
         # By what is held, not by what is seen: a small view may be the last holder of a large storage.
         if storage.nbytes() < self._min_bytes or not nbytes:
             return self._keep(tensor, Kept.SMALL, nbytes)
+        if self._rebuilds is not None:
+            observe_flags(at_save=True)
         node = tensor.grad_fn  # asked for once: it is made at every question
         reason = self._exemption(tensor, storage, node)
         if reason is not None:

@@ -22,7 +22,15 @@ from vdnn.runtime.proof import Proof
 from vdnn.runtime.proofs import Outcome, Place, Proofs
 from vdnn.runtime.readers import Readers
 from vdnn.runtime.rechecks import Check, Rechecks
-from vdnn.runtime.recompute import Recipe, find_recipe, note_module, note_saved, observe_parameters, owner_recipe
+from vdnn.runtime.recompute import (
+    NormWatch,
+    Recipe,
+    find_recipe,
+    note_saved,
+    observe_flags,
+    observe_parameters,
+    owner_recipe,
+)
 from vdnn.runtime.recompute.later_recipe import later
 from vdnn.runtime.recompute.snapshots import Snapshots
 from vdnn.runtime.residency import ManagedStorage
@@ -93,6 +101,7 @@ class Rebuilds:
         # What comes back only within the tolerance: what is made of it might not, so nothing is.
         self._close: weakref.WeakSet[ManagedStorage] = weakref.WeakSet()
         self._to_prove: weakref.WeakKeyDictionary[ManagedStorage, _ToProve] = weakref.WeakKeyDictionary()
+        self.norms = NormWatch()
         self._local = threading.local()
 
     @property
@@ -103,11 +112,14 @@ class Rebuilds:
 
     def before_module(self, module: torch.nn.Module, args: object) -> None:
         if not torch.compiler.is_compiling():
+            observe_flags()
             observe_parameters(module)
+            self.norms.enter(module)
 
     def behind_module(self, module: torch.nn.Module, args: object, output: object) -> None:
         if not torch.compiler.is_compiling():
-            note_module(module, output)
+            self.norms.leave(module)
+            observe_flags()
 
     # At the saves.
 

@@ -55,8 +55,7 @@ def has_own_memory(tensor: torch.Tensor) -> bool:
 
 
 def is_traced() -> bool:
-    """Whether a tracer, or a function of torch.func, follows what this thread does with tensors. See [Note: Tracers].
-    """
+    """Whether a tracer, or a function of torch.func, follows what this thread does with tensors. See [Note: Tracers]."""
     if _level_here() is not None:
         return True
     if _modes_here() and (_mode_here(_PROXY) is not None or _mode_here(_FUNCTIONAL) is not None):

@@ -16,11 +16,12 @@ import torch
 from vdnn.errors import VdnnError
 from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.recompute import (
+    NormWatch,
     Recipe,
     find_recipe,
-    note_module,
     note_saved,
     observe,
+    observe_flags,
     observe_parameters,
     owner_recipe,
 )
@@ -54,10 +55,21 @@ class Saving:
         self.without_history: list[StandIn] = []
 
     def __enter__(self) -> Saving:
+        observe_flags()
         module_hooks = torch.nn.modules.module
+        norms = NormWatch()
+
+        def before(module: torch.nn.Module, args: object) -> None:
+            observe_parameters(module)
+            norms.enter(module)
+            observe_flags()
+
+        def behind(module: torch.nn.Module, args: object, output: object) -> None:
+            norms.leave(module)
+
         self._handles = [
-            module_hooks.register_module_forward_pre_hook(lambda module, args: observe_parameters(module)),
-            module_hooks.register_module_forward_hook(lambda module, args, output: note_module(module, output)),
+            module_hooks.register_module_forward_pre_hook(before),
+            module_hooks.register_module_forward_hook(behind, always_call=True),
         ]
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
         self._hooks.__enter__()
@@ -71,6 +83,7 @@ class Saving:
 
     def pack(self, tensor: torch.Tensor) -> Any:
         self.saves += 1
+        observe_flags(at_save=True)
         if tensor.is_leaf and tensor.requires_grad:
             observe(tensor)
             return tensor, tensor._version

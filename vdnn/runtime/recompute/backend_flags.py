@@ -1,26 +1,166 @@
-"""The settings of torch that choose between kernels: two results may differ in a bit where one of them differs."""
+"""The settings of torch that choose between kernels or change results: read in one go, and set for a recompute.
+
+Each setting is read by a bound C function, where this torch has it. Torch's legacy getters of TF32 are read only where
+there are no precisions for single backends: they raise once one of those was set, and kernels do not ask them. `changes_to` says how to set those of an earlier time,
+and how to put the present ones back. Nothing here initializes CUDA.
+"""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
 import torch
 
+from vdnn.errors import VdnnError
+
 _C = torch._C
+Flags = tuple[object, ...]
+Change = Callable[[], object]
 
 
-def backend_flags() -> tuple[object, ...]:
-    """As they are now."""
-    return (
-        _C._get_deterministic_algorithms(),
-        _C._get_cudnn_enabled(),
-        _C._get_cudnn_benchmark(),
-        _C._get_cudnn_deterministic(),
-        _C._get_cudnn_allow_tf32(),
-        _C._get_cublas_allow_tf32(),
-        _C._get_float32_matmul_precision(),
-        _C._get_mkldnn_enabled(),
-        _C._get_math_sdp_enabled(),
-        _C._get_flash_sdp_enabled(),
-        _C._get_mem_efficient_sdp_enabled(),
-        _C._get_cudnn_sdp_enabled(),
-        torch.get_num_threads(),
+class _Setting(NamedTuple):
+    get: Callable[[], Any]
+    set: Callable[[Any], Any]
+
+
+# [Note: Resolved precisions] A precision that is not set for an operation is that of its backend, and of "generic" where
+# that has none either. Getters return what applies, not what was set.
+_PRECISIONS = (
+    ("generic", "all"),
+    *((backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv")),
+)
+_HAS_PRECISIONS = hasattr(_C, "_get_fp32_precision_getter")
+_get_precision: Any = getattr(_C, "_get_fp32_precision_getter", None)
+_set_precision: Any = getattr(_C, "_set_fp32_precision_setter", None)
+(_DENORMAL,) = struct.unpack("d", struct.pack("q", 1))
+_ONE = 1.0
+
+
+def _flushes_denormals() -> bool:
+    """Torch has no getter. The names are global, or Python would multiply while it compiles."""
+    return bool(_DENORMAL * _ONE == 0.0)
+
+
+def _set_deterministic(is_on: bool) -> None:
+    _C._set_deterministic_algorithms(is_on, warn_only=_C._get_deterministic_algorithms_warn_only())
+
+
+def _set_warn_only(is_on: bool) -> None:
+    _C._set_deterministic_algorithms(_C._get_deterministic_algorithms(), warn_only=is_on)
+
+
+def _spread(setter: Any) -> Callable[[Any], Any]:
+    """Of two booleans in newer torches."""
+    return lambda value: setter(*value) if isinstance(value, tuple) else setter(value)
+
+
+def _reads_list(getter: Any) -> Callable[[], Any]:
+    return lambda: tuple(getter())
+
+
+def _writes_list(setter: Any) -> Callable[[Any], Any]:
+    return lambda value: setter(list(value))
+
+
+def _named() -> list[tuple[str, str]]:
+    """Getters and setters of torch._C."""
+    same = (
+        *("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "cudnn_depthwise_kernel"),
+        *("mkldnn_enabled", "mkldnn_deterministic", "nnpack_enabled", "miopen_immediate"),
+        *("cublas_allow_fp16_accumulation", "cpu_allow_fp16_reduced_precision_reduction"),
+        *("math_sdp_allow_fp16_bf16_reduction", "sm_carveout_experimental"),
+        *(("blas_preferred_backend",) if torch.backends.cuda.is_built() else ()),  # compared slowly: an enum of pybind
+        *(("rocm_fa_preferred_backend",) if torch.version.hip else ()),
     )
+    legacy = () if _HAS_PRECISIONS else ("float32_matmul_precision", "cudnn_allow_tf32", "onednn_allow_tf32")
+    kinds = ("math", "flash", "mem_efficient", "cudnn", "overrideable", "fa3")
+    return [
+        *((f"_get_{name}", f"_set_{name}") for name in (*same, *legacy)),
+        *((f"_get_{kind}_sdp_enabled", f"_set_sdp_use_{kind}") for kind in kinds),
+        ("get_num_threads", "set_num_threads"),
+        ("get_default_dtype", "_set_default_dtype"),
+    ]
+
+
+def _settings() -> tuple[_Setting, ...]:
+    found = [
+        _Setting(_C._get_deterministic_algorithms, _set_deterministic),
+        _Setting(_C._get_deterministic_algorithms_warn_only, _set_warn_only),
+        _Setting(_flushes_denormals, torch.set_flush_denormal),
+    ]
+    for name in ("cublas_allow_fp16_reduced_precision_reduction", "cublas_allow_bf16_reduced_precision_reduction"):
+        found.append(_Setting(getattr(_C, f"_get_{name}"), _spread(getattr(_C, f"_set_{name}"))))
+    if hasattr(_C, "_get_sdp_priority_order"):
+        found.append(_Setting(_reads_list(_C._get_sdp_priority_order), _writes_list(_C._set_sdp_priority_order)))
+    found += [
+        _Setting(getattr(_C, getter), getattr(_C, setter))
+        for getter, setter in _named()
+        if hasattr(_C, getter) and hasattr(_C, setter)
+    ]
+    if _HAS_PRECISIONS:
+        found += [_Setting(partial(_get_precision, *one), partial(_set_precision, *one)) for one in _PRECISIONS]
+    return tuple(found)
+
+
+_SETTINGS = _settings()
+_GETTERS = tuple(setting.get for setting in _SETTINGS)
+_FIRST_PRECISION = len(_SETTINGS) - (len(_PRECISIONS) if _HAS_PRECISIONS else 0)
+
+
+def backend_flags() -> Flags:
+    """As they are now, on this thread."""
+    return tuple([get() for get in _GETTERS])
+
+
+def changes_to(flags: Flags) -> tuple[list[Change], list[Change]]:
+    """What sets `flags`, and what puts back the present ones. Each list may be run again from its beginning, whatever was
+    done of either. Both are empty where nothing differs."""
+    present = backend_flags()
+    if present == flags:
+        return [], []
+    make: list[Change] = [partial(_make_so, flags)]
+    back: list[Change] = []
+    for setting, wanted, now in list(zip(_SETTINGS, flags, present, strict=True))[:_FIRST_PRECISION]:
+        if now != wanted:
+            back.append(partial(setting.set, now))
+    if _HAS_PRECISIONS and (back or present[_FIRST_PRECISION:] != flags[_FIRST_PRECISION:]):
+        back += [partial(_set_precision, *name, value) for name, value in _own_precisions().items()]
+    return make, back
+
+
+def _make_so(flags: Flags) -> None:
+    """Set what differs, in order: a setting may change those behind it."""
+    for setting, wanted in zip(_SETTINGS, flags, strict=True):
+        if setting.get() != wanted:
+            setting.set(wanted)
+    if backend_flags() != flags:
+        raise VdnnError(
+            "torch's settings for kernels (torch.backends, torch.set_float32_matmul_precision and the like) cannot be set "
+            "to those of the forward. Leave them as they are from forward to backward, or run vdnn.offload without "
+            "recompute."
+        )
+
+
+def _own_precisions() -> dict[tuple[str, str], str]:
+    """What is set for each, "none" where it inherits. See [Note: Resolved precisions]: where a value may be inherited, the
+    one above is changed for a moment."""
+    own: dict[tuple[str, str], str] = {}
+    for name in _PRECISIONS:
+        value = _get_precision(*name)
+        above = ("generic", "all") if name[1] == "all" else (name[0], "all")
+        if name != above and value != "none" and value == _get_precision(*above):
+            other = "tf32" if value == "ieee" else "ieee"
+            try:
+                try:
+                    _set_precision(*above, other)
+                    if _get_precision(*name) == other:
+                        value = "none"
+                finally:
+                    _set_precision(*above, own[above])
+            finally:  # an interrupt ends the first one early
+                _set_precision(*above, own[above])
+        own[name] = value
+    return own

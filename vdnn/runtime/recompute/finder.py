@@ -16,7 +16,8 @@ import torch
 from vdnn.runtime.holders import Geometry
 from vdnn.runtime.kept import KeptTensor
 from vdnn.runtime.packed_view import PackedView
-from vdnn.runtime.recompute.backend_flags import backend_flags
+from vdnn.runtime.recompute.backend_flags import Flags, backend_flags
+from vdnn.runtime.recompute.flag_epochs import flags_of
 from vdnn.runtime.recompute.leaf_versions import version_read
 from vdnn.runtime.recompute.node_notes import Packed, facts_of, noted_save
 from vdnn.runtime.recompute.operation import Argument, Call, Cost, Node, Operation
@@ -39,6 +40,7 @@ class _Made:
     call: Call
     inputs: tuple[_Value | None, ...]
     height: int
+    flags: Flags | None  # none for a view
 
 
 @dataclass(slots=True, eq=False)
@@ -127,6 +129,11 @@ class _Search:
             return None
         if output_nr and not operation.makes_every_output:
             return None
+        flags = None
+        if operation.cost is not Cost.FREE:
+            flags = flags_of(node, at_save=operation.must_be_seen)
+            if flags is None:
+                return None
         scalars = scalars_of(node, operation.scalars)
         facts = facts_of(node, operation.facts)
         if scalars is None or facts is None:
@@ -141,7 +148,8 @@ class _Search:
         if dtype.is_complex and operation.may_be_in_place:
             return None  # the CPU's complex division differs in the last bit by whether it was done in place
         call = Call(scalars + facts, dtype, shape, output.device, output_nr)
-        return _Made(operation, call, inputs, own + max((one.height for one in inputs if one is not None), default=0))
+        height = own + max((one.height for one in inputs if one is not None), default=0)
+        return _Made(operation, call, inputs, height, flags)
 
     def _inputs(self, node: Node, operation: Operation, left: int) -> tuple[_Value | None, ...] | None:
         edges = node.next_functions
@@ -251,11 +259,15 @@ def _fills_storage(tensor: torch.Tensor) -> bool:
 # From values to steps.
 
 
-def _recipe(wanted: _Made, geometry: Geometry) -> Recipe:
+def _recipe(wanted: _Made, geometry: Geometry) -> Recipe | None:
     order: list[_Value] = []
     _visit(wanted, order, set())
     given = [value for value in order if isinstance(value, _Found)]
     made = [value for value in order if isinstance(value, _Made)]
+    ran_under = {value.flags for value in made if value.flags is not None}
+    if len(ran_under) > 1:
+        return None
+    flags = ran_under.pop() if ran_under else backend_flags()
     places = {id(value): place for place, value in enumerate([*given, *made])}
     inputs = [tuple(-1 if one is None else places[id(one)] for one in value.inputs) for value in made]
     last_read = {place: index for index, read in enumerate(inputs) for place in read}
@@ -268,7 +280,7 @@ def _recipe(wanted: _Made, geometry: Geometry) -> Recipe:
     names = [one.name for one in reversed(operations) if one.cost is not Cost.FREE] or [operations[-1].name]
     return Recipe(
         name=" <- ".join(dict.fromkeys(names)),
-        signature=_signature(steps, [value.given for value in given], geometry),
+        signature=_signature(steps, [value.given for value in given], geometry, flags),
         operands=tuple(value.given for value in given if isinstance(value.given, PackedView)),
         operand_depths=tuple(depths[id(value)] for value in given if isinstance(value.given, PackedView)),
         depth=wanted.height,
@@ -276,6 +288,7 @@ def _recipe(wanted: _Made, geometry: Geometry) -> Recipe:
         given=tuple(value.given for value in given),
         steps=steps,
         geometry=geometry,
+        flags=flags,
     )
 
 
@@ -302,10 +315,10 @@ def _visit(value: _Value, order: list[_Value], seen: set[int]) -> None:
     order.append(value)
 
 
-def _signature(steps: tuple[Step, ...], given: list[Given], geometry: Geometry) -> Hashable:
+def _signature(steps: tuple[Step, ...], given: list[Given], geometry: Geometry, flags: Flags) -> Hashable:
     """All that a recipe is proven for."""
     chain = tuple((step.operation.name, step.call, step.inputs) for step in steps)
-    return chain, tuple(_geometry_of(one) for one in given), geometry, backend_flags()
+    return chain, tuple(_geometry_of(one) for one in given), geometry, flags
 
 
 def _geometry_of(given: Given) -> Hashable:

@@ -1,20 +1,17 @@
-"""What is noted on autograd's nodes: which of their outputs are saved, and what modules know of their calls.
+"""What is noted on autograd's nodes: which of their outputs are saved, and the facts of the calls that made them.
 
 A node's `metadata` lives as long as the node itself, whatever becomes of its Python wrapper. It must own nothing that
 is saved: a save is noted by a weak reference, a fact is a plain number.
 
   saved outputs      note_saved, called at every save: a chain that reaches the output stops there.
-  eps                layer norm does not save it; its module knows it.
-  no bias            a norm's node cannot tell a bias without a gradient from none at all; its module can.
+  eps                layer norm and RMS norm do not save it; norm_calls reads it off their call.
+  no bias            a norm's node cannot tell a bias without a gradient from none at all; its call can.
 """
 
 from __future__ import annotations
 
 import weakref
 from typing import Any
-
-import torch
-from torch.nn.modules.batchnorm import _NormBase
 
 from vdnn.runtime.kept import KeptTensor
 from vdnn.runtime.packed_view import PackedView
@@ -25,17 +22,6 @@ Packed = KeptTensor | PackedView
 EPS = "eps"
 NO_BIAS = "no bias"
 _MARK = "vdnn"
-_BELOW = 3  # nodes that a module may put behind its norm: views, casts
-_NORM_NODES = frozenset(
-    (
-        "NativeLayerNormBackward0",
-        "NativeBatchNormBackward0",
-        "CudnnBatchNormBackward0",
-        "MiopenBatchNormBackward0",
-        "NativeGroupNormBackward0",
-        "FusedRmsNormBackward0",
-    )
-)
 
 
 def note_saved(node: Node, output_nr: int, packed: Packed) -> None:
@@ -59,19 +45,9 @@ def noted_save(node: Node, output_nr: int) -> Packed | None:
     return holder, version
 
 
-def note_module(module: torch.nn.Module, output: object) -> None:
-    """Called after a module's forward: notes what a norm knows of the node of its output."""
-    if not isinstance(module, _NORMS) or not isinstance(output, torch.Tensor):
-        return
-    node = output.grad_fn
-    for _ in range(_BELOW):
-        if node is None:
-            return
-        if node.name() in _NORM_NODES:
-            _note(module, node)
-            return
-        edges = node.next_functions
-        node = edges[0][0] if edges else None
+def note_fact(node: Node, name: str, value: object) -> None:
+    """`value` is what the call that made `node` was given."""
+    _notes(node)[(_MARK, name)] = value
 
 
 def facts_of(node: Node, names: tuple[str, ...]) -> tuple[Any, ...] | None:
@@ -86,18 +62,6 @@ def facts_of(node: Node, names: tuple[str, ...]) -> tuple[Any, ...] | None:
 
 def has_no_bias(node: Node) -> bool:
     return facts_of(node, (NO_BIAS,)) == (True,)
-
-
-_NORMS = (_NormBase, torch.nn.LayerNorm, torch.nn.GroupNorm, torch.nn.RMSNorm)
-
-
-def _note(module: Any, node: Node) -> None:
-    """Once: a module that hands on what another made knows nothing of its node."""
-    notes = _notes(node)
-    if (_MARK, EPS) in notes:
-        return
-    notes[(_MARK, EPS)] = module.eps
-    notes[(_MARK, NO_BIAS)] = getattr(module, "bias", None) is None
 
 
 def _notes(node: Node) -> dict[Any, Any]:

@@ -64,6 +64,12 @@ class Operation:
     may_be_in_place: bool = False
 
     @property
+    def must_be_seen(self) -> bool:
+        """Whether only a look at the settings of torch while it ran will do: these always save something, and what they
+        put out depends on the settings most."""
+        return self.cost is Cost.DEAR or "norm" in self.name
+
+    @property
     def length(self) -> int:
         """What it adds to a chain."""
         return 0 if self.cost is Cost.FREE else 1

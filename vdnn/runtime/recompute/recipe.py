@@ -11,9 +11,9 @@ so that its storage is byte for byte the storage that was saved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -22,8 +22,10 @@ from vdnn.errors import VdnnError
 from vdnn.runtime.holders import Geometry
 from vdnn.runtime.kept import KeptTensor, kept_tensor
 from vdnn.runtime.packed_view import PackedView
+from vdnn.runtime.recompute.backend_flags import Flags
 from vdnn.runtime.recompute.node_notes import Packed
 from vdnn.runtime.recompute.operation import Call, Operation
+from vdnn.runtime.recompute.surroundings import run_under
 
 Unpack = Callable[[Packed], torch.Tensor]
 
@@ -59,7 +61,7 @@ class Step(NamedTuple):
 class Recipe:
     """Made by find_recipe. `operands` are the managed saves among what it reads, in the order in which they are asked
     for; `operand_depths` counts the operations from each of them to the result, on the longest way and without views,
-    and `depth` those of the longest chain of all."""
+    and `depth` those of the longest chain of all. `flags` are torch's settings under which its operations ran."""
 
     is_exact: ClassVar[bool] = True
     is_exact_in_bytes: ClassVar[bool] = True
@@ -72,6 +74,7 @@ class Recipe:
     given: tuple[Given, ...]
     steps: tuple[Step, ...]
     geometry: Geometry
+    flags: Flags
 
     @property
     def operation_names(self) -> tuple[str, ...]:
@@ -86,13 +89,15 @@ class Recipe:
         on the device is no longer what it was.
         """
         values: list[Any] = [self._value(given, unpack) for given in self.given]
-        with _plainly():
-            for step in self.steps:
-                inputs = [None if place < 0 else values[place] for place in step.inputs]
-                for place in step.dying:
-                    values[place] = None
-                values.append(self._done(step, inputs))
-            return _shaped(values[-1], self.geometry)
+        return run_under(self.flags, partial(self._run, values))
+
+    def _run(self, values: list[Any]) -> torch.Tensor:
+        for step in self.steps:
+            inputs = [None if place < 0 else values[place] for place in step.inputs]
+            for place in step.dying:
+                values[place] = None
+            values.append(self._done(step, inputs))
+        return _shaped(values[-1], self.geometry)
 
     def _value(self, given: Given, unpack: Unpack) -> Any:
         if isinstance(given, PackedView):
@@ -129,13 +134,6 @@ class Recipe:
             )
         # What was written in place kept its dtype, whatever was computed.
         return made if made.dtype is call.dtype else made.to(call.dtype)
-
-
-@contextmanager
-def _plainly() -> Iterator[None]:
-    """No graph, and so no saves; no autocast; none of torch's function modes."""
-    with torch.no_grad(), torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
-        yield
 
 
 def _shaped(made: torch.Tensor, geometry: Geometry) -> torch.Tensor:

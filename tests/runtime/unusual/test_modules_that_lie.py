@@ -1,0 +1,195 @@
+"""Norm modules whose forward does otherwise than their attributes say: gradients are those of plain torch in every mode.
+
+Values change from small to ordinary over the steps, so that two constants give one result at first and not later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
+
+Tensor = torch.Tensor
+_FEATURES = 24
+
+
+class OtherEps(nn.LayerNorm):
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, 1e-3)
+
+
+class EpsByKeyword(nn.LayerNorm):
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.layer_norm(input, self.normalized_shape, eps=1e-2, weight=self.weight)
+
+
+class EpsOfAnotherName(nn.LayerNorm):
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.epsilon = 1e-3
+
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.native_layer_norm(input, [input.shape[-1]], self.weight, self.bias, self.epsilon)[0]
+
+
+class EpsThatIsSetBack(nn.LayerNorm):
+    """Its attribute is another as soon as the call is over."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.eps = 1e-3
+        made = super().forward(input)
+        self.eps = 1e-5
+        return made
+
+
+class TwoEps(nn.LayerNorm):
+    """Calls the norm of its base twice, the second time with another eps."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.eps = 1e-3
+        first = super().forward(input)
+        self.eps = 1e-5
+        return super().forward(first.sin()) + first
+
+
+class NotOfTorch(nn.Module):
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = nn.Parameter(torch.ones(features)), None, 1e-5
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.layer_norm(input, self.weight.shape, self.weight, self.bias, 1e-3)
+
+
+class EpsThatGrows(nn.LayerNorm):
+    """Another eps in every step."""
+
+    calls = 0
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.calls += 1
+        return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, 1e-5 * self.calls)
+
+
+class ScaledWeight(nn.LayerNorm):
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.layer_norm(input, self.normalized_shape, self.weight * 3, self.bias + 1, 1e-3)
+
+
+class OtherRmsEps(nn.RMSNorm):
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.rms_norm(input, self.normalized_shape, self.weight, eps=1e-2)
+
+
+class _Maps(nn.Module):
+    """Gives a norm of maps what it takes."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, input: Tensor) -> Tensor:
+        made: Tensor = self.norm(input.view(-1, 4, 3, 2).repeat(1, 1, 2, 2))[:, :, :3, :2]
+        return made.reshape(input.shape)
+
+
+class ShiftedBatch(nn.BatchNorm2d):
+    """Shifts by a buffer, which has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(4, affine=False)
+        self.register_buffer("shift", torch.zeros(4))
+
+    def forward(self, input: Tensor) -> Tensor:
+        made = functional.batch_norm(input, None, None, None, self.shift, True)
+        self.shift = self.shift + 0.25 * (self.shift + 0.5)
+        return made
+
+
+class ShiftedBatchByKeyword(nn.BatchNorm2d):
+    def forward(self, input: Tensor) -> Tensor:
+        shift = input.detach().mean((0, 2, 3)) - 1
+        return functional.batch_norm(input, weight=None, bias=shift, running_mean=None, running_var=None, training=True)
+
+
+class ShiftedGroup(nn.GroupNorm):
+    def __init__(self) -> None:
+        super().__init__(2, 4)
+        self.bias = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.group_norm(input, 2, self.weight, torch.full((4,), 0.5), 1e-1)
+
+
+class ShiftedInstance(nn.InstanceNorm2d):
+    def forward(self, input: Tensor) -> Tensor:
+        shift = torch.linspace(0, 1, 4)
+        return functional.instance_norm(input, None, None, None, shift, True, 0.1, 1e-2)
+
+
+class ShiftedOnlyLater(nn.BatchNorm2d):
+    """By nothing but zeros in the steps in which recipes are proven."""
+
+    calls = 0
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.calls += 1
+        shift = torch.full((4,), 1.0 if self.calls > 4 else 0.0)
+        return functional.batch_norm(input, None, None, None, shift, True)
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "layer norm with another eps": lambda: OtherEps(_FEATURES),
+    "layer norm with eps by keyword": lambda: EpsByKeyword(_FEATURES),
+    "layer norm with eps of another name": lambda: EpsOfAnotherName(_FEATURES),
+    "layer norm whose eps is set back": lambda: EpsThatIsSetBack(_FEATURES),
+    "layer norm that is called twice": lambda: TwoEps(_FEATURES),
+    "layer norm of a class that is not torch's": lambda: NotOfTorch(_FEATURES),
+    "layer norm with an eps that grows": lambda: EpsThatGrows(_FEATURES),
+    "layer norm with a scaled weight": lambda: ScaledWeight(_FEATURES),
+    "RMS norm with another eps": lambda: OtherRmsEps(_FEATURES),
+    "batch norm that shifts by a buffer": lambda: _Maps(ShiftedBatch()),
+    "batch norm that shifts by what it reads": lambda: _Maps(ShiftedBatchByKeyword(4)),
+    "batch norm that shifts later": lambda: _Maps(ShiftedOnlyLater(4)),
+    "group norm that shifts by a constant": lambda: _Maps(ShiftedGroup()),
+    "instance norm that shifts by a constant": lambda: _Maps(ShiftedInstance(4)),
+}
+
+
+def _program(make: Callable[[], nn.Module]) -> Callable[[], Step]:
+    """Two norms between products. Inputs grow: eps is nothing beside the variance of the first steps' huge ones."""
+
+    def factory() -> Step:
+        first, last = nn.Linear(_FEATURES, _FEATURES), nn.Linear(_FEATURES, _FEATURES)
+        norms = make(), make()
+        parameters = [one for module in (first, last, *norms) for one in module.parameters()]
+        optimizer = torch.optim.SGD(parameters, lr=0.01)
+        inputs = torch.randn(8, _FEATURES)
+
+        def step(index: int) -> Iterable[Tensor | None]:
+            # A variance of 1e8 hides every eps from 32 bits.
+            scale = 1e4 if index < 4 else 0.05
+            held = (inputs + 0.1 * index) * scale
+            held.requires_grad_()
+            made = last(functional.gelu(norms[1](first(norms[0](held).tanh()))).sigmoid())
+            loss = made.square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            gradients = [None if one.grad is None else one.grad.clone() for one in (*parameters, held)]
+            optimizer.step()
+            return [loss, *gradients, *parameters]
+
+        return step
+
+    return factory
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("norm", NORMS)
+def test_gradients_are_those_of_plain_torch(norm: str, mode: str) -> None:
+    assert_same_in(mode, _program(NORMS[norm]), steps=10)

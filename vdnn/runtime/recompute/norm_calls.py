@@ -1,0 +1,194 @@
+"""Reads what autograd's node of a norm does not save off the call that makes the node, never off a module's attributes.
+
+Layer norm and RMS norm do not save their eps; batch, group and instance norm do not save whether a bias was given. While
+the forward of a norm module runs, a torch function mode looks at the calls of torch's norm functions and notes those
+facts on the node that this very call made. A node from any other call has no facts, and the norm is not recomputed.
+
+The mode is pushed for torch's norm modules, their subclasses, and modules without children whose `forward` names a norm
+function. It is not pushed while torch traces or transforms functions, nor on top of a mode of the program: such a mode,
+or a tensor subclass, may call the norm with other arguments than those it was called with.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import BaseTorchFunctionMode
+from torch.utils._device import DeviceContext
+
+from vdnn.runtime.recompute.node_notes import EPS, NO_BIAS, note_fact
+from vdnn.runtime.tensor_kinds import PLAIN_CLASSES
+
+_sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
+_push = torch._C._push_on_torch_function_stack
+_pop = torch._C._pop_torch_function_stack
+_depth = torch._C._len_torch_function_stack
+_at = torch._C._get_function_stack_at
+
+_NORMS = (_NormBase, torch.nn.LayerNorm, torch.nn.GroupNorm, torch.nn.RMSNorm)
+_NAMES = frozenset(
+    f"{prefix}{name}_norm" for name in ("layer", "rms", "batch", "group", "instance") for prefix in ("", "native_")
+)
+_NORM_NODES = frozenset(
+    (
+        "NativeLayerNormBackward0",
+        "NativeBatchNormBackward0",
+        "CudnnBatchNormBackward0",
+        "MiopenBatchNormBackward0",
+        "NativeGroupNormBackward0",
+        "FusedRmsNormBackward0",
+    )
+)
+_PLAIN = frozenset(PLAIN_CLASSES)  # other classes may do otherwise than they were called
+_BELOW = 4  # nodes that one call may make behind its norm: views, casts
+
+
+class _Reads(NamedTuple):
+    """Where a function's signature has the argument that the node does not save, and what it is if it is not given."""
+
+    keyword: str
+    position: int
+    default: float | None
+
+
+def _signatures() -> dict[Any, _Reads]:
+    bias, eps = "bias", "eps"
+    return {
+        functional.layer_norm: _Reads(eps, 4, 1e-5),
+        torch.layer_norm: _Reads(eps, 4, 1e-5),
+        torch.native_layer_norm: _Reads(eps, 4, None),
+        functional.rms_norm: _Reads(eps, 3, None),
+        torch.rms_norm: _Reads(eps, 3, None),
+        functional.batch_norm: _Reads(bias, 4, None),
+        torch.batch_norm: _Reads(bias, 2, None),
+        torch.native_batch_norm: _Reads(bias, 2, None),
+        functional.instance_norm: _Reads(bias, 4, None),
+        torch.instance_norm: _Reads(bias, 2, None),
+        functional.group_norm: _Reads(bias, 3, None),
+        torch.group_norm: _Reads(bias, 3, None),
+        torch.native_group_norm: _Reads(bias, 2, None),
+    }
+
+
+_SIGNATURES = _signatures()
+# A function that was replaced by another is handed to modes in place of the original: see _is_patched.
+_PYTHON_NORMS = tuple((one.__name__, one) for one in _SIGNATURES if isinstance(one, FunctionType))
+
+
+class _NormCalls(BaseTorchFunctionMode):  # type: ignore[misc,unused-ignore]
+    """Notes facts on the nodes of the norms that are called; passes everything through."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        reads = _SIGNATURES.get(func)
+        if reads is None or not _PLAIN.issuperset(types):
+            return func(*args, **kwargs)
+        begin = _sequence_nr()
+        made = func(*args, **kwargs)
+        given = kwargs.get(reads.keyword, reads.default)
+        _note(made, begin, reads, args[reads.position] if len(args) > reads.position else given)
+        return made
+
+
+def _note(made: Any, begin: int, reads: _Reads, given: Any) -> None:
+    """Note the fact on the node of the norm, which was made after `begin`."""
+    output = made[0] if isinstance(made, tuple) else made
+    node = output.grad_fn if isinstance(output, torch.Tensor) else None
+    for _ in range(_BELOW):
+        if node is None or node._sequence_nr() < begin:
+            return
+        if node.name() in _NORM_NODES:
+            if reads.keyword == "bias":
+                note_fact(node, NO_BIAS, given is None)
+            elif given is None or isinstance(given, (int, float)):
+                note_fact(node, EPS, None if given is None else float(given))
+            return
+        edges = node.next_functions
+        node = edges[0][0] if edges else None
+
+
+class NormWatch:
+    """Pushes the mode around the forwards of norm modules, for each thread. `enter` and `leave` belong into torch's
+    module hooks. A mode that an exception left on the stack is removed by the next of either."""
+
+    def __init__(self) -> None:
+        self._mode = _NormCalls()
+        self._local = threading.local()
+        self._kinds: dict[type[torch.nn.Module], bool] = {}
+
+    def enter(self, module: torch.nn.Module) -> None:
+        kind = type(module)
+        calls_norms = self._kinds.get(kind)
+        if calls_norms is None:
+            calls_norms = self._kinds[kind] = _calls_norms(kind)
+        if not calls_norms:
+            return
+        self.remove()
+        if (module._modules and not isinstance(module, _NORMS)) or not _may_push(module):
+            return
+        self._local.module = module
+        _push(self._mode)
+
+    def leave(self, module: torch.nn.Module) -> None:
+        if getattr(self._local, "module", None) is module:
+            self.remove()
+
+    def remove(self) -> None:
+        """Take this thread's mode off the stack, if it is on top. Modes of the program stay where they are."""
+        if getattr(self._local, "module", None) is None:
+            return
+        depth = _depth()
+        if depth and _at(depth - 1) is self._mode:
+            _pop()
+        self._local.module = None
+
+
+def _calls_norms(kind: type[torch.nn.Module]) -> bool:
+    """Of a class: whether the mode is worth its cost in its forward."""
+    forward = getattr(kind, "forward", None)
+    if issubclass(kind, torch.jit.ScriptModule) or hasattr(forward, "_torchdynamo_orig_callable"):
+        return False
+    if issubclass(kind, _NORMS):
+        return True
+    return isinstance(forward, FunctionType) and not _NAMES.isdisjoint(forward.__code__.co_names)
+
+
+def _may_push(module: torch.nn.Module) -> bool:
+    depth = _depth()
+    if depth and not all(_passes_on(_at(place)) for place in range(depth)):
+        return False
+    if hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable"):
+        return False
+    if torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is None and not _is_patched()
+
+
+def _passes_on(mode: object) -> bool:
+    """A mode below ours that calls norms with what it is given, and whose exit leaves ours out."""
+    return type(mode) is DeviceContext or getattr(mode, "passes_norms_on", False)
+
+
+def remove_stale_mode() -> None:
+    """For the exit of a mode that may lie below ours: an interrupt skips torch's module hooks, and ours stays on top."""
+    while _depth() and isinstance(_at(_depth() - 1), _NormCalls):
+        _pop()
+
+
+def _is_patched() -> bool:
+    """Under a mode, torch's Python functions pass on whatever their global name stands for: a wrapper that a program has
+    put there would run twice."""
+    return any(getattr(functional, name) is not one for name, one in _PYTHON_NORMS) or not _ARE_ORIGINAL
+
+
+_ARE_ORIGINAL = all(one.__code__.co_filename == functional.__file__ for _, one in _PYTHON_NORMS)
