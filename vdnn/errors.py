@@ -175,6 +175,30 @@ class IntegrityError(VdnnError, RuntimeError):
         )
 
 
+class OperandModifiedError(VdnnError, RuntimeError):
+    """A discarded tensor cannot be recomputed: what it is made of was written to. Begins as autograd's error does, which
+    plain PyTorch raises where it has saved that operand.
+    """
+
+    def __init__(self, *, recomputed: str, recipe: str, operand: str, found: int, expected: int) -> None:
+        self.recomputed = recomputed
+        self.recipe = recipe
+        self.operand = operand
+        self.found = found
+        self.expected = expected
+        super().__init__(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"[{_bare(operand)}] is at version {found}; expected version {expected} instead. vdnn recomputes "
+            f"{_bare(recomputed)} from it, by {_bare(recipe)}. Write to it after the backward, or use "
+            "vdnn.offload(recompute=False)."
+        )
+
+    def of(self, recomputed: str) -> OperandModifiedError:
+        """The same of a storage that is known by name."""
+        facts = {"recipe": self.recipe, "operand": self.operand, "found": self.found, "expected": self.expected}
+        return OperandModifiedError(recomputed=recomputed, **facts)  # type: ignore[arg-type]
+
+
 class RecomputeError(VdnnError, RuntimeError):
     """A recheck found that what was recomputed is not what had been discarded. Steps count from 0; `since` is the first
     that may be concerned.

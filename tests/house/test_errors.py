@@ -71,6 +71,36 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
         "there when the step began. Raise the budget to 3.00 GiB (3221225472 bytes), or make the batch smaller.",
     ),
     (
+        errors.OperandModifiedError,
+        RuntimeError,
+        {
+            "recomputed": "float32 [8, 16] saved in ReLU",
+            "recipe": "relu <- batch_norm",
+            "operand": "torch.FloatTensor [16]",
+            "found": 2,
+            "expected": 1,
+        },
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        "[torch.FloatTensor [16]] is at version 2; expected version 1 instead. vdnn recomputes float32 [8, 16] saved in "
+        "ReLU from it, by relu <- batch_norm. Write to it after the backward, or use vdnn.offload(recompute=False).",
+    ),
+    (
+        errors.RecomputeError,
+        RuntimeError,
+        {
+            "storages": 2,
+            "first": "float32 [8, 16] saved in ReLU",
+            "recipe": "relu <- batch_norm",
+            "step": 70,
+            "since": 65,
+        },
+        "2 storages were recomputed with other bytes than they had, in step 70; the first is float32 [8, 16] saved in "
+        "ReLU, by relu <- batch_norm. The gradients are wrong in step 70, and may be wrong since step 65: go back to a "
+        "checkpoint from before that step. Something that vdnn cannot see was written between forward and backward, such "
+        "as a parameter through .data. This recipe is not followed any more in this process; "
+        "vdnn.offload(recompute=False) follows none.",
+    ),
+    (
         errors.IntegrityError,
         RuntimeError,
         {"storages": 2, "first": "4096 bytes saved as number 3", "step": 5},

@@ -13,7 +13,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from vdnn import _C
-from vdnn.errors import VdnnError
+from vdnn.errors import OperandModifiedError, VdnnError
 from vdnn.runtime.holders import label_text
 from vdnn.runtime.kept import kept_tensor
 
@@ -126,6 +126,8 @@ class Dropped:
         self._rebuilt = None
         try:
             storage = self._recipe.rebuild(unpack).untyped_storage()
+        except OperandModifiedError as error:
+            raise error.of(label_text(managed.geometry, managed.saved_in)) from None
         except VdnnError as error:
             raise VdnnError(f"{label_text(managed.geometry, managed.saved_in)}: {error}") from error
         if storage.nbytes() != managed.nbytes:

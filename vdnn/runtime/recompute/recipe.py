@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from vdnn.errors import VdnnError
+from vdnn.errors import OperandModifiedError, VdnnError
 from vdnn.runtime.holders import Geometry
 from vdnn.runtime.kept import KeptTensor, kept_tensor
 from vdnn.runtime.packed_view import PackedView
@@ -106,10 +106,12 @@ class Recipe:
             return given.value
         tensor, version = given[0], given[1]
         if tensor._version != version:
-            raise VdnnError(
-                f"cannot rebuild a tensor by {self.name}: its operand of {tuple(tensor.shape)} was modified in place "
-                f"since (version {tensor._version}, expected {version}). Modify it after backward, or run vdnn.offload "
-                "without recompute."
+            raise OperandModifiedError(
+                recomputed="a tensor",
+                recipe=self.name,
+                operand=f"{tensor.type()} {list(tensor.shape)}",
+                found=tensor._version,
+                expected=version,
             )
         if not isinstance(given, Leaf):
             return kept_tensor(given)
