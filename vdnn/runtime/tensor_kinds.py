@@ -27,8 +27,7 @@ PLAIN_CLASSES = (*CLASSES_WITH_DATA, FakeTensor)
 _modes_here = torch._C._len_torch_dispatch_stack
 _mode_here = torch._C._get_dispatch_mode
 _PROXY, _FUNCTIONAL = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL
-_is_included = torch._C._dispatch_tls_is_dispatch_key_included
-_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
+_modes_before_autograd = torch._ops.mode_stack_state_for_pre_dispatch().count
 _is_functional = torch._is_functional_tensor
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _level_here = torch._C._functorch.maybe_current_level
@@ -42,8 +41,8 @@ _VIEWS = frozenset({"TBackward0", "TransposeBackward0", "ViewBackward0", "Unsafe
 def has_plain_storage(tensor: torch.Tensor) -> bool:
     if type(tensor) not in PLAIN_CLASSES or tensor.layout is not torch.strided or _is_wrapped(tensor):
         return False
-    if type(tensor) is FakeTensor and tensor._has_symbolic_sizes_strides:
-        return False  # to look at its size would tie the traced program to it
+    if type(tensor) is FakeTensor and (tensor._has_symbolic_sizes_strides or is_traced()):
+        return False  # to look at how large its storage is would tie the traced program to it
     return has_own_memory(tensor)
 
 
@@ -60,7 +59,7 @@ def is_traced() -> bool:
         return True
     if _modes_here() and (_mode_here(_PROXY) is not None or _mode_here(_FUNCTIONAL) is not None):
         return True
-    return _is_included(_PRE_DISPATCH) or _jit_traces()
+    return _jit_traces() or _modes_before_autograd() > 0
 
 
 def outside_of_transforms() -> contextlib.AbstractContextManager[object]:

@@ -54,7 +54,9 @@ def is_empty(node: Node, slot: str, beside: str = "input") -> bool:
 
 def saved_output(node: Node, output_nr: int, unpack: Unpack) -> Packed | None:
     """An output that the node itself saved."""
-    if output_nr >= len(_RESULTS):
+    if output_nr >= len(_RESULTS) or node.name().count("Backward") > 1:
+        # A node of a double backward (TanhBackwardBackward0, SoftmaxBackwardDataBackward0) saves what a forward put
+        # out: its own input.
         return None
     for name in _RESULTS[output_nr]:
         found = _read(node, name, unpack)

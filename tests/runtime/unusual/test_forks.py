@@ -1,0 +1,190 @@
+"""A forked child that drops its parent's session ends as it would without: nothing of it is joined, waited for or freed
+there, and no driver is called. Each program runs in a process of its own, since this one may have threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.fake_driver.control import LIBRARY
+
+_TRAINED = f"""
+import contextlib, gc, os, signal, sys, threading
+import torch
+import vdnn
+from vdnn import _C
+
+signal.alarm(60)  # whoever blocks for ever is ended
+torch.set_num_threads(1)
+torch.manual_seed(1)
+FAKE = {str(LIBRARY)!r}
+
+def devices(kind):
+    if kind == "sim":
+        return "sim"
+    if kind == "checked":
+        return _C.OrderingChecker(_C.SimDevice(schedule=_C.Schedule.LAZY))
+    if kind == "machine":
+        return vdnn.VirtualMachine("titan-x", fake=False)
+    return _C.CudaDevice(library=FAKE)
+
+def trained(device, steps=3):
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)], torch.nn.Tanh())
+    session = vdnn.offload("vdnn-all", device=device, min_bytes=0, offload_window="4KiB", reload_window="8KiB")
+    losses = []
+    with device if isinstance(device, vdnn.VirtualMachine) else contextlib.nullcontext(), session:
+        for _ in range(steps):
+            losses.append(model(torch.randn(32, 64)).sum())
+            losses[-1].backward()
+        losses.append(model(torch.randn(32, 64)).sum())  # whose graph is alive at the fork
+    return session, losses
+
+class Threads:
+    \"\"\"Their ids are those of threads that the parent had.\"\"\"
+    def __enter__(self):
+        self.end = threading.Event()
+        self.threads = [threading.Thread(target=self.end.wait) for _ in range(8)]
+        for one in self.threads:
+            one.start()
+    def __exit__(self, *_):
+        self.end.set()
+        for one in self.threads:
+            one.join()
+
+def in_a_child(function):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.alarm(30)
+            function()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def _run(program: str, *arguments: str) -> None:
+    source = _TRAINED + textwrap.dedent(program)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", source, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("kind", ["sim", "checked", "machine", "fake driver"])
+def test_a_child_with_threads_drops_a_session(kind: str) -> None:
+    program = """
+    session, losses = trained(devices(sys.argv[1]))
+
+    def child():
+        global session, losses
+        with Threads():
+            del session, losses
+            gc.collect()
+
+    in_a_child(child)
+    losses[-1].backward()  # the parent's works on
+    """
+    _run(program, kind)
+
+
+@pytest.mark.parametrize("kind", ["sim", "fake driver"])
+def test_a_child_drops_a_pool_whose_thread_waits(kind: str) -> None:
+    """The condition variable that the pool's thread waits on cannot be destroyed where that thread is not."""
+    program = """
+    device = _C.SimDevice() if sys.argv[1] == "sim" else devices("fake")
+    pool = _C.PinnedPool(device, cap_bytes=1 << 24)
+    pool.reserve(1 << 20)
+    pool.wait_for_growth()
+
+    def child():
+        global pool, device
+        with Threads():
+            del pool, device
+            gc.collect()
+
+    in_a_child(child)
+    pool.allocate(4096)
+    pool.close()
+    device.close()
+    """
+    _run(program, kind)
+
+
+def test_workers_of_a_loader_drop_a_session() -> None:
+    program = """
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+        def __getitem__(self, index):
+            global session, losses
+            with Threads():
+                session = losses = None
+                gc.collect()
+            return torch.full((3,), float(index))
+
+    session, losses = trained("sim")
+    for _ in range(2):
+        loader = torch.utils.data.DataLoader(Rows(), batch_size=2, num_workers=2)
+        found = torch.cat(list(loader))
+        assert torch.equal(found[:, 0], torch.arange(8.0)), found
+    losses[-1].backward()
+    """
+    _run(program)
+
+
+def test_a_child_calls_no_driver_for_what_its_parent_left() -> None:
+    """A device that is dropped unclosed is parked, and closed by the next that is made: not by one in a child."""
+    program = """
+    import ctypes
+    from pathlib import Path
+    from tests.fake_driver.control import FakeDriver
+
+    driver = FakeDriver()
+    session, losses = trained(devices("fake"))
+    losses[-1].backward()
+    del session, losses
+    gc.collect()
+    left = driver.leaks()
+    assert left
+
+    def child():
+        device = devices("fake")  # would close the parked one
+        assert all(driver.leaks().get(kind, 0) >= count for kind, count in left.items()), (left, driver.leaks())
+
+    in_a_child(child)
+    devices("fake").close()
+    assert driver.leaks() == {}
+    """
+    _run(program)
+
+
+@pytest.mark.parametrize("entered", [False, True])
+def test_a_child_trains_in_a_session_of_its_own(entered: bool) -> None:
+    """Forked from inside of the parent's session or behind it."""
+    program = """
+    session, losses = trained("sim")
+
+    def child():
+        global session, losses
+        with Threads():
+            if sys.argv[1] == "True":
+                session.__exit__(None, None, None)
+            del session, losses
+            gc.collect()
+            own, more = trained("sim")
+            more[-1].backward()
+            assert own.counters.storages
+
+    if sys.argv[1] == "True":
+        with session:
+            in_a_child(child)
+    else:
+        in_a_child(child)
+    """
+    _run(program, str(entered))
