@@ -6,7 +6,7 @@ and the workspaces of libraries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
@@ -58,7 +58,10 @@ class BudgetPlanner:
         self._require_host(planned.plan, target_bytes)
         return planned.plan
 
-    def target_bytes(self, recording: Recording, tightened_bytes: int) -> int:
+    def is_feasible(self, recording: Recording) -> bool:
+        return least_bytes(recording) <= self.budget_bytes(recording)
+
+    def target_bytes(self, recording: Recording, tightened_bytes: int = 0) -> int:
         """What the plan is to stay under."""
         return max(least_bytes(recording), self.budget_bytes(recording) - tightened_bytes)
 
@@ -83,3 +86,13 @@ class BudgetPlanner:
                 f"host_budget {format_bytes(self.host_bytes)} is too small: to stay under "
                 f"{format_bytes(budget_bytes)} on the device {format_bytes(plan.offloaded_bytes)} have to leave it."
             )
+
+
+def with_resident(recording: Recording, resident_bytes: int) -> Recording:
+    """The same step, with so much allocated when it begins."""
+    more_bytes = resident_bytes - recording.resident_bytes
+    points = tuple(
+        replace(point, allocated_bytes=point.allocated_bytes + more_bytes, peak_bytes=point.peak_bytes + more_bytes)
+        for point in recording.points
+    )
+    return replace(recording, resident_bytes=resident_bytes, points=points)

@@ -30,6 +30,7 @@ class Meter:
     def __init__(self, gauges: Gauges, begin: Mark) -> None:
         self._gauges = gauges
         self._begin = begin
+        self.resident_bytes = gauges.allocated_bytes() + gauges.absent_bytes  # when the step began
         self._end: tuple[Mark, Mark] = (begin, begin)
         self._last: tuple[int, int] = (0, 0)
         self._hooks: list[_Hook] = []

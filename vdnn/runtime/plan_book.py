@@ -1,19 +1,23 @@
 """The plans that a session follows, by the kind of step that each is for; and what became of them.
 
 A step follows the plan of the kind that it is expected to be. One that is expected to be of a kind without a plan is
-recorded for one, as long as there is room; else it follows the plan of a step that began alike. A plan is checked against what was executed: a step that took more than its budget leads to a plan for so much less, a
-bounded number of times, and that is said.
+recorded for one, as long as there is room; else it follows the plan of a step that began alike.
+
+A plan is checked against what was executed: a step that took more than its budget leads to a plan for so much less, or
+for the memory that is there now, a bounded number of times, and that is said. A step that turned out to be of another
+kind says nothing of its plan.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vdnn.bytesize import format_bytes
 from vdnn.recording import Recording, SaveKey
-from vdnn.runtime.budget_planner import BudgetPlanner
+from vdnn.runtime.budget_planner import BudgetPlanner, with_resident
 from vdnn.runtime.executor import Executor
+from vdnn.runtime.meter import Meter
 from vdnn.runtime.spans import span
 from vdnn.runtime.step_kinds import Kind, StepKinds
 from vdnn.step_plan import Plan
@@ -93,8 +97,8 @@ class PlanBook:
             self._kinds.ended(first, kind)
 
     def recorded(self, recording: Recording, timeline: Timeline | None, kind: Kind) -> None:
-        """Plans for the step that was recorded, if anybody plans and its kind has no plan yet. The timeline may be asked for in vain: it waits for
-        the device."""
+        """Plans for the step that was recorded, if anybody plans and its kind has no plan yet. The timeline may be
+        asked for in vain: it waits for the device."""
         if self._planner is None or not recording.lifetimes or kind in self._entries:
             return
         with span("plan"):
@@ -105,18 +109,32 @@ class PlanBook:
         self._uses += 1
         self._entries[kind] = _Entry(executor, first, recording, timeline, last_used=self._uses)
 
-    def executed(self, executor: Executor, peak_bytes: int, kind: Kind) -> None:
-        """A step of this kind is over that followed a plan, and took so much."""
+    def executed(self, executor: Executor, meter: Meter, kind: Kind) -> None:
+        """A step of this kind is over that followed a plan."""
         entry, planner = self._entries.get(kind), self._planner
         if entry is None or entry.executor is not executor or entry.recording is None or planner is None:
             return
-        over_bytes = peak_bytes - planner.budget_bytes(entry.recording)
-        if over_bytes <= 0 or executor.differences:
+        if executor.differences or meter.peak_bytes <= planner.budget_bytes(entry.recording):
             return
-        if entry.tightenings >= _MOST_TIGHTENINGS:
-            return
-        tightened_bytes = entry.tightened_bytes + over_bytes
-        if planner.target_bytes(entry.recording, tightened_bytes) == executor.plan.budget_bytes:
+        # Another optimizer's state, say, that was not there when the step was recorded.
+        now = with_resident(entry.recording, meter.resident_bytes)
+        has_grown = now.resident_bytes > entry.recording.resident_bytes and planner.is_feasible(now)
+        if has_grown:
+            entry.recording = now
+        over_bytes = meter.peak_bytes - planner.budget_bytes(entry.recording)
+        if over_bytes <= 0:  # what was asked for is the least, and that has risen
+            executor.plan = replace(executor.plan, budget_bytes=planner.target_bytes(entry.recording))
+        elif entry.tightenings < _MOST_TIGHTENINGS:
+            self._tighten(entry, planner, meter.peak_bytes, over_bytes, 0 if has_grown else over_bytes)
+
+    def _tighten(
+        self, entry: _Entry, planner: BudgetPlanner, peak_bytes: int, over_bytes: int, tighter_bytes: int
+    ) -> None:
+        """`tighter_bytes` may be 0: what was recorded has changed."""
+        assert entry.recording is not None, "the plan was made here"
+        tightened_bytes = entry.tightened_bytes + tighter_bytes
+        target_bytes = planner.target_bytes(entry.recording, tightened_bytes)
+        if tighter_bytes and target_bytes == entry.executor.plan.budget_bytes:
             self._say_that_it_is_over(entry, peak_bytes, over_bytes)
             return
         entry.tightenings += 1

@@ -1,28 +1,37 @@
 """Decides where a session's steps end, by what optimizers and graphs do.
 
-A step is over once an optimizer has stepped in it and the backward, if that is where it stepped, is over. What the step
-saved may outlive that: a generator's graph that is made before and used after its critic's optimizer steps, or an
-output that is kept until the next step writes over it. The two look alike when the optimizer steps, so:
+As long as no optimizer was seen, a step ends when a save comes after uses and no graph holds anything any more: that
+holds under gradient accumulation, several forwards before backwards and pipelines alike. None ends inside of a
+backward, where checkpoints save and optimizers may step.
+
+With optimizers a step is over once one has stepped in it, and the backward, if that is where it stepped, is over. What
+the step saved may outlive that: a generator's graph that is made before its critic's optimizer steps and used after it,
+or an output that is kept until the next step writes over it. The two look alike when the optimizer steps, so:
 
 * As long as one optimizer alone steps, or nothing that was saved before an optimizer's step was used after it, a step
   ends there, whatever lives on.
 * Otherwise the session waits for the graphs: from then on a step ends at the first optimizer's step, save or exit
   outside of a backward at which all that it saved is gone.
-* Waiting may be in vain. When the same optimizer steps again in one step, and something that was saved since it last did
-  is still alive, graphs outlive steps; then a step also ends with the optimizer that stepped right before that one, the
-  last of the cycle. A step in which optimizers stepped `_MOST_ROUNDS` times with saves between ends in any case.
+* Waiting may be in vain. When the same optimizer steps again in one step, and something that was saved since it last
+  did is still alive, graphs outlive steps; then a step also ends with the optimizer that stepped right before that one,
+  the last of the cycle. A step in which optimizers stepped `_MOST_ROUNDS` times with saves between ends in any case.
 """
 
 from __future__ import annotations
 
+import weakref
 from enum import Enum
 
 import torch
+
+from vdnn.runtime.residency import ManagedStorage
 
 # A critic may step ten times on one graph of its generator; a graph that lives for ever must not make a step of all.
 _MOST_ROUNDS = 12
 
 _NO_GRAPH_TASK = -1
+
+Alive = dict[int, weakref.ref[ManagedStorage]]  # by lifetime
 
 
 class Found(Enum):
@@ -51,7 +60,7 @@ class StepEnds:
         self._begin()
 
     def _begin(self) -> None:
-        self.alive: set[int] = set()  # lifetimes of the step
+        self.alive: Alive = {}  # of the step
         self._is_pending = False  # an optimizer has stepped
         self._are_joined = False  # several steps, as was found out
         self._is_last = False  # the last of its cycle was among them
@@ -60,14 +69,12 @@ class StepEnds:
         self._rounds = 0
         self._saved_since = False
 
-    @property
-    def optimizer_seen(self) -> bool:
-        return self._only is not None
-
-    def step_ended(self) -> None:
-        if self._is_pending and self.alive:
-            self._has_cut = True
+    def step_ended(self) -> list[ManagedStorage]:
+        """What the step has saved that outlives it."""
+        outliving = [managed for reference in list(self.alive.values()) if (managed := reference()) is not None]
+        self._has_cut |= self._is_pending and bool(outliving)
         self._begin()
+        return outliving
 
     def used_another(self) -> None:
         """What an earlier step saved is used."""
@@ -105,5 +112,11 @@ class StepEnds:
             return False
         return not self.alive or not self._waits or self._is_last or self._rounds >= _MOST_ROUNDS
 
-    def saved_outside_of_backward(self) -> None:
+    def is_due_before_save(self, *, graphs_are_gone: bool) -> bool:
+        """Whether it is over before this save: for one of the next it is."""
+        if in_backward():
+            return False
+        if self.is_due():
+            return True
         self._saved_since = True
+        return graphs_are_gone and self._only is None

@@ -1,8 +1,6 @@
 """Follows a session's steps: where each begins and ends, what happens in it, and who needs to know.
 
-A step ends with session.step(), else with optimizers' steps (see step_ends), else, as long as no optimizer was seen, when
-a save comes after uses and no graph holds anything any more: that holds under gradient accumulation, several forwards
-before backwards and pipelines alike. No step ends inside of a backward. Steps that do nothing are not counted.
+A step ends with session.step(), else as step_ends says. Steps that do nothing are not counted.
 
 The first step after the warm-up is recorded; with a planner so is one of every further kind (see plan_book), whose plan
 is followed from then on. Every step after the warm-up is measured. Of several devices the first is watched.
@@ -28,7 +26,7 @@ from vdnn.runtime.proof import Proof
 from vdnn.runtime.recorder import Recorder
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.save_keys import SaveKeys
-from vdnn.runtime.step_ends import Found, StepEnds, in_backward
+from vdnn.runtime.step_ends import Alive, Found, StepEnds
 from vdnn.runtime.step_ways import Ways
 from vdnn.runtime.transport import Transport
 from vdnn.step_plan import Action, Plan
@@ -90,21 +88,19 @@ class StepWatch:
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         found = self._ends.optimizer_stepped(id(optimizer), self._lifetimes)
+        if found is Found.WERE_JOINED or (found is Found.WERE_CUT and self.steps):
+            self._drop_recorder()
         if found is Found.WERE_CUT and self.steps:
-            self.steps = 0
-            self.recording = None
+            self.steps, self.recording = 0, None
             self._plans.forget_made()
-            self._drop_recorder()
-        elif found is Found.WERE_JOINED:
-            self._drop_recorder()
         if self._ends.is_due():
             self.end_step()
 
     def end_step(self) -> None:
-        self._ends.step_ended()
+        outliving = self._ends.step_ended()
         if self._keys.first is None:  # nothing was saved
             return
-        self._finish_observers()
+        self._finish_observers(outliving)
         self._plans.ended(self._keys.first, self._keys.kind)
         self.steps += 1
         self._clear()
@@ -132,12 +128,14 @@ class StepWatch:
             self._recorder.abandon()
             self._recorder = None
 
-    def _finish_observers(self) -> None:
+    def _finish_observers(self, outliving: list[ManagedStorage]) -> None:
         transport, gauges = self._transport, self.gauges
         if transport is None or gauges is None:
             return
         begin, peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
-        # What copies of graphs that are gone still hold is no part of the next step.
+        # What copies of graphs that are gone still hold is no part of the next step, nor what left, of those that live.
+        for managed in outliving:
+            managed.release()
         transport.drop_released()
         if self._meter is not None:
             self._meter.finish(begin, gauges.mark(transport.current_stream()), peaks[0])
@@ -148,7 +146,7 @@ class StepWatch:
             self.recording = self._recorder.finish(begin, peaks[1], backend, info.name, info.total_bytes)
             self._plans.recorded(self.recording, self.timeline if self._plans.is_planning else None, self._keys.kind)
         elif self._meter is not None and self._executor is not None:
-            self._plans.executed(self._executor, self._meter.peak_bytes, self._keys.kind)
+            self._plans.executed(self._executor, self._meter, self._keys.kind)
 
     # At the hooks, in order.
 
@@ -192,8 +190,7 @@ class StepWatch:
                 self._meter.hook(max(self._point, 0), marks, max(peaks[0], own_peaks[0]))
 
     @property
-    def _here(self) -> bool:
-        """Whether this thread is in a hook that is watched."""
+    def _here(self) -> bool:  # whether this thread is in a hook that is watched
         return getattr(self._in_hook, "here", False)
 
     @contextlib.contextmanager
@@ -207,12 +204,7 @@ class StepWatch:
         self._reload_marks = (begin, self.gauges.mark(transport.current_stream()))
 
     def step_ends_before_this_save(self) -> bool:
-        if in_backward():  # of a checkpoint
-            return False
-        if self._ends.is_due():
-            return True
-        self._ends.saved_outside_of_backward()
-        return not self._ends.optimizer_seen and self._uses > 0 and self._living == 0
+        return self._ends.is_due_before_save(graphs_are_gone=self._uses > 0 and self._living == 0)
 
     def saved(self, managed: ManagedStorage, tensor: torch.Tensor, *, is_new: bool, is_aliased: bool) -> Action | None:
         """What the plan says; None if there is no plan that knows. `is_aliased`: its storage is known already, as
@@ -292,12 +284,12 @@ class StepWatch:
         managed.on_end = functools.partial(self._ended, self._lifetimes, self._ends.alive, self._recorder)
         self._lifetimes += 1
         self._living += 1
-        self._ends.alive.add(lifetime)
+        self._ends.alive[lifetime] = managed.reference
         return lifetime
 
-    def _ended(self, lifetime: int, alive: set[int], recorder: Recorder | None) -> None:
+    def _ended(self, lifetime: int, alive: Alive, recorder: Recorder | None) -> None:
         self._living -= 1
-        alive.discard(lifetime)
+        alive.pop(lifetime, None)
         if recorder is not None:
             recorder.ended(lifetime)
 

@@ -11,10 +11,10 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.runtime.unusual.every_mode import Factory, Step
 
-WIDTH, BATCH = 32, 64
+WIDTH, BATCH = 16, 64
 
 
-def deep(inputs: int = WIDTH, outputs: int = WIDTH, depth: int = 3) -> nn.Sequential:
+def deep(inputs: int = WIDTH, outputs: int = WIDTH, depth: int = 1) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Linear(inputs, WIDTH), nn.Tanh()]
     for _ in range(depth):
         layers += [nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()]
@@ -325,7 +325,6 @@ BY_TURNS: dict[str, Factory] = {
     "actor and critic": actor_and_critic,
     "encoder and decoder with an unused head": encoder_and_decoder_with_an_unused_head,
 }
-# Optimizers' steps that end one of ours are so many fewer: the generator's and the critics' are one.
 
 
 # Steps of several kinds.
@@ -338,12 +337,17 @@ def penalty(critic: nn.Module, real: torch.Tensor, fake: torch.Tensor) -> torch.
     return 10 * (gradient.norm(2, dim=1) - 1).square().mean()
 
 
+def smooth_critic() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)
+    )  # fmt: skip
+
+
 def wgan_gp(critic_steps: int) -> Factory:
     """Every `critic_steps` steps of the critic the generator takes one; all begin with the generator's forward."""
 
     def factory() -> Step:
-        generator, critic = deep(), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(),
-                                                  nn.Linear(WIDTH, 1))  # fmt: skip
+        generator, critic = deep(), smooth_critic()
         of_generator, of_critic = adversaries(generator, critic)
 
         def step(_: int) -> Iterable[torch.Tensor]:
