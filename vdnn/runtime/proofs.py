@@ -31,7 +31,7 @@ from vdnn.runtime.codecs import Codec
 from vdnn.runtime.gauges import Gauges
 from vdnn.runtime.holders import label_text
 from vdnn.runtime.proof import Proof
-from vdnn.runtime.recompute import Recipe
+from vdnn.runtime.recompute import Recipe, UnknownLayoutError
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.tolerance import Tolerance, difference_between
 from vdnn.runtime.trial import Trial, bytes_of, is_as_it_was
@@ -173,6 +173,8 @@ class Proofs:
                 return self._compared(managed, recipe, original, gauges, is_quiet)
         except torch.OutOfMemoryError:
             return Outcome.UNKNOWN
+        except UnknownLayoutError:
+            return Outcome.WRONG
         except (VdnnError, RuntimeError) as error:
             if not is_quiet:
                 self._say_once(f"{error} It is not rebuilt.")

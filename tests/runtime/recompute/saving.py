@@ -7,6 +7,7 @@ and nothing is skipped unseen.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.recompute import (
     NormWatch,
     Recipe,
+    UnknownLayoutError,
     find_recipe,
     note_saved,
     observe,
@@ -101,8 +103,9 @@ class Saving:
             return packed
         recipe = find_recipe(tensor, node, self.unpack, max_depth=self._max_depth, dear=self._dear)
         if recipe is not None:
-            packed.recipe = recipe
-            self._tried(recipe, tensor)
+            with contextlib.suppress(UnknownLayoutError):
+                self._tried(recipe, tensor)
+                packed.recipe = recipe
         note_saved(node, tensor.output_nr, packed)
         return packed
 
@@ -116,24 +119,26 @@ class Saving:
         return packed.tensor
 
     def _tried(self, recipe: Recipe, tensor: torch.Tensor) -> None:
-        self.recipes.append(recipe)
-        self.names[recipe.name] += 1
-        self.operations.update(recipe.operation_names)
-        if not self._rebuilds:
-            return
+        """Raises UnknownLayoutError for what is no recipe."""
         asked: list[object] = []
 
         def unpack(packed: Any) -> torch.Tensor:
             asked.append(packed)
             return _held(packed)
 
-        self._compared(recipe, tensor, unpack)
-        if asked != list(recipe.operands):
-            self.failures.append(f"{recipe.name}: asked for {len(asked)} operands of {len(recipe.operands)}")
+        if self._rebuilds:
+            self._compared(recipe, tensor, unpack)
+            if asked != list(recipe.operands):
+                self.failures.append(f"{recipe.name}: asked for {len(asked)} operands of {len(recipe.operands)}")
+        self.recipes.append(recipe)
+        self.names[recipe.name] += 1
+        self.operations.update(recipe.operation_names)
 
     def _compared(self, recipe: Recipe, tensor: torch.Tensor, unpack: Any) -> None:
         try:
             complaint = difference(recipe.rebuild(unpack), tensor)
+        except UnknownLayoutError:
+            raise
         except VdnnError as error:  # whoever runs the operation may expect errors
             complaint = str(error)
         if complaint:

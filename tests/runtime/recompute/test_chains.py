@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -202,3 +202,53 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def _alone(x: Tensor, run: Callable[[Tensor], Tensor]) -> Saving:
+    """What is found where nothing between `x` and the last save is saved."""
+    with Saving() as saving:
+        run(x) * torch.ones((), requires_grad=True)
+    return saving
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda x: x.contiguous(memory_format=torch.channels_last),
+        lambda x: x.clone(memory_format=torch.channels_last),
+        lambda x: x.to(torch.float64, memory_format=torch.channels_last),
+        lambda x: x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format),
+    ],
+)
+@pytest.mark.parametrize(
+    "read", [lambda made: made.mean((2, 3)), lambda made: made.sum(1), lambda made: made.double().sum()]
+)
+def test_what_was_copied_to_an_unknown_format_is_not_summed(
+    read: Callable[[Tensor], Tensor], copied: Callable[[Tensor], Tensor]
+) -> None:
+    """A copy in channels last is summed in another order than one that is contiguous: the last bit differs."""
+    x = torch.randn(3, 7, 33, 17, generator=torch.Generator().manual_seed(3), requires_grad=True)
+    observe(x)
+    saving = _alone(x, lambda x: read(copied(x)))
+    assert saving.failures == []
+    assert saving.recipes == []
+
+
+def test_what_was_copied_is_read_by_what_rounds_once_and_by_what_copies(x: Tensor) -> None:
+    saving = _alone(x, lambda x: torch.relu(x.contiguous(memory_format=torch.channels_last).neg() + x))
+    assert saving.failures == []
+    assert saving.recipes[-1].name == "relu <- add <- neg <- clone"
+
+
+def test_a_copy_of_less_dimensions_is_summed() -> None:
+    x = torch.randn(9, 33, requires_grad=True)
+    observe(x)
+    saving = _alone(x, lambda x: x.clone().mean(1))
+    assert saving.failures == []
+    assert [recipe.name for recipe in saving.recipes] == ["mean <- clone"]
+
+
+def test_a_dropout_that_does_not_train_scales_nothing(x: Tensor) -> None:
+    saving = _alone(x, lambda x: torch.native_dropout(x.neg(), 0.5, False)[0])
+    assert saving.failures == []
+    assert saving.recipes[-1].name == "dropout <- neg"

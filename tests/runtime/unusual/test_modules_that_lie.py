@@ -1,4 +1,5 @@
-"""Norm modules whose forward does otherwise than their attributes say: gradients are those of plain torch in every mode.
+"""Norm modules whose forward does otherwise than their attributes say: gradients are those of plain torch in every
+mode.
 
 Values change from small to ordinary over the steps, so that two constants give one result at first and not later.
 """
@@ -16,6 +17,8 @@ from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
 
 Tensor = torch.Tensor
 _FEATURES = 24
+_ROWS = 256
+_COINCIDENT = 5  # steps in which two constants give one result: recipes are proven in them
 
 
 class OtherEps(nn.LayerNorm):
@@ -94,12 +97,14 @@ class _Maps(nn.Module):
         self.norm = norm
 
     def forward(self, input: Tensor) -> Tensor:
-        made: Tensor = self.norm(input.view(-1, 4, 3, 2).repeat(1, 1, 2, 2))[:, :, :3, :2]
-        return made.reshape(input.shape)
+        made: Tensor = self.norm(input.view(-1, 4, 3, 2))
+        return made.view(input.shape)
 
 
 class ShiftedBatch(nn.BatchNorm2d):
     """Shifts by a buffer, which has no gradient."""
+
+    calls = 0
 
     def __init__(self) -> None:
         super().__init__(4, affine=False)
@@ -107,28 +112,34 @@ class ShiftedBatch(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:
         made = functional.batch_norm(input, None, None, None, self.shift, True)
-        self.shift = self.shift + 0.25 * (self.shift + 0.5)
+        self.calls += 1
+        self.shift = self.shift + (0.25 if self.calls >= _COINCIDENT else 0.0)
         return made
 
 
 class ShiftedBatchByKeyword(nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:
-        shift = input.detach().mean((0, 2, 3)) - 1
+        shift = input.detach().mean((0, 2, 3)).floor() * 0.5  # nothing at first
         return functional.batch_norm(input, weight=None, bias=shift, running_mean=None, running_var=None, training=True)
 
 
 class ShiftedGroup(nn.GroupNorm):
+    calls = 0
+
     def __init__(self) -> None:
-        super().__init__(2, 4)
-        self.bias = None
+        super().__init__(2, 4, affine=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        return torch.group_norm(input, 2, self.weight, torch.full((4,), 0.5), 1e-1)
+        self.calls += 1
+        return torch.group_norm(input, 2, None, torch.full((4,), 1.0 if self.calls > _COINCIDENT else 0.0), 1e-5)
 
 
 class ShiftedInstance(nn.InstanceNorm2d):
+    calls = 0
+
     def forward(self, input: Tensor) -> Tensor:
-        shift = torch.linspace(0, 1, 4)
+        self.calls += 1
+        shift = torch.linspace(0, 1, 4) * float(self.calls > _COINCIDENT)
         return functional.instance_norm(input, None, None, None, shift, True, 0.1, 1e-2)
 
 
@@ -139,7 +150,7 @@ class ShiftedOnlyLater(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:
         self.calls += 1
-        shift = torch.full((4,), 1.0 if self.calls > 4 else 0.0)
+        shift = torch.full((4,), 1.0 if self.calls > _COINCIDENT else 0.0)
         return functional.batch_norm(input, None, None, None, shift, True)
 
 
@@ -154,35 +165,35 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
     "layer norm with a scaled weight": lambda: ScaledWeight(_FEATURES),
     "RMS norm with another eps": lambda: OtherRmsEps(_FEATURES),
     "batch norm that shifts by a buffer": lambda: _Maps(ShiftedBatch()),
-    "batch norm that shifts by what it reads": lambda: _Maps(ShiftedBatchByKeyword(4)),
-    "batch norm that shifts later": lambda: _Maps(ShiftedOnlyLater(4)),
+    "batch norm that shifts by what it reads": lambda: _Maps(ShiftedBatchByKeyword(4, affine=False)),
+    "batch norm that shifts later": lambda: _Maps(ShiftedOnlyLater(4, affine=False)),
     "group norm that shifts by a constant": lambda: _Maps(ShiftedGroup()),
     "instance norm that shifts by a constant": lambda: _Maps(ShiftedInstance(4)),
 }
 
 
 def _program(make: Callable[[], nn.Module]) -> Callable[[], Step]:
-    """Two norms between products. Inputs grow: eps is nothing beside the variance of the first steps' huge ones."""
+    """Norms before what saves their outputs, with a product between two. There are many rows and few weights, so that a
+    plan has to do with what is saved. The inputs of the first steps hide every eps from 32 bits."""
 
     def factory() -> Step:
-        first, last = nn.Linear(_FEATURES, _FEATURES), nn.Linear(_FEATURES, _FEATURES)
-        norms = make(), make()
-        parameters = [one for module in (first, last, *norms) for one in module.parameters()]
+        norms = [make() for _ in range(4)]
+        gates = [nn.Linear(_FEATURES, _FEATURES) for _ in norms]
+        parameters = [one for module in (*gates, *norms) for one in module.parameters()]
         optimizer = torch.optim.SGD(parameters, lr=0.01)
-        inputs = torch.randn(8, _FEATURES)
+        inputs = torch.randn(_ROWS, _FEATURES)
 
         def step(index: int) -> Iterable[Tensor | None]:
-            # A variance of 1e8 hides every eps from 32 bits.
-            scale = 1e4 if index < 4 else 0.05
-            held = (inputs + 0.1 * index) * scale
-            held.requires_grad_()
-            made = last(functional.gelu(norms[1](first(norms[0](held).tanh()))).sigmoid())
+            scale = 1e4 if index < _COINCIDENT else 1e-2
+            held = inputs.roll(index) * scale
+            made = held
+            for norm, gate in zip(norms, gates, strict=True):
+                made = functional.gelu(norm(held * gate(made).sigmoid()))
             loss = made.square().mean()
             optimizer.zero_grad()
             loss.backward()
-            gradients = [None if one.grad is None else one.grad.clone() for one in (*parameters, held)]
             optimizer.step()
-            return [loss, *gradients, *parameters]
+            return [loss, *(one.grad for one in parameters), *parameters]
 
         return step
 
@@ -192,4 +203,4 @@ def _program(make: Callable[[], nn.Module]) -> Callable[[], Step]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("norm", NORMS)
 def test_gradients_are_those_of_plain_torch(norm: str, mode: str) -> None:
-    assert_same_in(mode, _program(NORMS[norm]), steps=10)
+    assert_same_in(mode, _program(NORMS[norm]), steps=12)

@@ -8,6 +8,7 @@ of torch an operation ran under, which version of a leaf it read.
 
 from vdnn.runtime.recompute.finder import find_recipe, owner_recipe
 from vdnn.runtime.recompute.flag_epochs import observe_flags
+from vdnn.runtime.recompute.layouts import UnknownLayoutError
 from vdnn.runtime.recompute.leaf_versions import observe, observe_parameters
 from vdnn.runtime.recompute.node_notes import note_saved
 from vdnn.runtime.recompute.norm_calls import NormWatch
@@ -17,6 +18,7 @@ from vdnn.runtime.recompute.table import recipe_names
 __all__ = [
     "NormWatch",
     "Recipe",
+    "UnknownLayoutError",
     "find_recipe",
     "note_saved",
     "observe",

@@ -1,8 +1,9 @@
 """The settings of torch that choose between kernels or change results: read in one go, and set for a recompute.
 
-Each setting is read by a bound C function, where this torch has it. Torch's legacy getters of TF32 are read only where
-there are no precisions for single backends: they raise once one of those was set, and kernels do not ask them. `changes_to` says how to set those of an earlier time,
-and how to put the present ones back. Nothing here initializes CUDA.
+Each setting is read by a bound C function, where this torch has it. Torch's legacy getters of TF32 are read only
+where there are no precisions for single backends: they raise once one of those was set, and kernels do not ask
+them. `changes_to` says how to set those of an earlier time, and how to put the present ones back. Nothing here
+initializes CUDA.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class _Setting(NamedTuple):
     set: Callable[[Any], Any]
 
 
-# [Note: Resolved precisions] A precision that is not set for an operation is that of its backend, and of "generic" where
-# that has none either. Getters return what applies, not what was set.
+# [Note: Resolved precisions] A precision that is not set for an operation is that of its backend, and of "generic"
+# where that has none either. Getters return what applies, not what was set.
 _PRECISIONS = (
     ("generic", "all"),
     *((backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv")),
@@ -72,7 +73,7 @@ def _named() -> list[tuple[str, str]]:
         *("mkldnn_enabled", "mkldnn_deterministic", "nnpack_enabled", "miopen_immediate"),
         *("cublas_allow_fp16_accumulation", "cpu_allow_fp16_reduced_precision_reduction"),
         *("math_sdp_allow_fp16_bf16_reduction", "sm_carveout_experimental"),
-        *(("blas_preferred_backend",) if torch.backends.cuda.is_built() else ()),  # compared slowly: an enum of pybind
+        *(("blas_preferred_backend",) if _C._has_cuda else ()),  # compared slowly: an enum of pybind
         *(("rocm_fa_preferred_backend",) if torch.version.hip else ()),
     )
     legacy = () if _HAS_PRECISIONS else ("float32_matmul_precision", "cudnn_allow_tf32", "onednn_allow_tf32")
@@ -116,8 +117,8 @@ def backend_flags() -> Flags:
 
 
 def changes_to(flags: Flags) -> tuple[list[Change], list[Change]]:
-    """What sets `flags`, and what puts back the present ones. Each list may be run again from its beginning, whatever was
-    done of either. Both are empty where nothing differs."""
+    """What sets `flags`, and what puts back the present ones. Each list may be run again from its beginning, whatever
+    was done of either. Both are empty where nothing differs."""
     present = backend_flags()
     if present == flags:
         return [], []
@@ -138,15 +139,15 @@ def _make_so(flags: Flags) -> None:
             setting.set(wanted)
     if backend_flags() != flags:
         raise VdnnError(
-            "torch's settings for kernels (torch.backends, torch.set_float32_matmul_precision and the like) cannot be set "
-            "to those of the forward. Leave them as they are from forward to backward, or run vdnn.offload without "
-            "recompute."
+            "torch's settings for kernels (torch.backends, torch.set_float32_matmul_precision and the like) cannot be "
+            "set to those of the forward. Leave them as they are from forward to backward, or run vdnn.offload "
+            "without recompute."
         )
 
 
 def _own_precisions() -> dict[tuple[str, str], str]:
-    """What is set for each, "none" where it inherits. See [Note: Resolved precisions]: where a value may be inherited, the
-    one above is changed for a moment."""
+    """What is set for each, "none" where it inherits. See [Note: Resolved precisions]: where a value may be inherited,
+    the one above is changed for a moment."""
     own: dict[tuple[str, str], str] = {}
     for name in _PRECISIONS:
         value = _get_precision(*name)

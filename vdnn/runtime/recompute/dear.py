@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from vdnn.runtime.recompute.operation import Argument, Call, Cost, Operation, Table, edge, saved
+from vdnn.runtime.recompute.operation import Argument, Call, Cost, Layout, Operation, Table, edge, saved
 from vdnn.runtime.recompute.saved_values import is_empty
 
 Tensor = torch.Tensor
@@ -101,11 +101,12 @@ TABLE: Table = {
         saved("batch2", 2),
         scalars=("beta", "alpha"),
     ),
-    "EmbeddingBackward0": _product(
+    "EmbeddingBackward0": Operation(
         "embedding",
         lambda call, weight, indices: torch.embedding(weight, indices),
-        edge(0),
-        Argument("indices"),
+        (edge(0), Argument("indices")),
+        cost=Cost.DEAR,
+        layout=Layout.IGNORED,
     ),
     "ScaledDotProductFlashAttentionForCpuBackward0": _fused("attention", _attention, "attn_mask"),
     "ScaledDotProductFlashAttentionBackward0": _fused("flash attention", _flash, None),

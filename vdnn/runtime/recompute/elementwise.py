@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from vdnn.runtime.recompute.operation import FIRST, Argument, Call, Operation, Table, edge, saved, unary
+from vdnn.runtime.recompute.operation import FIRST, Argument, Call, Layout, Operation, Table, edge, saved, unary
 
 Tensor = torch.Tensor
 
@@ -28,7 +28,10 @@ def _alpha(run: str) -> Operation:
 def _masked(call: Call, input: Tensor, mask: Tensor) -> Tensor:
     """As the kernels do it. The CPU's rounds the scale to the input's dtype, which only this overload does too; CUDA's
     divides by the probability in its own precision."""
-    kept = 1.0 - call.scalars[0]
+    dropped, is_training = call.scalars
+    if not is_training:
+        return input.clone()
+    kept = 1.0 - dropped
     masked = input.mul(mask)
     if input.device.type == "cpu":
         made: Tensor = torch.ops.aten.mul_.Scalar(masked, 0.0 if kept == 0 else 1.0 / kept)
@@ -105,14 +108,27 @@ TABLE |= {
     "WhereBackward0": Operation(
         "where", lambda call, c, a, b: torch.where(c, a, b), (Argument("condition"), edge(0), edge(1))
     ),
-    "NativeDropoutBackward0": Operation("dropout", _masked, (edge(0), Argument("result1")), ("p",)),
+    "NativeDropoutBackward0": Operation("dropout", _masked, (edge(0), Argument("result1")), ("p", "train")),
     "ToCopyBackward0": Operation("cast", _cast, FIRST),
     "CloneBackward0": Operation("clone", _clone, FIRST),
 }
-_scaled = unary("mul", lambda call, x: torch.ops.aten.mul.Scalar(x, call.scalars[0]), "other", slot=None)
+_scaled = replace(
+    unary("mul", lambda call, x: torch.ops.aten.mul.Scalar(x, call.scalars[0]), "other", slot=None),
+    may_be_in_place=True,
+    layout=Layout.EXACT,
+)
 _NEVER_IN_PLACE = ("gelu", "softplus", "log_sigmoid", "glu", "prelu", "rsub", "where", "dropout", "cast", "clone")
+# The code for vectors and the one for what is left over of them give the same: each operation rounds once.
+_EXACT = ("neg", "abs", "sgn", "sqrt", "reciprocal", "relu", "add", "sub", "rsub", "mul", "div")
+_ROUND_ONCE = ("hardtanh", "clamp", "clamp_min", "where", "leaky_relu", "dropout")
+_LAYOUTS = dict.fromkeys(_EXACT, Layout.EXACT) | dict.fromkeys(_ROUND_ONCE, Layout.IGNORED)
+_LAYOUTS |= {"cast": Layout.ASKED, "clone": Layout.ASKED}
 TABLE = {
-    node: replace(entry, may_be_in_place=entry.name not in _NEVER_IN_PLACE)
+    node: replace(
+        entry,
+        may_be_in_place=entry.name not in _NEVER_IN_PLACE,
+        layout=_LAYOUTS.get(entry.name, Layout.READ),
+    )
     for node, entry in TABLE.items()
     if isinstance(entry, Operation)
 }

@@ -1,8 +1,8 @@
 """Under which settings of torch an operation ran: known at its saves, or between two looks that saw the same.
 
-Settings may be changed around a single operation, and a recipe may reach back over many. `observe_flags` looks at them at
-saves and around modules, and notes them with autograd's sequence number, for each thread: a save belongs to the node that
-was made last. Nodes between two looks that differ ran under nobody knows which.
+Settings may be changed around a single operation, and a recipe may reach back over many. `observe_flags` looks at
+them at saves and around modules, and notes them with autograd's sequence number, for each thread: a save belongs to
+the node that was made last. Nodes between two looks that differ ran under nobody knows which.
 """
 
 from __future__ import annotations

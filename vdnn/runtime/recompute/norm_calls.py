@@ -1,12 +1,14 @@
-"""Reads what autograd's node of a norm does not save off the call that makes the node, never off a module's attributes.
+"""Reads what autograd's node of a norm does not save off the call that makes the node, never off a module's
+attributes.
 
-Layer norm and RMS norm do not save their eps; batch, group and instance norm do not save whether a bias was given. While
-the forward of a norm module runs, a torch function mode looks at the calls of torch's norm functions and notes those
-facts on the node that this very call made. A node from any other call has no facts, and the norm is not recomputed.
+Layer norm and RMS norm do not save their eps; batch, group and instance norm do not save whether a bias was given.
+While the forward of a norm module runs, a torch function mode looks at the calls of torch's norm functions and notes
+those facts on the node that this very call made. A node from any other call has no facts, and the norm is not
+recomputed.
 
-The mode is pushed for torch's norm modules, their subclasses, and modules without children whose `forward` names a norm
-function. It is not pushed while torch traces or transforms functions, nor on top of a mode of the program: such a mode,
-or a tensor subclass, may call the norm with other arguments than those it was called with.
+The mode is pushed for torch's norm modules, their subclasses, and modules without children whose `forward` names a
+norm function. It is not pushed while torch traces or transforms functions, nor on top of a mode of the program:
+such a mode, or a tensor subclass, may call the norm with other arguments than those it was called with.
 """
 
 from __future__ import annotations
@@ -180,14 +182,14 @@ def _passes_on(mode: object) -> bool:
 
 
 def remove_stale_mode() -> None:
-    """For the exit of a mode that may lie below ours: an interrupt skips torch's module hooks, and ours stays on top."""
+    """For the exit of a mode that may lie below ours: an interrupt skips module hooks, and ours stays on top."""
     while _depth() and isinstance(_at(_depth() - 1), _NormCalls):
         _pop()
 
 
 def _is_patched() -> bool:
-    """Under a mode, torch's Python functions pass on whatever their global name stands for: a wrapper that a program has
-    put there would run twice."""
+    """Under a mode, torch's Python functions pass on whatever their global name stands for: a wrapper that a program
+    has put there would run twice."""
     return any(getattr(functional, name) is not one for name, one in _PYTHON_NORMS) or not _ARE_ORIGINAL
 
 

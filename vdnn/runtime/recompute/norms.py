@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from vdnn.runtime.recompute.node_notes import EPS, has_no_bias
-from vdnn.runtime.recompute.operation import Argument, Call, Choice, Node, Operation, Table
+from vdnn.runtime.recompute.operation import Argument, Call, Choice, Layout, Node, Operation, Table
 from vdnn.runtime.recompute.saved_values import is_empty
 
 Tensor = torch.Tensor
@@ -76,8 +76,11 @@ TABLE: Table = {
         (_INPUT, _WEIGHT, Argument("bias", 2, _has_no_saved_bias)),
         ("normalized_shape",),
         (EPS,),
+        layout=Layout.CONTIGUOUS,
     ),
-    "FusedRmsNormBackward0": Operation("rms_norm", _rms, (_INPUT, _WEIGHT), ("normalized_shape",), (EPS,)),
+    "FusedRmsNormBackward0": Operation(
+        "rms_norm", _rms, (_INPUT, _WEIGHT), ("normalized_shape",), (EPS,), layout=Layout.CONTIGUOUS
+    ),
     "WeightNormInterfaceBackward0": Operation(
         "weight_norm",
         lambda call, v, g: _aten._weight_norm_interface(v, g, call.scalars[0])[0],

@@ -25,6 +25,16 @@ class Cost(Enum):
     DEAR = auto()  # convolution, matrix product, attention
 
 
+class Layout(Enum):
+    """What an operation has to do with the strides of its inputs. See layouts.py."""
+
+    READ = auto()  # its bits may depend on them
+    IGNORED = auto()  # they may not: it copies, compares, or makes its inputs contiguous first
+    EXACT = auto()  # they may not, where each number is rounded once: real, and with nothing scaled
+    ASKED = auto()  # a copy, which may have been asked for another memory format
+    CONTIGUOUS = auto()  # ignored, and what it makes is contiguous
+
+
 class Call(NamedTuple):
     """What an operation is done with besides tensors: its scalars, and the output that is wanted, as it was made."""
 
@@ -62,6 +72,7 @@ class Operation:
     takes_every_edge: bool = False
     makes_every_output: bool = False
     may_be_in_place: bool = False
+    layout: Layout = Layout.READ
 
     @property
     def must_be_seen(self) -> bool:
@@ -98,9 +109,9 @@ def unary(name: str, run: Callable[..., torch.Tensor], *scalars: str, slot: str 
 
 
 def view(name: str, run: Callable[..., torch.Tensor], *scalars: str) -> Operation:
-    return Operation(name, run, FIRST, scalars, cost=Cost.FREE)
+    return Operation(name, run, FIRST, scalars, cost=Cost.FREE, layout=Layout.IGNORED)
 
 
 def pieces(name: str, run: Callable[..., torch.Tensor], *scalars: str) -> Operation:
     """A view for each output."""
-    return Operation(name, run, FIRST, scalars, cost=Cost.FREE, makes_every_output=True)
+    return Operation(name, run, FIRST, scalars, cost=Cost.FREE, makes_every_output=True, layout=Layout.IGNORED)

@@ -23,6 +23,7 @@ from vdnn.runtime.holders import Geometry
 from vdnn.runtime.kept import KeptTensor, kept_tensor
 from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.recompute.backend_flags import Flags
+from vdnn.runtime.recompute.layouts import lies_as_before, refuse_unknown
 from vdnn.runtime.recompute.node_notes import Packed
 from vdnn.runtime.recompute.operation import Call, Operation
 from vdnn.runtime.recompute.surroundings import run_under
@@ -85,18 +86,24 @@ class Recipe:
         """The tensor, bit for bit, on the current stream. See [Note: What comes out].
 
         Every managed operand is asked for once, before anything is computed; memory of what lies between is let go
-        of as soon as its last reader is done. Raises what `unpack` raises, and VdnnError when an operand that stayed
-        on the device is no longer what it was.
+        of as soon as its last reader is done. Raises what `unpack` raises, VdnnError when an operand that stayed
+        on the device is no longer what it was, and UnknownLayoutError.
         """
         values: list[Any] = [self._value(given, unpack) for given in self.given]
         return run_under(self.flags, partial(self._run, values))
 
     def _run(self, values: list[Any]) -> torch.Tensor:
+        lie_as_before = [True] * len(values)
         for step in self.steps:
             inputs = [None if place < 0 else values[place] for place in step.inputs]
+            are_known = all(lie_as_before[place] for place in step.inputs if place >= 0)
+            refuse_unknown(step.operation, step.call, are_known)
             for place in step.dying:
                 values[place] = None
-            values.append(self._done(step, inputs))
+            made = self._done(step, inputs)
+            lie_as_before.append(lies_as_before(step.operation, inputs, made, are_known))
+            values.append(made)
+            del inputs, made
         return _shaped(values[-1], self.geometry)
 
     def _value(self, given: Given, unpack: Unpack) -> Any:
@@ -134,8 +141,15 @@ class Recipe:
                 f"cannot rebuild a tensor by {self.name}: {step.operation.name} made {tuple(made.shape)}, where it had "
                 f"made {tuple(call.shape)}. This is a fault of vdnn's recipe."
             )
+        if made.dtype is call.dtype:
+            return made
+        if not step.operation.may_be_in_place:
+            raise VdnnError(
+                f"cannot rebuild a tensor by {self.name}: {step.operation.name} made {made.dtype}, where it had made "
+                f"{call.dtype}. This is a fault of vdnn's recipe."
+            )
         # What was written in place kept its dtype, whatever was computed.
-        return made if made.dtype is call.dtype else made.to(call.dtype)
+        return made.to(call.dtype)
 
 
 def _shaped(made: torch.Tensor, geometry: Geometry) -> torch.Tensor:

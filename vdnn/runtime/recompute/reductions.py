@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from vdnn.runtime.recompute.operation import FIRST, Call, Operation, Table, unary
+from vdnn.runtime.recompute.operation import FIRST, Call, Layout, Operation, Table, unary
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten
@@ -27,7 +29,8 @@ def _pool(name: str, run: str, *scalars: str, output: int | None = None) -> Oper
         made: Tensor = found if output is None else found[output]
         return made
 
-    return unary(name, pooled, *scalars)
+    found = unary(name, pooled, *scalars)
+    return replace(found, layout=Layout.IGNORED) if "max" in name else found  # which compares
 
 
 def _adaptive(run: str) -> Operation:
@@ -38,7 +41,8 @@ def _adaptive(run: str) -> Operation:
 
 def _upsample(run: str, *scalars: str) -> Operation:
     function = getattr(_aten, run)
-    return Operation(run, lambda call, x: function(x, *call.scalars), FIRST, ("output_size", *scalars))
+    layout = Layout.IGNORED if "nearest" in run else Layout.READ
+    return Operation(run, lambda call, x: function(x, *call.scalars), FIRST, ("output_size", *scalars), layout=layout)
 
 
 _MAX = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
@@ -46,8 +50,8 @@ _AVG = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "d
 _SCALES = ("scales_d", "scales_h", "scales_w")
 
 TABLE: Table = {
-    "SoftmaxBackward0": Operation("softmax", _softmax, FIRST, ("dim",)),
-    "LogSoftmaxBackward0": Operation("log_softmax", _log_softmax, FIRST, ("dim",)),
+    "SoftmaxBackward0": Operation("softmax", _softmax, FIRST, ("dim",), layout=Layout.CONTIGUOUS),
+    "LogSoftmaxBackward0": Operation("log_softmax", _log_softmax, FIRST, ("dim",), layout=Layout.CONTIGUOUS),
     "SafeSoftmaxBackward0": Operation(
         "softmax", lambda call, x: _aten._safe_softmax(x, call.scalars[0], call.dtype), FIRST, ("dim",)
     ),

@@ -20,6 +20,7 @@ from vdnn.runtime.recompute.recipe import Unpack
 # Under which a node saves its own outputs, by output.
 _RESULTS = (("_raw_saved_result", "_raw_saved_output"), ("_raw_saved_result1",), ("_raw_saved_result2",))
 Number = bool | int | float | complex
+_OF_NUMBERS = (torch.bool, torch.int64, torch.float64, torch.complex128)  # as torch wraps Python's
 _UNSIGNED_FROM = 1 << 63
 _IS_READABLE = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
 
@@ -34,6 +35,8 @@ def number_in(node: Node, slot: str) -> Number | torch.Tensor | None:
     raw = _raw(node, "_raw_saved_" + slot)
     held = None if raw is None or raw.unpack_hook is not None else raw.data
     if not isinstance(held, torch.Tensor) or held.dim() or held.device.type != "cpu" or held._version:
+        return None
+    if held.dtype not in _OF_NUMBERS:
         return None
     if type(held) is FakeTensor:
         return held  # without data there are no bits

@@ -1,7 +1,9 @@
-"""The state of torch in which a recompute runs: without graph, autocast and function modes, under its operations' flags.
+"""The state of torch in which a recompute runs: without graph, autocast and function modes, under its operations'
+flags.
 
-What was there before is put back whatever happens. An interrupt may come between any two instructions of Python, also of
-those that put it back: so that is done twice, and no frame of Python lies between what is changed and the `finally`.
+What was there before is put back whatever happens. An interrupt may come between any two instructions of Python,
+also of those that put it back: so that is done twice, and no frame of Python lies between what is changed and the
+`finally`.
 """
 
 from __future__ import annotations

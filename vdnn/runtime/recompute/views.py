@@ -5,9 +5,12 @@ Where a node keeps no shape of its result (view, expand) the shape is that of it
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
-from vdnn.runtime.recompute.operation import FIRST, Call, Operation, Table, pieces, view
+from vdnn.runtime.recompute.operation import FIRST, Call, Layout, Operation, Table, pieces, view
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten
@@ -24,6 +27,18 @@ def _split(call: Call, input: Tensor) -> Tensor:
         torch.split_with_sizes(input, size, dim) if isinstance(size, tuple) else _aten.split(input, size, dim)
     )
     return pieces[call.output_nr]
+
+
+def _joined(name: str, join: Any) -> Operation:
+    def joined(call: Call, *parts: Tensor) -> Tensor:
+        made: Tensor = join(parts, call.scalars[0])
+        return made
+
+    return Operation(name, joined, (), ("dim",), takes_every_edge=True, layout=Layout.IGNORED)
+
+
+def _copied(name: str, run: Callable[..., Tensor], *scalars: str) -> Operation:
+    return Operation(name, run, FIRST, scalars, layout=Layout.IGNORED)
 
 
 TABLE: Table = {
@@ -45,12 +60,8 @@ TABLE: Table = {
     "UnsafeSplitBackward0": pieces("split", _split, "split_size", "dim"),
     "SplitWithSizesBackward0": pieces("split", _split, "split_sizes", "dim"),
     "UnbindBackward0": pieces("unbind", lambda call, x: x.unbind(call.scalars[0])[call.output_nr], "dim"),
-    "CatBackward0": Operation(
-        "cat", lambda call, *parts: torch.cat(parts, call.scalars[0]), (), ("dim",), takes_every_edge=True
-    ),
-    "StackBackward0": Operation(
-        "stack", lambda call, *parts: torch.stack(parts, call.scalars[0]), (), ("dim",), takes_every_edge=True
-    ),
-    "RepeatBackward0": Operation("repeat", lambda call, x: x.repeat(call.scalars[0]), FIRST, ("repeats",)),
-    "RollBackward0": Operation("roll", lambda call, x: x.roll(*call.scalars), FIRST, ("shifts", "dims")),
+    "CatBackward0": _joined("cat", torch.cat),
+    "StackBackward0": _joined("stack", torch.stack),
+    "RepeatBackward0": _copied("repeat", lambda call, x: x.repeat(call.scalars[0]), "repeats"),
+    "RollBackward0": _copied("roll", lambda call, x: x.roll(*call.scalars), "shifts", "dims"),
 }
