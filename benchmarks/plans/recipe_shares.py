@@ -35,11 +35,12 @@ from benchmarks.models.workload import Workload
 from benchmarks.progress import Progress
 from benchmarks.text_table import render_table
 from vdnn.runtime.cuda_shaped import CudaShaped
-from vdnn.runtime.kept import KeptTensor, keep_tensor
+from vdnn.runtime.kept import KeptTensor, keep_tensor, kept_tensor
 from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.recompute import (
     NormWatch,
     Recipe,
+    UnknownLayoutError,
     find_recipe,
     note_saved,
     observe_flags,
@@ -138,8 +139,24 @@ class GreedyHooks:
             if isinstance(operand, View)
         ]
         depth = max([recipe.depth, *behind])
-        if depth <= self.max_depth:
+        if depth <= self.max_depth and _can_be_followed(recipe):
             storage.recipe, storage.depth = recipe, depth
+
+
+def _can_be_followed(recipe: Recipe) -> bool:
+    """Whether it reads no value of which the layout is not known. Without data, its run is that question alone."""
+    try:
+        recipe.rebuild(_without_data)
+    except UnknownLayoutError:
+        return False
+    return True
+
+
+def _without_data(packed: KeptTensor | PackedView) -> torch.Tensor:
+    if not isinstance(packed, PackedView):
+        return kept_tensor(packed)
+    dtype, size, stride = packed.geometry
+    return torch.empty_strided(size, stride, dtype=dtype)
 
 
 def _storage_of(tensor: torch.Tensor) -> Storage:

@@ -246,9 +246,3 @@ def test_a_copy_of_less_dimensions_is_summed() -> None:
     saving = _alone(x, lambda x: x.clone().mean(1))
     assert saving.failures == []
     assert [recipe.name for recipe in saving.recipes] == ["mean <- clone"]
-
-
-def test_a_dropout_that_does_not_train_scales_nothing(x: Tensor) -> None:
-    saving = _alone(x, lambda x: torch.native_dropout(x.neg(), 0.5, False)[0])
-    assert saving.failures == []
-    assert saving.recipes[-1].name == "dropout <- neg"

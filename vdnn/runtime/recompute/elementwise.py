@@ -28,10 +28,7 @@ def _alpha(run: str) -> Operation:
 def _masked(call: Call, input: Tensor, mask: Tensor) -> Tensor:
     """As the kernels do it. The CPU's rounds the scale to the input's dtype, which only this overload does too; CUDA's
     divides by the probability in its own precision."""
-    dropped, is_training = call.scalars
-    if not is_training:
-        return input.clone()
-    kept = 1.0 - dropped
+    kept = 1.0 - call.scalars[0]
     masked = input.mul(mask)
     if input.device.type == "cpu":
         made: Tensor = torch.ops.aten.mul_.Scalar(masked, 0.0 if kept == 0 else 1.0 / kept)
@@ -108,7 +105,7 @@ TABLE |= {
     "WhereBackward0": Operation(
         "where", lambda call, c, a, b: torch.where(c, a, b), (Argument("condition"), edge(0), edge(1))
     ),
-    "NativeDropoutBackward0": Operation("dropout", _masked, (edge(0), Argument("result1")), ("p", "train")),
+    "NativeDropoutBackward0": Operation("dropout", _masked, (edge(0), Argument("result1")), ("p",)),
     "ToCopyBackward0": Operation("cast", _cast, FIRST),
     "CloneBackward0": Operation("clone", _clone, FIRST),
 }
