@@ -1,0 +1,132 @@
+"""Runs a program plain and in a session, from the same state, and says where the two differ."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+
+from tests.fuzz.program import STEPS, Program
+from tests.fuzz.sessions import session_for
+from tests.fuzz.world import World
+from vdnn.errors import VdnnError
+
+MODIFIED = "modified by an inplace operation"
+Trace = list[tuple[str, "bytes | None"]]
+
+
+class Kind(Enum):
+    SAME = "same"
+    REFUSED = "refused"  # loudly, for a write that may be refused
+    DIFFERENT = "different"
+
+
+class Outcome(NamedTuple):
+    """Of one step."""
+
+    error: BaseException | None
+    trace: Trace
+    invisible_writes: int
+
+
+class Verdict(NamedTuple):
+    kind: Kind
+    step: int = -1
+    what: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} in step {self.step}: {self.what}" if self.step >= 0 else self.kind.value
+
+
+def outcome_of(world: World, step: int) -> Outcome:
+    error = None
+    try:
+        world.run_step(step)
+    except Exception as raised:
+        error = raised.with_traceback(None)
+        error.__context__ = error.__cause__ = None
+    world.note_state()
+    return Outcome(error, world.trace, world.invisible_writes)
+
+
+def plain_outcomes(program: Program) -> list[Outcome]:
+    world = World(program)
+    return [outcome_of(world, step) for step in range(STEPS)]
+
+
+def verdict_of(program: Program) -> Verdict:
+    """The first step that differs decides; a refusal ends the comparison, because the states are no longer equal."""
+    plain = plain_outcomes(program)
+    with session_for(program.mode) as enter:
+        with enter():
+            world = World(program)
+        for step, wanted in enumerate(plain):
+            with enter():
+                found = outcome_of(world, step)
+            verdict = compared(step, wanted, found)
+            if verdict.kind is not Kind.SAME:
+                return verdict
+    return Verdict(Kind.SAME)
+
+
+def compared(step: int, plain: Outcome, ours: Outcome) -> Verdict:
+    if ours.error is not None and plain.error is None:
+        kind = Kind.REFUSED if may_refuse(ours.error, plain, step) else Kind.DIFFERENT
+        return Verdict(kind, step, f"plain has no error, ours {_said(ours.error)}")
+    if plain.error is not None:
+        if ours.error is None:
+            return Verdict(Kind.DIFFERENT, step, f"ours has no error, plain {_said(plain.error)}")
+        if _identity(plain.error) != _identity(ours.error):
+            return Verdict(Kind.DIFFERENT, step, f"plain {_said(plain.error)}, ours {_said(ours.error)}")
+    for (label, wanted), (found_label, found) in zip(plain.trace, ours.trace, strict=False):
+        if label != found_label or wanted != found:
+            return Verdict(Kind.DIFFERENT, step, f"{label}: {_shown(wanted)}, ours {_shown(found)}")
+    if len(plain.trace) != len(ours.trace):
+        return Verdict(Kind.DIFFERENT, step, f"{len(plain.trace)} results, ours {len(ours.trace)}")
+    return Verdict(Kind.SAME)
+
+
+_REFUSAL = re.compile(r"modified|written to")
+
+
+def may_refuse(error: BaseException, plain: Outcome, step: int) -> bool:
+    """A loud refusal that says that an operand was modified, where autograd's counters cannot have shown the write."""
+    return isinstance(error, VdnnError) and bool(_REFUSAL.search(str(error))) and plain.invisible_writes > 0
+
+
+def _identity(error: BaseException) -> tuple[str, bool]:
+    return type(error).__name__, MODIFIED in str(error)
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error)[:300]}"
+
+
+def _shown(found: bytes | None) -> Any:
+    return None if found is None else torch.frombuffer(bytearray(found), dtype=torch.float32)[:4].tolist()
+
+
+@contextmanager
+def warnings_of_vdnn() -> Iterator[list[str]]:
+    """What vdnn logs as warnings."""
+    said: list[str] = []
+
+    class _Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    logger, handler = logging.getLogger("vdnn"), _Handler(logging.WARNING)
+    before, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
+
+

@@ -1,0 +1,5 @@
+"""The whole grammar: importing it registers every production."""
+
+from tests.fuzz import blocks, elementwise, extras, functions, norms, products, training, views, writes
+
+ALL = (blocks, elementwise, extras, functions, norms, products, training, views, writes)

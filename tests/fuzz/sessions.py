@@ -1,0 +1,61 @@
+"""The session of a mode: one that moves, one that rebuilds, or one that plans for a share of what the step needs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import vdnn
+from vdnn.planning.least_memory import least_bytes
+from vdnn.recording import Recording
+from vdnn.runtime.budget_planner import BudgetPlanner
+from vdnn.runtime.session import Session
+from vdnn.runtime.virtual_machine import VirtualMachine
+
+Enter = Callable[[], contextlib.AbstractContextManager[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class _SharePlanner(BudgetPlanner):
+    """Plans for a share of what lies between the least and the peak of the step that was recorded."""
+
+    share: float = 0.0
+
+    def budget_bytes(self, recording: Recording) -> int:
+        least = least_bytes(recording)
+        return least + int(self.share * max(recording.peak_bytes - least, 0))
+
+
+def open_session(mode: str, device: object) -> Session:
+    if not mode.startswith("auto"):
+        return vdnn.offload(mode, device="sim", min_bytes=0, offload_window="256B", reload_window="512B")
+    session = vdnn.offload("auto", budget="min", device=device, min_bytes=0)
+    share = mode.removeprefix("auto ")
+    if share != "min":
+        plans = session._steps._plans
+        planner = plans._planner
+        plans._planner = _SharePlanner(
+            planner.policy, planner.budget, planner.host_bytes, planner.profile, int(share) / 100
+        )
+    return session
+
+
+@contextlib.contextmanager
+def session_for(mode: str) -> Iterator[Enter]:
+    """Enters the session of the mode; a machine, where it has one, is entered around it."""
+    if not mode.startswith("auto"):
+        session = open_session(mode, "sim")
+        try:
+            yield lambda: session
+        finally:
+            session.close()
+        return
+    with VirtualMachine("titan-x", fake=False) as machine:
+        session = open_session(mode, machine)
+        try:
+            yield lambda: session
+        finally:
+            session.close()
+
+

@@ -1,0 +1,156 @@
+"""What a program runs in: parameters, buffers, optimizers and the values of a step, made from the program's seed.
+
+Two worlds of one program are equal bit for bit. Statements are compiled to closures once; a value is dropped behind the
+last statement that reads it, as a local variable of a forward would be, so that what is saved really leaves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.fuzz.grammar import PRODUCTIONS
+from tests.fuzz.program import INPUT, STEPS, Program, Statement, flattened
+from tests.fuzz.shapes import COLUMNS, ROWS
+
+Run = Callable[[], None]
+
+
+class PlannedError(Exception):
+    """Raised by a program that raises."""
+
+
+class World:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        generator = torch.Generator().manual_seed(program.seed)
+        self._numbers = torch.randn(2048, generator=generator)
+        self._taken = 0
+        self._inputs = torch.randn(STEPS, ROWS, COLUMNS, generator=generator)
+        self.part = 0
+        self.parameters: list[list[nn.Parameter]] = [[], []]
+        self.buffers: list[torch.Tensor] = []
+        self.optimizers: dict[Any, torch.optim.Optimizer] = {}
+        self.step = 0
+        self.values: dict[int, torch.Tensor] = {}
+        self.losses: dict[int, torch.Tensor] = {}
+        self.held: list[Any] = []  # to the end of the step
+        self.over_steps: dict[int, torch.Tensor] = {}
+        self.trace: list[tuple[str, bytes | None]] = []
+        self.invisible_writes = 0  # that no version counter shows, so far
+        self._last_uses = _last_uses(program)
+        self._at = 0
+        self._runs = [self.compiled(one) for one in program.body]
+
+    # For productions, while they are built.
+
+    def numbers(self, *shape: int) -> torch.Tensor:
+        """Drawn from the seed, a copy of its own."""
+        count = 1
+        for size in shape:
+            count *= size
+        if self._taken + count > 2048:
+            self._taken = 0
+        taken = self._numbers[self._taken : self._taken + count].reshape(shape).clone()
+        self._taken += count
+        return taken
+
+    def parameter(self, *shape: int, scale: float = 0.4, shift: float = 0.0) -> nn.Parameter:
+        return self.adopt(nn.Parameter(self.numbers(*shape).mul_(scale).add_(shift)))
+
+    def adopt(self, parameter: nn.Parameter) -> nn.Parameter:
+        self.parameters[self.part].append(parameter)
+        return parameter
+
+    def module(self, module: nn.Module, *, fill: bool = True) -> nn.Module:
+        """Its parameters and buffers are the world's."""
+        for one in module.parameters():
+            if fill:
+                with torch.no_grad():
+                    one.copy_(self.numbers(*one.shape).mul_(0.4))
+            self.adopt(one)
+        self.buffers += [one for one in module.buffers() if one.dtype == torch.float32]
+        return module
+
+    def buffer(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.buffers.append(tensor)
+        return tensor
+
+    def compiled(self, statement: Statement) -> Run:
+        run = PRODUCTIONS[statement.name].build(self, statement)
+        dying = self._last_uses.get(self._at, ())
+        self._at += 1
+        period, phase, first = statement.when
+        if not dying and period == 1 and not first:
+            return run
+
+        def guarded() -> None:
+            if self.step >= first and self.step % period == phase:
+                run()
+            for slot in dying:
+                self.values.pop(slot, None)
+
+        return guarded
+
+    # For productions, while they run.
+
+    def value(self, slot: int) -> torch.Tensor:
+        found = self.values.get(slot)
+        return self.values[INPUT] if found is None else found
+
+    def note(self, label: str, tensor: torch.Tensor | None) -> None:
+        self.trace.append((label, None if tensor is None else bits(tensor)))
+
+    def note_gradients(self) -> None:
+        for part in self.parameters:
+            for index, one in enumerate(part):
+                self.note(f"grad {index}", one.grad)
+
+    def all_parameters(self) -> list[nn.Parameter]:
+        return [*self.parameters[0], *self.parameters[1]]
+
+    # Steps.
+
+    def run_step(self, step: int) -> None:
+        self.step = step
+        self.trace = []
+        torch.manual_seed(self.program.seed * STEPS + step)
+        self.values[INPUT] = self._inputs[step].clone()
+        try:
+            for run in self._runs:
+                run()
+        finally:
+            self.values.clear()
+            self.losses.clear()
+            self.held.clear()
+
+    def note_state(self) -> None:
+        for part in self.parameters:
+            for index, one in enumerate(part):
+                self.note(f"parameter {index}", one)
+        for index, buffer in enumerate(self.buffers):
+            self.note(f"buffer {index}", buffer)
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    """The bytes of its values, by no operation of torch's where that can be: under a virtual machine each counts."""
+    if not tensor.is_contiguous():
+        tensor = tensor.detach().contiguous()
+    return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+
+def _last_uses(program: Program) -> dict[int, list[int]]:
+    """By a statement's number in running order, the slots that nobody reads behind it."""
+    last: dict[int, int] = {}
+    for number, one in enumerate(flattened(program.body)):
+        for slot in (*one.ins, one.out):
+            last[slot] = number
+    found: dict[int, list[int]] = {}
+    for slot, number in last.items():
+        if slot > INPUT:
+            found.setdefault(number, []).append(slot)
+    return found
