@@ -39,6 +39,11 @@ class Verdict(NamedTuple):
     step: int = -1
     what: str = ""
 
+    @property
+    def sort(self) -> str:
+        """What two differences have in common that may be one fault."""
+        return re.sub(r"[^a-zA-Z ]+.*", "", self.what)[:40]
+
     def __str__(self) -> str:
         return f"{self.kind.value} in step {self.step}: {self.what}" if self.step >= 0 else self.kind.value
 

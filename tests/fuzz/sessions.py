@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 import vdnn
 from vdnn.planning.least_memory import least_bytes
+from vdnn.planning.policies.auto import Auto
 from vdnn.recording import Recording
 from vdnn.runtime.budget_planner import BudgetPlanner
 from vdnn.runtime.session import Session
 from vdnn.runtime.virtual_machine import VirtualMachine
 
+# Of auto's search: tiny steps need none of the rest.
+_EFFORT = 0.02
 Enter = Callable[[], contextlib.AbstractContextManager[object]]
 
 
@@ -30,8 +33,8 @@ class _SharePlanner(BudgetPlanner):
 def open_session(mode: str, device: object) -> Session:
     if not mode.startswith("auto"):
         return vdnn.offload(mode, device="sim", min_bytes=0, offload_window="256B", reload_window="512B")
-    session = vdnn.offload("auto", budget="min", device=device, min_bytes=0)
     share = mode.removeprefix("auto ")
+    session = vdnn.offload(Auto(_EFFORT), budget="min", device=device, min_bytes=0)
     if share != "min":
         plans = session._steps._plans
         planner = plans._planner

@@ -1,0 +1,225 @@
+"""Runs many programs in several processes: python -m tests.fuzz.run --programs 100000 --first-seed 0 --workers 2
+
+`--seed S` shows one program and how it comes out, `--shrink S` the smallest part of it that differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    asked = _parsed(arguments)
+    if asked.seed is not None:
+        return _show(asked.seed, asked.mode)
+    if asked.shrink is not None:
+        return _shrink(asked.shrink, asked.mode)
+    return 1 if run_many(asked.first_seed, asked.programs, asked.workers, asked.mode).differences else 0
+
+
+def _parsed(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description=__doc__)
+    parser.add_argument("--programs", type=int, default=2000)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--mode", help="instead of the one that the seed draws")
+    parser.add_argument("--seed", type=int, help="show this program and how it comes out")
+    parser.add_argument("--shrink", type=int, metavar="SEED", help="make this program smaller")
+    return parser.parse_args(arguments)
+
+
+def prepare() -> None:
+    """Of a process that runs programs."""
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+
+
+def _show(seed: int, mode: str | None) -> int:
+    prepare()
+    from tests.fuzz.outcomes import Kind, plain_outcomes, verdict_of, warnings_of_vdnn
+    from tests.fuzz.plot import program_of
+
+    program = program_of(seed, mode)
+    print(program.listing())
+    for step, outcome in enumerate(plain_outcomes(program)):
+        print(f"  plain, step {step}: {'' if outcome.error is None else repr(outcome.error)[:150]}")
+    with warnings_of_vdnn() as said:
+        verdict = verdict_of(program)
+    print(*said, verdict, sep="\n")
+    return verdict.kind is Kind.DIFFERENT
+
+
+def _shrink(seed: int, mode: str | None) -> int:
+    prepare()
+    from tests.fuzz.outcomes import warnings_of_vdnn
+    from tests.fuzz.plot import program_of
+    from tests.fuzz.shrink import shrunk
+
+    with warnings_of_vdnn():
+        program, verdict = shrunk(program_of(seed, mode))
+    print(program.listing(), verdict, sep="\n")
+    return 0
+
+
+@dataclass
+class Summary:
+    """Of a run."""
+
+    first_seed: int
+    programs: int
+    began: float = field(default_factory=time.monotonic)
+    done: int = 0
+    by_mode: Counter[str] = field(default_factory=Counter)
+    by_production: Counter[str] = field(default_factory=Counter)
+    refused: list[int] = field(default_factory=list)
+    differences: list[tuple[int, str, str]] = field(default_factory=list)
+
+    def add(self, one: Result) -> None:
+        self.done += 1
+        self.by_mode[one.mode] += 1
+        self.by_production.update(one.names)
+        if one.kind == "refused":
+            self.refused.append(one.seed)
+        elif one.kind != "same":
+            self.differences.append((one.seed, one.mode, one.said))
+            print(f"seed {one.seed}, {one.mode}: {one.said}", flush=True)
+
+    def line(self) -> str:
+        rate = self.done / max(time.monotonic() - self.began, 1e-3)
+        return (
+            f"{self.done} of {self.programs} programs, {len(self.differences)} differences, "
+            f"{len(self.refused)} refused, {rate:.1f} a second"
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                self.line(),
+                "modes: " + ", ".join(f"{name} {count}" for name, count in sorted(self.by_mode.items())),
+                "productions: " + ", ".join(f"{name} {count}" for name, count in self.by_production.most_common()),
+                f"refused: {', '.join(map(str, self.refused[:40])) or 'none'}",
+                *(f"different: seed {seed}, {mode}: {said}" for seed, mode, said in self.differences),
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one program."""
+
+    seed: int
+    mode: str
+    kind: str
+    said: str
+    names: tuple[str, ...] = ()
+
+
+def result_of(seed: int, mode: str | None) -> Result:
+    from tests.fuzz.outcomes import verdict_of
+    from tests.fuzz.plot import program_of
+
+    program = program_of(seed, mode)
+    try:
+        verdict = verdict_of(program)
+    except Exception as error:  # the rig's own, or the session's as it is left
+        return Result(seed, program.mode, "different", f"outside of a step: {type(error).__name__}: {error}")
+    return Result(seed, program.mode, verdict.kind.value, str(verdict), tuple(sorted(program.names())))
+
+
+def _work(seeds: range, mode: str | None, results: Any, current: Any) -> None:
+    prepare()
+    from tests.fuzz.outcomes import warnings_of_vdnn
+
+    with warnings_of_vdnn() as said:
+        for seed in seeds:
+            current.value = seed
+            said.clear()
+            results.send(result_of(seed, mode))
+    results.send(None)
+
+
+class _Worker:
+    """A process with every n-th seed; one that dies is replaced behind the seed that it died of."""
+
+    def __init__(self, seeds: range, mode: str | None) -> None:
+        self._seeds, self._mode = seeds, mode
+        self._start(seeds)
+
+    def _start(self, seeds: range) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.results, sender = context.Pipe(duplex=False)
+        self._current = context.Value("q", seeds.start, lock=False)
+        self._process = context.Process(target=_work, args=(seeds, self._mode, sender, self._current), daemon=True)
+        self._process.start()
+        sender.close()
+
+    def received(self) -> Result | None:
+        """What is next; None at the end."""
+        try:
+            result: Result | None = self.results.recv()
+        except EOFError:
+            self._process.join()
+            seed = self._current.value
+            left = self._seeds[self._seeds.index(seed) + 1 :]
+            self._start(left)
+            said = f"the process ended with status {self._process_status()}"
+            return Result(seed, self._mode or "?", "crash", said)
+        return result
+
+    def _process_status(self) -> str:
+        return "of a signal or an abort"
+
+    def stop(self) -> None:
+        self._process.terminate()
+
+
+def _results(workers: list[_Worker]) -> Iterator[Result | None]:
+    """As they come; None now and then, so that the caller can say how far it is."""
+    from multiprocessing.connection import wait
+
+    running = {worker.results: worker for worker in workers}
+    while running:
+        for ready in wait(list(running), timeout=1.0):
+            worker = running.pop(ready)  # type: ignore[arg-type]
+            result = worker.received()
+            if result is not None:
+                running[worker.results] = worker
+                yield result
+        yield None
+
+
+def run_many(first_seed: int, programs: int, workers: int, mode: str | None) -> Summary:
+    summary = Summary(first_seed, programs)
+    seeds = range(first_seed, first_seed + programs)
+    running = [_Worker(seeds[index::workers], mode) for index in range(workers)]
+    said = time.monotonic()
+    try:
+        for result in _results(running):
+            if result is not None:
+                summary.add(result)
+            if time.monotonic() - said > _SECONDS_BETWEEN_LINES:
+                said = time.monotonic()
+                print(summary.line(), flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    finally:
+        for worker in running:
+            worker.stop()
+    print(summary, flush=True)
+    return summary
+
+
+if __name__ == "__main__":
+    sys.exit(main())
