@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from tests.fuzz.program import STEPS, Program
-from tests.fuzz.sessions import session_for
+from tests.fuzz.sessions import Enter, plain_for, session_for
 from tests.fuzz.world import World
 from vdnn.errors import VdnnError
 
@@ -31,7 +32,7 @@ class Outcome(NamedTuple):
 
     error: BaseException | None
     trace: Trace
-    invisible_writes: int
+    refusable_writes: int
 
 
 class Verdict(NamedTuple):
@@ -48,32 +49,31 @@ class Verdict(NamedTuple):
         return f"{self.kind.value} in step {self.step}: {self.what}" if self.step >= 0 else self.kind.value
 
 
-def outcome_of(world: World, step: int) -> Outcome:
+def outcome_of(world: World, step: int, enter: Enter = contextlib.nullcontext) -> Outcome:
     error = None
     try:
-        world.run_step(step)
+        with enter():
+            world.run_step(step)
     except Exception as raised:
         error = raised.with_traceback(None)
         error.__context__ = error.__cause__ = None
     world.note_state()
-    return Outcome(error, world.trace, world.invisible_writes)
+    return Outcome(error, world.trace, world.refusable_writes)
 
 
 def plain_outcomes(program: Program) -> list[Outcome]:
+    """A virtual machine is a dispatch mode, under which autograd adds gradients in another order: there, inside one."""
     world = World(program)
-    return [outcome_of(world, step) for step in range(STEPS)]
+    return [outcome_of(world, step, functools.partial(plain_for, program.mode)) for step in range(STEPS)]
 
 
 def verdict_of(program: Program) -> Verdict:
     """The first step that differs decides; a refusal ends the comparison, because the states are no longer equal."""
     plain = plain_outcomes(program)
     with session_for(program.mode) as enter:
-        with enter():
-            world = World(program)
+        world = World(program)
         for step, wanted in enumerate(plain):
-            with enter():
-                found = outcome_of(world, step)
-            verdict = compared(step, wanted, found)
+            verdict = compared(step, wanted, outcome_of(world, step, enter))
             if verdict.kind is not Kind.SAME:
                 return verdict
     return Verdict(Kind.SAME)
@@ -90,33 +90,40 @@ def compared(step: int, plain: Outcome, ours: Outcome) -> Verdict:
             return Verdict(Kind.DIFFERENT, step, f"plain {_said(plain.error)}, ours {_said(ours.error)}")
     for (label, wanted), (found_label, found) in zip(plain.trace, ours.trace, strict=False):
         if label != found_label or wanted != found:
-            return Verdict(Kind.DIFFERENT, step, f"{label}: {_shown(wanted)}, ours {_shown(found)}")
+            return Verdict(Kind.DIFFERENT, step, f"{label}: {_apart(wanted, found)}")
     if len(plain.trace) != len(ours.trace):
         return Verdict(Kind.DIFFERENT, step, f"{len(plain.trace)} results, ours {len(ours.trace)}")
     return Verdict(Kind.SAME)
 
 
-_REFUSAL = re.compile(r"modified|written to")
+_REFUSAL = re.compile(r"modified|written to|given other memory")
+_PHRASES = (MODIFIED, "backward through the graph a second time", "element 0 of tensors does not require grad")
 
 
 def may_refuse(error: BaseException, plain: Outcome, step: int) -> bool:
     """A loud refusal that says that an operand was modified, where autograd's counters cannot have shown the write."""
-    return isinstance(error, VdnnError) and bool(_REFUSAL.search(str(error))) and plain.invisible_writes > 0
+    return isinstance(error, VdnnError) and bool(_REFUSAL.search(str(error))) and plain.refusable_writes > 0
 
 
-def _identity(error: BaseException) -> tuple[str, bool]:
-    return type(error).__name__, MODIFIED in str(error)
+def _identity(error: BaseException) -> tuple[object, ...]:
+    return type(error).__name__, *(phrase in str(error) for phrase in _PHRASES)
 
 
 def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error)[:300]}"
 
 
-def _shown(found: bytes | None) -> Any:
-    return None if found is None else torch.frombuffer(bytearray(found), dtype=torch.float32)[:4].tolist()
+def _apart(wanted: bytes | None, found: bytes | None) -> str:
+    """The first number that differs."""
+    if wanted is None or found is None or len(wanted) != len(found):
+        return f"{'none' if wanted is None else 'some'}, ours {'none' if found is None else 'some'}"
+    left, right = (torch.frombuffer(bytearray(one), dtype=torch.float32) for one in (wanted, found))
+    differing = (left.view(torch.int32) != right.view(torch.int32)).nonzero().flatten()
+    first = int(differing[0])
+    return f"{left[first].item():.9g}, ours {right[first].item():.9g} ({len(differing)} of {len(left)})"
 
 
-@contextmanager
+@contextlib.contextmanager
 def warnings_of_vdnn() -> Iterator[list[str]]:
     """What vdnn logs as warnings."""
     said: list[str] = []

@@ -21,6 +21,10 @@ class When(NamedTuple):
     phase: int = 0
     first: int = 0
 
+    @property
+    def first_step(self) -> int:
+        return self.first + (self.phase - self.first) % self.period
+
     def __str__(self) -> str:
         said = [f"step % {self.period} == {self.phase}"] if self.period > 1 else []
         said += [f"step >= {self.first}"] if self.first else []

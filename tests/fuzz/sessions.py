@@ -44,6 +44,11 @@ def open_session(mode: str, device: object) -> Session:
     return session
 
 
+def plain_for(mode: str) -> contextlib.AbstractContextManager[object]:
+    """What plain PyTorch runs in, to be compared with the mode."""
+    return VirtualMachine("titan-x", fake=False) if mode.startswith("auto") else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def session_for(mode: str) -> Iterator[Enter]:
     """Enters the session of the mode; a machine, where it has one, is entered around it."""

@@ -41,7 +41,7 @@ class World:
         self.held: list[Any] = []  # to the end of the step
         self.over_steps: dict[int, torch.Tensor] = {}
         self.trace: list[tuple[str, bytes | None]] = []
-        self.invisible_writes = 0  # that no version counter shows, so far
+        self.refusable_writes = 0  # so far: that no version counter shows, or that began late
         self._last_uses = _last_uses(program)
         self._at = 0
         self._runs = [self.compiled(one) for one in program.body]

@@ -18,6 +18,7 @@ Run = Callable[[], None]
 TO_VALUES = ("no_grad", "detach", "view", "data", "data_view", "numpy", "add_")
 TO_PARAMETERS = ("data", "no_grad", "numpy", "detach", "hand_step", "data_replaced")
 INVISIBLE = frozenset({"data", "data_view", "numpy", "data_replaced"})
+LATE = 4  # the first step in which a write counts as new: a plan is made of an earlier one
 
 
 def _draw_value_write(random: Random) -> tuple[Any, ...]:
@@ -34,10 +35,16 @@ def _write_value(world: World, one: Statement) -> Run:
         x = world.value(slot)
         if how in INVISIBLE:
             world.held.append(x)
-            world.invisible_writes += 1
+        _note(world, one, how)
         write(x, how, world.step)
 
     return run
+
+
+def _note(world: World, one: Statement, how: str) -> None:
+    """Which writes vdnn may answer with a refusal where plain PyTorch has no error."""
+    if how in INVISIBLE or one.when.first_step >= LATE:
+        world.refusable_writes += 1
 
 
 def write(x: torch.Tensor, how: str, step: int) -> None:
@@ -69,14 +76,13 @@ def _write_parameter(world: World, one: Statement) -> Run:
         owned = world.parameters[part] or world.parameters[1 - part]
         if not owned:
             return
+        _note(world, one, how)
         _write_to(owned[number % len(owned)], how, world)
 
     return run
 
 
 def _write_to(parameter: torch.nn.Parameter, how: str, world: World) -> None:
-    if how in INVISIBLE:
-        world.invisible_writes += 1
     amount = 0.03 * (1 + world.step)
     if how == "data":
         parameter.data.add_(amount)
@@ -103,10 +109,10 @@ def _write_buffer(world: World, one: Statement) -> Run:
         if not world.buffers:
             return
         buffer = world.buffers[number % len(world.buffers)]
+        _note(world, one, how)
         if how == "add":
             buffer.add_(0.1)
         elif how == "data":
-            world.invisible_writes += 1
             buffer.data.add_(0.1)
         else:
             buffer.copy_(buffer * 0.9)
@@ -120,8 +126,7 @@ def _write_input(world: World, one: Statement) -> Run:
 
     def run() -> None:
         x = world.values[0]
-        if one.args[0] in INVISIBLE:
-            world.invisible_writes += 1
+        _note(world, one, one.args[0])
         write(x, one.args[0], world.step)
 
     return run
@@ -139,8 +144,7 @@ def _write_in_hook(world: World, one: Statement) -> Run:
         step = world.step
 
         def hook(*_: object) -> None:
-            if how in INVISIBLE:
-                world.invisible_writes += 1
+            _note(world, one, how)
             with torch.no_grad():
                 write(target, how, step)
 
