@@ -121,7 +121,7 @@ def _with_a_scalar(world: World, name: str, number: float) -> Callable[[Tensor],
 @operation("changing_scalar", weight=1.5, draw=_scalar)
 def _with_a_changing_scalar(world: World, name: str, number: float) -> Callable[[Tensor], Tensor]:
     """As a schedule or a temperature is: another number in each step."""
-    return lambda x: _scaled(x, name, number + 0.1 * world.step)
+    return lambda x: _scaled(x, name, number + 0.1 * (world.step + world.schedule))
 
 
 @operation("sized_by_step", weight=0.7, draw=lambda random: (random.choice([2, 3, 4, 5]), random.choice([100.0, 0.01])))

@@ -36,6 +36,7 @@ class World:
         self.buffers: list[torch.Tensor] = []
         self.optimizers: dict[Any, torch.optim.Optimizer] = {}
         self.step = 0
+        self.schedule = 0  # added to the step where a number changes by step
         self.values: dict[int, torch.Tensor] = {}
         self.losses: dict[int, torch.Tensor] = {}
         self.held: list[Any] = []  # to the end of the step
@@ -120,10 +121,14 @@ class World:
         self.trace = []
         torch.manual_seed(self.program.seed * STEPS + step)
         self.values[INPUT] = self._inputs[step].clone()
+        before = switches()
         try:
             for run in self._runs:
                 run()
         finally:
+            left = switches()
+            if left != before:
+                self.trace.append((f"switches left as {left}, before {before}", b""))
             self.values.clear()
             self.losses.clear()
             self.held.clear()
@@ -134,6 +139,24 @@ class World:
                 self.note(f"parameter {index}", one)
         for index, buffer in enumerate(self.buffers):
             self.note(f"buffer {index}", buffer)
+
+
+def switches() -> tuple[object, ...]:
+    """What a step must leave as it was."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_cache_enabled(),
+        torch.backends.mkldnn.enabled,
+        torch.backends.cudnn.enabled,
+        torch.backends.cudnn.benchmark,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.get_default_dtype(),
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._len_torch_function_stack(),
+    )
 
 
 def bits(tensor: torch.Tensor) -> bytes:

@@ -1,0 +1,165 @@
+"""What must hold besides equal numbers: nothing piles up over steps, nothing is left switched, forks live.
+
+Each looks at one program and says what is wrong with it, or returns None.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable
+from random import Random
+from types import FrameType
+from typing import Any
+
+import torch
+
+from tests.fuzz.outcomes import outcome_of
+from tests.fuzz.plot import program_of
+from tests.fuzz.program import STEPS, Program
+from tests.fuzz.sessions import session_for
+from tests.fuzz.world import World, switches
+
+_ROUNDS = 5  # of all the steps of a program
+_STATUS = 0x7F
+
+
+def growing_book(program: Program) -> str | None:
+    """A container of the session's that is longer at the end of each round of the program's steps."""
+    sizes: list[dict[str, int]] = []
+    with session_for(program.mode) as enter:
+        world = World(program)
+        for _ in range(_ROUNDS):
+            for step in range(STEPS):
+                # A schedule goes on: the same step of the next round has another number.
+                world.schedule = len(sizes) * STEPS
+                outcome_of(world, step, enter)
+            with enter() as session:
+                sizes.append(containers(session))
+    for name, last in sizes[-1].items():
+        lengths = [one.get(name, 0) for one in sizes]
+        if all(later > earlier for earlier, later in zip(lengths, lengths[1:], strict=False)):
+            return f"{name} grows: {lengths}, {last} at the end"
+    return None
+
+
+def containers(root: Any) -> dict[str, int]:
+    """The lengths of all that an object of vdnn's reaches through attributes of objects of vdnn's."""
+    found: dict[str, int] = {}
+    waiting, seen = [("session", root)], {id(root)}
+    while waiting:
+        path, one = waiting.pop()
+        for name, value in _attributes(one):
+            if id(value) in seen:
+                continue
+            if isinstance(value, dict | list | set) or type(value).__name__.startswith("Weak"):
+                found[f"{path}.{name}"] = len(value)
+            elif type(value).__module__.startswith("vdnn."):
+                seen.add(id(value))
+                waiting.append((f"{path}.{name}", value))
+    return found
+
+
+def _attributes(one: Any) -> list[tuple[str, Any]]:
+    named = list(getattr(one, "__dict__", {}).items())
+    for kind in type(one).__mro__:
+        slots = getattr(kind, "__slots__", ())
+        named += [(name, getattr(one, name, None)) for name in ([slots] if isinstance(slots, str) else slots)]
+    return named
+
+
+class _Interrupter:
+    """Raises KeyboardInterrupt at the n-th line that runs in vdnn's Python, as a signal would."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+        self.raised_at = ""
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
+        # What a finalizer raises is printed and lost.
+        is_ours = "/vdnn/" in frame.f_code.co_filename and frame.f_code.co_name not in ("__del__", "<lambda>")
+        if not is_ours:
+            return None
+        if event == "line" and not self.raised_at:
+            self._left -= 1
+            if self._left < 0:
+                self.raised_at = f"{frame.f_code.co_filename.rpartition('/vdnn/')[2]}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        return self
+
+
+def interrupted_badly(program: Program, trials: int = 20) -> str | None:
+    """What is switched differently behind a step that was interrupted somewhere in vdnn's code; or a later session
+    that no longer gives the numbers of plain PyTorch."""
+    random = Random(program.seed)
+    before = switches()
+    for _ in range(trials):
+        interrupter = _Interrupter(random.randrange(1, 6000))
+        try:
+            with session_for(program.mode) as enter:
+                world = World(program)
+                sys.settrace(interrupter)
+                try:
+                    for step in range(2):
+                        outcome_of(world, step, enter)
+                finally:
+                    sys.settrace(None)
+        except KeyboardInterrupt:
+            pass
+        found = switches()
+        if found != before:
+            _switch_back()
+            return f"interrupted at {interrupter.raised_at}: {found}, before {before}"
+    return None
+
+
+def _switch_back() -> None:
+    torch.set_grad_enabled(True)
+    torch.set_autocast_enabled("cpu", False)
+
+
+def child_dies(program: Program) -> str | None:
+    """A fork that starts threads, and collects a session that its parent dropped: as a loader's worker does."""
+    gc.collect()
+    gc.disable()
+    try:
+        with session_for(program.mode) as enter:
+            world = World(program)
+            outcome_of(world, 0, enter)
+        cycle: list[object] = [enter, world]
+        cycle.append(cycle)
+        del world, enter, cycle
+        return _fork(_collected_beside_threads)
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+def _collected_beside_threads() -> None:
+    threads = [threading.Thread(target=threading.Event().wait, args=(30,), daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    gc.collect()
+
+
+def _fork(in_child: Callable[[], None]) -> str | None:
+    child = os.fork()
+    if not child:
+        try:
+            os.close(2)
+            in_child()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return None if not status else f"the child ended with status {status & _STATUS} (a signal) or {status >> 8}"
+
+
+def first_seed(finds: Callable[[Program], str | None], seeds: range, mode: str) -> tuple[int, str] | None:
+    """The first program of these that has something wrong."""
+    for seed in seeds:
+        said = finds(program_of(seed, mode))
+        if said is not None:
+            return seed, said
+    return None
