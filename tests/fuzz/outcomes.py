@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import re
+import sys
 from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
@@ -32,6 +33,7 @@ class Outcome(NamedTuple):
 
     error: BaseException | None
     trace: Trace
+    state: Trace  # behind it
     refusable_writes: int
 
 
@@ -57,9 +59,9 @@ def outcome_of(world: World, step: int, enter: Enter = contextlib.nullcontext) -
     except Exception as raised:
         error = raised.with_traceback(None)
         error.__context__ = error.__cause__ = None
-    if error is None or MODIFIED not in str(error):
-        world.note_state()
-    return Outcome(error, world.trace, world.refusable_writes)
+    results, world.trace = world.trace, []
+    world.note_state()
+    return Outcome(error, results, world.trace, world.refusable_writes)
 
 
 def plain_outcomes(program: Program) -> list[Outcome]:
@@ -69,17 +71,39 @@ def plain_outcomes(program: Program) -> list[Outcome]:
 
 
 def verdict_of(program: Program) -> Verdict:
+    """Of the numbers; else of what else must not happen."""
+    with finalizers_watched() as raised:
+        verdict = _verdict_of_numbers(program)
+    if raised and verdict.kind is not Kind.DIFFERENT:
+        return Verdict(Kind.DIFFERENT, verdict.step, f"in a finalizer: {raised[0]}")
+    return verdict
+
+
+def _verdict_of_numbers(program: Program) -> Verdict:
     """The first step that differs decides; a refusal ends the comparison, because the states are no longer equal."""
     plain = plain_outcomes(program)
     with session_for(program.mode) as enter:
         world = World(program)
         for step, wanted in enumerate(plain):
-            verdict = compared(step, wanted, outcome_of(world, step, enter))
+            found = outcome_of(world, step, enter)
+            verdict = compared(step, wanted, found)
             if verdict.kind is not Kind.SAME:
                 return verdict
-            if wanted.error is not None and MODIFIED in str(wanted.error):
-                break  # somewhere amid a backward: the states need not be equal any more
+            if wanted.error is not None and MODIFIED in str(wanted.error) and wanted.state != found.state:
+                break  # both failed somewhere amid a backward: from here on they may go apart
     return Verdict(Kind.SAME)
+
+
+@contextlib.contextmanager
+def finalizers_watched() -> Iterator[list[str]]:
+    """What was raised where nobody can catch it."""
+    raised: list[str] = []
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda one: raised.append(f"{one.object!r} raised {one.exc_value!r}"[:300])
+    try:
+        yield raised
+    finally:
+        sys.unraisablehook = before
 
 
 def compared(step: int, plain: Outcome, ours: Outcome) -> Verdict:
@@ -92,7 +116,10 @@ def compared(step: int, plain: Outcome, ours: Outcome) -> Verdict:
         if _identity(plain.error) != _identity(ours.error):
             return Verdict(Kind.DIFFERENT, step, f"plain {_said(plain.error)}, ours {_said(ours.error)}")
     pairs = list(zip(plain.trace, ours.trace, strict=False))
-    if plain.error is not None and MODIFIED in str(plain.error):
+    is_modified = plain.error is not None and MODIFIED in str(plain.error)
+    if not is_modified:
+        pairs += list(zip(plain.state, ours.state, strict=True))
+    if is_modified:
         # Ours may find the write earlier in the same backward, where it makes something of what was written to.
         if len(ours.trace) > len(plain.trace):
             return Verdict(Kind.DIFFERENT, step, f"ours went on behind the place where plain {_said(plain.error)}")

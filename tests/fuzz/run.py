@@ -171,15 +171,15 @@ class _Worker:
             result: Result | None = self.results.recv()
         except EOFError:
             self._process.join()
-            seed = self._current.value
-            left = self._seeds[self._seeds.index(seed) + 1 :]
-            self._start(left)
-            said = f"the process ended with status {self._process_status()}"
-            return Result(seed, self._mode or "?", "crash", said)
+            return self._died(self._process.exitcode or 0)
         return result
 
-    def _process_status(self) -> str:
-        return "of a signal or an abort"
+    def _died(self, status: int) -> Result:
+        if status >= 0:
+            raise RuntimeError(f"a worker ended with status {status} by itself: see above")
+        seed = self._current.value
+        self._start(self._seeds[self._seeds.index(seed) + 1 :])
+        return Result(seed, self._mode or "drawn mode", "crash", f"the process died of signal {-status}")
 
     def stop(self) -> None:
         self._process.terminate()
