@@ -22,6 +22,7 @@ CPP_FILES := find csrc tests vdnn/testing \( -name '*.h' -o -name '*.cpp' -o -na
 help:
 	@echo "make test         build and run all tests (first time: makes .venv)"
 	@echo "make test-full    every sample of torch's operation database, in every mode"
+	@echo "make fuzz         100,000 random training programs, each against plain PyTorch, bit for bit"
 	@echo "make test-fast    the same without those marked slow"
 	@echo "make bench        five minutes: with a GPU a measured comparison, without one vDNN's table in virtual time"
 	@echo "make sweep        vdnn beside torch's own ways of saving memory, in virtual time: about two minutes"
@@ -72,6 +73,11 @@ test-fast: build
 test-full: build
 	$(PY) -m pytest -n 2 --benchmark-disable -m full tests/runtime/identity
 	$(PY) -m pytest -n 2 -m full tests/deferred
+
+# Random training programs against plain PyTorch, bit for bit. `make test` runs 2,000 of them.
+.PHONY: fuzz
+fuzz: build
+	$(PY) -m tests.fuzz.run --programs 100000 --workers 2
 
 .PHONY: figures
 figures: build

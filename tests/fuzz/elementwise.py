@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import functional as F
+from torch import nn
 
 from tests.fuzz.grammar import operation, simple
 from tests.fuzz.shapes import fitted
@@ -21,17 +21,17 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
+    "gelu": nn.functional.gelu,
+    "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "silu": nn.functional.silu,
     "exp": lambda x: torch.exp(x.clamp(-4, 2)),
     "sin": torch.sin,
     "cos": torch.cos,
-    "leaky_relu": lambda x: F.leaky_relu(x, 0.1),
-    "softplus": F.softplus,
-    "elu": F.elu,
-    "hardswish": F.hardswish,
-    "mish": F.mish,
+    "leaky_relu": lambda x: nn.functional.leaky_relu(x, 0.1),
+    "softplus": nn.functional.softplus,
+    "elu": nn.functional.elu,
+    "hardswish": nn.functional.hardswish,
+    "mish": nn.functional.mish,
     "sqrt": lambda x: torch.sqrt(x.abs() + 0.5),
     "rsqrt": lambda x: torch.rsqrt(x.square() + 1),
     "log": lambda x: torch.log(x.abs() + 1),
@@ -48,7 +48,7 @@ _IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh_": torch.tanh_,
     "mul_": lambda x: x.mul_(0.5),
     "add_": lambda x: x.add_(0.25),
-    "leaky_relu_": lambda x: F.leaky_relu_(x, 0.2),
+    "leaky_relu_": lambda x: nn.functional.leaky_relu_(x, 0.2),
 }
 _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mul": torch.mul,
@@ -144,8 +144,8 @@ def _scale(world: World) -> Callable[[Tensor], Tensor]:
 @operation("dropout", weight=1, draw=lambda random: (random.choice([0.2, 0.5]), random.random() < 0.2))
 def _dropout(world: World, share: float, in_place: bool) -> Callable[[Tensor], Tensor]:
     if in_place:
-        return lambda x: F.dropout(x * 1, share, inplace=True)
-    return lambda x: F.dropout(x, share)
+        return lambda x: nn.functional.dropout(x * 1, share, inplace=True)
+    return lambda x: nn.functional.dropout(x, share)
 
 
 @operation("denormal", weight=0.3)

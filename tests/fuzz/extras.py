@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.func import functional_call, jacfwd, jvp, vmap
-from torch.nn import functional as F
 
 from tests.fuzz.grammar import operation, statement
 from tests.fuzz.program import Statement
@@ -85,7 +83,7 @@ def _nested(world: World, layout: str) -> Callable[[Tensor], Tensor]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             nested = torch.nested.as_nested_tensor([x[:1], x[1:]], layout=chosen)
-            made = torch.nested.to_padded_tensor(torch.relu(F.linear(nested, weight)), 0.0)
+            made = torch.nested.to_padded_tensor(torch.relu(nn.functional.linear(nested, weight)), 0.0)
         return made.reshape(-1, 8)[:4] + x
 
     return applied
@@ -99,9 +97,11 @@ def _sparse(world: World) -> Callable[[Tensor], Tensor]:
 
 @operation("complex", weight=0.2)
 def _complex(world: World) -> Callable[[Tensor], Tensor]:
-    return lambda x: torch.view_as_real((torch.complex(fitted(x)[:, :4], fitted(x)[:, 4:]) * 1j).conj().exp().abs() + 0j)[
-        ..., 0
-    ].tanh()
+    def applied(x: Tensor) -> Tensor:
+        turned = torch.complex(fitted(x)[:, :4], fitted(x)[:, 4:]) * 1j
+        return torch.view_as_real(turned.conj().tanh())[..., 0]
+
+    return applied
 
 
 @statement("traced")
@@ -140,8 +140,6 @@ def _evaluation(world: World, one: Statement) -> Run:
 
     def run() -> None:
         with torch.no_grad():
-            world.note("evaluation", F.gelu(fitted(world.value(one.ins[0])) @ weight))
+            world.note("evaluation", nn.functional.gelu(fitted(world.value(one.ins[0])) @ weight))
 
     return run
-
-

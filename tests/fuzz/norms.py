@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from tests.fuzz.grammar import operation
 from tests.fuzz.shapes import fitted
@@ -41,15 +40,15 @@ def _module(kind: str, affine: bool) -> nn.Module:
 
 def apply_norm(kind: str, x: Tensor, weight: Any, bias: Any, eps: float | None, shape: Any = (8,)) -> Tensor:
     if kind == "layer":
-        return F.layer_norm(x, shape, weight, bias, eps or 1e-5)
+        return nn.functional.layer_norm(x, shape, weight, bias, eps or 1e-5)
     if kind == "batch":
-        return F.batch_norm(x, None, None, weight, bias, True, 0.1, eps or 1e-5)
+        return nn.functional.batch_norm(x, None, None, weight, bias, True, 0.1, eps or 1e-5)
     if kind == "group":
-        return F.group_norm(x, 2, weight, bias, eps or 1e-5)
+        return nn.functional.group_norm(x, 2, weight, bias, eps or 1e-5)
     if kind == "rms":
-        y = F.rms_norm(x, shape, weight, eps)
+        y = nn.functional.rms_norm(x, shape, weight, eps)
         return y if bias is None else y + bias
-    return F.instance_norm(x, None, None, weight, bias, True, 0.1, eps or 1e-5)
+    return nn.functional.instance_norm(x, None, None, weight, bias, True, 0.1, eps or 1e-5)
 
 
 def _drawn(random: Random) -> tuple[Any, ...]:

@@ -177,5 +177,3 @@ def warnings_of_vdnn() -> Iterator[list[str]]:
     finally:
         logger.removeHandler(handler)
         logger.propagate = before
-
-

@@ -10,7 +10,15 @@ from tests.fuzz.program import ALWAYS, INPUT, Program, Statement, When
 from tests.fuzz.training import draw_kind
 
 # Plans are searched for, which takes several times as long as a program does otherwise.
-MODES = {"vdnn-all": 0.35, "rebuild-all": 0.45, "auto 45": 0.05, "auto 60": 0.05, "auto 80": 0.05, "auto min": 0.05}
+MODES = {
+    "vdnn-all": 0.33,
+    "rebuild-all": 0.42,
+    "drawn": 0.13,
+    "auto 45": 0.03,
+    "auto 60": 0.03,
+    "auto 80": 0.03,
+    "auto min": 0.03,
+}
 MOST_OPERATIONS = 10
 
 _OPERATIONS = [one for one in PRODUCTIONS.values() if one.weight]
@@ -177,10 +185,9 @@ class _Plot:
 
     def _write(self, body: list[Statement]) -> list[Statement]:
         name = self.random.choice(
-            ["write_value", "write_value", "write_parameter", "write_parameter", "write_buffer", "write_input"]
-            + ["write_in_hook"]
+            ["write_value"] * 2 + ["write_parameter"] * 2 + ["write_buffer", "write_input", "write_in_hook"]
         )
-        slots = [one for one in range(self._slots + 1)]
+        slots = range(self._slots + 1)
         ins: tuple[int, ...] = ()
         if name == "write_value":
             ins = (self.random.choice(slots),)
@@ -211,5 +218,3 @@ class _Plot:
         body.insert(index + 1, kept)
         body.insert(1, used)
         return body
-
-

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from tests.fuzz.grammar import operation, simple
 from tests.fuzz.shapes import fitted
@@ -26,17 +25,17 @@ def _linear(world: World, how: str) -> Apply:
         return lambda x: module(fitted(x))
     weight = world.parameter(8, 8)
     if how == "no bias":
-        return lambda x: F.linear(fitted(x), weight)
+        return lambda x: nn.functional.linear(fitted(x), weight)
     bias = world.parameter(8)
     bias.requires_grad_(how == "function")
-    return lambda x: F.linear(fitted(x), weight, bias)
+    return lambda x: nn.functional.linear(fitted(x), weight, bias)
 
 
 @operation("linear_pointwise", weight=3, draw=lambda random: (random.choice(["relu", "tanh", "gelu", "silu"]),))
 def _linear_pointwise(world: World, name: str) -> Apply:
     """The commonest chain: a module whose output a function reads."""
     module = world.module(nn.Linear(8, 8))
-    apply = {"relu": torch.relu, "tanh": torch.tanh, "gelu": F.gelu, "silu": F.silu}[name]
+    apply = {"relu": torch.relu, "tanh": torch.tanh, "gelu": nn.functional.gelu, "silu": nn.functional.silu}[name]
     return lambda x: apply(module(fitted(x)))
 
 
@@ -81,9 +80,9 @@ def _max_pool(world: World, returns_indices: bool) -> Apply:
     def pooled(x: Tensor) -> Tensor:
         x = fitted(x).reshape(1, 2, 4, 4)
         if returns_indices:
-            less, indices = F.max_pool2d(x, 2, return_indices=True)
-            return F.max_unpool2d(less, indices, 2).view(4, 8) + x.view(4, 8)
-        return F.max_pool2d(x, 2)
+            less, indices = nn.functional.max_pool2d(x, 2, return_indices=True)
+            return nn.functional.max_unpool2d(less, indices, 2).view(4, 8) + x.view(4, 8)
+        return nn.functional.max_pool2d(x, 2)
 
     return pooled
 
@@ -95,7 +94,7 @@ def _attention(world: World) -> Apply:
     def attended(x: Tensor) -> Tensor:
         x = fitted(x)
         query = (x @ project).view(1, 1, 4, 8)
-        return F.scaled_dot_product_attention(query, x.view(1, 1, 4, 8), x.reshape(1, 1, 4, 8)).view(4, 8)
+        return nn.functional.scaled_dot_product_attention(query, x.view(1, 1, 4, 8), x.reshape(1, 1, 4, 8)).view(4, 8)
 
     return attended
 
@@ -103,7 +102,7 @@ def _attention(world: World) -> Apply:
 @operation("embedding", weight=0.7)
 def _embedding(world: World) -> Apply:
     table = world.parameter(5, 8)
-    return lambda x: fitted(x) * F.embedding(fitted(x)[:, 0].detach().abs().mul(3).long() % 5, table)
+    return lambda x: fitted(x) * nn.functional.embedding(fitted(x)[:, 0].detach().abs().mul(3).long() % 5, table)
 
 
 @operation("gather", weight=0.5, draw=lambda random: (random.choice(["gather", "index_select", "sort", "topk"]),))

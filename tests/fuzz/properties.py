@@ -6,6 +6,7 @@ Each looks at one program and says what is wrong with it, or returns None.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import sys
 import threading
@@ -40,7 +41,7 @@ def growing_book(program: Program) -> str | None:
                 sizes.append(containers(session))
     for name, last in sizes[-1].items():
         lengths = [one.get(name, 0) for one in sizes]
-        if all(later > earlier for earlier, later in zip(lengths, lengths[1:], strict=False)):
+        if all(later > earlier for earlier, later in itertools.pairwise(lengths)):
             return f"{name} grows: {lengths}, {last} at the end"
     return None
 

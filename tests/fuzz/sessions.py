@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from random import Random
 
 import vdnn
+from vdnn.planning.footprint import offload_everything
 from vdnn.planning.least_memory import least_bytes
+from vdnn.planning.policies import PlanPolicy, PlanRequest
 from vdnn.planning.policies.auto import Auto
+from vdnn.planning.rebuilding import candidates_of, planned_rebuild, with_rebuilds
 from vdnn.recording import Recording
 from vdnn.runtime.budget_planner import BudgetPlanner
 from vdnn.runtime.session import Session
 from vdnn.runtime.virtual_machine import VirtualMachine
+from vdnn.step_plan import Action, Plan, PlannedLifetime, make_plan
 
 # Of auto's search: tiny steps need none of the rest.
 _EFFORT = 0.02
@@ -30,8 +35,38 @@ class _SharePlanner(BudgetPlanner):
         return least + int(self.share * max(recording.peak_bytes - least, 0))
 
 
+def is_planned(mode: str) -> bool:
+    return mode == "drawn" or mode.startswith("auto")
+
+
+class _DrawnPlan(PlanPolicy):
+    """Rebuilds a drawn share of what can be, and moves a drawn share of the rest: choices that no search would make."""
+
+    name = "drawn"
+    source = "the fuzzer"
+
+    def plan(self, request: PlanRequest) -> Plan:
+        recording = request.recording
+        random = Random(len(recording.points))
+        often = random.choice([0.4, 0.8, 1.0])
+        chosen = {one for one in candidates_of(recording) if random.random() < often}
+        followed = with_rebuilds(recording, chosen)
+        moved = offload_everything(followed)
+        lifetimes = tuple(
+            planned_rebuild(recording.lifetimes[index])
+            if index in chosen
+            else moved[index]
+            if random.random() < 0.5
+            else PlannedLifetime(one.nbytes, Action.KEEP)
+            for index, one in enumerate(followed.lifetimes)
+        )
+        return make_plan(followed, "everything", lifetimes)
+
+
 def open_session(mode: str, device: object) -> Session:
-    if not mode.startswith("auto"):
+    if mode == "drawn":
+        return vdnn.offload(_DrawnPlan(), device=device, min_bytes=0)
+    if not is_planned(mode):
         return vdnn.offload(mode, device="sim", min_bytes=0, offload_window="256B", reload_window="512B")
     share = mode.removeprefix("auto ")
     session = vdnn.offload(Auto(_EFFORT), budget="min", device=device, min_bytes=0)
@@ -46,13 +81,13 @@ def open_session(mode: str, device: object) -> Session:
 
 def plain_for(mode: str) -> contextlib.AbstractContextManager[object]:
     """What plain PyTorch runs in, to be compared with the mode."""
-    return VirtualMachine("titan-x", fake=False) if mode.startswith("auto") else contextlib.nullcontext()
+    return VirtualMachine("titan-x", fake=False) if is_planned(mode) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def session_for(mode: str) -> Iterator[Enter]:
     """Enters the session of the mode; a machine, where it has one, is entered around it."""
-    if not mode.startswith("auto"):
+    if not is_planned(mode):
         session = open_session(mode, "sim")
         try:
             yield lambda: session
@@ -65,5 +100,3 @@ def session_for(mode: str) -> Iterator[Enter]:
             yield lambda: session
         finally:
             session.close()
-
-

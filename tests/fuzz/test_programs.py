@@ -1,0 +1,53 @@
+"""Random programs come out of a session as they do of plain PyTorch, bit for bit, errors included."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.outcomes import Kind, verdict_of, warnings_of_vdnn
+from tests.fuzz.plot import MODES, program_of
+from tests.fuzz.program import Program, flattened
+from tests.fuzz.run import prepare
+
+_CHUNK = 100
+
+
+@pytest.fixture(autouse=True)
+def one_quiet_thread() -> None:
+    prepare()
+
+
+def differences(seeds: range) -> list[str]:
+    found = []
+    with warnings_of_vdnn():
+        for seed in seeds:
+            program = program_of(seed)
+            verdict = verdict_of(program)
+            if verdict.kind is Kind.DIFFERENT:
+                found.append(f"{program.listing()}\n{verdict}\npython -m tests.fuzz.run --shrink {seed}")
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fifty_programs_are_as_plain() -> None:
+    found = differences(range(50))
+    assert not found, "\n\n".join(found)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first", range(50, 2000, _CHUNK))
+def test_two_thousand_programs_are_as_plain(first: int) -> None:
+    found = differences(range(first, min(first + _CHUNK, 2000)))
+    assert not found, "\n\n".join(found)
+
+
+def test_a_program_is_a_function_of_its_seed() -> None:
+    assert program_of(3) == program_of(3)
+    assert program_of(3) != program_of(4)
+
+
+def test_a_hundred_programs_have_all_modes_and_most_of_the_grammar() -> None:
+    programs: list[Program] = [program_of(seed) for seed in range(400)]
+    assert {one.mode for one in programs} == set(MODES)
+    assert len({one.name for program in programs for one in flattened(program.body)}) > 40
