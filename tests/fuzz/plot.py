@@ -20,6 +20,7 @@ MODES = {
     "auto min": 0.03,
 }
 MOST_OPERATIONS = 10
+_ONE_IN = 16  # has a backward through a custom function before that of another reader
 
 _OPERATIONS = [one for one in PRODUCTIONS.values() if one.weight]
 _WEIGHTS = [one.weight for one in _OPERATIONS]
@@ -29,7 +30,7 @@ assert productions.ALL, "the grammar is registered"
 def program_of(seed: int, mode: str | None = None) -> Program:
     random = Random(seed)
     drawn = random.choices(list(MODES), list(MODES.values()))[0]
-    return Program(seed, mode or drawn, _Plot(random).body())
+    return Program(seed, mode or drawn, _Plot(random).body(seed % _ONE_IN == 3))
 
 
 class _Plot:
@@ -39,9 +40,9 @@ class _Plot:
         self._made: list[int] = [INPUT]
         self._left = random.randint(3, MOST_OPERATIONS)
 
-    def body(self) -> tuple[Statement, ...]:
+    def body(self, is_apart: bool) -> tuple[Statement, ...]:
         plots = [self._one_network] * 6 + [self._two_networks, self._gan, self._late, self._accumulated, self._in_hooks]
-        body = self.random.choice(plots)()
+        body = self._apart() if is_apart else self.random.choice(plots)()
         for disturb, share in (
             (self._write, 0.4),
             (self._write, 0.15),
@@ -113,6 +114,19 @@ class _Plot:
             loss = self._loss()
             body += [loss, self._drawn("backward", (loss.out,))]
         return [*body, self._step(0)._replace(when=When(self.random.choice([1, 1, 2])))]
+
+    def _apart(self) -> list[Statement]:
+        """One value with two readers, a custom function and something else, and a backward through each in turn."""
+        trunk = self._network(0, max(2, self._left // 2))
+        shared = self._made[-1]
+        custom = self._drawn("custom", (shared,), self._new())
+        reader = self._drawn("pointwise", (shared,), self._new())
+        scaled = self._drawn("scale", (reader.out,), self._new())
+        readers = Statement("network", -1, (), (0,), ALWAYS, (custom, reader, scaled))
+        losses = [self._drawn("loss", (one.out,), self._new()) for one in (custom, scaled)]
+        first = Statement("backward", -1, (losses[0].out,), ("retain",))
+        second = Statement("backward", -1, (losses[1].out,), ("plain",))
+        return [self._drawn("zero_grad"), trunk, readers, *losses, first, second, self._step(0)]
 
     def _in_hooks(self) -> list[Statement]:
         forward = self._network(0, self._left)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.fuzz.outcomes import Kind, verdict_of, warnings_of_vdnn
+from tests.fuzz.outcomes import MODIFIED, Kind, verdict_of, warnings_of_vdnn
 from tests.fuzz.plot import program_of
 from tests.fuzz.properties import child_dies, first_seed, growing_book, interrupted_badly
 from tests.fuzz.run import prepare
@@ -26,8 +26,8 @@ def in_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """Is found among `programs` programs from `first` on that have all productions of `names`, by what `says` finds in
-    the verdict."""
+    """It is found among `programs` programs from `first` on that have all productions of `names`, where `says` finds
+    something in the verdict or in a warning."""
 
     number: str
     mode: str
@@ -41,13 +41,27 @@ class Fault:
         return f"{self.number} in {self.mode}"
 
 
-def _fault(number: str, mode: str, first: int, programs: int, names: str, says: str, plant: Plant = in_the_tree) -> Fault:
+def _fault(
+    number: str, mode: str, first: int, programs: int, names: str, says: str, plant: Plant = in_the_tree
+) -> Fault:
     return Fault(number, mode, first, programs, frozenset(names.split()), says, plant)
 
 
 NUMBERS = r"(grad|loss|parameter|buffer) ?\d*: .*, ours "
 FAULTS = [
-#FAULTS
+    _fault("1", "drawn", 2100, 20, "lying_norm", NUMBERS),
+    _fault("2", "rebuild-all", 3250, 20, "custom", NUMBERS),
+    _fault("2b", "vdnn-all", 0, 60, "custom", f"ours has no error, plain .*{MODIFIED}"),
+    _fault("3", "rebuild-all", 0, 200, "flags", NUMBERS),
+    _fault("4", "rebuild-all", 0, 200, "write_parameter", NUMBERS),
+    _fault("5", "rebuild-all", 3450, 20, "flags_around", NUMBERS),
+    _fault("6", "auto min", 140, 10, "step_in_backward", "has no plan under"),
+    _fault("8", "vdnn-all", 0, 30, "transform", "BatchedTensorImpl"),
+    _fault("9", "vdnn-all", 0, 30, "transform", "invalid python storage"),
+    _fault("10", "vdnn-all", 0, 20, "nested", "set_data|NestedTensorImpl"),
+    _fault("11", "vdnn-all", 0, 20, "traced", "UntypedStorage"),
+    _fault("15", "rebuild-all", 300, 20, "max_pool", "does not come out .* max_pool indices"),
+    _fault("16", "auto 80", 280, 20, "step", "3 of at most 3 times"),
 ]
 
 
@@ -64,13 +78,15 @@ def found_by(fault: Fault) -> int | None:
     """The seed that finds it."""
     tried = 0
     seed = fault.first
-    with warnings_of_vdnn():
+    with warnings_of_vdnn() as said:
         while tried < fault.programs:
             program = program_of(seed, fault.mode)
             if fault.names <= program.names():
                 tried += 1
+                said.clear()
                 verdict = verdict_of(program)
-                if verdict.kind is Kind.DIFFERENT and re.search(fault.says, verdict.what):
+                found = [verdict.what] if verdict.kind is Kind.DIFFERENT else []
+                if any(re.search(fault.says, one) for one in [*found, *said]):
                     return seed
             seed += 1
     return None
