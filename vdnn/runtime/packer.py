@@ -31,7 +31,7 @@ from vdnn.runtime.lookahead import Lookahead
 from vdnn.runtime.missing import Missing
 from vdnn.runtime.module_watch import ModuleWatch, is_conv
 from vdnn.runtime.packed_view import PackedShard, PackedView
-from vdnn.runtime.readers import Readers
+from vdnn.runtime.readers import Readers, may_be_overwritten
 from vdnn.runtime.rebuilds import Rebuilds
 from vdnn.runtime.rechecks import Rechecks
 from vdnn.runtime.recompute import observe_flags
@@ -332,6 +332,8 @@ class Packer:
         steps = self._steps
         if self._has_cuda:
             refuse_capture()
+        if may_be_overwritten():
+            managed.keeps_reloaded = True  # all that it unpacks of it is one memory, and a write is seen in all
         if self._missing.read:
             self._missing.before_use(managed)
         if managed.dropped is not None:
