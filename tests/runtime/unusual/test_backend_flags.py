@@ -77,9 +77,12 @@ if hasattr(torch._C, "_set_fp32_precision_setter"):
     }
 
 
-def _convolutions(around: Callable[[int], bool], setting: Setting) -> Callable[[], Step]:
-    """Convolutions, products and norms of which those that `around` names run under the setting; the rest, and the
-    backward, do not. Values become denormal in later steps."""
+def _convolutions(setting: Setting, only: int | None = None) -> Callable[[], Step]:
+    """Convolutions and a product under the setting: the whole forward, or `only` the convolution of that number. The
+    backward never is. Values become denormal in later steps."""
+
+    def around(place: int | None) -> contextlib.AbstractContextManager[None]:
+        return setting() if place == only else contextlib.nullcontext()
 
     def factory() -> Step:
         layers = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))
@@ -90,13 +93,13 @@ def _convolutions(around: Callable[[int], bool], setting: Setting) -> Callable[[
 
         def step(index: int) -> Iterable[Tensor | None]:
             made = inputs.roll(index) * (1.0 if index < 5 else 1e-38)
-            for place, layer in enumerate(layers):
-                with setting() if around(place) else contextlib.nullcontext():
-                    made = layer(made)
-                made = functional.gelu(made) + made.sigmoid()
-            with setting() if around(len(layers)) else contextlib.nullcontext():
+            with around(None):
+                for place, layer in enumerate(layers):
+                    with around(place):
+                        made = layer(made)
+                    made = functional.gelu(made) + made.sigmoid()
                 made = head(made.view(-1, 64)).softmax(-1)
-            loss = (made.exp() * made.sin()).sum()
+                loss = (made.exp() * made.sin()).sum()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -113,14 +116,14 @@ def test_a_setting_around_the_forward_only_changes_no_bit(name: str, mode: str) 
     with SETTINGS[name]():
         pass  # what it leaves behind: torch.set_float32_matmul_precision sets more than it can put back
     before = backend_flags()
-    assert_same_in(mode, _convolutions(lambda place: True, SETTINGS[name]))
+    assert_same_in(mode, _convolutions(SETTINGS[name]))
     assert backend_flags() == before
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["mkldnn off", "flush_denormal", "float32_matmul_precision"])
 def test_a_setting_around_one_operation_only_changes_no_bit(name: str, mode: str) -> None:
-    assert_same_in(mode, _convolutions(lambda place: place == 2, SETTINGS[name]))
+    assert_same_in(mode, _convolutions(SETTINGS[name], only=2))
 
 
 def _recipe_under(setting: Setting) -> tuple[Any, Tensor, Saving]:
