@@ -232,6 +232,8 @@ class Packer:
         key = (storage._cdata, begin, managed_bytes)
         counted = tensor if tensor._version else part  # see [Note: Shards]
         known = self._table.find(key, counted)
+        if known is None and managed_bytes < whole:
+            known = self._table.find((storage._cdata, 0, whole), counted)  # of a whole that is managed it is a view
         if known is not None and self._can_join(known[0], part):
             self._counters.shared_saves += 1
             return PackedView(known[0], part, known[1]), False
