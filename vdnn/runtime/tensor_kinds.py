@@ -6,8 +6,8 @@ meta, unknown subclasses, what torch.func wraps (batches, levels of differentiat
 forward mode makes without memory, and whatever a tracer follows.
 
 [Note: Tracers] A tracer knows a tensor by its identity. What a hook makes anew of the same bytes is unknown to it, and
-becomes a constant of the traced program. So under a tracer every save passes through: make_fx and torch.export (proxies
-and functional tensors, before and behind autograd), torch.jit.trace. Our own modes and FakeTensorMode are dispatch
+becomes a constant of the traced program. So under make_fx, and torch.export, the hooks step aside
+(function_transforms.py), and what else happens under proxies or functional tensors passes through. Our own modes and FakeTensorMode are dispatch
 modes too, and trace nothing. The same goes for what runs inside of torch.func's transforms: there a module sees one
 tensor and autograd saves another, with the batch in it, so that what is known of the one is not true of the other.
 """
@@ -27,13 +27,11 @@ PLAIN_CLASSES = (*CLASSES_WITH_DATA, FakeTensor)
 _modes_here = torch._C._len_torch_dispatch_stack
 _mode_here = torch._C._get_dispatch_mode
 _PROXY, _FUNCTIONAL = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL
-_modes_before_autograd = torch._ops.mode_stack_state_for_pre_dispatch().count
 _is_functional = torch._is_functional_tensor
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _level_here = torch._C._functorch.maybe_current_level
 _without_transforms = torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack
 _NO_TRANSFORM = contextlib.nullcontext()
-_jit_traces = torch._C._is_tracing
 
 _VIEWS = frozenset({"TBackward0", "TransposeBackward0", "ViewBackward0", "UnsafeViewBackward0", "PermuteBackward0"})
 
@@ -57,9 +55,7 @@ def is_traced() -> bool:
     """Whether a tracer, or a function of torch.func, follows what this thread does with tensors. See [Note: Tracers]."""
     if _level_here() is not None:
         return True
-    if _modes_here() and (_mode_here(_PROXY) is not None or _mode_here(_FUNCTIONAL) is not None):
-        return True
-    return _jit_traces() or _modes_before_autograd() > 0
+    return bool(_modes_here()) and (_mode_here(_PROXY) is not None or _mode_here(_FUNCTIONAL) is not None)
 
 
 def outside_of_transforms() -> contextlib.AbstractContextManager[object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,10 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.runtime.unusual.every_mode import MODES, Factory, Step, assert_same_in
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
 
 def _layers() -> nn.Module:
@@ -34,10 +30,6 @@ def _followed(trace: Callable[..., Any]) -> Factory:
         traced: list[Any] = []
 
         def gradients(x: torch.Tensor, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            if torch.jit.is_tracing():  # which allows no functional_call
-                first, second = parameters[0], parameters[4]
-                loss = ((x.exp() @ first.t()).tanh() @ second.t()).sigmoid().square().mean()
-                return torch.autograd.grad(loss, (first, second))
             loss = functional_call(model, dict(zip(names, parameters, strict=True)), (x.exp(),)).square().mean()
             return torch.autograd.grad(loss, parameters)
 
@@ -52,22 +44,13 @@ def _followed(trace: Callable[..., Any]) -> Factory:
             loss = model(x).square().mean()
             loss.backward()
             with torch.no_grad():
-                for one, gradient in zip(model.parameters(), found, strict=False):
-                    one -= 0.1 * gradient.mean()
+                for one, gradient in zip(model.parameters(), found, strict=True):
+                    one -= 0.1 * gradient
             return [loss, *found, *(one.grad for one in model.parameters()), *model.parameters()]
 
         return step
 
     return factory
-
-
-def _jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    def trace(*given: torch.Tensor) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.jit.trace(function, given, check_trace=False)  # type: ignore[no-untyped-call]
-
-    return trace
 
 
 def _exported() -> Step:
@@ -140,7 +123,6 @@ PROGRAMS: dict[str, Factory] = {
     "make_fx fake": _followed(lambda function: make_fx(function, tracing_mode="fake")),
     "make_fx symbolic": _followed(lambda function: make_fx(function, tracing_mode="symbolic")),
     "make_fx before dispatch": _followed(lambda function: make_fx(function, pre_dispatch=True)),
-    "torch.jit.trace": _followed(_jit),
     "torch.export": _exported,
     "aot_function": _ahead_of_time,
     "functionalize": _functionalized,
