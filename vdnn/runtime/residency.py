@@ -118,10 +118,9 @@ class ManagedStorage:
         nbytes: int,
         witness: torch.Tensor,
     ) -> None:
-        self.table: Table | None = None  # with what the table needs to forget it
+        self.table: Table | None = None  # first what __del__ reads: an exception may end the making
         self.residency = _DEVICE
         self.on_end: Callable[[], None] | None = None  # called when the graph lets go of it
-        # From here on an exception may end its making: what __del__ reads is there.
         self.transport = transport
         self.counters = counters
         self.begin = begin

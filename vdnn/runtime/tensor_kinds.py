@@ -7,9 +7,10 @@ forward mode makes without memory, and whatever a tracer follows.
 
 [Note: Tracers] A tracer knows a tensor by its identity. What a hook makes anew of the same bytes is unknown to it, and
 becomes a constant of the traced program. So under make_fx, and torch.export, the hooks step aside
-(function_transforms.py), and what else happens under proxies or functional tensors passes through. Our own modes and FakeTensorMode are dispatch
-modes too, and trace nothing. The same goes for what runs inside of torch.func's transforms: there a module sees one
-tensor and autograd saves another, with the batch in it, so that what is known of the one is not true of the other.
+(function_transforms.py), and what else happens under proxies or functional tensors passes through. Our own modes and
+FakeTensorMode are dispatch modes too, and trace nothing. The same goes for what runs inside of torch.func's transforms:
+there a module sees one tensor and autograd saves another, with the batch in it, so that what is known of the one is not
+true of the other.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def has_own_memory(tensor: torch.Tensor) -> bool:
 
 
 def is_traced() -> bool:
-    """Whether a tracer, or a function of torch.func, follows what this thread does with tensors. See [Note: Tracers]."""
+    """Whether a tracer, or a transform of torch.func, follows what this thread does. See [Note: Tracers]."""
     if _level_here() is not None:
         return True
     return bool(_modes_here()) and (_mode_here(_PROXY) is not None or _mode_here(_FUNCTIONAL) is not None)
