@@ -176,8 +176,8 @@ class IntegrityError(VdnnError, RuntimeError):
 
 
 class OperandModifiedError(VdnnError, RuntimeError):
-    """A discarded tensor cannot be recomputed: what it is made of was written to. Begins as autograd's error does, which
-    plain PyTorch raises where it has saved that operand.
+    """A discarded tensor cannot be recomputed: what it is made of was written to. Begins as autograd's error does,
+    which plain PyTorch raises where it has saved that operand.
     """
 
     def __init__(self, *, recomputed: str, recipe: str, operand: str, found: int, expected: int) -> None:

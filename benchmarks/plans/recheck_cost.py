@@ -3,9 +3,9 @@
     python -m benchmarks.plans.recheck_cost --hardware h100,titan-x
 
 In a step that is checked everything that a plan discards is hashed twice, before it goes and after it is recomputed:
-two passes at the card's memory bandwidth, and 16 bytes for each storage. The bound takes the plan that discards whatever
-can be recomputed or encoded, beside a step that is as fast as with everything kept, and divides by the steps between
-two checks. Any plan that discards less, or takes longer, pays a smaller share.
+two passes at the card's memory bandwidth, and 16 bytes for each storage. The bound takes the plan that discards
+whatever can be recomputed or encoded, beside a step that is as fast as with everything kept, and divides by the steps
+between two checks. Any plan that discards less, or takes longer, pays a smaller share.
 """
 
 from __future__ import annotations

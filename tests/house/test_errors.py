@@ -81,8 +81,9 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
             "expected": 1,
         },
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        "[torch.FloatTensor [16]] is at version 2; expected version 1 instead. vdnn recomputes float32 [8, 16] saved in "
-        "ReLU from it, by relu <- batch_norm. Write to it after the backward, or use vdnn.offload(recompute=False).",
+        "[torch.FloatTensor [16]] is at version 2; expected version 1 instead. vdnn recomputes float32 [8, 16] "
+        "saved in ReLU from it, by relu <- batch_norm. Write to it after the backward, or use "
+        "vdnn.offload(recompute=False).",
     ),
     (
         errors.RecomputeError,
@@ -96,8 +97,8 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
         },
         "2 storages were recomputed with other bytes than they had, in step 70; the first is float32 [8, 16] saved in "
         "ReLU, by relu <- batch_norm. The gradients are wrong in step 70, and may be wrong since step 65: go back to a "
-        "checkpoint from before that step. Something that vdnn cannot see was written between forward and backward, such "
-        "as a parameter through .data. This recipe is not followed any more in this process; "
+        "checkpoint from before that step. Something that vdnn cannot see was written between forward and backward, "
+        "such as a parameter through .data. This recipe is not followed any more in this process; "
         "vdnn.offload(recompute=False) follows none.",
     ),
     (

@@ -21,15 +21,16 @@ from typing import Any
 
 import torch
 
-from vdnn.planning.policies import OnlinePolicy, SaveFacts
+from vdnn.planning.policies import OnlinePolicy
 from vdnn.runtime import process_forks
 from vdnn.runtime.capture import keep_dynamo_out, refuse_capture, refuse_graphs_around
 from vdnn.runtime.counters import Counters, Kept
 from vdnn.runtime.deferred_copies import DeferredCopies
+from vdnn.runtime.exemptions import Exemptions
 from vdnn.runtime.kept import KeptTensor, keep_tensor, kept_tensor
 from vdnn.runtime.lookahead import Lookahead
 from vdnn.runtime.missing import Missing
-from vdnn.runtime.module_watch import ModuleWatch, is_conv
+from vdnn.runtime.module_watch import ModuleWatch
 from vdnn.runtime.packed_view import PackedShard, PackedView
 from vdnn.runtime.readers import Readers, may_be_overwritten
 from vdnn.runtime.rebuilds import Rebuilds
@@ -42,10 +43,8 @@ from vdnn.runtime.tensor_kinds import (
     CLASSES_WITH_DATA,
     PLAIN_CLASSES,
     has_own_memory,
-    is_cast_of_a_leaf,
     is_fake,
     is_traced,
-    is_view_of_a_cast,
     outside_of_transforms,
     plain_part,
 )
@@ -81,22 +80,18 @@ class Packer:
         rechecks: Rechecks,
     ) -> None:
         self._policy = policy
-        self._offloads_everything = policy.offloads_everything
         self._min_bytes = max(min_bytes, 1)  # an empty tensor has nothing to move
         self._counters = counters
         self._modules = modules
-        self._parameters = modules.parameters
-        self._marked = marked
         self._transports = transports
         self._steps = steps
         may_rebuild = policy.rebuilds if steps is None else steps.ways.rebuilds
         self._rebuilds = Rebuilds(self.unpack, steps, tolerance, rechecks) if may_rebuild else None
+        self.exemptions = Exemptions(policy, modules, marked, recasts=self._rebuilds is not None)
         self._missing = Missing(self.unpack, steps, Readers() if self._rebuilds is None else self._rebuilds.readers)
         self._table = ManagedTable()
         self.lookahead = Lookahead()
         self._deferred = DeferredCopies()
-        self._local = threading.local()  # `paused`: how often this thread did
-        self._was_paused = False  # on any thread, ever: as a rule there is nothing to ask the thread
         self.lock = threading.RLock()  # see [Note: One hook at a time]
         self._forks = process_forks.count
         self._has_cuda = torch.cuda.is_available()
@@ -143,7 +138,7 @@ class Packer:
         if self._rebuilds is not None:
             observe_flags(at_save=True)
         node = tensor.grad_fn  # asked for once: it is made at every question
-        reason = self._exemption(tensor, storage, node)
+        reason = self.exemptions.always(tensor, storage, node)
         if reason is not None:
             return self._keep(tensor, reason, nbytes)
         if not has_own_memory(part) or is_traced():
@@ -186,37 +181,6 @@ class Packer:
         counters.kept[reason] += 1
         counters.kept_bytes[reason] += nbytes
         return keep_tensor(tensor)
-
-    def _exemption(self, tensor: torch.Tensor, storage: _Storage, node: _Node | None) -> Kept | None:
-        """Why it stays whatever a policy or a plan says."""
-        if self._was_paused and self.is_paused:
-            return Kept.PAUSED
-        address = storage._cdata
-        if address in self._parameters.addresses and storage in self._parameters:
-            return Kept.PARAMETER
-        # A leaf may also be a view of a tensor without grad, and a view of a leaf is none: both need asking.
-        if node is None and tensor.requires_grad:
-            return Kept.PARAMETER
-        base = tensor._base
-        if base is not None:
-            node = base.grad_fn
-            if node is None and base.requires_grad:
-                return Kept.PARAMETER
-        if self._rebuilds is None and node is not None and is_cast_of_a_leaf(node):
-            return Kept.PARAMETER_CAST  # else it may be cast again: see _why_it_stays
-        if (address in self._marked.addresses and storage in self._marked) or self._modules.in_marked():
-            return Kept.MARKED
-        return None
-
-    def _why_it_stays(self, storage: _Storage, node: _Node | None) -> Kept | None:
-        """Without a plan."""
-        if self._rebuilds is not None and node is not None and is_view_of_a_cast(node):
-            return Kept.PARAMETER_CAST
-        if self._offloads_everything:
-            return None
-        module = self._modules.innermost()
-        kind = "" if module is None else type(module).__name__
-        return None if self._policy.offloads(SaveFacts(storage.nbytes(), kind, is_conv(module))) else Kept.POLICY
 
     def _manage(
         self,
@@ -265,7 +229,7 @@ class Packer:
         """What one save of a storage offloads no other can keep: it is one storage, however often it is saved."""
         if managed.is_to_leave:
             return
-        reason = self._why_it_stays(storage, node)
+        reason = self.exemptions.without_plan(storage, node)
         managed.is_to_leave = reason is None
         if is_new or reason is None:
             self._deferred.when_complete(managed, node, offloads=reason is None)
@@ -308,8 +272,8 @@ class Packer:
         """What the plan rebuilds; if it cannot be, the policy decides."""
         is_whole = type(tensor) in PLAIN_CLASSES
         if self._rebuilds is None or not is_whole or not self._rebuilds.drop(packed, tensor, node):
-            assert self._steps is not None, "whose plan it is"
-            self._steps.cannot_be_rebuilt(packed.managed)
+            if self._steps is not None:
+                self._steps.cannot_be_rebuilt(packed.managed)
             self._follow_policy(packed.managed, tensor.untyped_storage(), node, is_new=True)
 
     # Using.
@@ -359,17 +323,6 @@ class Packer:
         """It is about to write to its parameters."""
         with self.lock:
             self._missing.before_writes_to(one for group in optimizer.param_groups for one in group["params"])
-
-    # Pausing.
-
-    def pause(self, paused: bool) -> None:
-        self._was_paused = True
-        self._local.paused = getattr(self._local, "paused", 0) + (1 if paused else -1)
-
-    @property
-    def is_paused(self) -> bool:
-        """On this thread."""
-        return self._was_paused and getattr(self._local, "paused", 0) > 0
 
 
 keep_dynamo_out(Packer.pack)

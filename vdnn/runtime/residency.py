@@ -9,13 +9,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from enum import Enum
-from typing import Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from vdnn import _C
 from vdnn.errors import DriverError
+from vdnn.runtime.copy_observer import CopyObserver, Table
 from vdnn.runtime.counters import Counters, Kept
 from vdnn.runtime.dropped import Check, Dropped, RebuildRecipe
 from vdnn.runtime.holders import Geometry, label_text
@@ -38,26 +38,6 @@ class Residency(Enum):
 
 # Looked up on the class anew at every use, a member would cost as much as a call.
 _DEVICE, _OFFLOADING, _HOST, _RELOADING, _RELOADED, _DROPPED = Residency
-
-
-class Table(Protocol):
-    """Knows managed storages, weakly."""
-
-    def forget(self, managed: ManagedStorage) -> None: ...
-
-
-class CopyObserver(Protocol):
-    """Is told of every copy: when it may be made, when it was, and before the target of one back is allocated."""
-
-    def completed(self, managed: ManagedStorage) -> None: ...
-
-    def about_to_reload(self, managed: ManagedStorage) -> None: ...
-
-    def gave_up_reload(self, managed: ManagedStorage) -> None: ...
-
-    def offloaded(self, managed: ManagedStorage, copy: _C.HostCopy) -> None: ...
-
-    def reloaded(self, managed: ManagedStorage, reload: _C.Reload) -> None: ...
 
 
 class ManagedStorage:

