@@ -7,7 +7,8 @@ import torch
 
 import vdnn
 from tests.runtime.unusual.every_mode import MODES, assert_same_in
-from tests.runtime.unusual.optimizer_loops import BATCH, BY_TURNS, WIDTH, deep
+from tests.runtime.unusual.loops_by_turns import BY_TURNS
+from tests.runtime.unusual.small_networks import BATCH, WIDTH, deep
 from vdnn.runtime.session import Session
 from vdnn.runtime.virtual_machine import VirtualMachine
 

@@ -10,7 +10,7 @@ import torch
 
 import vdnn
 from tests.runtime.unusual.every_mode import MODES, Factory, assert_same_in
-from tests.runtime.unusual.optimizer_loops import kinds_in_turn, wgan_gp
+from tests.runtime.unusual.loops_by_turns import kinds_in_turn, wgan_gp
 from vdnn.recording import SaveKey
 from vdnn.runtime.session import Session
 from vdnn.runtime.step_kinds import StepKinds, kind_with
