@@ -280,7 +280,7 @@ class Packer:
 
     def unpack(self, packed: Packed) -> torch.Tensor:
         if isinstance(packed, tuple):
-            if self._missing.read and process_forks.count == self._forks:
+            if id(packed[0]) in self._missing.read and process_forks.count == self._forks:
                 with self.lock:
                     self._missing.before_use(packed[0])
             return kept_tensor(packed)
@@ -300,7 +300,7 @@ class Packer:
             refuse_capture()
         if may_be_overwritten():
             managed.keeps_reloaded = True  # all that it unpacks of it is one memory, and a write is seen in all
-        if self._missing.read:
+        if id(managed) in self._missing.read:
             self._missing.before_use(managed)
         if managed.dropped is not None:
             self._missing.recompute_for(managed)

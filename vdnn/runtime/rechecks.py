@@ -70,6 +70,10 @@ class Rechecks:
     def compared(self) -> int:
         return sum(pairs.compared for pairs in self._pairs.values())
 
+    @property
+    def failed(self) -> int:
+        return sum(pairs.failed for pairs in self._pairs.values())
+
     def check(self, managed: ManagedStorage, recipe: str, signature: Hashable, place: SaveKey | None) -> Check | None:
         """Of a storage that is about to be discarded; None where this step does not check it."""
         transport = managed.transport
@@ -90,6 +94,12 @@ class Rechecks:
             return None
         label = label_text(managed.geometry, managed.saved_in)
         return Check(pairs, _Recomputed(label if place is None else f"{label} ({place})", recipe), left)
+
+    def lines(self) -> list[str]:
+        """For the report."""
+        if not self.compared:
+            return []
+        return [f"  rechecks: {self.compared} storages compared with what was discarded, {self.failed} differ"]
 
     def finish(self) -> None:
         """Blocks until all comparisons so far are done, if there are any; raises what they show."""

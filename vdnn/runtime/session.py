@@ -305,7 +305,13 @@ class Session(contextlib.ContextDecorator):
 
     def report(self) -> str:
         """What was saved, moved and kept, and why, as text."""
-        return session_report(self.policy.name, self.counters, self._opened(), self._steps, self._tolerance)
+        return session_report(
+            self.policy.name,
+            self.counters,
+            self._opened(),
+            self._steps,
+            self._tolerance.lines() + self._rechecks.lines(),
+        )
 
     def _checks(self) -> list[Integrity]:
         return [transport.integrity for transport in self._opened() if transport.integrity is not None]

@@ -10,16 +10,20 @@ from vdnn.recording import Recording
 from vdnn.runtime.counters import Counters
 from vdnn.runtime.holders import describe_holders
 from vdnn.runtime.step_watch import StepWatch
-from vdnn.runtime.tolerance import Tolerance
 from vdnn.runtime.transport import Transport
 
 _SHOWN = 3
 
 
 def session_report(
-    policy: str, counters: Counters, transports: Sequence[Transport], steps: StepWatch | None, tolerance: Tolerance
+    policy: str,
+    counters: Counters,
+    transports: Sequence[Transport],
+    steps: StepWatch | None,
+    of_recipes: Sequence[str],
 ) -> str:
-    """What was saved, moved and kept, and why. Looks through Python's objects if something that moved was not freed."""
+    """What was saved, moved and kept, and why; `of_recipes` are lines on recomputing. Looks through Python's objects if
+    something that moved was not freed."""
     lines = [
         f"policy {policy}: {counters.saves} saves of {format_bytes(counters.saved_bytes)}",
         f"  offloaded {counters.storages} storages, {format_bytes(counters.storage_bytes)}"
@@ -31,7 +35,7 @@ def session_report(
         f"  {counters.uses} uses: {counters.used_in_place} still on the device, {counters.prefetched_reloads} "
         f"reloaded ahead, {counters.demand_reloads} on demand; {format_bytes(counters.reloaded_bytes)} back",
     ]
-    lines += tolerance.lines()
+    lines += of_recipes
     lines += [
         f"  kept {count} saves, {format_bytes(counters.kept_bytes[reason])}: {reason.value}"
         for reason, count in counters.kept.most_common()
