@@ -57,7 +57,8 @@ class DeferredCopies:
         transport.drop_released()
 
     def _here(self) -> _Here:
-        here: _Here | None = getattr(self._local, "here", None)
-        if here is None:
+        try:
+            here: _Here = self._local.here
+        except AttributeError:
             here = self._local.here = _Here()
         return here

@@ -19,7 +19,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from vdnn.runtime.holders import Geometry
 from vdnn.runtime.residency import ManagedStorage
-from vdnn.runtime.version_check import counter_of, raise_modified, with_counter_of
+from vdnn.runtime.version_check import counter_of, raise_modified
 
 # All that a view remembers but the storage that it owns.
 _OWN_FIELDS = ("_conj", "_fake_mode", "_neg", "_offset_bytes", "_witness", "geometry")
@@ -58,7 +58,11 @@ class PackedView:
             raise_modified(self._witness.type(), size, self._witness._version, managed.version)
         found = managed.use(geometry)
         tensor = self.view_of(*found) if isinstance(found, tuple) else found
-        return tensor if self._fake_mode is not None else with_counter_of(self._witness, tensor)
+        if self._fake_mode is not None:
+            return tensor
+        shared = self._witness.detach()  # see [Note: Shared version counters]
+        shared.data = tensor
+        return shared
 
     def later(self) -> Callable[[], PackedView | None]:
         """Makes the same view again, or None once nothing holds its storage. Keeps nothing alive but this function."""

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from vdnn.planning.policies import OnlinePolicy
 from vdnn.runtime import process_forks
@@ -42,11 +43,11 @@ from vdnn.runtime.storage_table import ManagedTable, StorageSet, bytes_to_manage
 from vdnn.runtime.tensor_kinds import (
     CLASSES_WITH_DATA,
     PLAIN_CLASSES,
-    has_own_memory,
-    is_fake,
     is_traced,
+    modes_here,
     outside_of_transforms,
     plain_part,
+    transform_level,
 )
 from vdnn.runtime.tolerance import Tolerance
 from vdnn.runtime.transport import Transport
@@ -141,16 +142,18 @@ class Packer:
         reason = self.exemptions.always(tensor, storage, node)
         if reason is not None:
             return self._keep(tensor, reason, nbytes)
-        if not has_own_memory(part) or is_traced():
+        if part.is_quantized or part.is_nested or part._is_zerotensor() or transform_level() is not None:
+            return self._keep(tensor, Kept.SUBCLASS, nbytes)
+        if modes_here() and is_traced():
             return self._keep(tensor, Kept.SUBCLASS, nbytes)
         if process_forks.count != self._forks:
             return self._keep(tensor, Kept.OTHER_DEVICE, nbytes)
-        has_grad_mode = torch.is_grad_enabled()
         try:
             with self.lock:
                 taken = self._take(tensor, part, storage, node, nbytes)
-        finally:
-            _set_grad_mode(has_grad_mode)  # see [Note: Interrupted]
+        except BaseException:
+            _set_grad_mode(True)  # see [Note: Interrupted]; else autograd would save nothing
+            raise
         return taken if part is tensor or isinstance(taken, tuple) else PackedShard(taken, tensor)
 
     def _take(
@@ -159,7 +162,7 @@ class Packer:
         transport = self._transports[part.device]
         if transport is None:
             return self._keep(tensor, Kept.OTHER_DEVICE, nbytes)
-        if transport.fake is not is_fake(part):
+        if transport.fake is not (type(part) is FakeTensor):
             return self._keep(tensor, Kept.SUBCLASS, nbytes)
         if self._steps is not None:
             return self._take_watched(tensor, part, storage, node, transport, self._steps)
@@ -280,18 +283,23 @@ class Packer:
 
     def unpack(self, packed: Packed) -> torch.Tensor:
         if isinstance(packed, tuple):
-            if id(packed[0]) in self._missing.read and process_forks.count == self._forks:
+            if self._missing.read and id(packed[0]) in self._missing.read and process_forks.count == self._forks:
                 with self.lock:
                     self._missing.before_use(packed[0])
             return kept_tensor(packed)
         if process_forks.count != self._forks:
             return packed.unpack()
-        has_grad_mode = torch.is_grad_enabled()
-        try:
+        if transform_level() is not None:
             with self.lock, outside_of_transforms():
                 return self._use(packed)
-        finally:
-            _set_grad_mode(has_grad_mode)  # see [Note: Interrupted]
+        with self.lock:
+            if self._steps is None and packed.managed.dropped is None:
+                return self._use(packed)
+            has_grad_mode = torch.is_grad_enabled()
+            try:
+                return self._use(packed)
+            finally:
+                _set_grad_mode(has_grad_mode)  # see [Note: Interrupted]
 
     def _use(self, packed: PackedView | PackedShard) -> torch.Tensor:
         managed = packed.managed
@@ -300,7 +308,7 @@ class Packer:
             refuse_capture()
         if may_be_overwritten():
             managed.keeps_reloaded = True  # all that it unpacks of it is one memory, and a write is seen in all
-        if id(managed) in self._missing.read:
+        if self._missing.read:
             self._missing.before_use(managed)
         if managed.dropped is not None:
             self._missing.recompute_for(managed)

@@ -7,8 +7,7 @@ before the backward is over writes to parameters. What reads those is recomputed
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -16,6 +15,9 @@ from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.recompute.recipe import Constant, Recipe
 from vdnn.runtime.residency import ManagedStorage
 
+_current_node: Callable[[], object] = torch._C._current_autograd_node
+_FOREIGN = ("NoneType", "CppFunction")  # the latter is any node of C++ that torch has no class for
+_overwrites: dict[type, bool] = {}  # of nodes of C++, of which there are so many and no more
 _LOOK_AT = 64  # entries; looked through for the dead when they have doubled since
 
 
@@ -50,7 +52,11 @@ class Readers:
 
 def may_be_overwritten() -> bool:
     """Whether what is unpacked now goes to code that may write to it: a custom backward, or nobody knows whom."""
-    node: Any = torch._C._current_autograd_node()  # None outside of a backward, whatever the stubs say
-    if node is None:
-        return True
-    return isinstance(node, torch.autograd.function.BackwardCFunction) or "::" in node.name()
+    kind = type(_current_node())  # of None outside of a backward
+    try:
+        return _overwrites[kind]
+    except KeyError:
+        if issubclass(kind, torch.autograd.function.BackwardCFunction):
+            return True
+        overwrites = _overwrites[kind] = kind.__name__ in _FOREIGN
+        return overwrites

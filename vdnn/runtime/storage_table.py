@@ -23,7 +23,7 @@ def split_of(tensor: torch.Tensor, node: torch.autograd.graph.Node | None) -> in
     version counter of its own. Pieces of one split that nobody has written to since are of one version: the split's own
     contract says that nobody writes to the whole.
     """
-    if node is None or node.name() != "UnsafeSplitBackward0" or tensor._version != 0:
+    if type(node).__name__ != "UnsafeSplitBackward0" or node is None or tensor._version != 0:
         return None
     sequence_nr: int = node._sequence_nr()
     return sequence_nr

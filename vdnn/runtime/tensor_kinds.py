@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 
 import torch
 import torch._functorch.pyfunctorch
@@ -25,12 +26,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 CLASSES_WITH_DATA = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 PLAIN_CLASSES = (*CLASSES_WITH_DATA, FakeTensor)
 
-_modes_here = torch._C._len_torch_dispatch_stack
+# Asked by the hooks themselves, at every save and use: how many modes there are, and in which of torch.func's
+# transforms this thread is (None in none).
+modes_here = torch._C._len_torch_dispatch_stack
+transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 _mode_here = torch._C._get_dispatch_mode
 _PROXY, _FUNCTIONAL = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL
 _is_functional = torch._is_functional_tensor
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-_level_here = torch._C._functorch.maybe_current_level
 _without_transforms = torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack
 _NO_TRANSFORM = contextlib.nullcontext()
 
@@ -54,15 +57,15 @@ def has_own_memory(tensor: torch.Tensor) -> bool:
 
 def is_traced() -> bool:
     """Whether a tracer, or a transform of torch.func, follows what this thread does. See [Note: Tracers]."""
-    if _level_here() is not None:
+    if transform_level() is not None:
         return True
-    return bool(_modes_here()) and (_mode_here(_PROXY) is not None or _mode_here(_FUNCTIONAL) is not None)
+    return bool(modes_here()) and (_mode_here(_PROXY) is not None or _mode_here(_FUNCTIONAL) is not None)
 
 
 def outside_of_transforms() -> contextlib.AbstractContextManager[object]:
     """For what is done of the runtime's own accord in a backward that runs inside of vmap (`is_grads_batched`) or of
     another transform: to torch.func it is no part of the function."""
-    return _NO_TRANSFORM if _level_here() is None else _without_transforms()
+    return _NO_TRANSFORM if transform_level() is None else _without_transforms()
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
@@ -89,14 +92,9 @@ def plain_part(tensor: torch.Tensor) -> torch.Tensor | None:
     return part if has_plain_storage(part) else None
 
 
-def is_fake(tensor: torch.Tensor) -> bool:
-    """Without data."""
-    return type(tensor) is FakeTensor
-
-
 def is_cast_of_a_leaf(node: torch.autograd.graph.Node) -> bool:
     """Whether this is the node of autocast's cast of a parameter, or of another leaf."""
-    if node.name() != "ToCopyBackward0":
+    if type(node).__name__ != "ToCopyBackward0":  # its name(), without a call
         return False
     source = node.next_functions[0][0]
     return source is not None and source.name() == "torch::autograd::AccumulateGrad"

@@ -34,13 +34,6 @@ def counter_of(tensor: torch.Tensor) -> torch.Tensor:
     return witness
 
 
-def with_counter_of(witness: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` behind the version counter of `witness`. See [Note: Shared version counters]."""
-    shared = witness.detach()
-    shared.data = tensor
-    return shared
-
-
 def same_counter(witness: torch.Tensor, tensor: torch.Tensor) -> bool:
     """Whether the two share one counter: only then does moving one move the other."""
     version = tensor._version
