@@ -12,7 +12,7 @@ from vdnn.planning.policies import OnlinePolicy, SaveFacts
 from vdnn.runtime.counters import Kept
 from vdnn.runtime.module_watch import ModuleWatch, is_conv
 from vdnn.runtime.storage_table import StorageSet
-from vdnn.runtime.tensor_kinds import is_cast_of_a_leaf, is_view_of_a_cast
+from vdnn.runtime.tensor_kinds import CAST, is_cast_of_a_leaf, is_view_of_a_cast
 
 _Node = torch.autograd.graph.Node
 
@@ -45,11 +45,11 @@ class Exemptions:
             node = base.grad_fn
             if node is None and base.requires_grad:
                 return Kept.PARAMETER
-        if not self._recasts and node is not None and is_cast_of_a_leaf(node):
+        if not self._recasts and type(node).__name__ == CAST and node is not None and is_cast_of_a_leaf(node):
             return Kept.PARAMETER_CAST  # else it may be cast again: see without_plan
-        if (address in self._marked.addresses and storage in self._marked) or self._modules.in_marked():
+        if address in self._marked.addresses and storage in self._marked:
             return Kept.MARKED
-        return None
+        return Kept.MARKED if self._modules.marked.references and self._modules.in_marked() else None
 
     def without_plan(self, storage: torch.UntypedStorage, node: _Node | None) -> Kept | None:
         """What the policy says."""

@@ -39,7 +39,7 @@ from vdnn.runtime.rechecks import Rechecks
 from vdnn.runtime.recompute import observe_flags
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.step_watch import StepWatch
-from vdnn.runtime.storage_table import ManagedTable, StorageSet, bytes_to_manage, split_of
+from vdnn.runtime.storage_table import UNSAFE_SPLIT, ManagedTable, StorageSet, bytes_to_manage, split_of
 from vdnn.runtime.tensor_kinds import (
     CLASSES_WITH_DATA,
     PLAIN_CLASSES,
@@ -210,7 +210,8 @@ class Packer:
         view = PackedView(managed, part, witness)
         managed.geometry = view.geometry
         managed.is_dense = nbytes == managed_bytes and view.is_dense(part)
-        managed.split = split_of(part, node)
+        if type(node).__name__ == UNSAFE_SPLIT:
+            managed.split = split_of(part, node)
         module = self._modules.innermost()
         if module is not None:
             managed.saved_in = type(module)

@@ -253,8 +253,8 @@ class ManagedStorage:
             self.observer.reloaded(self, reload)
 
     def use(self, geometry: Geometry) -> torch.Tensor | tuple[torch.UntypedStorage, int]:
-        """A storage on the device that holds the bytes, and where in it `begin` is now; at the last use the tensor
-        itself, if it came back as the one of this very geometry."""
+        """A storage on the device that holds the bytes, and where in it `begin` is now; or a tensor, if they came back
+        as the one of this very geometry."""
         self.counters.uses += 1
         if self.dropped is not None:
             return self.dropped.use(self), self.begin
@@ -285,8 +285,8 @@ class ManagedStorage:
         if self._unused_views <= 0 and not self.keeps_reloaded:
             # The last known use: the caller's view keeps the bytes for as long as it needs them.
             self._forget_reload()
-            if target.is_whole and geometry is self.geometry:
-                return target.tensor
+        if target.is_whole and geometry is self.geometry:
+            return target.tensor
         return target.tensor.untyped_storage(), target.begin
 
     @property

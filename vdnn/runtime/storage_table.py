@@ -15,6 +15,8 @@ import torch
 from vdnn.runtime.residency import ManagedStorage
 from vdnn.runtime.version_check import counter_of, same_counter
 
+UNSAFE_SPLIT = "UnsafeSplitBackward0"
+
 
 def split_of(tensor: torch.Tensor, node: torch.autograd.graph.Node | None) -> int | None:
     """Which split made it, if an unsafe one did. `node` is its grad_fn.
@@ -23,7 +25,7 @@ def split_of(tensor: torch.Tensor, node: torch.autograd.graph.Node | None) -> in
     version counter of its own. Pieces of one split that nobody has written to since are of one version: the split's own
     contract says that nobody writes to the whole.
     """
-    if type(node).__name__ != "UnsafeSplitBackward0" or node is None or tensor._version != 0:
+    if node is None or type(node).__name__ != UNSAFE_SPLIT or tensor._version != 0:
         return None
     sequence_nr: int = node._sequence_nr()
     return sequence_nr

@@ -37,6 +37,7 @@ _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _without_transforms = torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack
 _NO_TRANSFORM = contextlib.nullcontext()
 
+CAST = "ToCopyBackward0"
 _VIEWS = frozenset({"TBackward0", "TransposeBackward0", "ViewBackward0", "UnsafeViewBackward0", "PermuteBackward0"})
 
 
@@ -94,7 +95,7 @@ def plain_part(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def is_cast_of_a_leaf(node: torch.autograd.graph.Node) -> bool:
     """Whether this is the node of autocast's cast of a parameter, or of another leaf."""
-    if type(node).__name__ != "ToCopyBackward0":  # its name(), without a call
+    if type(node).__name__ != CAST:  # its name(), without a call
         return False
     source = node.next_functions[0][0]
     return source is not None and source.name() == "torch::autograd::AccumulateGrad"
