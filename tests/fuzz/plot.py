@@ -11,13 +11,13 @@ from tests.fuzz.training import draw_kind
 
 # Plans are searched for, which takes several times as long as a program does otherwise.
 MODES = {
-    "vdnn-all": 0.33,
-    "rebuild-all": 0.42,
-    "drawn": 0.13,
-    "auto 45": 0.03,
-    "auto 60": 0.03,
-    "auto 80": 0.03,
-    "auto min": 0.03,
+    "vdnn-all": 0.38,
+    "rebuild-all": 0.5,
+    "drawn": 0.09,
+    "auto 45": 0.0075,
+    "auto 60": 0.0075,
+    "auto 80": 0.0075,
+    "auto min": 0.0075,
 }
 MOST_OPERATIONS = 10
 _ONE_IN = 16  # has a backward through a custom function before that of another reader

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 STEPS = 8
+STEPS_WITHOUT_PLAN = 6  # where nothing is recorded first; numbers that change and late writes begin in steps 3 to 5
 INPUT = 0  # the slot of a step's input
 
 

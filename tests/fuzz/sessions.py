@@ -6,8 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import vdnn
+from tests.fuzz.program import STEPS, STEPS_WITHOUT_PLAN
 from vdnn.planning.footprint import offload_everything
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.policies import PlanPolicy, PlanRequest
@@ -22,6 +26,8 @@ from vdnn.step_plan import Action, Plan, PlannedLifetime, make_plan
 # Of auto's search: tiny steps need none of the rest.
 _EFFORT = 0.02
 Enter = Callable[[], contextlib.AbstractContextManager[object]]
+# Every step is checked: what is recomputed wrong is found in the step in which it is, or the fuzzer finds it.
+RECHECK = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,10 @@ class _SharePlanner(BudgetPlanner):
 
 def is_planned(mode: str) -> bool:
     return mode == "drawn" or mode.startswith("auto")
+
+
+def steps_of(mode: str) -> int:
+    return STEPS if is_planned(mode) else STEPS_WITHOUT_PLAN
 
 
 class _DrawnPlan(PlanPolicy):
@@ -63,13 +73,15 @@ class _DrawnPlan(PlanPolicy):
         return make_plan(followed, "everything", lifetimes)
 
 
-def open_session(mode: str, device: object) -> Session:
+def open_session(mode: str, device: object, recheck: int = RECHECK) -> Session:
     if mode == "drawn":
-        return vdnn.offload(_DrawnPlan(), device=device, min_bytes=0)
+        return vdnn.offload(_DrawnPlan(), device=device, min_bytes=0, recheck=recheck)
     if not is_planned(mode):
-        return vdnn.offload(mode, device="sim", min_bytes=0, offload_window="256B", reload_window="512B")
+        return vdnn.offload(
+            mode, device="sim", min_bytes=0, offload_window="256B", reload_window="512B", recheck=recheck
+        )
     share = mode.removeprefix("auto ")
-    session = vdnn.offload(Auto(_EFFORT), budget="min", device=device, min_bytes=0)
+    session = vdnn.offload(Auto(_EFFORT), budget="min", device=device, min_bytes=0, recheck=recheck)
     if share != "min":
         plans = session._steps._plans
         planner = plans._planner
@@ -79,23 +91,35 @@ def open_session(mode: str, device: object) -> Session:
     return session
 
 
+class _PlainDispatch(TorchDispatchMode):
+    """A virtual machine is a dispatch mode, under which autograd adds gradients in another order: this does as little
+    as one can."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # a wrapper around each call
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
 def plain_for(mode: str) -> contextlib.AbstractContextManager[object]:
     """What plain PyTorch runs in, to be compared with the mode."""
-    return VirtualMachine("titan-x", fake=False) if is_planned(mode) else contextlib.nullcontext()
+    return _PlainDispatch() if is_planned(mode) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def session_for(mode: str) -> Iterator[Enter]:
+def session_for(mode: str, recheck: int = RECHECK) -> Iterator[Enter]:
     """Enters the session of the mode; a machine, where it has one, is entered around it."""
     if not is_planned(mode):
-        session = open_session(mode, "sim")
+        session = open_session(mode, "sim", recheck)
         try:
             yield lambda: session
         finally:
             session.close()
         return
     with VirtualMachine("titan-x", fake=False) as machine:
-        session = open_session(mode, machine)
+        session = open_session(mode, machine, recheck)
         try:
             yield lambda: session
         finally:

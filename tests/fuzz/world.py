@@ -20,6 +20,9 @@ from tests.fuzz.shapes import COLUMNS, ROWS
 Run = Callable[[], None]
 
 
+LATE = 4  # a step behind the one that is recorded and planned
+
+
 class PlannedError(Exception):
     """Raised by a program that raises."""
 
@@ -42,7 +45,9 @@ class World:
         self.held: list[Any] = []  # to the end of the step
         self.over_steps: dict[int, torch.Tensor] = {}
         self.trace: list[tuple[str, bytes | None]] = []
-        self.refusable_writes = 0  # so far: that no version counter shows, or that began late
+        self.unseen_writes = 0  # so far: those that no version counter shows
+        self.late_writes = 0  # those of statements that wrote for the first time when a plan was made already
+        self._first_writes: dict[int, int] = {}  # by statement, the step
         self._last_uses = _last_uses(program)
         self._at = 0
         self._runs = [self.compiled(one) for one in program.body]
@@ -106,6 +111,12 @@ class World:
     def note(self, label: str, tensor: torch.Tensor | None) -> None:
         self.trace.append((label, None if tensor is None else bits(tensor)))
 
+    def note_write(self, statement: Statement, *, is_seen: bool) -> None:
+        """What vdnn may answer with a refusal where plain PyTorch has no error: see outcomes.may_refuse."""
+        first = self._first_writes.setdefault(id(statement), self.step)
+        self.unseen_writes += not is_seen
+        self.late_writes += first >= LATE
+
     def note_gradients(self) -> None:
         for part in self.parameters:
             for index, one in enumerate(part):
@@ -119,7 +130,7 @@ class World:
     def run_step(self, step: int) -> None:
         self.step = step
         self.trace = []
-        torch.manual_seed(self.program.seed * STEPS + step)
+        torch.default_generator.manual_seed(self.program.seed * STEPS + step)  # others keep a list of their seeds
         self.values[INPUT] = self._inputs[step].clone()
         before = switches()
         try:

@@ -18,7 +18,6 @@ Run = Callable[[], None]
 TO_VALUES = ("no_grad", "detach", "view", "data", "data_view", "numpy", "add_")
 TO_PARAMETERS = ("data", "no_grad", "numpy", "detach", "hand_step", "data_replaced")
 INVISIBLE = frozenset({"data", "data_view", "numpy", "data_replaced"})
-LATE = 4  # the first step in which a write counts as new: a plan is made of an earlier one
 
 
 def _draw_value_write(random: Random) -> tuple[Any, ...]:
@@ -42,9 +41,7 @@ def _write_value(world: World, one: Statement) -> Run:
 
 
 def _note(world: World, one: Statement, how: str) -> None:
-    """Which writes vdnn may answer with a refusal where plain PyTorch has no error."""
-    if how in INVISIBLE or one.when.first_step >= LATE:
-        world.refusable_writes += 1
+    world.note_write(one, is_seen=how not in INVISIBLE)
 
 
 def write(x: torch.Tensor, how: str, step: int) -> None:
