@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import sys
 import time
@@ -43,6 +44,8 @@ def prepare() -> None:
     import torch
 
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
     warnings.simplefilter("ignore")
 
 
