@@ -1,0 +1,152 @@
+"""Faults of issue #14, planted again: each undoes one mend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from vdnn.runtime import module_watch, packed_view, packer, proofs, save_keys
+from vdnn.runtime.missing import Missing
+from vdnn.runtime.packer import Packer
+from vdnn.runtime.proofs import Outcome, Proofs, Recent
+from vdnn.runtime.rebuilds import Rebuilds
+from vdnn.runtime.recompute import norm_calls, recipe
+from vdnn.runtime.recompute.backend_flags import backend_flags
+from vdnn.runtime.recompute.node_notes import EPS, NO_BIAS, note_fact
+from vdnn.runtime.recompute.snapshots import Snapshots
+from vdnn.runtime.recompute.surroundings import run_under
+from vdnn.runtime.step_ends import StepEnds
+from vdnn.runtime.step_kinds import NO_SAVES
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+_NORMS = (torch.nn.modules.batchnorm._NormBase, torch.nn.LayerNorm, torch.nn.GroupNorm, torch.nn.RMSNorm)
+
+
+def nothing(*arguments: Any, **named: Any) -> None:
+    """In the place of what mends something."""
+
+
+def facts_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1: eps and bias are those that a module's attributes say."""
+    leave = Rebuilds.behind_module
+
+    def behind_module(self: Rebuilds, module: torch.nn.Module, args: object, output: object) -> None:
+        leave(self, module, args, output)
+        node: Any = output.grad_fn if isinstance(output, torch.Tensor) else None
+        for _ in range(3 if isinstance(module, _NORMS) else 0):
+            if node is None:
+                return
+            if node.name() in norm_calls._NORM_NODES:
+                note_fact(node, EPS, module.eps)
+                note_fact(node, NO_BIAS, getattr(module, "bias", None) is None)
+                return
+            node = node.next_functions[0][0] if node.next_functions else None
+
+    monkeypatch.setattr(norm_calls, "_note", nothing)
+    monkeypatch.setattr(Rebuilds, "behind_module", behind_module)
+
+
+def counters_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2b: what is unpacked has a version counter of its own."""
+    monkeypatch.setattr(packed_view, "with_counter_of", lambda witness, tensor: tensor)
+
+
+def nothing_before_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2: recipes read what a custom backward has overwritten, and no counter says so."""
+    counters_apart(monkeypatch)
+    monkeypatch.setattr(Missing, "before_use", nothing)
+
+
+def dtypes_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3: what a codec left of one dtype is taken for another."""
+    monkeypatch.setattr(Packer, "_can_join", lambda self, managed, part: True)
+
+
+def no_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4: recipes read parameters as they are at the use."""
+    monkeypatch.setattr(Snapshots, "of", lambda self, recipe: recipe)
+
+
+def believed_at_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4, where there is a plan: tried at the save only."""
+    monkeypatch.setattr(Proofs, "at_use", lambda self, *facts: True)
+
+
+def flags_of_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5: a recompute runs under the settings that there are."""
+    monkeypatch.setattr(recipe, "run_under", lambda flags, run: run_under(backend_flags(), run))
+
+
+def optimizers_end_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """6: each one's step does, in a backward too."""
+    monkeypatch.setattr(StepEnds, "is_due", lambda self: self._is_pending)
+
+
+def nothing_before_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """7: an optimizer writes to what something is yet to be recomputed from."""
+    believed_at_use(monkeypatch)
+    monkeypatch.setattr(Missing, "before_writes_to", nothing)
+
+
+def storages_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8: the module watch takes every parameter for memory."""
+    monkeypatch.setattr(module_watch, "storage_of", lambda tensor: tensor.untyped_storage())
+
+
+def all_have_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """9 and 10: nested tensors and forward mode's zeros are taken for memory of their own."""
+    monkeypatch.setattr(packer, "has_own_memory", lambda tensor: True)
+
+
+def zeros_have_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """9: as all_have_memory, also inside of torch.func."""
+    all_have_memory(monkeypatch)
+    tracers_unseen(monkeypatch)
+
+
+def tracers_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """11: what a tracer follows is taken for plain."""
+    monkeypatch.setattr(packer, "is_traced", lambda: False)
+
+
+def books_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """13: what is known of proofs is never forgotten."""
+    monkeypatch.setattr(Recent.__init__, "__defaults__", (1 << 60,))
+
+
+def short_books(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound of 13 so low that a few steps reach it; no plant."""
+    monkeypatch.setattr(Recent.__init__, "__defaults__", (8,))
+
+
+def grad_mode_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """14: context managers of Python switch it off and on again, and an interrupt may come between."""
+
+    def under_no_grad(flags: object, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            return run()
+
+    monkeypatch.setattr(packer, "_set_grad_mode", nothing)
+    monkeypatch.setattr(recipe, "run_under", under_no_grad)
+
+
+def what_left_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """15: a recipe whose original has left is said not to come out."""
+    compared = Proofs._compared
+
+    def found_wrong(self: Proofs, managed: Any, one: Any, original: Any, gauges: Any, is_quiet: bool) -> Outcome:
+        if original is None and not managed.transport.fake:
+            self._say_once(f"it does not come out bit for bit by {one.name}: it is not rebuilt.")
+            return Outcome.WRONG
+        return compared(self, managed, one, original, gauges, is_quiet)
+
+    monkeypatch.setattr(proofs.Proofs, "_compared", found_wrong)
+
+
+def kinds_by_first_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16: steps that begin alike share a plan."""
+    monkeypatch.setattr(save_keys, "kind_with", lambda kind, key: hash(key) if kind == NO_SAVES else kind)
