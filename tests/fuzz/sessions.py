@@ -25,7 +25,7 @@ from vdnn.step_plan import Action, Plan, PlannedLifetime, make_plan
 
 # Of auto's search: tiny steps need none of the rest.
 _EFFORT = 0.02
-Enter = Callable[[], contextlib.AbstractContextManager[object]]
+Enter = Callable[[], contextlib.AbstractContextManager[Any]]
 # Every step is checked: what is recomputed wrong is found in the step in which it is, or the fuzzer finds it.
 RECHECK = 1
 
