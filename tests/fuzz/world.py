@@ -20,7 +20,7 @@ from tests.fuzz.shapes import COLUMNS, ROWS
 Run = Callable[[], None]
 
 
-LATE = 4  # a step behind the one that is recorded and planned
+LATE = 2  # the step before it is recorded and planned, and it follows the plan
 
 
 class PlannedError(Exception):
