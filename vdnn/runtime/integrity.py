@@ -53,9 +53,13 @@ class HashPairs(Generic[Tag]):
         pairs, self._pairs = self._pairs, []
         if not pairs:
             return [], []
-        with torch.no_grad():
+        has_grad_mode = torch.is_grad_enabled()
+        try:  # not torch.no_grad(): Ctrl-C may come between its bytecodes
+            torch._C._set_grad_enabled(False)
             differ = torch.cat([pair.left for pair in pairs]) != torch.cat([pair.came_back for pair in pairs])
             wrong: list[int] = differ.nonzero().flatten().tolist()
+        finally:
+            torch._C._set_grad_enabled(has_grad_mode)
         self.failed += len(wrong)
         return [pair.tag for pair in pairs], [pairs[index].tag for index in wrong]
 

@@ -329,10 +329,14 @@ class ManagedStorage:
             self.residency = _HOST
 
     def __del__(self) -> None:
-        if self.table is not None:
-            self.table.forget(self)
+        try:
+            table, residency, on_end = self.table, self.residency, self.on_end
+        except AttributeError:  # an exception ended its making
+            return
+        if table is not None:
+            table.forget(self)
         # Of a reload that nobody waited for the queue still holds the target, and finishes it at the next hook.
-        if self.residency is _RELOADING:
+        if residency is _RELOADING:
             self.transport.reload_in_flight_bytes -= self.nbytes
-        if self.on_end is not None:
-            self.on_end()
+        if on_end is not None:
+            on_end()
