@@ -138,10 +138,7 @@ class Packer:
             return self._keep(tensor, Kept.SMALL, nbytes)
         if self._rebuilds is not None:
             observe_flags(at_save=True)
-        try:
-            node = tensor.grad_fn  # asked for once: it is made at every question
-        except RuntimeError:  # a view out of a custom Function, whose base was written to: nobody may ask
-            return self._keep(tensor, Kept.SUBCLASS, nbytes)
+        node = tensor.grad_fn  # asked for once: it is made at every question
         reason = self.exemptions.always(tensor, storage, node)
         if reason is not None:
             return self._keep(tensor, reason, nbytes)

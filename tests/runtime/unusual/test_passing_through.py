@@ -11,8 +11,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 import vdnn
 from tests.runtime.conftest import OpenSession
@@ -141,21 +139,3 @@ def test_hooks_of_somebody_else_are_refused_as_ever(open_session: OpenSession) -
         pytest.raises(RuntimeError, match="don't yet support saved tensor hooks"),
     ):
         grad(lambda x: x.exp().sum())(torch.randn(4))
-
-
-def test_a_view_whose_history_nobody_may_ask_for_passes_through() -> None:
-    """It came out of a custom Function, and its base was written to: torch raises where grad_fn is asked for."""
-    torch.manual_seed(0)
-    x, weight = torch.randn(4, 8), torch.randn(8, 8, requires_grad=True)
-
-    def gradient() -> torch.Tensor:
-        weight.grad = None
-        first = checkpoint(lambda a: a, x @ weight, use_reentrant=True)
-        second = checkpoint(lambda a: functional.leaky_relu_(a, 0.2), first, use_reentrant=True)
-        second.sum().backward()
-        assert weight.grad is not None
-        return weight.grad
-
-    plain = gradient()
-    with vdnn.offload("vdnn-all", device="sim", min_bytes=0):
-        assert torch.equal(gradient(), plain)
