@@ -166,12 +166,15 @@ class _Flags(torch.autograd.Function):
 
 
 def _drawn_flags(random: Random) -> tuple[Any, ...]:
-    return random.choice([1, 3]), random.choice(["both", "both turned", "bool", "uint8", "int8"])
+    """From which step on there are flags larger than 1, and as what they are saved. As booleans alone always or never:
+    one that is neither 0 nor 1 is no value of that type."""
+    forms = random.choice(["both", "both turned", "bool", "uint8", "int8"])
+    return random.choice([0, 9] if forms == "bool" else [0, 3, 4, 9]), forms
 
 
 @operation("flags", weight=1.2, draw=_drawn_flags)
-def _flags(world: World, most: int, forms: str) -> Apply:
-    return lambda x: _Flags.apply(fitted(x), most, forms)
+def _flags(world: World, first: int, forms: str) -> Apply:
+    return lambda x: _Flags.apply(fitted(x), 3 if world.step >= first else 1, forms)
 
 
 @operation("masked", weight=1.5, draw=lambda random: (random.choice(["where", "fill", "select", "mul", "uint8"]),))

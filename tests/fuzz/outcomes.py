@@ -164,15 +164,17 @@ _PHRASES = ("backward through the graph a second time", "element 0 of tensors do
 
 
 def may_refuse(error: BaseException, plain: Outcome) -> bool:
-    """Whether vdnn may raise what plain PyTorch does not: it says that an operand was modified or that something was
-    recomputed wrong, and a statement wrote
+    """Whether vdnn may raise what plain PyTorch does not. It may say
 
-    1. in a way that no version counter shows (writes.INVISIBLE), by this step, or
-    2. for the first time behind the step that was planned, where there is a plan.
+    1. RecomputeError or OperandModifiedError, if something was written in a way that no version counter shows
+       (writes.INVISIBLE), by this step;
+    2. these, or what autograd says of a write, where there is a plan and a statement wrote for the first time behind
+       the step that was recorded.
     """
-    if not isinstance(error, RecomputeError | OperandModifiedError):
-        return False
-    return plain.unseen_writes > 0 or (plain.is_planned and plain.late_writes > 0)
+    is_ours = isinstance(error, RecomputeError | OperandModifiedError)
+    if is_ours and plain.unseen_writes:
+        return True
+    return plain.is_planned and plain.late_writes > 0 and (is_ours or says_modified(error))
 
 
 def says_modified(error: BaseException | None) -> bool:
