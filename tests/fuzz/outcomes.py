@@ -8,7 +8,7 @@ import gc
 import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ Trace = list[tuple[str, "bytes | None"]]
 class Kind(Enum):
     SAME = "same"
     REFUSED = "refused"  # loudly, for a write that may be refused
+    LOST = "lost"  # an unseen write, as by any hooks that copy
     DIFFERENT = "different"
 
 
@@ -102,7 +103,10 @@ def _verdict_of_numbers(program: Program, recheck: int) -> Verdict:
             if verdict.kind is Kind.DIFFERENT and is_torchs_own(program, step, wanted, found):
                 return Verdict(Kind.SAME)
             if verdict.kind is not Kind.SAME:
-                return _unless_said_later(verdict, wanted, found, enter)
+                said = _unless_said_later(verdict, wanted, found, enter)
+                if said.kind is Kind.DIFFERENT and is_lost_by_any_copy(program, step, wanted):
+                    return Verdict(Kind.LOST, step, verdict.what)
+                return said
             if says_modified(found.error) and wanted.state != found.state:
                 break  # both failed somewhere amid a backward: from here on they may go apart
     return Verdict(Kind.SAME)
@@ -112,11 +116,26 @@ def is_torchs_own(program: Program, step: int, plain: Outcome, ours: Outcome) ->
     """Whether torch raises what ours raises, and plain does not, with any hooks: those that do nothing show it."""
     if ours.error is None or plain.error is not None:
         return False
-    world = World(program)
-    enter = functools.partial(torch.autograd.graph.saved_tensors_hooks, lambda saved: saved, lambda saved: saved)
-    for index in range(step + 1):
-        found = outcome_of(world, index, enter)
+    found = _under_hooks(program, step, lambda saved: saved)
     return found.error is not None and _said(found.error) == _said(ours.error)
+
+
+def is_lost_by_any_copy(program: Program, step: int, plain: Outcome) -> bool:
+    """Whether an unseen write to a saved tensor itself, that the program lets go of before its use, decides: then
+    hooks that do nothing but copy what is saved come out otherwise than plain, too."""
+    return plain.unseen_writes > 0 and compared(step, plain, _under_hooks(program, step, _copied)).kind is not Kind.SAME
+
+
+def _copied(saved: torch.Tensor) -> torch.Tensor:
+    return saved if saved.requires_grad and saved.is_leaf else saved.detach().clone()
+
+
+def _under_hooks(program: Program, step: int, pack: Callable[[torch.Tensor], torch.Tensor]) -> Outcome:
+    world = World(program)
+    enter = functools.partial(torch.autograd.graph.saved_tensors_hooks, pack, lambda saved: saved)
+    for before in range(step):
+        outcome_of(world, before, enter)
+    return outcome_of(world, step, enter)
 
 
 def _unless_said_later(verdict: Verdict, plain: Outcome, ours: Outcome, enter: Enter) -> Verdict:

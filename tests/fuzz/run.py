@@ -87,6 +87,7 @@ class Summary:
     by_mode: Counter[str] = field(default_factory=Counter)
     by_production: Counter[str] = field(default_factory=Counter)
     refused: list[int] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
     differences: list[tuple[int, str, str]] = field(default_factory=list)
 
     def add(self, one: Result) -> None:
@@ -95,6 +96,8 @@ class Summary:
         self.by_production.update(one.names)
         if one.kind == "refused":
             self.refused.append(one.seed)
+        elif one.kind == "lost":
+            self.lost.append(one.seed)
         elif one.kind != "same":
             self.differences.append((one.seed, one.mode, one.said))
             print(f"seed {one.seed}, {one.mode}: {one.said}", flush=True)
@@ -103,7 +106,7 @@ class Summary:
         rate = self.done / max(time.monotonic() - self.began, 1e-3)
         return (
             f"{self.done} of {self.programs} programs, {len(self.differences)} differences, "
-            f"{len(self.refused)} refused, {rate:.1f} a second"
+            f"{len(self.refused)} refused, {len(self.lost)} lost, {rate:.1f} a second"
         )
 
     def __str__(self) -> str:
@@ -113,6 +116,7 @@ class Summary:
                 "modes: " + ", ".join(f"{name} {count}" for name, count in sorted(self.by_mode.items())),
                 "productions: " + ", ".join(f"{name} {count}" for name, count in self.by_production.most_common()),
                 f"refused: {', '.join(map(str, self.refused[:40])) or 'none'}",
+                f"lost, as by any hooks that copy: {', '.join(map(str, self.lost[:40])) or 'none'}",
                 *(f"different: seed {seed}, {mode}: {said}" for seed, mode, said in self.differences),
             ]
         )
