@@ -47,7 +47,7 @@ def test_a_program_is_a_function_of_its_seed() -> None:
     assert program_of(3) != program_of(4)
 
 
-def test_a_hundred_programs_have_all_modes_and_most_of_the_grammar() -> None:
-    programs: list[Program] = [program_of(seed) for seed in range(400)]
+def test_two_thousand_programs_have_all_modes_and_most_of_the_grammar() -> None:
+    programs: list[Program] = [program_of(seed) for seed in range(2000)]
     assert {one.mode for one in programs} == set(MODES)
     assert len({one.name for program in programs for one in flattened(program.body)}) > 40
