@@ -23,6 +23,7 @@ from vdnn.runtime.proofs import disabled_recipes
 MODIFIED = "modified by an inplace operation"
 # The same fact, as autograd says it first of a view; with hooks on saved tensors, of any kind, it says the other.
 _MODIFIED_VIEW = "a view and its base or another view of its base has been modified inplace"
+_OTHER_MEMORY = "has been given other memory since"  # by `parameter.data = ...`
 _NOT_DIFFERENTIABLE = "is not implemented"  # "derivative for ...": of a double backward
 Trace = list[tuple[str, "bytes | None"]]
 
@@ -198,12 +199,12 @@ _PHRASES = ("backward through the graph a second time", "element 0 of tensors do
 def may_refuse(error: BaseException, plain: Outcome) -> bool:
     """Whether vdnn may raise what plain PyTorch does not. It may say
 
-    1. RecomputeError or OperandModifiedError, if something was written in a way that no version counter shows
-       (writes.INVISIBLE), by this step;
+    1. RecomputeError, OperandModifiedError, or that a parameter has been given other memory, if something was written
+       in a way that no version counter shows (writes.INVISIBLE), by this step;
     2. these, or what autograd says of a write, where there is a plan and a statement wrote for the first time behind
        the step that was recorded.
     """
-    is_ours = isinstance(error, RecomputeError | OperandModifiedError)
+    is_ours = isinstance(error, RecomputeError | OperandModifiedError) or _OTHER_MEMORY in str(error)
     if is_ours and plain.unseen_writes:
         return True
     return plain.is_planned and plain.late_writes > 0 and (is_ours or says_modified(error))

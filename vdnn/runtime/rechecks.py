@@ -63,8 +63,8 @@ class Rechecks:
         self._verified: dict[str, int] = {}  # by recipe, the last step in which all was well
         self._pairs: weakref.WeakKeyDictionary[Transport, HashPairs[_Recomputed]] = weakref.WeakKeyDictionary()
         self._step = 0
-        self._is_checking = False
         self._next = self._one_of_window(0)
+        self._is_checking = self._next == 0
 
     @property
     def compared(self) -> int:

@@ -53,6 +53,23 @@ def _set_warn_only(is_on: bool) -> None:
     _C._set_deterministic_algorithms(_C._get_deterministic_algorithms(), warn_only=is_on)
 
 
+# [Note: Two ways to one precision] torch.set_float32_matmul_precision sets a value of its own and the precisions of two
+# backends. Products raise where the two contradict, so it is set first, and single precisions only where they differ.
+_MIXED = "set for single backends"
+
+
+def _matmul_precision() -> str:
+    try:
+        return str(_C._get_float32_matmul_precision())
+    except RuntimeError:  # what torch says once a single backend's was set
+        return _MIXED
+
+
+def _set_matmul_precision(value: str) -> None:
+    if value != _MIXED:
+        _C._set_float32_matmul_precision(value)
+
+
 def _spread(setter: Any) -> Callable[[Any], Any]:
     """Of two booleans in newer torches."""
     return lambda value: setter(*value) if isinstance(value, tuple) else setter(value)
@@ -102,6 +119,7 @@ def _settings() -> tuple[_Setting, ...]:
         if hasattr(_C, getter) and hasattr(_C, setter)
     ]
     if _HAS_PRECISIONS:
+        found.append(_Setting(_matmul_precision, _set_matmul_precision))
         found += [_Setting(partial(_get_precision, *one), partial(_set_precision, *one)) for one in _PRECISIONS]
     return tuple(found)
 
