@@ -155,7 +155,7 @@ def _make_so(flags: Flags) -> None:
     for setting, wanted in zip(_SETTINGS, flags, strict=True):
         if setting.get() != wanted:
             setting.set(wanted)
-    if backend_flags() != flags:
+    if any(found != wanted for found, wanted in zip(backend_flags(), flags, strict=True) if wanted != _MIXED):
         raise VdnnError(
             "torch's settings for kernels (torch.backends, torch.set_float32_matmul_precision and the like) cannot be "
             "set to those of the forward. Leave them as they are from forward to backward, or run vdnn.offload "
