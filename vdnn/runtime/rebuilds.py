@@ -233,7 +233,7 @@ class Rebuilds:
 
     def _withdraw(self, managed: ManagedStorage) -> None:
         if self._steps is not None:
-            self._steps.cannot_be_recomputed(managed)
+            self._steps.cannot_be_rebuilt(managed)
 
     # Codecs, as soon as the operation is over. Encoding is computing, before the hook that finds it.
 

@@ -305,13 +305,8 @@ class Session(contextlib.ContextDecorator):
 
     def report(self) -> str:
         """What was saved, moved and kept, and why, as text."""
-        return session_report(
-            self.policy.name,
-            self.counters,
-            self._opened(),
-            self._steps,
-            self._tolerance.lines() + self._rechecks.lines(),
-        )
+        of_recipes = self._tolerance.lines() + self._rechecks.lines()
+        return session_report(self.policy.name, self.counters, self._opened(), self._steps, of_recipes)
 
     def _checks(self) -> list[Integrity]:
         return [transport.integrity for transport in self._opened() if transport.integrity is not None]
@@ -329,8 +324,7 @@ class Session(contextlib.ContextDecorator):
             logger.warning("vdnn: nothing was offloaded, of %d saves (%s).", counters.saves, reasons or "none eligible")
 
     def _fits_as_it_is(self) -> bool:
-        plan = self.plan
-        return plan is not None and plan.offloaded_bytes == 0
+        return self.plan is not None and self.plan.offloaded_bytes == 0
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
         return self._packer.exemptions.paused()

@@ -247,12 +247,8 @@ class StepWatch:
         if self._recorder is not None and None not in lifetimes:
             self._recorder.can_be_rebuilt(lifetimes, operation, proof)  # type: ignore[arg-type]
 
-    def cannot_be_recomputed(self, managed: ManagedStorage) -> None:
-        """What could be by what was known when it was saved: its use showed otherwise."""
-        self._tell(Recorder.cannot_be_recomputed, managed)
-
     def cannot_be_rebuilt(self, managed: ManagedStorage) -> None:
-        """What the plan rebuilds."""
+        self._tell(Recorder.cannot_be_recomputed, managed)
         if self._executor is not None:
             self._executor.not_rebuilt(managed)
 
