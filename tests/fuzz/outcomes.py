@@ -24,7 +24,6 @@ MODIFIED = "modified by an inplace operation"
 # The same fact, as autograd says it first of a view; with hooks on saved tensors, of any kind, it says the other.
 _MODIFIED_VIEW = "a view and its base or another view of its base has been modified inplace"
 _OTHER_MEMORY = "has been given other memory since"  # by `parameter.data = ...`
-_NOT_DIFFERENTIABLE = "is not implemented"  # "derivative for ...": of a double backward
 Trace = list[tuple[str, "bytes | None"]]
 
 
@@ -108,8 +107,8 @@ def _verdict_of_numbers(program: Program, recheck: int) -> Verdict:
                 if said.kind is Kind.DIFFERENT and is_lost_by_any_copy(program, step, wanted):
                     return Verdict(Kind.LOST, step, verdict.what)
                 return said
-            if says_modified(found.error) and wanted.state != found.state:
-                break  # both failed somewhere amid a backward: from here on they may go apart
+            if says_modified(found.error):
+                break  # both failed somewhere amid a backward, perhaps with other gradients made so far
     return Verdict(Kind.SAME)
 
 
@@ -172,7 +171,7 @@ def compared(step: int, plain: Outcome, ours: Outcome) -> Verdict:
         if ours.error is None:
             return Verdict(Kind.DIFFERENT, step, f"ours has no error, plain {_said(plain.error)}")
         # Which of two nodes of a backward fails first depends on where a write is found.
-        is_other_node = says_modified(ours.error) and _NOT_DIFFERENTIABLE in str(plain.error)
+        is_other_node = says_modified(ours.error) and isinstance(plain.error, RuntimeError)
         if not is_other_node and _identity(plain.error) != _identity(ours.error):
             kind = Kind.REFUSED if may_refuse(ours.error, plain) else Kind.DIFFERENT
             return Verdict(kind, step, f"plain {_said(plain.error)}, ours {_said(ours.error)}")

@@ -241,9 +241,15 @@ class Recorder:
 
     # The end.
 
-    def finish(self, mark: Mark, peak_bytes: int, backend: str, device_name: str, device_bytes: int) -> Recording:
-        """The step is over at `mark`. May block until the device has passed it."""
+    def finish(
+        self, mark: Mark, peak_bytes: int, backend: str, device_name: str, device_bytes: int, *, has_data: bool
+    ) -> Recording:
+        """The step is over at `mark`. May block until the device has passed it. `has_data`: what can be recomputed was
+        tried at its use, and what has none was not."""
         self.reached(mark, peak_bytes)
+        for life in self._lives:
+            if has_data and not life.uses:
+                life.rebuild = None
         end = len(self._points) - 1
         points, before, read = [], self._begin, self._read_by()
         for point in self._points:

@@ -141,9 +141,9 @@ class StepWatch:
             self._meter.finish(begin, gauges.mark(transport.current_stream()), peaks[0])
             self._meter_of_last_step = self._meter
         if self._recorder is not None:
-            backend = transport.torch_device.type
-            info = transport.device.info
-            self.recording = self._recorder.finish(begin, peaks[1], backend, info.name, info.total_bytes)
+            info, has_data = transport.device.info, not transport.fake
+            place = transport.torch_device.type, info.name, info.total_bytes
+            self.recording = self._recorder.finish(begin, peaks[1], *place, has_data=has_data)
             self._plans.recorded(self.recording, self.timeline if self._plans.is_planning else None, self._keys.kind)
         elif self._meter is not None and self._executor is not None:
             self._plans.executed(self._executor, self._meter, self._keys.kind)
