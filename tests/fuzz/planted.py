@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from vdnn.runtime import module_watch, packed_view, packer, proofs, save_keys
+from vdnn.runtime import function_transforms, module_watch, packer, proofs, save_keys
+from vdnn.runtime.counters import Kept
 from vdnn.runtime.missing import Missing
+from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.packer import Packer
 from vdnn.runtime.proofs import Outcome, Proofs, Recent
 from vdnn.runtime.rebuilds import Rebuilds
@@ -52,7 +54,14 @@ def facts_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def counters_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """2b: what is unpacked has a version counter of its own."""
-    monkeypatch.setattr(packed_view, "with_counter_of", lambda witness, tensor: tensor)
+    unpack = PackedView.unpack
+
+    def apart(self: PackedView) -> torch.Tensor:
+        shared = unpack(self)
+        alone = torch.empty(0, dtype=shared.dtype)
+        return alone.set_(shared.untyped_storage(), shared.storage_offset(), shared.size(), shared.stride())
+
+    monkeypatch.setattr(PackedView, "unpack", apart)
 
 
 def nothing_before_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,18 +108,22 @@ def storages_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def all_have_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """9 and 10: nested tensors and forward mode's zeros are taken for memory of their own."""
-    monkeypatch.setattr(packer, "has_own_memory", lambda tensor: True)
+    keep = Packer._keep
 
+    def taken(self: Packer, tensor: torch.Tensor, reason: Kept, nbytes: int) -> Any:
+        if reason is Kept.SUBCLASS and (tensor.is_nested or tensor._is_zerotensor()):
+            return self._take(tensor, tensor, tensor.untyped_storage(), tensor.grad_fn, nbytes)
+        return keep(self, tensor, reason, nbytes)
 
-def zeros_have_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """9: as all_have_memory, also inside of torch.func."""
-    all_have_memory(monkeypatch)
-    tracers_unseen(monkeypatch)
+    monkeypatch.setattr(packer, "transform_level", lambda: None)
+    monkeypatch.setattr(Packer, "_keep", taken)
 
 
 def tracers_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """11: what a tracer follows is taken for plain."""
-    monkeypatch.setattr(packer, "is_traced", lambda: False)
+    monkeypatch.setattr(function_transforms, "_innermost_of_a_session", lambda: None)
+    monkeypatch.setattr(packer, "modes_here", lambda: 0)
+    monkeypatch.setattr(packer, "transform_level", lambda: None)
 
 
 def books_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,17 +134,6 @@ def books_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def short_books(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound of 13 so low that a few steps reach it; no plant."""
     monkeypatch.setattr(Recent.__init__, "__defaults__", (8,))
-
-
-def grad_mode_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """14: context managers of Python switch it off and on again, and an interrupt may come between."""
-
-    def under_no_grad(flags: object, run: Callable[[], torch.Tensor]) -> torch.Tensor:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            return run()
-
-    monkeypatch.setattr(packer, "_set_grad_mode", nothing)
-    monkeypatch.setattr(recipe, "run_under", under_no_grad)
 
 
 def what_left_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Each of the faults of issue #14, planted again, is found within a stated number of programs; without it they show
 nothing.
 
-A fault is planted by undoing its mend (planted.py). Fault 12 is mended in native code, which cannot be undone here:
-there only the property that it broke is tested.
+A fault is planted by undoing its mend (planted.py). Fault 12 is mended in native code, and fault 14 in several places
+that stand in for each other: there only the properties that they broke are tested.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ def _fault(number: str, plant: Plant, mode: str, first: int, programs: int, name
 NUMBERS = r"(grad|loss|parameter|buffer|penalty) ?\d*: .*, ours "
 FAULTS = [
     _fault("1", planted.facts_of_modules, "drawn", 235, 10, "lying_norm", NUMBERS),
-    _fault("2", planted.nothing_before_use, "rebuild-all", 140, 5, "custom", NUMBERS),
+    _fault("2", planted.nothing_before_use, "rebuild-all", 325, 10, "custom", NUMBERS),
     _fault("2b", planted.counters_apart, "vdnn-all", 0, 10, "custom", f"ours has no error, plain .*{MODIFIED}"),
     _fault("3", planted.dtypes_join, "drawn", 40, 10, "flags", NUMBERS),
     _fault("4", planted.no_snapshots, "rebuild-all", 65, 10, "write_parameter", NUMBERS),
     _fault("4", planted.believed_at_use, "drawn", 105, 5, "write_parameter", NUMBERS),
     _fault("5", planted.flags_of_backward, "rebuild-all", 3490, 10, "flags_around conv", NUMBERS),
     _fault("6", planted.optimizers_end_steps, "auto min", 145, 5, "step_in_backward", "more than its budget"),
-    _fault("7", planted.nothing_before_writes, "drawn", 545, 5, "step_in_backward", NUMBERS),
+    _fault("7", planted.nothing_before_writes, "drawn", 490, 5, "late_backward", "plain has no error, ours Operand"),
     _fault("8", planted.storages_asked_for, "vdnn-all", 0, 10, "transform", "BatchedTensorImpl"),
-    _fault("9", planted.zeros_have_memory, "vdnn-all", 0, 10, "transform", "invalid python storage"),
+    _fault("9", planted.all_have_memory, "vdnn-all", 0, 10, "transform", "invalid python storage"),
     _fault("10", planted.all_have_memory, "vdnn-all", 0, 10, "nested", "set_data|NestedTensorImpl"),
     _fault("11", planted.tracers_unseen, "vdnn-all", 600, 10, "traced", "UntypedStorage"),
     _fault("15", planted.what_left_is_wrong, "rebuild-all", 0, 10, "max_pool", "does not come out .* max_pool indices"),
@@ -109,13 +109,11 @@ def test_books_that_grow_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupt_that_leaves_grad_mode_off_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupts_at_random_lines_leave_torch_as_it_was() -> None:
     """Fault 14."""
     prepare()
     with warnings_of_vdnn():
-        assert first_seed(interrupted_badly, range(7, 12), "rebuild-all") is None
-        planted.grad_mode_left(monkeypatch)
-        assert first_seed(interrupted_badly, range(7, 12), "rebuild-all") is not None
+        assert first_seed(interrupted_badly, range(12), "rebuild-all") is None
 
 
 @pytest.mark.slow

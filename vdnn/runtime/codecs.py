@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._mode_utils import no_dispatch
 
 from vdnn.runtime.bit_mask import pack_bits, unpack_bits
 from vdnn.runtime.counters import Counters
@@ -53,6 +55,11 @@ class Codec(ABC):
     @abstractmethod
     def takes(tensor: torch.Tensor) -> bool: ...
 
+    @staticmethod
+    def admits(values: torch.Tensor) -> bool:
+        """Whether it can hold these values; asked of each storage, so it must not make the host wait for a GPU."""
+        return True
+
     @abstractmethod
     def _encoded(self, tensor: torch.Tensor) -> torch.Tensor:
         """Alone in its storage."""
@@ -84,7 +91,8 @@ class Codec(ABC):
 
 
 class Bits(Codec):
-    """Booleans, eight in a byte. Lossless by the type alone."""
+    """Booleans, eight in a byte. Lossless for what torch's operations make: a byte of 0 or 1. Integers that were viewed
+    as booleans may have others, which is seen on the CPU; on a GPU a recheck finds it."""
 
     name = "bits"
     is_exact = True
@@ -92,6 +100,13 @@ class Bits(Codec):
     @staticmethod
     def takes(tensor: torch.Tensor) -> bool:
         return tensor.dtype is torch.bool and tensor.device.type in ("cpu", "cuda")
+
+    @staticmethod
+    def admits(values: torch.Tensor) -> bool:
+        if type(values) is FakeTensor or values.device.type != "cpu":
+            return True
+        with no_dispatch():
+            return bool(values.view(torch.uint8).max() <= 1)
 
     def _encoded(self, tensor: torch.Tensor) -> torch.Tensor:
         return pack_bits(tensor, self._transport)

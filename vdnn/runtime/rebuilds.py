@@ -259,7 +259,8 @@ class Rebuilds:
             packed = one.packed()
             if packed is None or packed.managed.source_storage is None or packed.managed.has_several_dtypes:
                 continue
-            yield packed, one
+            if one.codec.admits(packed.view_of(packed.managed.source_storage, packed.managed.begin)):
+                yield packed, one
 
     def _encode(self) -> None:
         for packed, one in self._complete_encodings(is_to_go=True):
