@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from vdnn.runtime import function_transforms, module_watch, packer, proofs, save_keys
+from vdnn.runtime import function_transforms, module_watch, packer, proofs
+from vdnn.runtime.codecs import Bits
 from vdnn.runtime.counters import Kept
 from vdnn.runtime.missing import Missing
 from vdnn.runtime.packed_view import PackedView
@@ -21,7 +22,6 @@ from vdnn.runtime.recompute.node_notes import EPS, NO_BIAS, note_fact
 from vdnn.runtime.recompute.snapshots import Snapshots
 from vdnn.runtime.recompute.surroundings import run_under
 from vdnn.runtime.step_ends import StepEnds
-from vdnn.runtime.step_kinds import NO_SAVES
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -73,6 +73,7 @@ def nothing_before_use(monkeypatch: pytest.MonkeyPatch) -> None:
 def dtypes_join(monkeypatch: pytest.MonkeyPatch) -> None:
     """3: what a codec left of one dtype is taken for another."""
     monkeypatch.setattr(Packer, "_can_join", lambda self, managed, part: True)
+    monkeypatch.setattr(Bits, "admits", staticmethod(lambda values: True))
 
 
 def no_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +148,3 @@ def what_left_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         return compared(self, managed, one, original, gauges, is_quiet)
 
     monkeypatch.setattr(proofs.Proofs, "_compared", found_wrong)
-
-
-def kinds_by_first_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    """16: steps that begin alike share a plan."""
-    monkeypatch.setattr(save_keys, "kind_with", lambda kind, key: hash(key) if kind == NO_SAVES else kind)
