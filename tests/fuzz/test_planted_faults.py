@@ -2,8 +2,8 @@
 nothing.
 
 A fault is planted by undoing its mend (planted.py). Fault 12 is mended in native code, and fault 14 in several places
-that stand in for each other: there only the properties that they broke are tested. Fault 16 is one of memory and not of numbers:
-tests/runtime/unusual/test_kinds_of_steps.py has it.
+that stand in for each other: there only the properties that they broke are tested. Fault 16 is one of memory and not
+of numbers: tests/runtime/unusual/test_kinds_of_steps.py has it.
 """
 
 from __future__ import annotations
