@@ -118,6 +118,27 @@ class Dropped:
         source: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._source.cdata)
         return None if source is None or source.nbytes() < managed.nbytes else source
 
+    @property
+    def is_rebuilt(self) -> bool:
+        return self._rebuilt is not None
+
+    def forget(self) -> None:
+        """What was rebuilt for a trial."""
+        self._rebuilt = None
+
+    def uncount_use(self) -> None:
+        """One that was a trial's."""
+        self._unused_views += 1
+
+    def keep_source(self, managed: ManagedStorage) -> bool:
+        """From now on holds the source itself, if somebody else still does: what it would be rebuilt from later is
+        about to be overwritten."""
+        source = self._held_by_others(managed)
+        if self._rebuilt is None and source is not None:
+            self._rebuilt, self._stream = source, managed.transport.current_stream()
+            self._unused_views = managed.views
+        return self._rebuilt is not None
+
     def rebuild(self, managed: ManagedStorage, unpack: Callable[[Any], torch.Tensor]) -> None:
         """`unpack` makes the operands. On the current stream."""
         transport = managed.transport

@@ -63,5 +63,7 @@ class Missing:
     def _recompute_early(self, readers: list[ManagedStorage]) -> None:
         """What cannot be recomputed says so at its use."""
         for reader in readers:
+            if reader.dropped is None or reader.dropped.keep_source(reader):
+                continue
             with contextlib.suppress(VdnnError):
                 self.recompute_for(reader)

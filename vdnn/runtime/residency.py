@@ -309,6 +309,11 @@ class ManagedStorage:
         return True
 
     @property
+    def is_yet_to_be_rebuilt(self) -> bool:
+        """Now, or once nobody else holds its source any more."""
+        return self.dropped is not None and self.witness._version == self.version and not self.dropped.is_rebuilt
+
+    @property
     def must_be_rebuilt(self) -> bool:
         """Before its next use. What was modified meanwhile is not: its use says so."""
         return self.dropped is not None and self.witness._version == self.version and not self.dropped.is_here(self)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from vdnn.runtime.codecs import Codec
+from vdnn.runtime.dropped import Dropped, missing_for
 from vdnn.runtime.gauges import Gauges
 from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.proof import Proof
@@ -22,7 +23,10 @@ class Trial:
         self._recipe = recipe
         self._gauges = gauges
         self._stand_ins: list[torch.Tensor] = []
-        self._borrowed: list[ManagedStorage] = []  # back on the device for the trial alone
+        # Back on the device for the trial alone; and what was there, whose uses the trial must not count for.
+        self._borrowed: list[ManagedStorage] = []
+        self._rebuilt: list[Dropped] = []
+        self._read: list[Dropped] = []
         self.proof = Proof(0, 0)
 
     def run(self) -> torch.Tensor:
@@ -31,7 +35,13 @@ class Trial:
         finally:
             for managed in self._borrowed:
                 managed.release()
+            for dropped in self._rebuilt:
+                dropped.forget()
+            for dropped in self._read:
+                dropped.uncount_use()
             self._borrowed.clear()
+            self._rebuilt.clear()
+            self._read.clear()
 
     def _run(self) -> torch.Tensor:
         gauges, transport = self._gauges, self._managed.transport
@@ -62,6 +72,11 @@ class Trial:
         else:
             if view.managed.residency is Residency.HOST:
                 self._borrowed.append(view.managed)
+            if view.managed.dropped is not None:
+                missing = [one.dropped for one in missing_for(view.managed) if one.dropped is not None]
+                self._rebuilt += missing
+                if not missing:
+                    self._read.append(view.managed.dropped)
             tensor = view.unpack()
         self._begin()
         return tensor

@@ -41,7 +41,8 @@ def program(dtypes: tuple[torch.dtype, ...], *, apart: bool, codes: int = 200) -
 
         def step(index: int) -> list[Tensor | None]:
             torch.manual_seed(index)
-            flags = torch.randint(0, codes, (16, 64), dtype=torch.uint8)
+            # First such that bits hold them, by coincidence.
+            flags = torch.randint(0, 2 if index < 3 else codes, (16, 64), dtype=torch.uint8)
             hidden = first(torch.randn(16, 16)).tanh()
             for group in [(dtype,) for dtype in dtypes] if apart else [dtypes]:
                 hidden = Flagged.apply(hidden, flags, group).sin()
@@ -64,18 +65,6 @@ BOTH_WAYS = [(torch.bool, torch.uint8), (torch.uint8, torch.bool), (torch.bool, 
 @pytest.mark.parametrize("dtypes", BOTH_WAYS, ids=str)
 def test_flags_come_back_as_they_were(dtypes: tuple[torch.dtype, ...], mode: str, *, apart: bool) -> None:
     assert_same_in(mode, program(dtypes, apart=apart))
-
-
-@pytest.mark.parametrize("codes", [2, 200])
-def test_masks_that_are_saved_twice_under_a_plan_that_compresses(codes: int) -> None:
-    """Recorded with flags of 0 and 1, which bits would hold, and followed with others."""
-
-    def factory() -> Step:
-        plain = program((torch.bool, torch.uint8), apart=True, codes=codes)()
-        early = program((torch.bool, torch.uint8), apart=True, codes=2)()
-        return lambda index: (early if index < 3 else plain)(index)
-
-    assert_same_in("plan at the least", factory)
 
 
 def test_a_lossy_codec_is_not_asked_of_a_storage_that_is_read_as_integers() -> None:

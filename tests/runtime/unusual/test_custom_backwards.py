@@ -123,9 +123,33 @@ def of_one_value(custom: Any) -> Callable[[], Step]:
     return factory
 
 
+def overwritten_first(custom: Any) -> Callable[[], Step]:
+    """The custom function saves the value before sigmoid reads it, and a backward of its own overwrites it first."""
+
+    def factory() -> Step:
+        first, last = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def step(index: int) -> list[Tensor | None]:
+            torch.manual_seed(index)
+            hidden = first(torch.randn(8, 16)).sin()
+            overwriting = custom.apply(hidden).sum()
+            loss = last(hidden.sigmoid().exp()).square().mean()
+            del hidden
+            for one in (first, last):
+                one.zero_grad()
+            overwriting.backward(retain_graph=True)
+            del overwriting
+            loss.backward()
+            return [loss, *(parameter.grad for one in (first, last) for parameter in one.parameters())]
+
+        return step
+
+    return factory
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("custom", [Overwrites, OverwritesUnseen, OverwritesItsOutput, ReadsTwice])
-@pytest.mark.parametrize("program", [beside_a_recipe, of_one_value])
+@pytest.mark.parametrize("program", [beside_a_recipe, of_one_value, overwritten_first])
 def test_what_is_recomputed_is_not_made_of_what_a_custom_backward_overwrote(
     program: Callable[[Any], Callable[[], Step]], custom: Any, mode: str
 ) -> None:
