@@ -65,5 +65,5 @@ class Missing:
         for reader in readers:
             if reader.dropped is None or reader.dropped.keep_source(reader):
                 continue
-            with contextlib.suppress(VdnnError):
+            with contextlib.suppress(VdnnError, RuntimeError):  # the latter: an operand was modified
                 self.recompute_for(reader)
