@@ -60,7 +60,7 @@ def offload(
     rebuild what one cheap operation makes of something else that is saved, instead of moving it; masks it may keep as
     bits. `codecs` names a lossy codec that it may use besides: "bf16" or "fp8". `tolerance`: None rebuilds bit for bit;
     1e-6 also what comes out within a millionth of the largest magnitude in the value, each operation of which is named.
-    `recheck`: one step in so many compares what is recomputed with what was discarded, or raises RecomputeError; 0: none.
+    `recheck`: one step in so many compares what is recomputed with what was discarded; 0: none.
 
         with vdnn.offload("vdnn-all") as session:
             model(x).sum().backward()
