@@ -20,7 +20,6 @@ from tests.fuzz.planted import Plant
 from tests.fuzz.plot import program_of
 from tests.fuzz.program import Program
 from tests.fuzz.properties import child_dies, first_seed, growing_book, interrupted_badly
-from tests.fuzz.run import prepare
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -78,7 +77,6 @@ FAULTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_a_planted_fault_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare()
     fault.plant(monkeypatch)
     tried = []
     for program in fault.candidates():
@@ -101,7 +99,6 @@ def _finds(fault: Fault, program: Program) -> bool:
 @pytest.mark.slow
 def test_books_that_grow_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault 13."""
-    prepare()
     planted.short_books(monkeypatch)
     with warnings_of_vdnn():
         assert first_seed(growing_book, range(5), "rebuild-all") is None
@@ -112,7 +109,6 @@ def test_books_that_grow_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_interrupts_at_random_lines_leave_torch_as_it_was() -> None:
     """Fault 14."""
-    prepare()
     with warnings_of_vdnn():
         assert first_seed(interrupted_badly, range(12), "rebuild-all") is None
 
@@ -120,6 +116,5 @@ def test_interrupts_at_random_lines_leave_torch_as_it_was() -> None:
 @pytest.mark.slow
 def test_a_fork_that_collects_a_session_lives() -> None:
     """Fault 12."""
-    prepare()
     with warnings_of_vdnn():
         assert first_seed(child_dies, range(2), "vdnn-all") is None

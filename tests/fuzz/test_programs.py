@@ -7,14 +7,8 @@ import pytest
 from tests.fuzz.outcomes import Kind, verdict_of, warnings_of_vdnn
 from tests.fuzz.plot import MODES, program_of
 from tests.fuzz.program import Program, flattened
-from tests.fuzz.run import prepare
 
 _CHUNK = 100
-
-
-@pytest.fixture(autouse=True)
-def one_quiet_thread() -> None:
-    prepare()
 
 
 def differences(seeds: range) -> list[str]:
