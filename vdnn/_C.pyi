@@ -550,7 +550,7 @@ class StepOutcome(_Native):
         """(gap or -1, whether for a copy back, ns, gaps whose copies the engine did just before), in time order."""
 
 class StepModel(_Native):
-    """One recorded step, for the search of a plan: schedules and replays it. See vdnn.planning.step_model."""
+    """One recorded step, for the search of a plan: schedules and replays it. See vdnn.planning.search.step_model."""
 
     def __init__(
         self,
@@ -594,7 +594,7 @@ class RebuiltStep(_Native):
     def model(self, link: LinkModel) -> StepModel: ...
 
 class RecordedStep(_Native):
-    """A recording, for the search of what to rebuild. See vdnn.planning.rebuilding."""
+    """A recording, for the search of what to rebuild. See vdnn.planning.recomputing."""
 
     def __init__(
         self,
