@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from vdnn.errors import BudgetError
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
-from vdnn.planning.published.capuchin_full import CapuchinFull
 from vdnn.planning.recomputing import candidates_of, planned_rebuild, with_rebuilds
 from vdnn.planning.search.auto_offload import AutoOffload
 from vdnn.planning.search.recompute_choice import RebuildChoice
@@ -52,10 +51,6 @@ class Auto(PlanPolicy):
         plans = [
             self._with_rebuilds(request, one.chosen) for one in RebuildChoice(request, self._effort).best(finalists)
         ]
-        if len(recording.points) <= _LONG:
-            plans.append(
-                replace(CapuchinFull().plan(request), policy=self.name)
-            )  # its moves may suit its rebuilds best
         for plan in plans:
             if plan is None:
                 continue

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from vdnn import _C
 from vdnn.planning.costs import LinkCosts
@@ -20,11 +19,6 @@ from vdnn.planning.least_memory import least_bytes, require_feasible_budget
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.vdnn_all import VdnnAllPlan
 from vdnn.planning.policies.vdnn_conv import VdnnConvPlan
-from vdnn.planning.published.autoswap import AutoSwap, Score
-from vdnn.planning.published.capuchin import Capuchin
-from vdnn.planning.published.largest_first import LargestFirst
-from vdnn.planning.published.swapadvisor import SwapAdvisor
-from vdnn.planning.published.tflms import Tflms
 from vdnn.planning.search.local_search import Choice, Search, every_plan, polish
 from vdnn.planning.search.prefix_cut import PrefixCut
 from vdnn.planning.search.step_model import AbsenceTuple, make_step_model, plan_of, tuples_of_plan
@@ -34,17 +28,9 @@ from vdnn.step.plan import Plan
 _EFFORT = 12_000_000
 _MOST_EVALUATIONS, _LEAST_EVALUATIONS = 20_000, 600
 _RUNGS = 12  # of the ladder, from the least budget to the one at which nothing has to move
-# All that there are, so that none is faster. Of longer steps they are not asked: some take longer than the search.
-_SIMPLE: tuple[Callable[[], PlanPolicy], ...] = (
-    PrefixCut,
-    Capuchin,
-    *(partial(AutoSwap, score) for score in Score),
-    SwapAdvisor,
-    Tflms,
-    LargestFirst,
-    VdnnConvPlan,
-    VdnnAllPlan,
-)
+# Rules of ours and of the vDNN paper, cheap to evaluate: each gives the search another start. Not evaluated for longer
+# steps, where some take longer than the search.
+_SIMPLE: tuple[Callable[[], PlanPolicy], ...] = (PrefixCut, VdnnConvPlan, VdnnAllPlan)
 _MOST_GAPS_OF_SIMPLE = 1000
 # Of a step that has no more plans than this all are tried.
 _MOST_TRIED = 4000

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vdnn.planning.policies.plan_policy import PlanRequest
-from vdnn.planning.published.published_choices import published_choices
 from vdnn.planning.recomputing import candidates_of, cost_ns
 from vdnn.planning.search.auto_offload import first_choices
 from vdnn.planning.search.local_search import Search
@@ -28,7 +27,6 @@ _MOST_TRIALS, _LEAST_TRIALS = 400, 14
 # Choices with which the budget cannot be met are known at once, and count as this part of a trial.
 _OF_A_TRIAL = 1 / 8
 _MOVES = 40  # evaluations of moves in a trial
-_MOST_POINTS_OF_PUBLISHED = 2000  # longer steps are not given to policies that take longer than the search
 _SHARES = 8  # of the candidates, taken together
 _MOST_PLACES = 500  # points of all the steps that choices of rebuilds make: so few are not worth a choice
 _GROUPS = 16  # as a part of all candidates: so many are let in or taken out together at first
@@ -77,7 +75,7 @@ class RebuildChoice:
         self._disturb()
         found = [trial for trial in self._tried.values() if trial is not None]
         found.sort(key=lambda trial: (trial.step_ns, len(trial.chosen), sorted(trial.chosen)))
-        return found[:most] + self._published(found[0].step_ns if found else None)
+        return found[:most]
 
     def _fitting(self, order: Sequence[int]) -> list[int]:
         """Those of the order with which the budget can be met, together with those before them."""
@@ -164,16 +162,6 @@ class RebuildChoice:
             yield frozenset([index])
         for pair in itertools.product(lets_in[:_PAIRS], takes_out[:_PAIRS]):
             yield frozenset(pair)
-
-    def _published(self, best_ns: int | None) -> list[RebuildTrial]:
-        """What the policies of others would rebuild, as far as that is shorter than all that was tried."""
-        if len(self._request.recording.points) > _MOST_POINTS_OF_PUBLISHED:
-            return []
-        candidates = frozenset(self._candidates)
-        choices = {one & candidates: None for one in published_choices(self._request)}
-        new = [one for one in choices if one and one not in self._tried]
-        trials = [trial for one in new if (trial := self._trial(one)) is not None]
-        return [trial for trial in trials if best_ns is None or trial.step_ns < best_ns]
 
     def _shortest(self) -> RebuildTrial | None:
         found = [trial for trial in self._tried.values() if trial is not None]
