@@ -202,6 +202,7 @@ class Packer:
         known = self._table.find(key, counted)
         if known is None and managed_bytes < whole:
             known = self._table.find((storage._cdata, 0, whole), counted)  # of a whole that is managed it is a view
+            known = known or self._table.find_around(key, counted)
         if known is not None and self._can_join(known[0], part):
             self._counters.shared_saves += 1
             return PackedView(known[0], part, known[1]), False
@@ -304,11 +305,14 @@ class Packer:
                 _set_grad_mode(has_grad_mode)  # see [Note: Interrupted]
 
     def _use(self, packed: PackedView | PackedShard) -> torch.Tensor:
-        managed = packed.managed
         steps = self._steps
         if self._has_cuda:
             refuse_capture()
-        if may_be_overwritten():
+        overwritten = may_be_overwritten()
+        if overwritten and packed.managed.container is not None:
+            (packed if isinstance(packed, PackedView) else packed.view).move_to_container()
+        managed = packed.managed
+        if overwritten:
             managed.keeps_reloaded = True  # all that it unpacks of it is one memory, and a write is seen in all
         if self._missing.read:
             self._missing.before_use(managed)

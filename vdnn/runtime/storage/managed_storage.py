@@ -61,6 +61,7 @@ class ManagedStorage:
         "_unused_views",
         "address",
         "begin",
+        "container",
         "counters",
         "dropped",
         "epoch",
@@ -117,6 +118,7 @@ class ManagedStorage:
         self.has_several_dtypes = False  # views of it were saved as more than one
         self.saved_in: type | None = None  # the class of the module whose forward was running
         self.table_key = (0, 0, 0)
+        self.container: weakref.ref[ManagedStorage] | None = None  # its bytes were saved again as a part of these
         self.storage_handle = 0
         self.lifetime: int | None = None
         self.epoch = 0

@@ -6,6 +6,10 @@ negative bits; of a DTensor its layout over the mesh too.
 [Note: Shared version counters] An unpacked tensor shares the version counter of the tensor that was saved, as one that
 autograd unpacks itself does. A custom backward that overwrites what it unpacked so counts for every other reader of the
 bytes: their use raises what it raises in plain PyTorch.
+
+[Note: Overlapping parts] Two parts of one storage that are saved one after the other share their memory again when they
+are unpacked, as in plain PyTorch, if one contains the other: a custom backward that writes to one must see it in the
+other. The later one joins a part that contains it; the earlier one moves to a later part that contains it.
 """
 
 from __future__ import annotations
@@ -63,6 +67,20 @@ class PackedView:
         shared = self._witness.detach()  # see [Note: Shared version counters]
         shared.data = tensor
         return shared
+
+    def move_to_container(self) -> None:
+        """Views a larger part of the storage that was saved after this one, if there is one.
+
+        See [Note: Overlapping parts]. A container at another version stays away: its bytes are not these.
+        """
+        part = self.managed
+        container = None if part.container is None else part.container()
+        if container is None or container.version != part.version:
+            return
+        self._offset_bytes += part.begin - container.begin
+        part.views -= 1
+        container.views += 1
+        self.managed = container
 
     def later(self) -> Callable[[], PackedView | None]:
         """Makes the same view again, or None once nothing holds its storage. Keeps nothing alive but this function."""

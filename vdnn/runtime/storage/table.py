@@ -44,6 +44,10 @@ def bytes_to_manage(tensor: torch.Tensor, whole: int) -> tuple[int, int]:
     return 0, whole
 
 
+def _contains(outer: TableKey, inner: TableKey) -> bool:
+    return outer[1] <= inner[1] and inner[1] + inner[2] <= outer[1] + outer[2]
+
+
 class ManagedTable:
     """Managed storages by identity: the same bytes of the same storage, at the same version of the same counter."""
 
@@ -67,14 +71,25 @@ class ManagedTable:
             return managed, counter_of(view)
         return None
 
+    def find_around(self, key: TableKey, view: torch.Tensor) -> tuple[ManagedStorage, torch.Tensor] | None:
+        """The same for a part of a storage: the managed bytes that were added last, if they contain it."""
+        managed = self._latest_at(key[0])
+        return None if managed is None or not _contains(managed.table_key, key) else self.find(managed.table_key, view)
+
+    def _latest_at(self, address: int) -> ManagedStorage | None:
+        reference = self._latest.get(address)
+        return None if reference is None else reference()
+
     def holds(self, address: int) -> bool:
         """Whether the version, or the part of it, that was added last of the storage there is managed and alive."""
-        reference = self._latest.get(address)
-        managed = None if reference is None else reference()
+        managed = self._latest_at(address)
         return managed is not None and not is_expired(managed.storage_handle)
 
     def add(self, key: TableKey, storage: torch.UntypedStorage, managed: ManagedStorage) -> None:
         """Keeps the storage's address from being reused for as long as `managed` lives."""
+        part = self._latest_at(key[0])
+        if part is not None and _contains(key, part.table_key) and same_counter(part.witness, managed.witness):
+            part.container = managed.reference
         managed.table, managed.table_key, managed.storage_handle = self, key, weak_handle(storage)
         self._entries[key] = self._latest[key[0]] = managed.reference
 
