@@ -194,7 +194,7 @@ def _imported_file(name: str) -> ModuleType:
 
 def _measured() -> Any:
     """The GPU that is here, as a profile: its link measured, its compute by the nearest profile's efficiency."""
-    from vdnn.hardware.measured_hardware import measured_profile
+    from vdnn.runtime.machine.measured_hardware import measured_profile
 
     return measured_profile()
 

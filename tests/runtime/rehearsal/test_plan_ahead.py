@@ -16,8 +16,8 @@ from benchmarks.models import unet
 from vdnn.cli.main import main
 from vdnn.errors import BudgetError, VdnnError
 from vdnn.hardware import load_profile
-from vdnn.hardware.measured_hardware import measured_profile
 from vdnn.planning.catalogue import planner_names
+from vdnn.runtime.machine.measured_hardware import measured_profile
 from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
 
 UNET = "benchmarks.models:unet"
