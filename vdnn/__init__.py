@@ -71,8 +71,8 @@ _RUNTIME_NAMES = {
 _PLANNING_NAMES = {
     "Advices": "vdnn.advisor.advices",
     "PlanReport": "vdnn.report.plan_report",
-    "SublinearConfig": "vdnn.planning.policies",
-    "register_policy": "vdnn.planning.policies",
+    "SublinearConfig": "vdnn.planning.published.sublinear_config",
+    "register_policy": "vdnn.planning.catalogue",
 }
 
 

@@ -1,9 +1,10 @@
 """Part of `make gpu-proof`: does a GPU save what `vdnn.plan` foretells without one?
 
 Each model's step is recorded where it runs, and rehearsed on tensors without data with the table of
-vdnn/runtime/rehearsal/cuda_shaped.py. Storages are compared by dtype and size, as a bag: what is in only one of the two is listed
-with the operation that made it. `--device cpu` takes real tensors of this CPU for the GPU's: then the table has
-something to answer for (masks of dropout), and the program is tried.
+vdnn/runtime/rehearsal/cuda_shaped.py. Storages are compared as bags of dtypes and sizes: what is in only
+one of the two is listed with the operation that made it.
+`--device cpu` takes real tensors of this CPU for the GPU's: then the table has something to answer for (masks of
+dropout), and the program is tried.
 """
 
 from __future__ import annotations

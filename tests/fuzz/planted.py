@@ -15,9 +15,9 @@ from vdnn.runtime.recompute.node_notes import EPS, NO_BIAS, note_fact
 from vdnn.runtime.recompute.proofs import Outcome, Proofs, Recent
 from vdnn.runtime.recompute.snapshots import Snapshots
 from vdnn.runtime.recompute.surroundings import run_under
+from vdnn.runtime.session import function_transforms, hooks
 from vdnn.runtime.session.hooks import Packer
 from vdnn.runtime.session.missing import Missing
-from vdnn.runtime.session.session import function_transforms, hooks
 from vdnn.runtime.session.session_recipes import Rebuilds
 from vdnn.runtime.steps.ends import StepEnds
 from vdnn.runtime.storage.counters import Kept

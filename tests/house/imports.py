@@ -26,14 +26,14 @@ ROOMS: tuple[str, ...] = (
     "vdnn.runtime.machine",
     "vdnn.runtime.recompute",
     "vdnn.runtime.steps",
-    "vdnn.runtime.session.session",
+    "vdnn.runtime.session",
     "vdnn.report",
-    "vdnn.runtime.rehearsal.rehearsal",
+    "vdnn.runtime.rehearsal",
     "vdnn.advisor",
     "vdnn.doctor",
     "vdnn.testing",
     "vdnn.integrations",
-    "vdnn.cli.main",
+    "vdnn.cli",
     "vdnn.__main__",
 )
 # Packages that hold rooms, or gather public names, and import nothing when they are imported.
@@ -47,14 +47,14 @@ TORCH_FREE = (
     "vdnn.planning",
     "vdnn.report",
     "vdnn.doctor",
-    "vdnn.cli.main",
+    "vdnn.cli",
 )
 # Importer, imported: directions that hold inside a room. `auto` does not depend on published policies.
 FORBIDDEN = (
-    ("vdnn.planning.search.local_search", "vdnn.planning.published"),
-    ("vdnn.planning.bound.lower_bound", "vdnn.planning.published"),
+    ("vdnn.planning.search", "vdnn.planning.published"),
+    ("vdnn.planning.bound", "vdnn.planning.published"),
     ("vdnn.planning.policies", "vdnn.planning.published"),
-    ("vdnn.planning.policies", "vdnn.planning.search.local_search"),
+    ("vdnn.planning.policies", "vdnn.planning.search"),
 )
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from vdnn import __version__
+from vdnn.cli import main as cli
 from vdnn.cli.main import main
-from vdnn.cli.main import main as cli
 from vdnn.doctor import Sources, examine
 
 
