@@ -19,6 +19,7 @@ CALLS = [
     ("lora.py", ["transformers", "peft"], ["--device", "sim"]),
     ("lightning_fit.py", ["lightning"], ["--device", "sim"]),
     ("gpt_trainer.py", ["transformers", "accelerate"], ["--use_cpu", "true", "--vdnn_device", "sim"]),
+    ("trainer_on_a_virtual_machine.py", ["transformers", "accelerate"], []),
     ("ddp.py", [], ["--device", "titan-x"]),
 ]
 OF_TRAINER = ["--max_steps", "4", "--report_to", "none", "--vdnn_min_bytes", "4KiB", "--save_strategy", "no"]
