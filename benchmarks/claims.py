@@ -135,15 +135,15 @@ def budgets_kept(cells: Sequence[Cell]) -> Claim:
     return Claim("budgets are kept", not over if asked else None, said)
 
 
-def foretold(cells: Sequence[Cell], measured: str, predicted: str, most: float) -> Claim:
+def predicted(cells: Sequence[Cell], measured: str, predicted: str, most: float) -> Claim:
     errors = [
         (abs(cell[predicted] / cell[measured] - 1), _title(cell))
         for cell in _ran(cells)
         if is_ours(cell) and cell.get(predicted) and cell.get(measured)
     ]
-    name = f"{measured} is as foretold within {most:.1%}"
+    name = f"{measured} is as predicted within {most:.1%}"
     if not errors:
-        return Claim(name, None, "nothing was foretold")
+        return Claim(name, None, "nothing was predicted")
     within = sum(error <= most for error, _ in errors)
     worst, title = max(errors)
     median = statistics.median(error for error, _ in errors)
@@ -193,8 +193,8 @@ def claims_of(run: Path) -> list[Claim]:
         budgets_kept(cells),
         never_slower_than_a_peer(cells),
         a_third_less_for_little(cells),
-        foretold(cells, "requested_bytes", "predicted_peak_bytes", PEAK_ERROR),
-        foretold(cells, "step_ns", "predicted_step_ns", TIME_ERROR),
+        predicted(cells, "requested_bytes", "predicted_peak_bytes", PEAK_ERROR),
+        predicted(cells, "step_ns", "predicted_step_ns", TIME_ERROR),
         engines_at_full_rate(run, cells),
     ]
 

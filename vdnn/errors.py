@@ -19,7 +19,7 @@ class VdnnError(Exception):
     def __reduce__(self) -> tuple[Callable[..., VdnnError], tuple[type[VdnnError], str], dict[str, object]]:
         # BaseException would call the class with its sentence as the one positional argument; ours take
         # keywords.
-        return _rebuild, (type(self), str(self)), dict(self.__dict__)
+        return _recompute, (type(self), str(self)), dict(self.__dict__)
 
 
 class InvalidArgumentError(VdnnError, ValueError):
@@ -312,7 +312,7 @@ def _bare(text: str) -> str:
     return text.rstrip().removesuffix(".")
 
 
-def _rebuild(kind: type[VdnnError], sentence: str) -> VdnnError:
+def _recompute(kind: type[VdnnError], sentence: str) -> VdnnError:
     """An error as pickle and copy make it: the sentence here, the facts by the state that follows."""
     # Not kind.__new__: the one that MemoryError brings refuses to make a class of several bases.
     return BaseException.__new__(kind, sentence)

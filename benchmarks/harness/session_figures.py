@@ -1,7 +1,7 @@
 """What a session of vdnn's tells of the step that it measured, for a cell; and its files, for vdnn.report.
 
-What the plan foretold is simulated again from the recording: on a machine with its card's costs, on a GPU with the link
-as the step's own copies had it.
+What the plan predicted is simulated again from the recording: on a machine with its card's costs, on a GPU with the
+link as the step's own copies had it.
 """
 
 from __future__ import annotations

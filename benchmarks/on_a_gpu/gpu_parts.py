@@ -244,7 +244,7 @@ def _judged(cells: Sequence[dict[str, Any]], failure: StepFailed | None) -> dict
 
 
 def compare_saved(limit_s: float) -> dict[str, Any]:
-    """What vdnn.plan foretells without a GPU, and what this one saves."""
+    """What vdnn.plan predicts without a GPU, and what this one saves."""
     path = RUN / "saved.jsonl"
     print(_program("on_a_gpu.saved_on_cuda", limit_s, "--json", str(path)))
     return {"rows": _lines(path)}

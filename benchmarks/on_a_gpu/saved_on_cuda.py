@@ -1,4 +1,4 @@
-"""Part of `make gpu-proof`: does a GPU save what `vdnn.plan` foretells without one?
+"""Part of `make gpu-proof`: does a GPU save what `vdnn.plan` predicts without one?
 
 Each model's step is recorded where it runs, and rehearsed on tensors without data with the table of
 vdnn/runtime/rehearsal/cuda_shaped.py. Storages are compared as bags of dtypes and sizes: what is in only
@@ -72,17 +72,17 @@ class SavedComparison:
 
     case: str
     said: str
-    foretold_bytes: int = 0
+    predicted_bytes: int = 0
     found_bytes: int = 0
-    foretold_storages: int = 0
+    predicted_storages: int = 0
     found_storages: int = 0
-    only_foretold: tuple[tuple[str, str, int], ...] = ()
+    only_predicted: tuple[tuple[str, str, int], ...] = ()
     only_found: tuple[tuple[str, str, int], ...] = ()
 
     @property
     def difference(self) -> float:
         """Of the bytes, as a share of what was found."""
-        return (self.foretold_bytes - self.found_bytes) / self.found_bytes if self.found_bytes else 0.0
+        return (self.predicted_bytes - self.found_bytes) / self.found_bytes if self.found_bytes else 0.0
 
 
 def _step_of(case: SavedCase, workload: Workload, device_type: str) -> Callable[[], None]:
@@ -95,7 +95,7 @@ def _step_of(case: SavedCase, workload: Workload, device_type: str) -> Callable[
     return step
 
 
-def foretold(case: SavedCase) -> Recording:
+def predicted(case: SavedCase) -> Recording:
     def make() -> Staged:
         workload = case.make()
         return Staged(workload.model, _step_of(case, workload, "cpu"), workload.inputs)
@@ -166,27 +166,27 @@ def _named(recording: Recording, kinds: Counter[Kind]) -> tuple[tuple[str, str, 
 
 
 def render(place: str, rows: Sequence[SavedComparison]) -> str:
-    header = ("model", "foretold MiB", "saved MiB", "difference", "storages", "saved")
+    header = ("model", "predicted MiB", "saved MiB", "difference", "storages", "saved")
     cells = [
         (row.case, *["-"] * 5)
         if row.said
         else (
             row.case,
-            f"{row.foretold_bytes / 2**20:.1f}",
+            f"{row.predicted_bytes / 2**20:.1f}",
             f"{row.found_bytes / 2**20:.1f}",
             f"{row.difference:+.2%}",
-            str(row.foretold_storages),
+            str(row.predicted_storages),
             str(row.found_storages),
         )
         for row in rows
     ]
     remarks = [f"{row.case}: {row.said}." for row in rows if row.said]
     for row in rows:
-        for title, kinds in (("only foretold", row.only_foretold), (f"only on {place}", row.only_found)):
+        for title, kinds in (("only predicted", row.only_predicted), (f"only on {place}", row.only_found)):
             if kinds:
                 named = ", ".join(f"{made} {dtype} {nbytes / 2**20:.2f} MiB" for made, dtype, nbytes in kinds)
                 remarks.append(f"{row.case}, {title}: {named}.")
-    return render_table(f"What a step saves: as vdnn.plan foretells it, and on {place}", header, cells, remarks)
+    return render_table(f"What a step saves: as vdnn.plan predicts it, and on {place}", header, cells, remarks)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _tried(case: SavedCase, *, on_gpu: bool) -> SavedComparison:
     try:
-        return compare(case, foretold(case), found(case, on_gpu=on_gpu))
+        return compare(case, predicted(case), found(case, on_gpu=on_gpu))
     except Exception as error:  # one model's fault must not hide the others
         return SavedComparison(case.name, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
     finally:

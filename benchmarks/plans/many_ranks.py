@@ -45,7 +45,7 @@ _STEPS = 3  # one to warm up, one to record, one more to measure
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """A rank's step: as it is with everything kept, under the plan as foretold, and as it ran under it."""
+    """A rank's step: as it is with everything kept, under the plan as predicted, and as it ran under it."""
 
     ranks: int
     recording: Recording

@@ -19,15 +19,15 @@ from vdnn.hardware import load_profile
 from vdnn.planning.costs import profile_costs
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
-from vdnn.step.recording import Lifetime, Point, PointKind, Rebuild, Recording, SaveKey
+from vdnn.step.recording import Lifetime, Point, PointKind, Recompute, Recording, SaveKey
 
 COUNTS = (250, 500, 1000, 2000, 5000, 10_000)
 _MIB = 1 << 20
 
 
-def long_chain(count: int, seed: int = 0, *, has_rebuilds: bool = False) -> Recording:
+def long_chain(count: int, seed: int = 0, *, has_recomputes: bool = False) -> Recording:
     """Saved in order, used in reverse; sizes and computing times drawn from the seed: 1 to 64 MiB, 0.01 to 0.8 ms. With
-    rebuilds every other storage can be made anew from the one before it, in 0.01 to 0.1 ms."""
+    recomputes every other storage can be made anew from the one before it, in 0.01 to 0.1 ms."""
     draw = random.Random(seed)
     sizes = [draw.randint(1, 64) * _MIB for _ in range(count)]
     points, live = [], 0
@@ -41,15 +41,15 @@ def long_chain(count: int, seed: int = 0, *, has_rebuilds: bool = False) -> Reco
         points.append(Point(PointKind.USE, index, None, draw.randint(20_000, 800_000), live, peak, "AnyBackward"))
     points.append(Point(PointKind.END, None, None, 0, 0, live))
     end = 2 * count
-    rebuilds = [
-        Rebuild("layer", (index - 1,), index, draw.randint(10_000, 100_000), size)
-        if has_rebuilds and index % 2
+    recomputes = [
+        Recompute("layer", (index - 1,), index, draw.randint(10_000, 100_000), size)
+        if has_recomputes and index % 2
         else None
         for index, size in enumerate(sizes)
     ]
     lifetimes = tuple(
-        Lifetime(size, (index,), (end - 1 - index,), (end - index,), index, index, end - index, rebuild)
-        for index, (size, rebuild) in enumerate(zip(sizes, rebuilds, strict=True))
+        Lifetime(size, (index,), (end - 1 - index,), (end - index,), index, index, end - index, recompute)
+        for index, (size, recompute) in enumerate(zip(sizes, recomputes, strict=True))
     )
     return Recording("cpu", "by hand", 1 << 50, "none", "virtual", 0, 0, tuple(points), lifetimes)
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plans.plan_growth", description=__doc__.split("\n")[0])
     parser.add_argument("counts", nargs="*", type=int, default=list(COUNTS), help="storages in a step")
     parser.add_argument("--policy", default="auto", metavar="NAME")
-    parser.add_argument("--rebuilds", action="store_true", help="every other storage can be made anew")
+    parser.add_argument("--recomputes", action="store_true", help="every other storage can be made anew")
     options = parser.parse_args(arguments)
     counts, policy = options.counts, options.policy
     costs = profile_costs(load_profile("h100"))
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     before: tuple[int, float] | None = None
     for count in counts:
         progress.begin(f"{count} storages")
-        recording = long_chain(count, has_rebuilds=options.rebuilds)
+        recording = long_chain(count, has_recomputes=options.recomputes)
         budget_bytes = (least_bytes(recording) + recording.peak_bytes) // 2
         began_s = time.process_time()
         planned = plan_step(recording, costs, budget_bytes, policy)

@@ -1,4 +1,4 @@
-"""Every policy on every network, card and budget: what it foretells, whether that is what runs, and who is fastest.
+"""Every policy on every network, card and budget: what it predicts, whether that is what runs, and who is fastest.
 
     python -m benchmarks.plans.plan_matrix build/plan_matrix.jsonl --networks resnet50,vit_large --hardware h100
 
@@ -82,8 +82,8 @@ def regret(recording: Recording, costs: LinkCosts, budget_bytes: int, best_ns: i
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of each network and card. Policies in `run` are run in virtual time too; with `has_rebuilds` off
-    the planners see a recording in which nothing can be rebuilt: keep and offload are all there is. `done` are cells
+    """What is asked of each network and card. Policies in `run` are run in virtual time too; with `has_recomputes` off
+    the planners see a recording in which nothing can be recomputed: keep and offload are all there is. `done` are cells
     that are there already."""
 
     policies: Sequence[str]
@@ -91,7 +91,7 @@ class Asked:
     shares: Sequence[float] = SHARES
     certify: bool = True
     has_regret: bool = True
-    has_rebuilds: bool = True
+    has_recomputes: bool = True
     done: Collection[CellKey] = ()
 
     def missing(self, name: str, hardware: str) -> dict[float, list[str]]:
@@ -103,8 +103,8 @@ class Asked:
         return {share: policies for share, policies in missing.items() if policies}
 
 
-def without_rebuilds(recording: Recording) -> Recording:
-    return replace(recording, lifetimes=tuple(replace(one, rebuild=None) for one in recording.lifetimes))
+def without_recomputes(recording: Recording) -> Recording:
+    return replace(recording, lifetimes=tuple(replace(one, recompute=None) for one in recording.lifetimes))
 
 
 def cells_of(name: str, hardware: str, asked: Asked) -> Iterator[dict[str, Any]]:
@@ -116,8 +116,8 @@ def cells_of(name: str, hardware: str, asked: Asked) -> Iterator[dict[str, Any]]
     subject = subject_of(make, batch)
     profile = load_profile(hardware)
     recording, costs = rehearse(subject, profile).recording, profile_costs(profile)
-    if not asked.has_rebuilds:
-        recording = without_rebuilds(recording)
+    if not asked.has_recomputes:
+        recording = without_recomputes(recording)
     least, most = least_bytes(recording), recording.peak_bytes
     with ExecutedSteps(subject, profile) as steps:
         for share, policies in missing.items():
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--run", default="auto", metavar="NAMES", help="policies that are run too; none for none")
     parser.add_argument("--no-bound", action="store_true")
     parser.add_argument("--no-regret", action="store_true")
-    parser.add_argument("--without-rebuilds", action="store_true", help="plans keep and offload only")
+    parser.add_argument("--without-recomputes", action="store_true", help="plans keep and offload only")
     options = parser.parse_args(arguments)
     networks = _names(options.networks, list(NETWORKS), "networks")
     asked = Asked(
@@ -191,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shares=[float(share) for share in options.shares.split(",")],
         certify=not options.no_bound,
         has_regret=not options.no_regret,
-        has_rebuilds=not options.without_rebuilds,
+        has_recomputes=not options.without_recomputes,
         done={key_of(cell) for cell in read(options.results)},
     )
     hardware = options.hardware.split(",")

@@ -12,7 +12,7 @@ from benchmarks.text_table import render_table
 
 Cell = dict[str, Any]
 _NEAR = 0.02  # a certified gap that is aimed at
-_JOINT = 0.03  # where plans rebuild, too
+_JOINT = 0.03  # where plans recompute, too
 _LONGEST_LIST = 12
 
 
@@ -21,7 +21,7 @@ def render(cells: Sequence[Cell]) -> str:
     for cell in cells:
         by_cell.setdefault((cell["network"], cell["hardware"], cell["share"]), {})[cell["policy"]] = cell
     rows = [_row(policy, list(by_cell.values())) for policy in dict.fromkeys(cell["policy"] for cell in cells)]
-    header = ("policy", "fits", "median / auto", "worst / auto", "faster than auto", "most seconds", "as foretold")
+    header = ("policy", "fits", "median / auto", "worst / auto", "faster than auto", "most seconds", "as predicted")
     cards = dict.fromkeys(cell["hardware"] for cell in cells)
     networks = dict.fromkeys(cell["network"] for cell in cells)
     title = f"Plans of all policies: {len(networks)} networks, {', '.join(cards)}; {len(by_cell)} cells"
@@ -50,11 +50,11 @@ def _row(policy: str, by_cell: Sequence[dict[str, Cell]]) -> tuple[str, ...]:
         f"{max(ratios):.2f}" if ratios else "",
         str(sum(ratio < 1 for ratio in ratios)),
         f"{max(cell.get('plan_seconds', 0) for cell in mine):.2f}",
-        f"{sum(map(is_as_foretold, executed))} of {len(executed)}" if executed else "",
+        f"{sum(map(is_as_predicted, executed))} of {len(executed)}" if executed else "",
     )
 
 
-def is_as_foretold(cell: Cell) -> bool:
+def is_as_predicted(cell: Cell) -> bool:
     """To the nanosecond and the byte."""
     return (cell["executed_ns"], cell["executed_peak_bytes"]) == (cell["step_ns"], cell["peak_bytes"])
 
@@ -98,8 +98,8 @@ def _runs(cells: Sequence[Cell]) -> list[str]:
     executed = [cell for cell in cells if "executed_ns" in cell]
     if not executed:
         return []
-    same = sum(map(is_as_foretold, executed))
-    return [f"Run in virtual time: {same} of {len(executed)} steps as foretold, to the nanosecond and byte."]
+    same = sum(map(is_as_predicted, executed))
+    return [f"Run in virtual time: {same} of {len(executed)} steps as predicted, to the nanosecond and byte."]
 
 
 def _regrets(cells: Sequence[Cell]) -> list[str]:

@@ -28,7 +28,7 @@ from vdnn.planning.costs import LinkCosts, profile_costs
 from vdnn.planning.planned_step import plan_step
 from vdnn.planning.policies import PlanPolicy
 from vdnn.planning.published.megengine_sublinear import MegengineSublinear
-from vdnn.planning.published.recomputed_steps import RebuiltSteps
+from vdnn.planning.published.recomputed_steps import RecomputedSteps
 from vdnn.planning.published.sublinear_config import SublinearConfig
 from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
 from vdnn.step.recording import Recording
@@ -41,8 +41,8 @@ POLICIES = ("chen-sqrt", "chen-recursive", "megengine-sublinear", GENETIC, "dtr"
 Cell = dict[str, Any]
 
 STAND_IN = "Another network than the published one:"
-NO_RECIPE = "Too little of what the step saves can be rebuilt: the share of its bytes is in brackets."
-ONCE = "Rebuilt once, a storage stays: what was published gives it up and rebuilds it again, which no plan says."
+NO_RECIPE = "Too little of what the step saves can be recomputed: the share of its bytes is in brackets."
+ONCE = "Recomputed once, a storage stays: what was published gives it up and recomputes it again, which no plan says."
 LINK = "Over the card's memory the link carries most of it; the published figure is a batch that trained, at any speed."
 PASS = (
     "Nearly all of the forward pass is computed again, about a third of a step that does nothing but compute; what was "
@@ -51,7 +51,7 @@ PASS = (
 
 
 def cells_of(row: Row, recording: Recording, costs: LinkCosts, card_bytes: int) -> Iterator[Cell]:
-    candidates = RebuiltSteps(recording).candidates
+    candidates = RecomputedSteps(recording).candidates
     budget_bytes = _budget_bytes(row, recording, costs, card_bytes)
     for policy in POLICIES:
         cell = {
@@ -61,7 +61,7 @@ def cells_of(row: Row, recording: Recording, costs: LinkCosts, card_bytes: int) 
             "resident_bytes": recording.resident_bytes,
             "budget_bytes": budget_bytes,
             "card_bytes": card_bytes,
-            "rebuilt_share": sum(recording.lifetimes[one].nbytes for one in candidates) / recording.managed_bytes,
+            "recomputed_share": sum(recording.lifetimes[one].nbytes for one in candidates) / recording.managed_bytes,
             "fits": False,
         }
         try:
@@ -127,14 +127,14 @@ def _took(cell: Cell) -> str:
         return f"{cell['slowdown']:.3f}"
     if "peak_bytes" not in cell:
         return "no plan"
-    return f"over: {100 * cell['peak_bytes'] / cell['keep_bytes']:.0f} % ({100 * cell['rebuilt_share']:.0f} %)"
+    return f"over: {100 * cell['peak_bytes'] / cell['keep_bytes']:.0f} % ({100 * cell['recomputed_share']:.0f} %)"
 
 
 def _whys(row: Row, cell: Cell) -> Iterator[str]:
     if row.remark:
         yield f"{STAND_IN} {row.remark}."
     if not cell["fits"]:
-        yield row.miss or (ONCE if cell["rebuilt_share"] > 0.9 else NO_RECIPE)
+        yield row.miss or (ONCE if cell["recomputed_share"] > 0.9 else NO_RECIPE)
     elif row.slowdown is not None and cell["slowdown"] > row.slowdown:
         yield PASS
     elif row.budget == CARD and row.system == "Capuchin" and cell["slowdown"] > 2:

@@ -30,7 +30,7 @@ def cost_of(name: str, hardware: str, one_in: int) -> tuple[float, int]:
     make, batch = NETWORKS[name]
     profile = load_profile(hardware)
     recording = rehearse(subject_of(make, batch), profile).recording
-    discarded = [one.nbytes for one in recording.lifetimes if one.rebuild is not None]
+    discarded = [one.nbytes for one in recording.lifetimes if one.recompute is not None]
     checking_ns = _PASSES * sum(discarded) / (profile.memory_bytes_per_s * profile.bandwidth_efficiency) * 1e9
     step_ns = sum(point.compute_ns for point in recording.points)
     return checking_ns / step_ns / one_in, BYTES_A_STORAGE * len(discarded)

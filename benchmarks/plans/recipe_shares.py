@@ -1,4 +1,4 @@
-"""What share of a step's saved bytes must still be kept or moved when the rest is rebuilt by cheap recipes.
+"""What share of a step's saved bytes must still be kept or moved when the rest is recomputed by cheap recipes.
 
     python -m benchmarks.plans.recipe_shares [--models resnet50 ...] [--batch 8] [--remaining]
 
@@ -146,7 +146,7 @@ class GreedyHooks:
 def _can_be_followed(recipe: Recipe) -> bool:
     """Whether it reads no value of which the layout is not known. Without data, its run is that question alone."""
     try:
-        recipe.rebuild(_without_data)
+        recipe.recompute(_without_data)
     except UnknownLayoutError:
         return False
     return True
@@ -322,7 +322,7 @@ def _details(title: str, storages: Sequence[Storage]) -> str:
         else:
             covered[one.recipe.name] += one.nbytes
     rows = [(f"stays: {what}", f"{100 * nbytes / total:.1f} %") for what, nbytes in stays.most_common(_SHOWN)]
-    rows += [(f"rebuilt: {what}", f"{100 * nbytes / total:.1f} %") for what, nbytes in covered.most_common(_SHOWN)]
+    rows += [(f"recomputed: {what}", f"{100 * nbytes / total:.1f} %") for what, nbytes in covered.most_common(_SHOWN)]
     return render_table(title, ("of the saved bytes", "share"), rows)
 
 

@@ -5,7 +5,7 @@
 The ten networks of the vDNN paper on its card, a Titan X of 12 GiB, float32, in virtual time: unmodified PyTorch steps
 without data. `2016 rules` is the memory that the paper's rules need by shapes alone (vdnn_2016.py). The
 policies are this package's vdnn-dyn and vdnn-all, with the paper's barrier at the end of each layer, planned for 12 GiB
-and foretold; `auto` gets 12 GiB, and then no more than what vdnn-dyn took. docs/reproduction.md says where the figures
+and predicted; `auto` gets 12 GiB, and then no more than what vdnn-dyn took. docs/reproduction.md says where the figures
 differ from those published, and why. Nothing here is a measurement of a GPU.
 """
 
@@ -60,7 +60,7 @@ PUBLISHED = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a policy foretells of a step under a budget, that it may not keep."""
+    """What a policy predicts of a step under a budget, that it may not keep."""
 
     policy: str
     budget_bytes: int

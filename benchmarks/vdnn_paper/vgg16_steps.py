@@ -54,7 +54,7 @@ def render_steps(rows: Sequence[PolicyFigures]) -> str:
         "Computed in virtual time on the profile titan-x, float32: the step that each way settles into. What does "
         "not fit is timed as if it did. Out, back: bytes moved to the host and to the device again. Release, reload: "
         "how long computing stood still for a copy out before its memory was given back, and for a copy back "
-        "before its use. A budget keeps what fits it, and what is rebuilt under it is computing; "
+        "before its use. A budget keeps what fits it, and what is recomputed under it is computing; "
         "the policy it starts from moves everything."
     )
     return render_table("5. A training step of VGG-16 on a Titan X of 12 GiB", header, cells, [remark])

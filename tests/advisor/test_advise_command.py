@@ -64,7 +64,7 @@ def test_a_function_of_a_batch_size_runs_no_real_step(capsys: pytest.CaptureFixt
     assert main([*arguments, "--budget", "1GiB"]) == 0
     captured = capsys.readouterr()
     assert "batch 8, on h100: a step takes" in captured.out
-    assert "of 1.00 GiB (foretold)" in captured.out
+    assert "of 1.00 GiB (predicted)" in captured.out
     assert "real steps" not in captured.out
     assert "fused optimizer: AdamW goes through 8 parameters" in captured.out
     assert captured.err == "", "progress is for terminals"

@@ -37,7 +37,7 @@ def test_biases_before_norms_are_named_with_the_difference_of_two_rehearsals() -
     assert advice.gain.saved_bytes >= state_bytes
 
 
-def test_what_a_model_without_those_biases_takes_is_what_was_foretold() -> None:
+def test_what_a_model_without_those_biases_takes_is_what_was_predicted() -> None:
     (advice,) = found(Kind.BIAS_BEFORE_NORM, on_pictures(convolutional(bias=True)))
     right = on_pictures(convolutional(bias=False))
     assert (advice.gain.after_ns, advice.gain.after_bytes) == (right.base.step_ns, right.base.peak_bytes)

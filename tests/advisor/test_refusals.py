@@ -103,7 +103,7 @@ def test_a_gain_says_what_it_is_and_nothing_where_none_is_known() -> None:
     assert not slower.is_one
     larger = Gain(Basis.PREDICTED, "two rehearsals", before_bytes=2**30, after_bytes=2**31)
     assert str(larger) == "takes 2.00 GiB, not 1.00 GiB (predicted: two rehearsals)"
-    assert str(unknown("nobody knows")) == "cannot be foretold here: nobody knows"
+    assert str(unknown("nobody knows")) == "cannot be predicted here: nobody knows"
     assert unknown("nobody knows").saved_ns == 0
 
 

@@ -13,9 +13,9 @@ from benchmarks.claims import (
     a_third_less_for_little,
     budgets_kept,
     engines_at_full_rate,
-    foretold,
     never_slower_than_a_peer,
     ours_run,
+    predicted,
     same_gradients,
 )
 from vdnn.step.timeline import Copy, Timeline, Track
@@ -87,13 +87,13 @@ def test_a_budget_is_kept_but_for_what_an_allocator_rounds(peak_bytes: int, held
     assert budgets_kept([cell("vdnn-auto", peak_bytes, budget="50%", budget_bytes=1000)]).held is held
 
 
-def test_what_was_foretold_is_held_against_what_came() -> None:
+def test_what_was_predicted_is_held_against_what_came() -> None:
     cells = [cell("vdnn-auto", step_ns=1040, predicted_step_ns=1000), cell("vdnn-auto", step_ns=1000)]
-    claim = foretold(cells, "step_ns", "predicted_step_ns", 0.05)
+    claim = predicted(cells, "step_ns", "predicted_step_ns", 0.05)
     assert claim.held is True
     assert claim.said.startswith("1 of 1; median 3.85%")  # 1 - 1000 / 1040
-    assert foretold(cells, "step_ns", "predicted_step_ns", 0.03).held is False
-    assert foretold(cells[1:], "step_ns", "predicted_step_ns", 0.03).held is None
+    assert predicted(cells, "step_ns", "predicted_step_ns", 0.03).held is False
+    assert predicted(cells[1:], "step_ns", "predicted_step_ns", 0.03).held is None
 
 
 def run_with(tmp_path: Path, copied_ns: int) -> tuple[Path, list[dict[str, Any]]]:

@@ -67,7 +67,7 @@ def test_a_session_tells_of_its_step_and_leaves_its_files(tmp_path: Path) -> Non
     json.dumps(result.as_fields())
 
 
-def test_in_virtual_time_a_plan_takes_what_was_foretold() -> None:
+def test_in_virtual_time_a_plan_takes_what_was_predicted() -> None:
     """Of convolutions, whose whole storages move: to the nanosecond and the byte."""
     result = measure(CellSpec("unet", "vdnn-auto", "virtual", "h100", "60%", 4_000_000_000, batch=8))
     assert result.status == OK

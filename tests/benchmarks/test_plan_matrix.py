@@ -11,7 +11,7 @@ import pytest
 from benchmarks.plans import plan_growth, plan_matrix
 
 
-def test_a_corner_is_as_foretold_and_nobody_is_faster_than_auto(
+def test_a_corner_is_as_predicted_and_nobody_is_faster_than_auto(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "deep" / "cells.jsonl"
@@ -36,7 +36,7 @@ def test_a_corner_is_as_foretold_and_nobody_is_faster_than_auto(
         (auto,) = (one for one in cells if one["share"] == cell["share"] and one["policy"] == "auto")
         assert not cell["fits"] or auto["step_ns"] <= cell["step_ns"]
     said = capsys.readouterr().out
-    assert "10 of 10 steps as foretold" in said
+    assert "10 of 10 steps as predicted" in said
     assert "Certified gap of auto over 5 cells" in said
     before = results.read_text()
     results.write_text(before + '{"network": "unet", "ha')  # cut off in the middle

@@ -40,17 +40,17 @@ def test_a_row_is_measured_once_and_drawn(
     said = capsys.readouterr().out
     assert "DTR: U-Net, 2, v100-16" in said
     assert "1) Another network than the published one: a smaller batch there." in said
-    assert all(cell["rebuilt_share"] > 0.9 for cell in cells), "convolutions, too"
+    assert all(cell["recomputed_share"] > 0.9 for cell in cells), "convolutions, too"
 
 
 def test_what_misses_says_why() -> None:
     (row,) = (one for one in ROWS if (one.network, one.budget) == ("ResNet-50", 0.60))
     cell = {"row": row.key, "keep_bytes": 1000, "resident_bytes": 100, "budget_bytes": 600, "card_bytes": 2000}
-    missed = {**cell, "fits": False, "peak_bytes": 700, "rebuilt_share": 0.4}
-    met = {**cell, "fits": True, "peak_bytes": 590, "slowdown": 1.1, "rebuilt_share": 0.4}
+    missed = {**cell, "fits": False, "peak_bytes": 700, "recomputed_share": 0.4}
+    met = {**cell, "fits": True, "peak_bytes": 590, "slowdown": 1.1, "recomputed_share": 0.4}
     said = render([{**missed, "policy": policy} for policy in POLICIES[:-1]] + [{**met, "policy": "auto"}])
     assert "over: 70 % (40 %)" in said
-    assert "1) Too little of what the step saves can be rebuilt" in said
+    assert "1) Too little of what the step saves can be recomputed" in said
     slow = [{**met, "policy": policy, "slowdown": 1.3} for policy in POLICIES[:-1]]
     assert "1) Nearly all of the forward pass is computed again" in render([*slow, {**met, "policy": "auto"}])
 

@@ -1,4 +1,4 @@
-"""The table of one rank of many: its step runs as it was foretold, under its budget."""
+"""The table of one rank of many: its step runs as it was predicted, under its budget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def step() -> RankStep:
     return rank_step(64, SMALL, 1, TOKENS, "h100", "min")
 
 
-def test_a_rank_runs_as_it_was_foretold_under_its_budget(step: RankStep) -> None:
+def test_a_rank_runs_as_it_was_predicted_under_its_budget(step: RankStep) -> None:
     budget_bytes = step.planned.plan.budget_bytes
     assert budget_bytes == least_bytes(step.recording) < step.recording.peak_bytes
     assert step.executed.peak_bytes == step.planned.timeline.peak_bytes <= budget_bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.on_a_gpu import link_sizes, saved_on_cuda
-from benchmarks.on_a_gpu.saved_on_cuda import SMALL_CASES, SavedCase, compare, foretold
+from benchmarks.on_a_gpu.saved_on_cuda import SMALL_CASES, SavedCase, compare, predicted
 
 
 def test_a_cpu_saves_wider_masks_of_dropout_than_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,19 +18,19 @@ def test_a_cpu_saves_wider_masks_of_dropout_than_a_gpu(tmp_path: Path, capsys: p
     assert list(rows) == [case.name for case in SMALL_CASES]
     resnet, bert, gpt = rows.values()
     for row in (resnet, gpt):  # no dropout
-        assert row["foretold_bytes"] == row["found_bytes"] > 0
-        assert row["only_foretold"] == row["only_found"] == []
+        assert row["predicted_bytes"] == row["found_bytes"] > 0
+        assert row["only_predicted"] == row["only_found"] == []
     # Embedding, attention's output and the perceptron's: 64 x 1024 masks; attention's map: 16 x 64 x 64. As floats
     # on the CPU, as bytes on a GPU.
     elements = 3 * 64 * 1024 + 16 * 64 * 64
-    assert bert["found_bytes"] - bert["foretold_bytes"] == 3 * elements
-    assert "BERT, 1 layer (1 x 64), only foretold: " in capsys.readouterr().out
+    assert bert["found_bytes"] - bert["predicted_bytes"] == 3 * elements
+    assert "BERT, 1 layer (1 x 64), only predicted: " in capsys.readouterr().out
 
 
 def test_steps_that_save_alike_do_not_differ() -> None:
     case = SMALL_CASES[0]
-    row = compare(case, foretold(case), foretold(case))
-    assert (row.difference, row.only_foretold, row.only_found) == (0.0, (), ())
+    row = compare(case, predicted(case), predicted(case))
+    assert (row.difference, row.only_predicted, row.only_found) == (0.0, (), ())
     assert row.found_storages > 0
 
 

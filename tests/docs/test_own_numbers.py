@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "when.md"
-MATRIX = ROOT / "benchmarks" / "results" / "plan_matrix_rebuilds.jsonl"
+MATRIX = ROOT / "benchmarks" / "results" / "plan_matrix_recomputes.jsonl"
 PICTURES_PAGE = ROOT / "docs" / "how-it-works.md"
 PAPER = ROOT / "benchmarks" / "results" / "reproduction.jsonl"
 SWEEP = ROOT / "benchmarks" / "results" / "sweep_virtual_h100" / "cells.jsonl"

@@ -12,7 +12,7 @@ from tests.fuzz.training import draw_kind
 # Plans are searched for, which takes several times as long as a program does otherwise.
 MODES = {
     "vdnn-all": 0.38,
-    "rebuild-all": 0.5,
+    "recompute-all": 0.5,
     "drawn": 0.09,
     "auto 45": 0.0075,
     "auto 60": 0.0075,

@@ -1,4 +1,4 @@
-"""The session of a mode: one that moves, one that rebuilds, or one that plans for a share of what the step needs."""
+"""The session of a mode: one that moves, one that recomputes, or one that plans for a share of what the step needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fuzz.program import STEPS, STEPS_WITHOUT_PLAN
 from vdnn.planning.footprint import offload_everything
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.policies import PlanPolicy, PlanRequest
-from vdnn.planning.recomputing import candidates_of, planned_rebuild, with_rebuilds
+from vdnn.planning.recomputing import candidates_of, planned_recompute, with_recomputes
 from vdnn.planning.search.auto import Auto
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
@@ -50,7 +50,8 @@ def steps_of(mode: str) -> int:
 
 
 class _DrawnPlan(PlanPolicy):
-    """Rebuilds a drawn share of what can be, and moves a drawn share of the rest: choices that no search would make."""
+    """Recomputes a drawn share of what can be, and moves a drawn share of the rest: choices that no search would
+    make."""
 
     name = "drawn"
     source = "the fuzzer"
@@ -60,10 +61,10 @@ class _DrawnPlan(PlanPolicy):
         random = Random(len(recording.points))
         often = random.choice([0.4, 0.8, 1.0])
         chosen = {one for one in candidates_of(recording) if random.random() < often}
-        followed = with_rebuilds(recording, chosen)
+        followed = with_recomputes(recording, chosen)
         moved = offload_everything(followed)
         lifetimes = tuple(
-            planned_rebuild(recording.lifetimes[index])
+            planned_recompute(recording.lifetimes[index])
             if index in chosen
             else moved[index]
             if random.random() < 0.5

@@ -58,19 +58,21 @@ def _fault(number: str, plant: Plant, mode: str, first: int, programs: int, name
 NUMBERS = r"(grad|loss|parameter|buffer|penalty) ?\d*: .*, ours "
 FAULTS = [
     _fault("1", planted.facts_of_modules, "drawn", 235, 10, "lying_norm", NUMBERS),
-    _fault("2", planted.nothing_before_use, "rebuild-all", 325, 10, "custom", NUMBERS),
+    _fault("2", planted.nothing_before_use, "recompute-all", 325, 10, "custom", NUMBERS),
     _fault("2b", planted.counters_apart, "vdnn-all", 0, 10, "custom", f"ours has no error, plain .*{MODIFIED}"),
     _fault("3", planted.dtypes_join, "drawn", 40, 10, "flags", NUMBERS),
-    _fault("4", planted.no_snapshots, "rebuild-all", 65, 10, "write_parameter", NUMBERS),
+    _fault("4", planted.no_snapshots, "recompute-all", 65, 10, "write_parameter", NUMBERS),
     _fault("4", planted.believed_at_use, "drawn", 105, 5, "write_parameter", NUMBERS),
-    _fault("5", planted.flags_of_backward, "rebuild-all", 3490, 10, "flags_around conv", NUMBERS),
+    _fault("5", planted.flags_of_backward, "recompute-all", 3490, 10, "flags_around conv", NUMBERS),
     _fault("6", planted.optimizers_end_steps, "auto min", 145, 5, "step_in_backward", "more than its budget"),
     _fault("7", planted.nothing_before_writes, "drawn", 490, 5, "late_backward", "plain has no error, ours Operand"),
     _fault("8", planted.storages_asked_for, "vdnn-all", 0, 10, "transform", "BatchedTensorImpl"),
     _fault("9", planted.all_have_memory, "vdnn-all", 0, 10, "transform", "invalid python storage"),
     _fault("10", planted.all_have_memory, "vdnn-all", 0, 10, "nested", "set_data|NestedTensorImpl"),
     _fault("11", planted.tracers_unseen, "vdnn-all", 600, 10, "traced", "UntypedStorage"),
-    _fault("15", planted.what_left_is_wrong, "rebuild-all", 0, 10, "max_pool", "does not come out .* max_pool indices"),
+    _fault(
+        "15", planted.what_left_is_wrong, "recompute-all", 0, 10, "max_pool", "does not come out .* max_pool indices"
+    ),
 ]
 
 
@@ -101,16 +103,16 @@ def test_books_that_grow_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault 13."""
     planted.short_books(monkeypatch)
     with warnings_of_vdnn():
-        assert first_seed(growing_book, range(5), "rebuild-all") is None
+        assert first_seed(growing_book, range(5), "recompute-all") is None
         planted.books_without_end(monkeypatch)
-        assert first_seed(growing_book, range(5), "rebuild-all") is not None
+        assert first_seed(growing_book, range(5), "recompute-all") is not None
 
 
 @pytest.mark.slow
 def test_interrupts_at_random_lines_leave_torch_as_it_was() -> None:
     """Fault 14."""
     with warnings_of_vdnn():
-        assert first_seed(interrupted_badly, range(12), "rebuild-all") is None
+        assert first_seed(interrupted_badly, range(12), "recompute-all") is None
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def beside_plain(rank: int, how: str, loop: Loop) -> dict[str, Any]:
     return {
         "differing": [name for (name, one), (_, other) in zip(plain, ours, strict=True) if not same_bits(one, other)],
         "digest": digest,
-        "storages": session.counters.storages + session.counters.dropped,
+        "storages": session.counters.storages + session.counters.discarded,
         "storage_bytes": session.counters.storage_bytes,
         "planned_bytes": 0 if session.plan is None else session.plan.offloaded_bytes,
         "kept": {reason.name: count for reason, count in session.counters.kept.items()},
@@ -202,7 +202,7 @@ def pipeline(rank: int, how: str, kind: str) -> dict[str, Any]:
 
 
 def pipeline_as_planned(rank: int) -> tuple[Plan, Timeline, Timeline]:
-    """Under 1F1B and "auto", at the least memory: the plan, and the last step as foretold and as it was."""
+    """Under 1F1B and "auto", at the least memory: the plan, and the last step as predicted and as it was."""
     with (
         vdnn.VirtualMachine("titan-x", fake=False) as machine,
         vdnn.offload("auto", budget="min", device=machine, min_bytes=0, measure=True) as session,
@@ -212,8 +212,8 @@ def pipeline_as_planned(rank: int) -> tuple[Plan, Timeline, Timeline]:
     assert recording is not None
     assert plan is not None
     assert measured is not None
-    foretold = simulate(recording, plan, profile_costs(machine.profile))
-    return plan, foretold, measured
+    predicted = simulate(recording, plan, profile_costs(machine.profile))
+    return plan, predicted, measured
 
 
 def stage_of_a_pipeline(rank: int, kind: str, steps: int = STEPS) -> list[tuple[str, torch.Tensor]]:

@@ -100,13 +100,13 @@ def test_a_pipeline_trains_the_same(two_ranks: Ranks, how: str, kind: str) -> No
     check(two_ranks, how, parallel_training.pipeline, kind)
 
 
-def test_a_stage_under_1f1b_is_planned_by_the_search_and_runs_as_foretold(two_ranks: Ranks) -> None:
+def test_a_stage_under_1f1b_is_planned_by_the_search_and_runs_as_predicted(two_ranks: Ranks) -> None:
     """Its releases at a use come behind that use's own copy back: plans of the search were once over the budget."""
-    for plan, foretold, measured in two_ranks.run(parallel_training.pipeline_as_planned):
+    for plan, predicted, measured in two_ranks.run(parallel_training.pipeline_as_planned):
         assert plan.policy == "auto"
         assert plan.offloaded_bytes
-        assert measured.step_ns == foretold.step_ns
-        assert measured.peak_bytes == foretold.peak_bytes == plan.budget_bytes
+        assert measured.step_ns == predicted.step_ns
+        assert measured.peak_bytes == predicted.peak_bytes == plan.budget_bytes
 
 
 @pytest.mark.parametrize("what", [pytest.param("forward", marks=pytest.mark.slow), "backward"])

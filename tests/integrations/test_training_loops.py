@@ -27,7 +27,7 @@ def check(how: str, loop: Callable[[], Values], steps: int = STEPS) -> None:
         ours = loop()
     differing = [index for index, pair in enumerate(zip(plain, ours, strict=True)) if not same_bits(*pair)]
     assert not differing, differing
-    assert session.counters.storages + session.counters.dropped, session.report()
+    assert session.counters.storages + session.counters.discarded, session.report()
     assert session.steps == steps
     if how != "moves":
         assert session.plan is not None

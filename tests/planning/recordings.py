@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies
 
 from vdnn.planning.costs import LinkCosts
-from vdnn.step.recording import Lifetime, Point, PointKind, Rebuild, Recording, SaveKey
+from vdnn.step.recording import Lifetime, Point, PointKind, Recompute, Recording, SaveKey
 
 RESIDENT = 100
 
@@ -86,46 +86,46 @@ def any_recording(draw: strategies.DrawFn, most: int = 6) -> Recording:
     return Recording("cpu", "any", 1 << 40, "none", "virtual", RESIDENT, 0, tuple(points), tuple(lifetimes))
 
 
-def rebuildable(
+def recomputable(
     recording: Recording, index: int, inputs: tuple[int, ...], compute_ns: int, extra: int = 0
 ) -> Recording:
-    """The same, with one more lifetime that can be rebuilt, as soon as it was saved."""
+    """The same, with one more lifetime that can be recomputed, as soon as it was saved."""
     old = recording.lifetimes[index]
-    rebuild = Rebuild("Op", inputs, old.copy_point, compute_ns, old.nbytes + extra)
+    recompute = Recompute("Op", inputs, old.copy_point, compute_ns, old.nbytes + extra)
     lifetimes = tuple(
-        replace(one, rebuild=rebuild) if place == index else one for place, one in enumerate(recording.lifetimes)
+        replace(one, recompute=recompute) if place == index else one for place, one in enumerate(recording.lifetimes)
     )
     return replace(recording, lifetimes=lifetimes)
 
 
-def compressible(recording: Recording, index: int, giving_up_ns: int, giving_up_bytes: int = 0) -> Recording:
-    """The same, with what can be rebuilt leaving a part of itself behind, at the point after it is complete."""
+def compressible(recording: Recording, index: int, discard_ns: int, discard_bytes: int = 0) -> Recording:
+    """The same, with what can be recomputed leaving a part of itself behind, at the point after it is complete."""
     old = recording.lifetimes[index]
-    assert old.rebuild is not None, "it can be rebuilt"
+    assert old.recompute is not None, "it can be recomputed"
     known = min(old.copy_point + 1, len(recording.points) - 1)
     kept_bytes = -(-old.nbytes // 8)
-    rebuild = replace(
-        old.rebuild,
+    recompute = replace(
+        old.recompute,
         known_point=known,
         kept_bytes=kept_bytes,
-        giving_up_ns=giving_up_ns,
-        giving_up_bytes=giving_up_bytes,
+        discard_ns=discard_ns,
+        discard_bytes=discard_bytes,
     )
     lifetimes = tuple(
-        replace(one, rebuild=rebuild) if place == index else one for place, one in enumerate(recording.lifetimes)
+        replace(one, recompute=recompute) if place == index else one for place, one in enumerate(recording.lifetimes)
     )
     return replace(recording, lifetimes=lifetimes)
 
 
 @strategies.composite
-def any_rebuildable_recording(draw: strategies.DrawFn, most: int = 4) -> Recording:
-    """Some of it can be rebuilt from some of what was saved before it."""
+def any_recomputable_recording(draw: strategies.DrawFn, most: int = 4) -> Recording:
+    """Some of it can be recomputed from some of what was saved before it."""
     recording = draw(any_recording(most))
     for index in range(len(recording.lifetimes)):
         if draw(strategies.booleans()):
             inputs = tuple(one for one in range(index) if draw(strategies.booleans()))
             compute_ns, extra = draw(strategies.integers(0, 60)), draw(strategies.integers(0, 20))
-            recording = rebuildable(recording, index, inputs, compute_ns, extra)
+            recording = recomputable(recording, index, inputs, compute_ns, extra)
             if not inputs and draw(strategies.booleans()):
                 recording = compressible(recording, index, draw(strategies.integers(0, 10)))
     return recording

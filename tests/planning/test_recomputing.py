@@ -1,4 +1,4 @@
-"""Rebuilds in a plan: the step that they make of a recorded one, and what auto does with them."""
+"""Recomputes in a plan: the step that they make of a recorded one, and what auto does with them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 
-from tests.planning.recordings import LINKS, RESIDENT, any_rebuildable_recording, chain, compressible, rebuildable
+from tests.planning.recordings import LINKS, RESIDENT, any_recomputable_recording, chain, compressible, recomputable
 from tests.planning.reference.exhaustive import count_of_plans, shortest_steps
 from vdnn.errors import VdnnError
 from vdnn.planning.bound.lower_bound import lower_bound
@@ -15,7 +15,7 @@ from vdnn.planning.costs import LinkCosts
 from vdnn.planning.footprint import interval_bytes
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
-from vdnn.planning.recomputing import candidates_of, with_rebuilds
+from vdnn.planning.recomputing import candidates_of, with_recomputes
 from vdnn.planning.search.step_model import make_recorded_step
 from vdnn.planning.simulate import simulate
 from vdnn.step.plan import Action
@@ -27,30 +27,30 @@ SLOW = LinkCosts(1e7, 1e7, 2e7, 0)  # and here a hundred
 
 def test_nothing_chosen_is_the_step_itself() -> None:
     recording = chain([10, 20, 30])
-    assert with_rebuilds(recording, ()) is recording
+    assert with_recomputes(recording, ()) is recording
 
 
-def test_a_rebuild_reads_computes_and_stays() -> None:
+def test_a_recompute_reads_computes_and_stays() -> None:
     """Of three storages the second is made anew from the first, right before it is used."""
-    recording = rebuildable(chain([10, 20, 30]), 1, (0,), compute_ns=7, extra=5)
-    rebuilt = with_rebuilds(recording, {1})
-    used = [(point.kind, point.lifetime) for point in rebuilt.points]
+    recording = recomputable(chain([10, 20, 30]), 1, (0,), compute_ns=7, extra=5)
+    recomputed = with_recomputes(recording, {1})
+    used = [(point.kind, point.lifetime) for point in recomputed.points]
     before = [(point.kind, point.lifetime) for point in recording.points]
     assert used == [*before[:4], (PointKind.USE, 0), *before[4:]]
-    assert [point.compute_ns for point in rebuilt.points[4:6]] == [1000, 7], "what was computed, and the rebuild"
-    # While the third is saved and used the second is not there; rebuilt it needs five bytes more for a while.
-    assert rebuilt.points[3].peak_bytes == RESIDENT + 10 + 30
-    assert rebuilt.points[4].allocated_bytes == RESIDENT + 10
-    assert rebuilt.points[5].peak_bytes == RESIDENT + 10 + 20 + 5
-    assert rebuilt.points[5].allocated_bytes == RESIDENT + 10 + 20
-    assert rebuilt.lifetimes[0].uses == (4, 6)
-    assert rebuilt.lifetimes[0].read == (5, 7)
+    assert [point.compute_ns for point in recomputed.points[4:6]] == [1000, 7], "what was computed, and the recompute"
+    # While the third is saved and used the second is not there; recomputed it needs five bytes more for a while.
+    assert recomputed.points[3].peak_bytes == RESIDENT + 10 + 30
+    assert recomputed.points[4].allocated_bytes == RESIDENT + 10
+    assert recomputed.points[5].peak_bytes == RESIDENT + 10 + 20 + 5
+    assert recomputed.points[5].allocated_bytes == RESIDENT + 10 + 20
+    assert recomputed.lifetimes[0].uses == (4, 6)
+    assert recomputed.lifetimes[0].read == (5, 7)
 
 
 def test_a_codec_leaves_a_part_and_takes_time_twice() -> None:
     """What it leaves is saved right before the point at which it is known to, and used right before its decoding."""
-    recording = compressible(rebuildable(chain([10, 80, 5, 60]), 1, (), compute_ns=7), 1, giving_up_ns=3)
-    packed = with_rebuilds(recording, {1})
+    recording = compressible(recomputable(chain([10, 80, 5, 60]), 1, (), compute_ns=7), 1, discard_ns=3)
+    packed = with_recomputes(recording, {1})
     places = [(point.kind, point.lifetime) for point in recording.points]
     used = [*places[:2], (PointKind.SAVE, 4), *places[2:6], (PointKind.USE, 4), *places[6:]]
     assert [(point.kind, point.lifetime) for point in packed.points] == used
@@ -69,9 +69,9 @@ def test_a_codec_leaves_a_part_and_takes_time_twice() -> None:
 
 
 def test_what_is_needed_to_encode_is_in_the_peak() -> None:
-    recording = rebuildable(chain([10, 80, 5, 60]), 1, (), compute_ns=7)
-    recording = compressible(recording, 1, giving_up_ns=3, giving_up_bytes=55)
-    packed = with_rebuilds(recording, {1})
+    recording = recomputable(chain([10, 80, 5, 60]), 1, (), compute_ns=7)
+    recording = compressible(recording, 1, discard_ns=3, discard_bytes=55)
+    packed = with_recomputes(recording, {1})
     assert packed.points[2].peak_bytes == RESIDENT + 10 + 80 + 5 + 55
     assert make_recorded_step(recording).with_rebuilds([1]).peak_bytes == packed.peak_bytes == RESIDENT + 150
 
@@ -79,9 +79,9 @@ def test_what_is_needed_to_encode_is_in_the_peak() -> None:
 def test_what_a_codec_leaves_is_moved_where_that_costs_least() -> None:
     """A byte takes 100 ns, a point 1000. What is missing besides the packing are six bytes: those that are left have
     gone when the next point is reached, and all others are too large for that."""
-    recording = compressible(rebuildable(chain([40, 80, 20, 1, 85]), 1, (), compute_ns=7), 1, giving_up_ns=3)
+    recording = compressible(recomputable(chain([40, 80, 20, 1, 85]), 1, (), compute_ns=7), 1, discard_ns=3)
     budget = RESIDENT + 150
-    assert with_rebuilds(recording, {1}).peak_bytes == budget + 6
+    assert with_recomputes(recording, {1}).peak_bytes == budget + 6
     planned = plan_step(recording, SLOW, budget, "auto")
     actions = [one.action for one in planned.plan.lifetimes]
     assert actions == [Action.KEEP, Action.COMPRESS, Action.KEEP, Action.KEEP, Action.KEEP, Action.OFFLOAD]
@@ -92,25 +92,25 @@ def test_what_a_codec_leaves_is_moved_where_that_costs_least() -> None:
     assert lower_bound(recording, SLOW, budget).step_ns <= planned.timeline.step_ns
 
 
-def test_what_a_rebuild_needs_is_rebuilt_before() -> None:
-    recording = rebuildable(rebuildable(chain([10, 20, 30]), 2, (1,), compute_ns=5), 1, (0,), compute_ns=7)
-    rebuilt = with_rebuilds(recording, {1, 2})
-    assert [(point.kind, point.lifetime) for point in rebuilt.points[3:6]] == [
+def test_what_a_recompute_needs_is_recomputed_before() -> None:
+    recording = recomputable(recomputable(chain([10, 20, 30]), 2, (1,), compute_ns=5), 1, (0,), compute_ns=7)
+    recomputed = with_recomputes(recording, {1, 2})
+    assert [(point.kind, point.lifetime) for point in recomputed.points[3:6]] == [
         (PointKind.USE, 0),
         (PointKind.USE, 1),
         (PointKind.USE, 2),
     ]
-    assert rebuilt.compute_ns == recording.compute_ns + 12, "the second is used again, and not rebuilt again"
+    assert recomputed.compute_ns == recording.compute_ns + 12, "the second is used again, and not recomputed again"
 
 
-def test_a_rebuild_nobody_knows_is_refused() -> None:
+def test_a_recompute_nobody_knows_is_refused() -> None:
     with pytest.raises(VdnnError, match="does not know how"):
-        with_rebuilds(chain([10, 20]), {0})
+        with_recomputes(chain([10, 20]), {0})
 
 
-def test_auto_rebuilds_what_no_link_could_bring_back_in_time() -> None:
-    """At the least budget the last map's copies hide behind nothing; rebuilt it costs a nanosecond."""
-    recording = rebuildable(chain([10, 2000, 2000], compute_ns=10), 1, (0,), compute_ns=1)
+def test_auto_recomputes_what_no_link_could_bring_back_in_time() -> None:
+    """At the least budget the last map's copies hide behind nothing; recomputed it costs a nanosecond."""
+    recording = recomputable(chain([10, 2000, 2000], compute_ns=10), 1, (0,), compute_ns=1)
     budget = recording.peak_bytes - 1000
     moved = plan_step(recording, EVEN, budget, "auto-offload")
     planned = plan_step(recording, EVEN, budget, "auto")
@@ -124,7 +124,7 @@ def shortest(recording: Recording, costs: LinkCosts, budget: int) -> int:
     found = []
     for count in range(len(candidates) + 1):
         for chosen in itertools.combinations(candidates, count):
-            best = shortest_steps(with_rebuilds(recording, chosen), costs, [budget])[0]
+            best = shortest_steps(with_recomputes(recording, chosen), costs, [budget])[0]
             if best is not None:
                 found.append(best)
     return min(found)
@@ -138,12 +138,12 @@ def shortest(recording: Recording, costs: LinkCosts, budget: int) -> int:
     phases=[Phase.generate],
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@given(recording=any_rebuildable_recording(4), costs=LINKS)
+@given(recording=any_recomputable_recording(4), costs=LINKS)
 def test_its_step_is_the_shortest_there_is(recording: Recording, costs: LinkCosts) -> None:
-    """Among all choices of rebuilds and, for each, all moves; and the bound is below."""
+    """Among all choices of recomputes and, for each, all moves; and the bound is below."""
     candidates = candidates_of(recording)
     assume(candidates)
-    assume(count_of_plans(with_rebuilds(recording, candidates)) * 2 ** len(candidates) <= 3000)
+    assume(count_of_plans(with_recomputes(recording, candidates)) * 2 ** len(candidates) <= 3000)
     assume(count_of_plans(recording) <= 2000)
     least, most = least_bytes(recording), recording.peak_bytes
     for budget in {least, (least + most) // 2, max(least, most - 1)}:

@@ -153,7 +153,7 @@ def test_an_empty_run_says_what_all_is_missing(tmp_path: Path) -> None:
     assert len(found.left_out) == 3
 
 
-def test_a_step_that_went_otherwise_than_foretold_is_drawn_twice(tmp_path: Path) -> None:
+def test_a_step_that_went_otherwise_than_predicted_is_drawn_twice(tmp_path: Path) -> None:
     step = tightest()
     assert step.predicted is not None
     other = replace(step, predicted=replace(step.predicted, step_ns=2 * step.predicted.step_ns))

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.planning.recordings import RESIDENT, chain, compressible, rebuildable
+from tests.planning.recordings import RESIDENT, chain, compressible, recomputable
 from tests.report.steps import parts, reports, tightest
 from vdnn.planning.planned_step import PlannedStep
-from vdnn.planning.recomputing import planned_rebuild, recording_under
+from vdnn.planning.recomputing import planned_recompute, recording_under
 from vdnn.report.held_bytes import HeldBytes, actions_of, held_after, held_before
 from vdnn.step.plan import Absence, Action, Plan, PlannedLifetime, PlannedPoint
 from vdnn.step.recording import PointKind, Recording
@@ -50,20 +50,20 @@ def test_what_is_offloaded_is_missing_between_release_and_reload() -> None:
     assert rest(held) == [RESIDENT] * 7
 
 
-def test_what_is_rebuilt_is_missing_until_its_first_use() -> None:
-    recording = rebuildable(chain([10, 20, 30]), 1, inputs=(0,), compute_ns=5)
+def test_what_is_recomputed_is_missing_until_its_first_use() -> None:
+    recording = recomputable(chain([10, 20, 30]), 1, inputs=(0,), compute_ns=5)
     lifetimes = kept(recording)
-    lifetimes[1] = planned_rebuild(recording.lifetimes[1])
+    lifetimes[1] = planned_recompute(recording.lifetimes[1])
     held = held_after(recording, plan_of(recording, lifetimes), None)
-    # Points: three saves, the use of 2, the rebuild's use of 0, the use of 1, of 0, the end.
+    # Points: three saves, the use of 2, the recompute's use of 0, the use of 1, of 0, the end.
     assert held.bytes_of([1]) == [0, 20, 0, 0, 0, 20, 20, 0]
     assert [here for here in rest(held) if here != RESIDENT] == []
 
 
 def test_what_a_codec_leaves_is_counted_in_its_place() -> None:
-    recording = compressible(rebuildable(chain([10, 80, 30]), 1, inputs=(), compute_ns=5), 1, giving_up_ns=1)
+    recording = compressible(recomputable(chain([10, 80, 30]), 1, inputs=(), compute_ns=5), 1, discard_ns=1)
     lifetimes = [*kept(recording), PlannedLifetime(10, Action.KEEP)]
-    lifetimes[1] = planned_rebuild(recording.lifetimes[1])
+    lifetimes[1] = planned_recompute(recording.lifetimes[1])
     plan = plan_of(recording, lifetimes)
     held = held_after(recording, plan, None)
     assert actions_of(recording, plan) == (Action.KEEP, Action.COMPRESS, Action.KEEP, Action.COMPRESS)
@@ -93,19 +93,19 @@ def test_a_real_step_adds_up_before_and_after(planned: PlannedStep) -> None:
 
 def test_a_real_step_with_codecs_adds_up() -> None:
     recording, _, _ = parts(tightest())
-    packed = [one for one in recording.lifetimes if one.rebuild is not None and one.rebuild.kept_bytes]
+    packed = [one for one in recording.lifetimes if one.recompute is not None and one.recompute.kept_bytes]
     assert packed, "dropout's mask"
     lifetimes = [
-        planned_rebuild(one) if one in packed else PlannedLifetime(one.nbytes, Action.KEEP)
+        planned_recompute(one) if one in packed else PlannedLifetime(one.nbytes, Action.KEEP)
         for one in recording.lifetimes
     ]
-    lifetimes += [PlannedLifetime(one.rebuild.kept_bytes, Action.KEEP) for one in packed if one.rebuild]
+    lifetimes += [PlannedLifetime(one.recompute.kept_bytes, Action.KEEP) for one in packed if one.recompute]
     before, after = rest(held_before(recording)), rest(held_after(recording, plan_of(recording, lifetimes), None))
     assert min(after) >= min(before)
-    assert max(after) <= max(before) + sum(one.rebuild.extra_bytes for one in packed if one.rebuild)
+    assert max(after) <= max(before) + sum(one.recompute.extra_bytes for one in packed if one.recompute)
 
 
-def test_where_less_was_measured_than_foretold_that_is_the_peak() -> None:
+def test_where_less_was_measured_than_predicted_that_is_the_peak() -> None:
     recording, plan, timeline = parts(tightest())
     half = replace(timeline, marks=tuple(replace(mark, peak_bytes=mark.peak_bytes // 2) for mark in timeline.marks))
     assert held_after(recording, plan, timeline).peak_bytes == timeline.peak_bytes

@@ -129,7 +129,7 @@ def test_figures_have_a_text_for_who_cannot_see_them(page: str) -> None:
 
 def test_an_empty_run_is_a_page_that_says_so() -> None:
     text = Reader(page_of(Run(Path("nothing"), (), (), ("cells.jsonl: line 1, the last, was cut off",)))).text
-    assert "No step of vdnn's was measured or foretold in this run." in text
+    assert "No step of vdnn's was measured or predicted in this run." in text
     assert "the run has no cells" in text
     assert "was cut off" in text
 

@@ -29,13 +29,13 @@ class OpenSession(Protocol):
     def __call__(self, policy: str | Plan | None = None, **options: Any) -> Session: ...
 
 
-# For modules whose tests hold whether storages are copied or rebuilt: those with sessions run twice.
+# For modules whose tests hold whether storages are copied or recomputed: those with sessions run twice.
 EITHER_WAY = pytest.mark.either_way
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "default_policy" in metafunc.fixturenames and metafunc.definition.get_closest_marker("either_way"):
-        metafunc.parametrize("default_policy", ["vdnn-all", "rebuild-all"], indirect=True)
+        metafunc.parametrize("default_policy", ["vdnn-all", "recompute-all"], indirect=True)
 
 
 @pytest.fixture(autouse=True)

@@ -36,7 +36,7 @@ class Basis(Enum):
 
     PREDICTED = "predicted"
     MEASURED = "measured"
-    UNKNOWN = "cannot be foretold here"
+    UNKNOWN = "cannot be predicted here"
 
 
 class Per(Enum):

@@ -22,7 +22,7 @@ class NotLookedAt:
 
 @dataclass(frozen=True, slots=True)
 class Advices:
-    """`step_ns` and `peak_bytes`: the step as it is, foretold for `hardware`; None where it cannot be rehearsed.
+    """`step_ns` and `peak_bytes`: the step as it is, predicted for `hardware`; None where it cannot be rehearsed.
     `looked_at` holds every kind that was, found or not. `device`: where real steps ran, empty if none did."""
 
     name: str
@@ -81,4 +81,4 @@ class Advices:
         room = format_bytes(self.budget_bytes)
         over = "" if self.peak_bytes <= self.budget_bytes else ", which does not fit"
         peak = format_bytes(self.peak_bytes)
-        return f"a step takes {self.step_ns / 1e6:.2f} ms and {peak} of {room}{over} (foretold){real}"
+        return f"a step takes {self.step_ns / 1e6:.2f} ms and {peak} of {room}{over} (predicted){real}"

@@ -6,13 +6,13 @@ from vdnn.advisor.advice import Advice, Kind, unknown
 from vdnn.advisor.diagnostics import TOOLS, tools_that_are_on
 from vdnn.advisor.evidence import Evidence
 
-_UNFORETOLD = "what a tool costs is the host's and the libraries' time, which virtual time does not know"
+_UNPREDICTED = "what a tool costs is the host's and the libraries' time, which virtual time does not know"
 
 
 def debugging(evidence: Evidence) -> list[Advice]:
     found = set(tools_that_are_on()) if evidence.observed is None else set(evidence.observed.tools)
     return [
-        Advice(Kind.DEBUGGING, f"{tool} is on during the step.", action, unknown(_UNFORETOLD))
+        Advice(Kind.DEBUGGING, f"{tool} is on during the step.", action, unknown(_UNPREDICTED))
         for tool, action in TOOLS.items()
         if tool in found
     ]

@@ -22,7 +22,7 @@ _INSTEAD = {
     "formatting a tensor": "log once in many steps",
 }
 _COPIED = 'tensor.to("cpu", non_blocking=True), and read it a step later'
-_UNFORETOLD = "it costs what the host was ahead of the card, which virtual time does not know"
+_UNPREDICTED = "it costs what the host was ahead of the card, which virtual time does not know"
 
 
 def host_waits(evidence: Evidence) -> list[Advice]:
@@ -34,7 +34,7 @@ def host_waits(evidence: Evidence) -> list[Advice]:
 
 def _advice(evidence: Evidence, sync: HostSync) -> Advice:
     times = "once" if sync.count == 1 else f"{sync.count} times"
-    gain = unknown(_UNFORETOLD)
+    gain = unknown(_UNPREDICTED)
     step_ns = None if evidence.observed is None else evidence.observed.step_ns
     if sync.waited_ns and step_ns:
         reason = "how long the host stood still there, of which it wins at most all"

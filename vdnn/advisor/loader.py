@@ -26,7 +26,7 @@ def loader_workers(evidence: Evidence, cores: int | None = None) -> list[Advice]
     if wait_ns < _WORTH_A_CHANGE * step_ns or wanted <= now:
         return []
     left_ns = max(0, work_ns // wanted - step_ns)
-    known = "measured" if evidence.observed is not None and evidence.observed.step_ns else "foretold"
+    known = "measured" if evidence.observed is not None and evidence.observed.step_ns else "predicted"
     gain = Gain(
         Basis.PREDICTED,
         f"from the loader as measured here and the step as {known}; {cores} cores are here",
@@ -75,7 +75,7 @@ def pinned_memory(evidence: Evidence) -> list[Advice]:
 
 
 def step_ns_of(evidence: Evidence) -> int:
-    """As measured where there is a GPU, else as foretold for the card."""
+    """As measured where there is a GPU, else as predicted for the card."""
     observed = evidence.observed
     return observed.step_ns if observed is not None and observed.step_ns is not None else evidence.base.step_ns
 

@@ -51,7 +51,7 @@ def state_in_8_bits(evidence: Evidence) -> list[Advice]:
     takes, share = format_bytes(form.state_bytes), form.state_bytes / before_bytes
     gain = Gain(
         Basis.PREDICTED,
-        "a byte for each number of the state and a scale for each 256; time not foretold",
+        "a byte for each number of the state and a scale for each 256; time not predicted",
         before_bytes=before_bytes,
         after_bytes=before_bytes - saved_bytes,
     )

@@ -58,7 +58,7 @@ def _parser() -> CommandParser:
         prog=name,
         usage="%(prog)s COMMAND [options]",
         description="Trains PyTorch models whose activations do not fit the GPU: what the backward pass needs goes to "
-        "host memory and back, is rebuilt or compressed, as a plan says.",
+        "host memory and back, is recomputed or compressed, as a plan says.",
         epilog="examples:\n"
         "  %(prog)s doctor\n"
         "  %(prog)s plan my_model.py:build --batch 256 --hardware titan-x --save run\n"

@@ -32,7 +32,7 @@ class OffloadArguments:
         default=None, metadata={"help": "how much host memory may be pinned"}
     )
     vdnn_warmup_steps: int = field(default=1, metadata={"help": "steps before the one that is recorded"})
-    vdnn_recompute: bool = field(default=True, metadata={"help": "a plan may rebuild instead of moving"})
+    vdnn_recompute: bool = field(default=True, metadata={"help": "a plan may recompute instead of moving"})
     vdnn_integrity: bool = field(default=False, metadata={"help": "compare what comes back with what left"})
 
     def options(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from vdnn.planning.policies.keep_all import KeepAll, KeepAllPlan
-from vdnn.planning.policies.recompute_all import RebuildAll
+from vdnn.planning.policies.recompute_all import RecomputeAll
 from vdnn.planning.policies.registry import (
     has_online,
     has_planner,
@@ -50,7 +50,7 @@ register_policy("auto-offload", planner=AutoOffload)
 register_policy("keep", online=KeepAll, planner=KeepAllPlan)
 register_policy("vdnn-all", online=VdnnAll, planner=VdnnAllPlan)
 register_policy("vdnn-conv", online=VdnnConv, planner=VdnnConvPlan)
-register_policy("rebuild-all", online=RebuildAll)
+register_policy("recompute-all", online=RecomputeAll)
 register_policy("vdnn-dyn", planner=VdnnDyn)
 register_policy("prefix-cut", planner=PrefixCut)
 register_policy("largest-first", planner=LargestFirst)

@@ -15,7 +15,7 @@ from vdnn.step.recording import Lifetime, Recording
 class Gap(NamedTuple):
     """Of one lifetime, the `number`-th of its gaps. Away it is from interval `first` to interval `last`, both included,
     when it is given up at `release_point` and brought back at `use`; None: it is not used again. A tuple, because a
-    search for rebuilds makes those of some hundred steps, and a frozen object takes three times as long."""
+    search for recomputes makes those of some hundred steps, and a frozen object takes three times as long."""
 
     lifetime: int
     number: int

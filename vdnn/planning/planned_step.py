@@ -49,7 +49,7 @@ class PlannedStep:
 
     @property
     def followed(self) -> Recording:
-        """The step with the plan's rebuilds: the plan's points are those of it."""
+        """The step with the plan's recomputes: the plan's points are those of it."""
         return recording_under(self.recording, self.plan.lifetimes)
 
     @property

@@ -14,7 +14,7 @@ from vdnn.planning.costs import LinkCosts
 from vdnn.planning.gaps import gaps_of
 from vdnn.planning.planned_step import PlannedStep
 from vdnn.planning.policies.plan_policy import PlanRequest
-from vdnn.planning.recomputing import candidates_of, planned_rebuild, with_rebuilds
+from vdnn.planning.recomputing import candidates_of, planned_recompute, with_recomputes
 from vdnn.planning.search.auto_offload import first_choices
 from vdnn.planning.search.local_search import Choice, Search
 from vdnn.planning.search.step_model import make_step_model, tuples_of_plan
@@ -26,14 +26,14 @@ _MOVES = 40  # evaluations of moves for each trial
 
 @dataclass(frozen=True, slots=True)
 class StorageChoice:
-    """`rebuild` is the operation that makes or would make it again. `second_best` is None where nothing else fits, and
-    then so is `more_ns`, what it would add to the step."""
+    """`recompute` is the operation that makes or would make it again. `second_best` is None where nothing else fits,
+    and then so is `more_ns`, what it would add to the step."""
 
     lifetime: int
     key: SaveKey | None
     nbytes: int
     action: Action
-    rebuild: str | None
+    recompute: str | None
     second_best: Action | None
     more_ns: int | None
 
@@ -54,25 +54,25 @@ class _Trials:
         self._budget_bytes = planned.plan.budget_bytes
         self._candidates = frozenset(candidates_of(planned.recording))
         planned_lifetimes = planned.plan.lifetimes
-        self._rebuilt = frozenset(index for index, one in enumerate(planned_lifetimes) if one.is_rebuilt)
-        # Gaps by their lifetimes and numbers: a choice of rebuilds may add some and take others.
+        self._recomputed = frozenset(index for index, one in enumerate(planned_lifetimes) if one.is_recomputed)
+        # Gaps by their lifetimes and numbers: a choice of recomputes may add some and take others.
         gaps = gaps_of(planned.followed)
         moved = {gap for gap, _, _ in tuples_of_plan(gaps, planned.plan)}
         self._moved = {(gap.lifetime, gap.number) for place, gap in enumerate(gaps) if place in moved}
 
     def choices(self, largest: Sequence[int]) -> tuple[StorageChoice, ...]:
-        base_ns = self._step_ns(self._rebuilt, None)
+        base_ns = self._step_ns(self._recomputed, None)
         return tuple(self._choice(index, base_ns) for index in largest)
 
     def _choice(self, index: int, base_ns: int | None) -> StorageChoice:
         lifetime, action = self._recording.lifetimes[index], self._planned.plan.lifetimes[index].action
         others: dict[Action, int | None] = {}
         if action is not Action.KEEP:
-            others[Action.KEEP] = self._step_ns(self._rebuilt - {index}, index)
+            others[Action.KEEP] = self._step_ns(self._recomputed - {index}, index)
         if action in (Action.RECOMPUTE, Action.COMPRESS):
-            others[Action.OFFLOAD] = self._step_ns(self._rebuilt - {index}, None)
+            others[Action.OFFLOAD] = self._step_ns(self._recomputed - {index}, None)
         elif index in self._candidates:
-            others[planned_rebuild(lifetime).action] = self._step_ns(self._rebuilt | {index}, None)
+            others[planned_recompute(lifetime).action] = self._step_ns(self._recomputed | {index}, None)
         fitting = {other: step_ns for other, step_ns in others.items() if step_ns is not None}
         second = min(fitting, key=lambda other: fitting[other], default=None)
         more_ns = None if second is None or base_ns is None else max(0, fitting[second] - base_ns)
@@ -81,14 +81,14 @@ class _Trials:
             self._recording.points[lifetime.saves[0]].key,
             lifetime.nbytes,
             action,
-            None if lifetime.rebuild is None else lifetime.rebuild.operation,
+            None if lifetime.recompute is None else lifetime.recompute.operation,
             second,
             more_ns,
         )
 
-    def _step_ns(self, rebuilt: frozenset[int], stays: int | None) -> int | None:
-        """With these rebuilds, and what the plan moves or what more it takes; None if that does not fit."""
-        followed: Recording = with_rebuilds(self._recording, rebuilt)
+    def _step_ns(self, recomputed: frozenset[int], stays: int | None) -> int | None:
+        """With these recomputes, and what the plan moves or what more it takes; None if that does not fit."""
+        followed: Recording = with_recomputes(self._recording, recomputed)
         if followed.peak_bytes <= self._budget_bytes:
             return followed.compute_ns
         gaps = [gap for gap in gaps_of(followed) if gap.lifetime != stays]

@@ -155,7 +155,7 @@ class _Process:
 
 
 def _followed(step: SavedStep) -> Recording | None:
-    """What its timelines are numbered by: the step with the plan's rebuilds."""
+    """What its timelines are numbered by: the step with the plan's recomputes."""
     if step.recording is None or step.plan is None:
         return step.recording
     return recording_under(step.recording, step.plan.lifetimes)

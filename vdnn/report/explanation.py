@@ -26,7 +26,7 @@ def choices_as_json(choices: Sequence[StorageChoice]) -> list[dict[str, Any]]:
             "saved_as": str(choice.key),
             "bytes": choice.nbytes,
             "action": choice.action.name,
-            "rebuild": choice.rebuild,
+            "recompute": choice.recompute,
             "second_best": None if choice.second_best is None else choice.second_best.name,
             "more_ns": choice.more_ns,
         }
@@ -49,5 +49,5 @@ def _row(choice: StorageChoice) -> tuple[str, ...]:
 
 
 def _described(action: Action, choice: StorageChoice) -> str:
-    is_rebuilt = action in (Action.RECOMPUTE, Action.COMPRESS)
-    return f"{action.value}: {choice.rebuild}" if is_rebuilt else action.value
+    is_recomputed = action in (Action.RECOMPUTE, Action.COMPRESS)
+    return f"{action.value}: {choice.recompute}" if is_recomputed else action.value

@@ -69,7 +69,7 @@ def headline(compared: Sequence[Comparison]) -> str:
     """One sentence for the whole run."""
     found = named_points(compared)
     if not found:
-        return "No step of vdnn's was measured or foretold in this run."
+        return "No step of vdnn's was measured or predicted in this run."
     if len(found) == 1:
         return f"{found[0]}."
     shares = sorted(one.memory_share for one in found if one.memory_share is not None)

@@ -1,7 +1,8 @@
 """What lies on the device in every interval of a step, by what the plan does with it: the layers of a picture.
 
 An interval ends at a point, as everywhere in planning; its height is the highest that was allocated in it. Before: with
-everything kept. After: under the plan, in which what is rebuilt is away from when it may be given up to its first use.
+everything kept. After: under the plan, in which what is recomputed is away from when it may be given up to its first
+use.
 """
 
 from __future__ import annotations
@@ -76,11 +77,11 @@ def held_before(recording: Recording) -> HeldBytes:
 def held_after(recording: Recording, plan: Plan, timeline: Timeline | None) -> HeldBytes:
     """Under the plan: what lies where by the plan, when by the timeline."""
     followed = recording_under(recording, plan.lifetimes)
-    rebuilt = _rebuilt_intervals(recording, followed, plan)
+    recomputed = _recomputed_intervals(recording, followed, plan)
     storages = []
     for index, (lifetime, planned) in enumerate(zip(followed.lifetimes, plan.lifetimes, strict=True)):
         away = [absent_intervals(lifetime, absence) for absence in planned.absences]
-        storages.append(tuple(_without(_alive(lifetime), [*away, *rebuilt.get(index, ())])))
+        storages.append(tuple(_without(_alive(lifetime), [*away, *recomputed.get(index, ())])))
     return HeldBytes(
         _ends(followed, timeline),
         tuple(interval_bytes(followed, plan.lifetimes)),
@@ -90,27 +91,27 @@ def held_after(recording: Recording, plan: Plan, timeline: Timeline | None) -> H
     )
 
 
-def _rebuilt_intervals(recording: Recording, followed: Recording, plan: Plan) -> dict[int, tuple[range, ...]]:
-    """Of what is rebuilt: from when it was given up to its first use."""
+def _recomputed_intervals(recording: Recording, followed: Recording, plan: Plan) -> dict[int, tuple[range, ...]]:
+    """Of what is recomputed: from when it was given up to its first use."""
     count = len(recording.lifetimes)
-    chosen = [index for index, planned in enumerate(plan.lifetimes[:count]) if planned.is_rebuilt]
+    chosen = [index for index, planned in enumerate(plan.lifetimes[:count]) if planned.is_recomputed]
     encoded = (index for index in chosen if plan.lifetimes[index].action is Action.COMPRESS)
     left = {index: followed.lifetimes[number].saves[0] for number, index in enumerate(encoded, start=count)}
     begins = _first_places(recording, followed)
     found: dict[int, tuple[range, ...]] = {}
     for index in chosen:
         old, new = recording.lifetimes[index], followed.lifetimes[index]
-        assert old.rebuild is not None, "the plan is for this recording"
-        gone = absent_intervals(old, Absence(old.rebuild.known_point)).start
+        assert old.recompute is not None, "the plan is for this recording"
+        gone = absent_intervals(old, Absence(old.recompute.known_point)).start
         begin = begins[min(gone, len(begins) - 1)] + max(0, gone - len(begins) + 1)
-        if index in left and gone == old.rebuild.known_point + 1:
+        if index in left and gone == old.recompute.known_point + 1:
             begin = left[index] + 1  # as soon as the codec has run
         found[index] = (range(begin, next((use for use in new.uses if use >= begin), len(followed.points))),)
     return found
 
 
 def _first_places(recording: Recording, followed: Recording) -> list[int]:
-    """Of the points up to the first use: what happens first at them in the step with rebuilds, in which codecs run
+    """Of the points up to the first use: what happens first at them in the step with recomputes, in which codecs run
     between them."""
     places = [0]
     for place, point in enumerate(followed.points):

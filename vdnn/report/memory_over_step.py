@@ -32,7 +32,7 @@ _ORDER = (Action.KEEP, Action.OFFLOAD, Action.COMPRESS, Action.RECOMPUTE)
 _WORDS: dict[Action | None, str] = {
     Action.KEEP: "kept",
     Action.OFFLOAD: "offloaded",
-    Action.RECOMPUTE: "rebuilt",
+    Action.RECOMPUTE: "recomputed",
     Action.COMPRESS: "compressed",
     None: "saved for backward",
 }
@@ -77,7 +77,7 @@ def _draw(figure: Any, shape: Shape, step: SavedStep, title: str) -> None:
     if plan is not None:
         shown.append((f"under the plan, {_how(timeline)}", held_after(recording, plan, timeline)))
     panels = [_panel(title, held, actions, largest, shape) for title, held in shown]
-    if step.predicted is not None and len(panels) > 1 and _is_as_foretold(shown[1][1], step.predicted):
+    if step.predicted is not None and len(panels) > 1 and _is_as_predicted(shown[1][1], step.predicted):
         panels[1] = panels[1]._replace(measured=[])
     grid = (len(panels), 1) if shape.is_narrow else (1, len(panels))
     drawn = figure.subplots(*grid, sharex=True, sharey=True, squeeze=False).flatten()
@@ -134,8 +134,8 @@ def _panel(
     return _Panel(f"{title}:{chr(10) if shape.is_narrow else ' '}{ends}", edges, layers, measured)
 
 
-def _is_as_foretold(held: HeldBytes, predicted: Timeline) -> bool:
-    """What moves at a point needs room for a moment that no layer has: it was foretold all the same."""
+def _is_as_predicted(held: HeldBytes, predicted: Timeline) -> bool:
+    """What moves at a point needs room for a moment that no layer has: it was predicted all the same."""
     return held.measured is not None and not _differ(held.measured, peaks_at_points(len(held.total), predicted))
 
 

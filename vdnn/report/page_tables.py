@@ -133,7 +133,7 @@ _STORAGE_COLUMNS = (
     Column("why", "remark"),
     Column("copies take", "number"),
     Column("waited for it", "number"),
-    Column("rebuild takes", "number"),
+    Column("recompute takes", "number"),
     Column("shape", "short"),
 )
 
@@ -148,7 +148,7 @@ def storages_table(rows: Sequence[StorageRow], label: str) -> str:
                 words(row.why),
                 milliseconds(row.copy_ns, 2),
                 milliseconds(row.waited_ns, 2),
-                milliseconds(row.rebuild_ns, 2),
+                milliseconds(row.recompute_ns, 2),
                 words(row.shape),
             )
         )

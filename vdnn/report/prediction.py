@@ -27,7 +27,7 @@ _WORTH_NAMING = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Foretold:
+class Predicted:
     """One number of one cell, before and after. In ms, or in GiB."""
 
     cell: Cell
@@ -40,31 +40,31 @@ class Foretold:
         return self.measured / self.predicted - 1
 
 
-def times_of(cells: Sequence[Cell]) -> list[Foretold]:
+def times_of(cells: Sequence[Cell]) -> list[Predicted]:
     return [
-        Foretold(cell, cell.predicted_step_ns / 1e6, cell.step_ns / 1e6)
+        Predicted(cell, cell.predicted_step_ns / 1e6, cell.step_ns / 1e6)
         for cell in cells
         if cell.is_measured and cell.predicted_step_ns and cell.step_ns
     ]
 
 
-def peaks_of(cells: Sequence[Cell]) -> list[Foretold]:
+def peaks_of(cells: Sequence[Cell]) -> list[Predicted]:
     return [
-        Foretold(cell, cell.predicted_peak_bytes / _GIB, cell.peak_bytes / _GIB)
+        Predicted(cell, cell.predicted_peak_bytes / _GIB, cell.peak_bytes / _GIB)
         for cell in cells
         if cell.is_measured and cell.predicted_peak_bytes and cell.peak_bytes
     ]
 
 
-def errors_text(foretold: Sequence[Foretold], what: str) -> str:
+def errors_text(predicted: Sequence[Predicted], what: str) -> str:
     """A sentence: the median and the worst."""
-    worst = max(foretold, key=lambda one: abs(one.error))
-    median = statistics.median(abs(one.error) for one in foretold)
+    worst = max(predicted, key=lambda one: abs(one.error))
+    median = statistics.median(abs(one.error) for one in predicted)
     if not worst.error:
-        return f"{what}: all {len(foretold)} exactly as predicted"
+        return f"{what}: all {len(predicted)} exactly as predicted"
     name = f"{worst.cell.workload} {worst.cell.budget or worst.cell.peer}"
     return (
-        f"{what}: off by {100 * median:.2f} % in the median of {len(foretold)}, "
+        f"{what}: off by {100 * median:.2f} % in the median of {len(predicted)}, "
         f"{100 * worst.error:+.2f} % at worst ({name})"
     )
 
@@ -88,10 +88,10 @@ def _draw(figure: Any, shape: Shape, cells: Sequence[Cell]) -> None:
     shown = [one for one in shown if one[2]]
     grid = (len(shown), 1) if shape.is_narrow else (1, len(shown))
     drawn = figure.subplots(*grid, squeeze=False).flatten()
-    for axes, (what, unit, foretold) in zip(drawn, shown, strict=True):
-        _draw_panel(axes, f"{what} ({unit})", foretold, looks)
+    for axes, (what, unit, predicted) in zip(drawn, shown, strict=True):
+        _draw_panel(axes, f"{what} ({unit})", predicted, looks)
     set_title(figure, shape, "Prediction against measurement")
-    seen = {one.cell.workload for _, _, foretold in shown for one in foretold}
+    seen = {one.cell.workload for _, _, predicted in shown for one in predicted}
     line = importlib.import_module("matplotlib.lines").Line2D
     entries = [
         line([], [], linestyle="none", marker=looks[name].marker, color=looks[name].shade.light, label=name)
@@ -106,14 +106,14 @@ def _draw(figure: Any, shape: Shape, cells: Sequence[Cell]) -> None:
         handlelength=1,
         borderaxespad=0,
     )
-    for axes, (_, _, foretold) in zip(drawn, shown, strict=True):
-        worst = sorted(foretold, key=lambda one: -abs(one.error))[:_NAMED]
+    for axes, (_, _, predicted) in zip(drawn, shown, strict=True):
+        worst = sorted(predicted, key=lambda one: -abs(one.error))[:_NAMED]
         labels = [
             Label(f"{100 * one.error:+.1f} %", one.predicted, one.measured, looks[one.cell.workload].shade)
             for one in worst
             if abs(one.error) >= _WORTH_NAMING
         ]
-        place_labels(axes, labels, [(one.predicted, one.measured) for one in foretold])
+        place_labels(axes, labels, [(one.predicted, one.measured) for one in predicted])
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -124,15 +124,15 @@ def _ticks(low: float, high: float) -> list[float]:
     return found if len(found) > 1 else [low * (high / low) ** part for part in (0.25, 0.75)]
 
 
-def _draw_panel(axes: Any, what: str, foretold: Sequence[Foretold], looks: dict[str, Look]) -> None:
+def _draw_panel(axes: Any, what: str, predicted: Sequence[Predicted], looks: dict[str, Look]) -> None:
     quiet_axes(axes)
-    numbers = [number for one in foretold for number in (one.predicted, one.measured)]
+    numbers = [number for one in predicted for number in (one.predicted, one.measured)]
     low, high = min(numbers) / 1.35, max(numbers) * 1.35
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.fill_between([low, high], [0.9 * low, 0.9 * high], [1.1 * low, 1.1 * high], color=MUTED.light, alpha=0.14)
     axes.plot([low, high], [low, high], color=MUTED.light, linewidth=1)
-    for one in foretold:
+    for one in predicted:
         look = looks[one.cell.workload]
         axes.plot(
             [one.predicted],
@@ -154,5 +154,5 @@ def _draw_panel(axes: Any, what: str, foretold: Sequence[Foretold], looks: dict[
         axis.set_minor_locator(ticker.NullLocator())
     axes.set_xlabel(f"predicted {what}")
     axes.set_ylabel(f"measured {what}")
-    is_virtual = all(one.cell.clock == "virtual" for one in foretold)
+    is_virtual = all(one.cell.clock == "virtual" for one in predicted)
     axes.set_title(f"band: 10 %{'; in virtual time' if is_virtual else ''}", loc="left", color=MUTED.light)

@@ -1,4 +1,5 @@
-"""Where a run's numbers come from: devices, clocks, versions, commits; how many were measured and how many foretold."""
+"""Where a run's numbers come from: devices, clocks, versions, commits; how many were measured and how many
+predicted."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def _kind(cell: Cell) -> str:
     if cell.status != "ok":
         return f"{cell.status.replace('-', ' ')}"
     if cell.said.startswith("not run"):
-        return "not run, but foretold by a recording or a plan"
+        return "not run, but predicted by a recording or a plan"
     return _CLOCKS.get(cell.clock or "", "measured by a clock that is not named")
 
 

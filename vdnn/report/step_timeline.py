@@ -1,6 +1,6 @@
 """The timeline of one step: what the compute stream and both copy engines did when, with every stall marked.
 
-Where a step was both foretold and run and the two differ, both are drawn, one above the other, on one axis of time.
+Where a step was both predicted and run and the two differ, both are drawn, one above the other, on one axis of time.
 """
 
 from __future__ import annotations

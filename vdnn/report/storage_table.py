@@ -14,7 +14,7 @@ from vdnn.step.timeline import Timeline
 @dataclass(frozen=True, slots=True)
 class StorageRow:
     """`copy_ns` is what its copies took, both ways; `waited_ns` what the compute stream waited for it at its uses;
-    `rebuild_ns` what making it again takes. None where that does not apply."""
+    `recompute_ns` what making it again takes. None where that does not apply."""
 
     lifetime: int
     name: str
@@ -23,7 +23,7 @@ class StorageRow:
     action: Action | None
     copy_ns: int | None
     waited_ns: int | None
-    rebuild_ns: int | None
+    recompute_ns: int | None
     why: str
 
 
@@ -59,7 +59,7 @@ def _row(step: SavedStep, recording: Recording, index: int) -> StorageRow:
     timeline = step.measured or step.predicted
     lifetime, action = recording.lifetimes[index], actions_of(recording, step.plan)[index]
     key = first_key(recording, index)
-    rebuilt = lifetime.rebuild if action in (Action.RECOMPUTE, Action.COMPRESS) else None
+    recomputed = lifetime.recompute if action in (Action.RECOMPUTE, Action.COMPRESS) else None
     copy_ns = None if timeline is None or action is not Action.OFFLOAD else _copied_ns(timeline, index)
     return StorageRow(
         index,
@@ -69,7 +69,7 @@ def _row(step: SavedStep, recording: Recording, index: int) -> StorageRow:
         action,
         copy_ns,
         None if timeline is None or action is not Action.OFFLOAD else _waited_ns(step, timeline, index),
-        None if rebuilt is None else rebuilt.compute_ns + rebuilt.giving_up_ns,
+        None if recomputed is None else recomputed.compute_ns + recomputed.discard_ns,
         _why(step, recording, index, action),
     )
 
@@ -89,14 +89,14 @@ def _waited_ns(step: SavedStep, timeline: Timeline, index: int) -> int:
 def _why(step: SavedStep, recording: Recording, index: int, action: Action | None) -> str:
     """What the plan's reasons say, else what the recording and the timeline show."""
     said = []
-    rebuild = recording.lifetimes[index].rebuild
-    if action in (Action.RECOMPUTE, Action.COMPRESS) and rebuild is not None:
-        said.append(f"made again by {rebuild.operation}")
+    recompute = recording.lifetimes[index].recompute
+    if action in (Action.RECOMPUTE, Action.COMPRESS) and recompute is not None:
+        said.append(f"made again by {recompute.operation}")
     if action is Action.OFFLOAD and step.plan is not None:
         times = len(step.plan.lifetimes[index].absences)
         said.append("away once" if times == 1 else f"away {times} times")
-    if action is Action.OFFLOAD and rebuild is None:
-        said.append("cannot be rebuilt")
+    if action is Action.OFFLOAD and recompute is None:
+        said.append("cannot be recomputed")
     reason = next((one for one in step.reasons.storages if one.lifetime == index), None) if step.reasons else None
     if reason is not None:
         said.append(_next_best(reason.second_best, reason.more_ns, action))

@@ -24,8 +24,8 @@ def text_summary(run: Run) -> str:
     if len(found) > 1:
         parts.append("\n".join(f"  {one}" for one in found))
     parts += [_table(comparison) for comparison in compared]
-    foretold = ((times_of(cells), "step times"), (peaks_of(cells), "peaks"))
-    said = [errors_text(both, what) for both, what in foretold if both]
+    predicted = ((times_of(cells), "step times"), (peaks_of(cells), "peaks"))
+    said = [errors_text(both, what) for both, what in predicted if both]
     if said:
         parts.append("\n".join(["prediction against measurement:", *(f"  {one}" for one in said)]))
     if run.steps:

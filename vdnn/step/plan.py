@@ -55,13 +55,13 @@ class PlannedLifetime:
     absences: tuple[Absence, ...] = ()
 
     @property
-    def is_rebuilt(self) -> bool:
+    def is_recomputed(self) -> bool:
         return self.action in (Action.RECOMPUTE, Action.COMPRESS)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """For one step. Its points and lifetimes are those of the step with its rebuilds: what codecs leave comes behind
+    """For one step. Its points and lifetimes are those of the step with its recomputes: what codecs leave comes behind
     what was recorded. `budget_bytes` is what it was made to stay under; None if for no budget."""
 
     policy: str

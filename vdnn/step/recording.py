@@ -67,11 +67,11 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuild:
+class Recompute:
     """How a storage can be made anew instead of being brought back: by `operation`, such as "relu <- batch_norm", from
     these lifetimes, which it uses in this order. From `known_point` on it may be given up for that. `extra_bytes` are
     needed at most above what was allocated before, its own included. A codec is one that leaves `kept_bytes` in its
-    place, and reads nothing but that; leaving it takes `giving_up_ns` right before that point, and `giving_up_bytes`
+    place, and reads nothing but that; leaving it takes `discard_ns` right before that point, and `discard_bytes`
     at most, what is kept included."""
 
     operation: str
@@ -80,8 +80,8 @@ class Rebuild:
     compute_ns: int
     extra_bytes: int
     kept_bytes: int = 0
-    giving_up_ns: int = 0
-    giving_up_bytes: int = 0
+    discard_ns: int = 0
+    discard_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Lifetime:
 
     A copy of it can be made from `copy_point` on. From `free_point` on nobody else holds it: giving it up frees it. At
     `end_point` the graph has let go of it. What reads it after a use has read it at the point in `read` of the same
-    place: an operation first asks for all it has saved, and then runs. `rebuild`: None if it cannot be.
+    place: an operation first asks for all it has saved, and then runs. `recompute`: None if it cannot be.
     """
 
     nbytes: int
@@ -100,7 +100,7 @@ class Lifetime:
     copy_point: int
     free_point: int
     end_point: int
-    rebuild: Rebuild | None = None
+    recompute: Recompute | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.plans.plan_matrix import without_rebuilds
+from benchmarks.plans.plan_matrix import without_recomputes
 from vdnn.hardware import load_profile
 from vdnn.planning.bound.lower_bound import lower_bound
 from vdnn.planning.costs import profile_costs
@@ -31,7 +31,7 @@ def test_many_layers_alike_are_certified_at_their_least_memory(share: float, is_
     Between two of few intervals, taken evenly, the bound would let many copies go on while layers compute; and parts of
     maps, of which none fits, would come back early: then a third of the step is left open."""
     profile = load_profile("titan-x")
-    recording = without_rebuilds(rehearse(subject_of(convolutions, 128), profile).recording)
+    recording = without_recomputes(rehearse(subject_of(convolutions, 128), profile).recording)
     costs = profile_costs(profile)
     least = least_bytes(recording)
     budget_bytes = least + round((recording.peak_bytes - least) * share)

@@ -1,4 +1,5 @@
-"""Gradients are those of plain PyTorch, bit for bit, when whatever has a recipe is rebuilt and the rest is offloaded.
+"""Gradients are those of plain PyTorch, bit for bit, when whatever has a recipe is recomputed and the rest is
+offloaded.
 
 The fast suite runs one sample of each operation and module; `make test-full` runs all of them, in every mode.
 """
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the database's own
 
 
 def surrounded(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The operation on what others made, with its results saved by another: there is something to rebuild on either
+    """The operation on what others made, with its results saved by another: there is something to recompute on either
     side, by the recipe of the operation itself if it has one."""
 
     def three(*arguments: Any, **options: Any) -> Any:
@@ -37,7 +38,7 @@ def surrounded(call: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_operation_has_the_gradients_of_plain_torch(chunk: int, record_property: Record) -> None:
-    with identity_rigs(chunk, record_property, "rebuild-all") as rigs:
+    with identity_rigs(chunk, record_property, "recompute-all") as rigs:
         for op, rig in zip(operations()[chunk::CHUNKS], itertools.cycle(rigs)):
             dtype = dtype_of(op)
             assert dtype is not None
@@ -46,5 +47,5 @@ def test_every_operation_has_the_gradients_of_plain_torch(chunk: int, record_pro
             for place, call in (("", sample.call), ("surrounded, ", surrounded(sample.call))):
                 run = functools.partial(run_call, call, sample.arguments, Mode.TWICE, Inputs.FRESH)
                 rig.compare(f"{place}{sample.name}", run)
-        record_property("rebuilds", [rig.counters.rebuilds for rig in rigs])
-        assert sum(rig.counters.rebuilds for rig in rigs), "nothing was rebuilt"
+        record_property("recomputes", [rig.counters.recomputes for rig in rigs])
+        assert sum(rig.counters.recomputes for rig in rigs), "nothing was recomputed"

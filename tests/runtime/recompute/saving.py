@@ -1,4 +1,4 @@
-"""A pack hook that keeps every tensor, hands out what looks managed, and rebuilds what has a recipe.
+"""A pack hook that keeps every tensor, hands out what looks managed, and recomputes what has a recipe.
 
 Every tensor that is no leaf is packed as a managed one. Where find_recipe knows a way, the way is gone at once, and
 again whenever the tensor is used, and its result compared with the kept tensor bit for bit; nothing is taken on trust
@@ -41,14 +41,14 @@ class StandIn(PackedView):
 
 
 class Saving:
-    """While entered, packs and tries on this thread. `asked`: the operands in the order in which rebuilds asked."""
+    """While entered, packs and tries on this thread. `asked`: the operands in the order in which recomputes asked."""
 
-    def __init__(self, max_depth: int = 8, *, dear: bool = True, rebuilds: bool = True) -> None:
+    def __init__(self, max_depth: int = 8, *, dear: bool = True, recomputes: bool = True) -> None:
         self._max_depth = max_depth
         self._dear = dear
-        self._rebuilds = rebuilds
+        self._recomputes = recomputes
         self.saves = 0
-        self.rebuilt_at_use = 0
+        self.recomputed_at_use = 0
         self.recipes: list[Recipe] = []
         self.failures: list[str] = []
         self.names: Counter[str] = Counter()
@@ -113,8 +113,8 @@ class Saving:
         if not isinstance(packed, StandIn):
             leaf: torch.Tensor = packed[0]
             return leaf
-        if packed.recipe is not None and self._rebuilds:
-            self.rebuilt_at_use += 1
+        if packed.recipe is not None and self._recomputes:
+            self.recomputed_at_use += 1
             self._compared(packed.recipe, packed.tensor, _held)
         return packed.tensor
 
@@ -126,7 +126,7 @@ class Saving:
             asked.append(packed)
             return _held(packed)
 
-        if self._rebuilds:
+        if self._recomputes:
             self._compared(recipe, tensor, unpack)
             if asked != list(recipe.operands):
                 self.failures.append(f"{recipe.name}: asked for {len(asked)} operands of {len(recipe.operands)}")
@@ -136,7 +136,7 @@ class Saving:
 
     def _compared(self, recipe: Recipe, tensor: torch.Tensor, unpack: Any) -> None:
         try:
-            complaint = difference(recipe.rebuild(unpack), tensor)
+            complaint = difference(recipe.recompute(unpack), tensor)
         except UnknownLayoutError:
             raise
         except VdnnError as error:  # whoever runs the operation may expect errors
@@ -150,14 +150,14 @@ def _held(packed: Any) -> torch.Tensor:
     return held
 
 
-def difference(rebuilt: torch.Tensor, tensor: torch.Tensor) -> str:
-    """How what was rebuilt differs from the tensor, or from the whole that it is a view of; empty if it does not."""
-    geometry = (rebuilt.dtype, rebuilt.size(), rebuilt.stride(), rebuilt.storage_offset())
+def difference(recomputed: torch.Tensor, tensor: torch.Tensor) -> str:
+    """How what was recomputed differs from the tensor, or from the whole that it is a view of; empty if it does not."""
+    geometry = (recomputed.dtype, recomputed.size(), recomputed.stride(), recomputed.storage_offset())
     bases = [one for one in (tensor, tensor._base) if one is not None]
     is_part = tensor.untyped_storage().nbytes() != tensor.nbytes
     if not is_part and geometry not in [(one.dtype, one.size(), one.stride(), one.storage_offset()) for one in bases]:
         return f"{geometry} instead of {(tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())}"
-    ours, theirs = (torch.empty(0, dtype=torch.uint8).set_(one.untyped_storage()) for one in (rebuilt, tensor))
+    ours, theirs = (torch.empty(0, dtype=torch.uint8).set_(one.untyped_storage()) for one in (recomputed, tensor))
     if ours.numel() != theirs.numel():
         return f"{ours.numel()} bytes instead of {theirs.numel()}"
     unequal = int((ours != theirs).sum())

@@ -1,4 +1,5 @@
-"""What ends a chain, and what a recipe refuses when it is run: nothing is rebuilt from what may be something else."""
+"""What ends a chain, and what a recipe refuses when it is run: nothing is recomputed from what may be something
+else."""
 
 from __future__ import annotations
 
@@ -122,7 +123,7 @@ def test_a_save_that_was_written_to_since_is_passed_by_for_what_made_it(x: Tenso
 
 
 @pytest.mark.parametrize("write", [lambda made: made.detach().mul_(2), lambda made: _without_a_graph(made)])
-def test_what_was_written_behind_autograds_back_is_not_rebuilt(write: Callable[[Tensor], Tensor], x: Tensor) -> None:
+def test_what_was_written_behind_autograds_back_is_not_recomputed(write: Callable[[Tensor], Tensor], x: Tensor) -> None:
     norm = nn.GroupNorm(2, 8)
     with Saving() as saving:
         made = norm(x.neg())
@@ -146,7 +147,7 @@ def test_a_leaf_that_was_given_other_memory_is_refused(x: Tensor) -> None:
         _saves(x.neg())
     x.data = x.detach().clone()
     with pytest.raises(VdnnError, match=r"the parameter of \(2, 8, 6, 6\) that it needs has been given other memory"):
-        saving.recipes[-1].rebuild(saving.unpack)
+        saving.recipes[-1].recompute(saving.unpack)
 
 
 def test_a_leaf_that_nobody_looked_at_before_is_not_read() -> None:
@@ -184,7 +185,7 @@ def test_a_leaf_that_changed_after_the_save_is_refused_by_name(x: Tensor) -> Non
     with torch.no_grad():
         x.add_(1)
     with pytest.raises(OperandModifiedError, match=r"\[2, 8, 6, 6\]\] is at version 1; expected version 0 .* by neg"):
-        recipe.rebuild(saving.unpack)
+        recipe.recompute(saving.unpack)
 
 
 def test_an_operation_that_fails_is_named(x: Tensor) -> None:
@@ -192,7 +193,7 @@ def test_an_operation_that_fails_is_named(x: Tensor) -> None:
         _saves(x.exp().neg())
     recipe = saving.recipes[-1]
     with pytest.raises(VdnnError, match=r"by neg: neg made \(3,\), where it had made \(2, 8, 6, 6\)"):
-        recipe.rebuild(lambda packed: torch.ones(3))
+        recipe.recompute(lambda packed: torch.ones(3))
 
 
 def test_a_released_graph_is_not_taken_for_one_without_weights(x: Tensor) -> None:
@@ -210,7 +211,7 @@ def test_a_released_graph_is_not_taken_for_one_without_weights(x: Tensor) -> Non
 
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("kind", ["batch", "instance", "group", "layer", "rms"])
-def test_a_norm_of_a_module_is_rebuilt(kind: str, affine: bool, x: Tensor) -> None:
+def test_a_norm_of_a_module_is_recomputed(kind: str, affine: bool, x: Tensor) -> None:
     made: nn.Module
     if kind == "batch":
         made = nn.BatchNorm2d(8, eps=1e-2, affine=affine)
@@ -228,13 +229,13 @@ def test_a_norm_of_a_module_is_rebuilt(kind: str, affine: bool, x: Tensor) -> No
         before = len(saving.recipes)
         _saves(made(x.exp()))
     assert saving.failures == []
-    rebuilt = [recipe.name for recipe in saving.recipes[before:]]
+    recomputed = [recipe.name for recipe in saving.recipes[before:]]
     if kind != "rms":  # written out on the CPU, with an eps that its sum does not keep
-        assert any("norm" in name for name in rebuilt), rebuilt
+        assert any("norm" in name for name in recomputed), recomputed
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_batch_norm_is_rebuilt_in_training_and_in_evaluation(training: bool, x: Tensor) -> None:
+def test_a_batch_norm_is_recomputed_in_training_and_in_evaluation(training: bool, x: Tensor) -> None:
     norm = nn.BatchNorm2d(8).train(training)
     norm.running_mean.normal_()
     with Saving(dear=False) as saving:

@@ -83,13 +83,13 @@ def test_an_operand_that_occurs_twice_is_asked_for_once(x: Tensor) -> None:
 
 
 def test_no_chain_is_longer_than_allowed(x: Tensor) -> None:
-    def rebuilt(max_depth: int) -> int:
+    def recomputed(max_depth: int) -> int:
         with Saving(max_depth) as saving:
             made = x.exp()
             _saves(made.neg().view(2, -1).neg().t().neg().contiguous())
         return max((recipe.depth for recipe in saving.recipes if recipe.name.startswith("clone")), default=0)
 
-    assert [rebuilt(most) for most in (3, 4, 5)] == [0, 4, 4]
+    assert [recomputed(most) for most in (3, 4, 5)] == [0, 4, 4]
 
 
 def test_dear_operations_need_asking_for(x: Tensor) -> None:
@@ -103,20 +103,20 @@ def test_dear_operations_need_asking_for(x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dense", [lambda x: x.transpose(1, 3), lambda x: x.permute(2, 0, 3, 1), lambda x: x[None]])
-def test_a_view_that_fills_its_storage_is_rebuilt_with_its_strides(x: Tensor, dense: object) -> None:
+def test_a_view_that_fills_its_storage_is_recomputed_with_its_strides(x: Tensor, dense: object) -> None:
     assert callable(dense)
     with Saving() as saving:
         view = dense(x.neg())
         _saves(view)
-    made = _last(saving).rebuild(saving.unpack)
+    made = _last(saving).recompute(saving.unpack)
     assert (made.stride(), made.storage_offset()) == (view.stride(), 0)
 
 
-def test_a_part_is_rebuilt_as_the_whole_that_it_is_a_part_of(x: Tensor) -> None:
+def test_a_part_is_recomputed_as_the_whole_that_it_is_a_part_of(x: Tensor) -> None:
     with Saving() as saving:
         whole = x.neg()
         _saves(whole.chunk(3, 1)[1])
-    assert _last(saving).rebuild(saving.unpack).shape == whole.shape
+    assert _last(saving).recompute(saving.unpack).shape == whole.shape
 
 
 def test_the_original_strides_come_back(x: Tensor) -> None:
@@ -124,21 +124,21 @@ def test_the_original_strides_come_back(x: Tensor) -> None:
     observe(last)
     with Saving() as saving:
         _saves(last.relu().clone(memory_format=torch.contiguous_format))
-    assert _last(saving).rebuild(saving.unpack).is_contiguous()
+    assert _last(saving).recompute(saving.unpack).is_contiguous()
 
 
-def test_pooling_indices_are_rebuilt_from_what_was_pooled(x: Tensor) -> None:
+def test_pooling_indices_are_recomputed_from_what_was_pooled(x: Tensor) -> None:
     with Saving(dear=False) as saving:
         _saves(functional.max_pool2d(x.neg(), 3, 2, 1).relu())
     assert "max_pool indices" in saving.names
     assert saving.failures == []
 
 
-def test_autocast_and_function_modes_do_not_reach_a_rebuild(x: Tensor) -> None:
+def test_autocast_and_function_modes_do_not_reach_a_recompute(x: Tensor) -> None:
     with Saving() as saving, torch.autocast("cpu", torch.bfloat16):
         _saves(torch.bmm(x[0].neg(), x[1].neg()).float())  # in bfloat16; torch.bmm under autocast would cast again
         recipe = _last(saving)
-        assert recipe.rebuild(saving.unpack).requires_grad is False
+        assert recipe.recompute(saving.unpack).requires_grad is False
     assert "bmm" in recipe.operation_names
 
 
@@ -164,7 +164,7 @@ def test_a_graph_that_is_dropped_frees_all_without_the_collector(x: Tensor) -> N
     gc.collect()
     gc.disable()
     try:
-        with Saving(rebuilds=False) as saving:
+        with Saving(recomputes=False) as saving:
             loss = _saves(model(x).exp())
         recipes = saving.recipes
         operands = [weakref.ref(operand) for recipe in recipes for operand in recipe.operands]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import vdnn
 from tests.runtime.rigs.side_by_side import assert_nothing_alive, same_bits
-from tests.runtime.rigs.virtual_training import MODELS, rebuild_all, train, trained_virtually
+from tests.runtime.rigs.virtual_training import MODELS, recompute_all, train, trained_virtually
 from vdnn import _C
 from vdnn.hardware import load_profile
 from vdnn.planning.costs import profile_costs
@@ -47,7 +47,7 @@ def test_a_lossy_codec_keeps_its_bound(transport: Transport, codec: type[Codec],
     if not codec.takes(original):
         return
     packed = codec(original, transport, Counters())
-    made = packed.rebuild(PackedView.unpack)
+    made = packed.recompute(PackedView.unpack)
     assert made.untyped_storage().nbytes() == original.untyped_storage().nbytes()
     assert packed.is_close(packed.flat(original), packed.flat(made.view(-1)))
     assert not torch.equal(packed.flat(original), packed.flat(made.view(-1))), "it is lossy"
@@ -65,7 +65,7 @@ def test_any_values_come_back_within_the_bound(values: list[float], name: str) -
     transport = Transport(torch.device("cpu"), _C.SimDevice(), TransportOptions(0, 1 << 20, 1 << 20, timed=False))
     original = torch.tensor(values)
     packed = CODECS[name](original, transport, Counters())
-    assert packed.is_close(original, packed.rebuild(PackedView.unpack).view(-1))
+    assert packed.is_close(original, packed.recompute(PackedView.unpack).view(-1))
     transport.close()
 
 
@@ -73,14 +73,14 @@ def test_any_values_come_back_within_the_bound(values: list[float], name: str) -
 def test_masks_come_back_as_they_were(transport: Transport, size: tuple[int, ...]) -> None:
     mask = torch.rand(size) < 0.3
     packed = Bits(mask, transport, Counters())
-    assert torch.equal(packed.rebuild(PackedView.unpack), mask.view(-1))
+    assert torch.equal(packed.recompute(PackedView.unpack), mask.view(-1))
     assert packed.kept_bytes == -(-mask.numel() // 8)
 
 
 def test_strides_come_back(transport: Transport) -> None:
     original = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
     packed = BFloat16(original, transport, Counters())
-    made = packed.rebuild(PackedView.unpack)
+    made = packed.recompute(PackedView.unpack)
     again = torch.empty_strided(original.shape, original.stride()).copy_(original.bfloat16().float())
     assert torch.equal(packed.flat(again), made)
 
@@ -88,23 +88,23 @@ def test_strides_come_back(transport: Transport) -> None:
 @pytest.mark.parametrize("offload_rest", [False, True], ids=["stays", "leaves"])
 @pytest.mark.parametrize("name", ["bf16", "fp8"])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_plan_with_a_lossy_codec_runs_as_foretold(model: str, name: str, *, offload_rest: bool) -> None:
+def test_a_plan_with_a_lossy_codec_runs_as_predicted(model: str, name: str, *, offload_rest: bool) -> None:
     """Also where encoding sets the peak; and what leaves is what the codec left."""
     recording = trained_virtually(model, codecs=[name]).recording
     assert recording is not None
-    lossy = [one for one in recording.lifetimes if one.rebuild is not None and one.rebuild.operation == name]
+    lossy = [one for one in recording.lifetimes if one.recompute is not None and one.recompute.operation == name]
     assert lossy
-    plan = rebuild_all(recording, offload_rest=offload_rest)
+    plan = recompute_all(recording, offload_rest=offload_rest)
     count, left = len(recording.lifetimes), sum(one.action is Action.COMPRESS for one in plan.lifetimes)
     assert left == len(plan.lifetimes) - count > 0
-    foretold = simulate(recording, plan, profile_costs(load_profile("titan-x")))
+    predicted = simulate(recording, plan, profile_costs(load_profile("titan-x")))
     session = trained_virtually(model, plan, codecs=[name])
     executed = session.timeline
     assert executed is not None
-    assert (executed.step_ns, executed.peak_bytes) == (foretold.step_ns, foretold.peak_bytes)
-    assert executed.copies == foretold.copies
+    assert (executed.step_ns, executed.peak_bytes) == (predicted.step_ns, predicted.peak_bytes)
+    assert executed.copies == predicted.copies
     assert [(mark.begin_ns, mark.end_ns) for mark in executed.marks] == [
-        (mark.begin_ns, mark.end_ns) for mark in foretold.marks
+        (mark.begin_ns, mark.end_ns) for mark in predicted.marks
     ]
     assert "differs from the plan" not in session.report()
     moved = [one for one in executed.copies if one.lifetime >= count]
@@ -116,8 +116,8 @@ def test_a_lossy_codec_leaves_the_share_it_says(name: str) -> None:
     recording = trained_virtually("perceptron", codecs=[name]).recording
     assert recording is not None
     for one in recording.lifetimes:
-        if one.rebuild is not None and one.rebuild.operation == name:
-            assert one.rebuild.kept_bytes == pytest.approx(KEPT[name] * one.nbytes, rel=0.01)
+        if one.recompute is not None and one.recompute.operation == name:
+            assert one.recompute.kept_bytes == pytest.approx(KEPT[name] * one.nbytes, rel=0.01)
 
 
 def test_what_a_codec_leaves_comes_back_as_it_left(schedule: Any) -> None:
@@ -133,9 +133,9 @@ def test_what_a_codec_leaves_comes_back_as_it_left(schedule: Any) -> None:
 
     recording = trained_virtually("perceptron", codecs=["bf16"]).recording
     assert recording is not None
-    leaves = rebuild_all(recording, offload_rest=True)
+    leaves = recompute_all(recording, offload_rest=True)
     session, found = gradients(leaves, codecs=["bf16"])
-    assert session.counters.rebuilds
+    assert session.counters.recomputes
     assert "differs from the plan" not in session.report()
     keep = [
         replace(one, action=Action.KEEP, absences=()) if one.action is Action.OFFLOAD else one
@@ -153,22 +153,22 @@ def test_gradients_are_close_with_a_lossy_codec_and_equal_without() -> None:
         recorded, plain = train(machine, "perceptron", codecs=["bf16"])
         recorded.close()
     assert recorded.recording is not None
-    plan = rebuild_all(recorded.recording, offload_rest=False)
+    plan = recompute_all(recorded.recording, offload_rest=False)
     with VirtualMachine("titan-x", fake=False) as machine:
         session, packed = train(machine, "perceptron", plan, codecs=["bf16"], integrity=True)
         session.close()
-    assert session.counters.rebuilds
+    assert session.counters.recomputes
     pairs = [(one, other) for one, other in zip(plain, packed, strict=True) if one is not None is not other]
     assert all(torch.allclose(one, other, rtol=0.05, atol=0.05 * float(one.abs().max())) for one, other in pairs)
     assert not all(torch.equal(one, other) for one, other in pairs), "something was packed"
 
 
-class RebuildsEverything(PlanPolicy):
+class RecomputesEverything(PlanPolicy):
     name = "everything"
     source = "here"
 
     def plan(self, request: PlanRequest) -> Plan:
-        return rebuild_all(request.recording, offload_rest=False)
+        return recompute_all(request.recording, offload_rest=False)
 
 
 def test_integrity_mode_does_not_compare_what_is_made_of_what_a_lossy_codec_made() -> None:
@@ -176,17 +176,17 @@ def test_integrity_mode_does_not_compare_what_is_made_of_what_a_lossy_codec_made
     x = torch.randn(16, 32)
     options: dict[str, Any] = {"min_bytes": 0, "codecs": ["bf16"], "integrity": True}
     with VirtualMachine("titan-x", fake=False) as machine:
-        with vdnn.offload(RebuildsEverything(), device=machine, **options) as session:
+        with vdnn.offload(RecomputesEverything(), device=machine, **options) as session:
             for _ in range(3):
                 second(first(x).sin()).square().sum().backward()
                 session.step()
         assert session.recording is not None
-        rebuilds = [one.rebuild for one in session.recording.lifetimes]
-        (sine,) = (one for one in rebuilds if one is not None and one.operation == "sin")
-        (made_of,) = (rebuilds[one] for one in sine.inputs)
+        recomputes = [one.recompute for one in session.recording.lifetimes]
+        (sine,) = (one for one in recomputes if one is not None and one.operation == "sin")
+        (made_of,) = (recomputes[one] for one in sine.inputs)
         assert made_of is not None
         assert made_of.operation == "bf16"
-        assert session.counters.rebuilds
+        assert session.counters.recomputes
         assert "differs from the plan" not in session.report()
 
 
@@ -194,7 +194,7 @@ def test_nothing_lossy_is_used_by_itself() -> None:
     for name in MODELS:
         recording = trained_virtually(name).recording
         assert recording is not None
-        operations = {one.rebuild.operation for one in recording.lifetimes if one.rebuild is not None}
+        operations = {one.recompute.operation for one in recording.lifetimes if one.recompute is not None}
         assert not operations & {"bf16", "fp8"}
 
 

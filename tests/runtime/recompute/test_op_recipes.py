@@ -1,6 +1,6 @@
-"""Over torch's own database of operations: what has a recipe is rebuilt bit for bit, whatever the sample.
+"""Over torch's own database of operations: what has a recipe is recomputed bit for bit, whatever the sample.
 
-Each result is saved by a multiplication behind the operation, so that the operation itself is what is rebuilt, from
+Each result is saved by a multiplication behind the operation, so that the operation itself is what is recomputed, from
 leaves and from results of another operation; what the operation saves of its own is tried as well.
 """
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the database's own
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_what_has_a_recipe_is_rebuilt_bit_for_bit(chunk: int, record_property: Record) -> None:
+def test_what_has_a_recipe_is_recomputed_bit_for_bit(chunk: int, record_property: Record) -> None:
     samples = []
     for op in operations()[chunk::CHUNKS]:
         dtype = dtype_of(op)
@@ -35,19 +35,19 @@ def test_what_has_a_recipe_is_rebuilt_bit_for_bit(chunk: int, record_property: R
         sample = largest_sample_of(op, dtype)
         assert sample is not None, f"{op.formatted_name} has no sample"
         samples += _and_in_place(op, [sample])
-    assert _rebuilt(samples, record_property) >= LEAST
+    assert _recomputed(samples, record_property) >= LEAST
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_what_has_a_recipe_is_rebuilt_bit_for_bit_from_every_sample(chunk: int, record_property: Record) -> None:
+def test_what_has_a_recipe_is_recomputed_bit_for_bit_from_every_sample(chunk: int, record_property: Record) -> None:
     for op in operations()[chunk::CHUNKS]:
         supported = op.supported_backward_dtypes("cpu")
         also = [dtype for dtype in (torch.bfloat16, torch.float16, torch.complex64) if dtype in supported]
         for dtype in dict.fromkeys((dtype_of(op), *also)):
             assert dtype is not None
-            _rebuilt(_and_in_place(op, samples_of(op, dtype)), record_property)
+            _recomputed(_and_in_place(op, samples_of(op, dtype)), record_property)
 
 
 def _and_in_place(op: Any, samples: Iterable[OpSample]) -> Iterator[OpSample]:
@@ -57,7 +57,7 @@ def _and_in_place(op: Any, samples: Iterable[OpSample]) -> Iterator[OpSample]:
             yield replace(sample, name=f"in-place {sample.name}", call=op.inplace_variant)
 
 
-def _rebuilt(samples: Iterable[OpSample], record: Record) -> int:
+def _recomputed(samples: Iterable[OpSample], record: Record) -> int:
     """How many were; raises if one differs."""
     saves, operations_done, failures = 0, Counter[str](), list[str]()
     count = 0

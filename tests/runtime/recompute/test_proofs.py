@@ -1,4 +1,4 @@
-"""What must not be rebuilt is not: recipes are proven at every place, and what cannot be rebuilt is said."""
+"""What must not be recomputed is not: recipes are proven at every place, and what cannot be recomputed is said."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import vdnn
 from tests.runtime.conftest import OpenSession
 from tests.runtime.rigs.networks import conv_chain, images
 from tests.runtime.rigs.side_by_side import assert_same_as_plain
-from tests.runtime.rigs.virtual_training import rebuild_all, recording_of, trained_virtually
+from tests.runtime.rigs.virtual_training import recompute_all, recording_of, trained_virtually
 from vdnn.errors import IntegrityError
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.recompute import table
@@ -31,7 +31,7 @@ def test_without_a_plan_a_parameter_that_nobody_saves_may_be_modified_before_the
         loss.backward()
         return loss
 
-    assert_same_as_plain(open_session("rebuild-all"), step, norm)
+    assert_same_as_plain(open_session("recompute-all"), step, norm)
 
 
 def test_under_a_plan_a_recipe_whose_operand_is_modified_for_the_first_time_raises() -> None:
@@ -49,10 +49,10 @@ def test_under_a_plan_a_recipe_whose_operand_is_modified_for_the_first_time_rais
             for _ in range(3):
                 step()
         assert recorded.recording is not None
-        plan = rebuild_all(recorded.recording, offload_rest=False)
+        plan = recompute_all(recorded.recording, offload_rest=False)
         with vdnn.offload(plan, device=machine, min_bytes=0) as session:
             step()
-            assert session.counters.rebuilds
+            assert session.counters.recomputes
             with pytest.raises(RuntimeError, match="modified"):
                 step(writes=True)
 
@@ -92,7 +92,7 @@ def test_what_is_written_behind_autograd_is_noticed_at_every_place(
         loss.backward()
         return loss
 
-    session = open_session("rebuild-all")
+    session = open_session("recompute-all")
     with caplog.at_level(logging.WARNING, "vdnn"):
         assert_same_as_plain(session, step, model)
     assert "bit for bit" in caplog.text
@@ -103,7 +103,7 @@ def test_what_is_written_behind_autograd_is_noticed_at_every_place(
                 step()
         model.writes = True
         assert recorded.recording is not None
-        plan = rebuild_all(recorded.recording, offload_rest=False)
+        plan = recompute_all(recorded.recording, offload_rest=False)
         assert_same_as_plain(vdnn.offload(plan, device=machine, min_bytes=0), step, model)
 
 
@@ -115,7 +115,7 @@ def test_integrity_mode_finds_a_write_that_is_not_always_there() -> None:
             for _ in range(3):
                 model(x).sum().backward()
         assert recorded.recording is not None
-        plan = rebuild_all(recorded.recording, offload_rest=False)
+        plan = recompute_all(recorded.recording, offload_rest=False)
         with vdnn.offload(plan, device=machine, min_bytes=0, integrity=True) as session:
             model(x).sum().backward()
             session.step()
@@ -132,7 +132,7 @@ def test_a_recipe_that_is_wrong_is_dropped_once_and_said_once(
     name = "ReluBackward0"
     wrong = dataclasses.replace(table._TABLE[name], run=lambda call, x: x.clone())
     monkeypatch.setitem(table._TABLE, name, wrong)
-    session = open_session("rebuild-all")
+    session = open_session("recompute-all")
     model, x = conv_chain(), images()
 
     def step() -> torch.Tensor:
@@ -151,10 +151,10 @@ def test_a_recipe_that_is_wrong_is_dropped_once_and_said_once(
 
 def test_a_plan_whose_recipe_fails_here_is_followed_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     recording = recording_of("chain")
-    plan = rebuild_all(recording, offload_rest=False)
+    plan = recompute_all(recording, offload_rest=False)
     monkeypatch.delitem(table._TABLE, "ReluBackward0")
     session = trained_virtually("chain", plan)
-    assert "cannot be rebuilt here" in session.report()
+    assert "cannot be recomputed here" in session.report()
     assert session.counters.storages, "the online policy moved it"
 
 

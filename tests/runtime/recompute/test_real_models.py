@@ -1,4 +1,4 @@
-"""Models, in single precision and under autocast: what has a recipe is rebuilt, and every bit is the same."""
+"""Models, in single precision and under autocast: what has a recipe is recomputed, and every bit is the same."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def test_a_network_of_convolutions(name: str, layout: torch.memory_format, autoc
     model, forward = NETWORKS[name]()
     model.to(memory_format=layout)
     saving = _stepped(forward, autocast=autocast, dear=dear)
-    print(f"{name}: {len(saving.recipes)} of {saving.saves} saves rebuilt: {dict(saving.names)}")
+    print(f"{name}: {len(saving.recipes)} of {saving.saves} saves recomputed: {dict(saving.names)}")
     assert saving.failures == []
     assert len(saving.recipes) >= 3
-    assert saving.rebuilt_at_use
+    assert saving.recomputed_at_use
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
@@ -68,10 +68,10 @@ def test_an_architecture_of_transformers(name: str, autocast: bool) -> None:
         if not autocast:
             raise
         pytest.skip(f"not under autocast: {error}")
-    print(f"{name}: {len(saving.recipes)} of {saving.saves} saves rebuilt: {dict(saving.names)}")
+    print(f"{name}: {len(saving.recipes)} of {saving.saves} saves recomputed: {dict(saving.names)}")
     assert saving.failures == []
     assert len(saving.recipes) >= 3
-    assert saving.rebuilt_at_use
+    assert saving.recomputed_at_use
 
 
 def _stepped(forward: Step, *, autocast: bool, dear: bool) -> Saving:

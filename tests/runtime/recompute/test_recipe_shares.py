@@ -24,9 +24,9 @@ def test_no_more_is_left_than_this(name: str) -> None:
     assert share(storages, with_weight_casts=False) < most_without_casts
 
 
-def test_the_table_names_what_stays_and_what_is_rebuilt(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_names_what_stays_and_what_is_recomputed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--models", "vgg16", "--batch", "1", "--remaining"]) == 0
     printed = capsys.readouterr().out
     assert "VGG-16 (1)" in printed
     assert "stays: float32 by Relu" in printed
-    assert "rebuilt: max_pool indices" in printed
+    assert "recomputed: max_pool indices" in printed

@@ -1,4 +1,4 @@
-"""Each entry of the table rebuilds its tensor bit for bit, through find_recipe, in three dtypes and two layouts."""
+"""Each entry of the table recomputes its tensor bit for bit, through find_recipe, in three dtypes and two layouts."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_every_entry_of_the_table_has_a_case() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("node", CASES)
-def test_it_rebuilds_its_tensor_bit_for_bit(node: str, layout: torch.memory_format, dtype: torch.dtype) -> None:
+def test_it_recomputes_its_tensor_bit_for_bit(node: str, layout: torch.memory_format, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(5)
     x, c, w = (
         torch.randn(*shape, generator=generator).to(dtype).requires_grad_() for shape in ((2, 8, 6, 6), (8,), (6,))

@@ -1,4 +1,4 @@
-"""A tolerance is an opt-in: what does not come out bit for bit is rebuilt only within it, and is named."""
+"""A tolerance is an opt-in: what does not come out bit for bit is recomputed only within it, and is named."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import nn
 import vdnn
 from tests.runtime.conftest import OpenSession
 from tests.runtime.rigs.side_by_side import assert_same_as_plain
-from tests.runtime.rigs.virtual_training import rebuild_all
+from tests.runtime.rigs.virtual_training import recompute_all
 from vdnn.planning.recomputing import candidates_of
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.recompute import table
@@ -32,8 +32,8 @@ SIZE = (32, 16)
 
 
 class Scaled(nn.Module):
-    """The gradient of `scale` is the output of the ReLU, which is rebuilt from what the sine saves; that of `behind` is
-    its tanh."""
+    """The gradient of `scale` is the output of the ReLU, which is recomputed from what the sine saves; that of `behind`
+    is its tanh."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def gradients_under(session: Session, model: Scaled, x: torch.Tensor) -> list[to
 
 
 def require_close_in_scale_alone(found: list[torch.Tensor], plain: list[torch.Tensor], tolerance: float) -> None:
-    """`scale` has the rebuilt value for a gradient. What is made of that (its tanh) is not rebuilt, and exact."""
+    """`scale` has the recomputed value for a gradient. What is made of that (its tanh) is not recomputed, and exact."""
     apart = (found[1] - plain[1]).abs().max()
     assert 0 < apart <= tolerance * plain[1].abs().max()
     assert torch.equal(found[0], plain[0])
@@ -72,30 +72,30 @@ def require_close_in_scale_alone(found: list[torch.Tensor], plain: list[torch.Te
 
 
 @pytest.mark.usefixtures("relu_is_a_little_wrong")
-def test_within_the_tolerance_it_is_rebuilt_and_named_once(
+def test_within_the_tolerance_it_is_recomputed_and_named_once(
     open_session: OpenSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, x = Scaled(), torch.randn(SIZE)
     plain = gradients_under(vdnn.offload("keep", device="sim"), model, x)
-    session = open_session("rebuild-all", tolerance=OVER)
+    session = open_session("recompute-all", tolerance=OVER)
     with caplog.at_level(logging.INFO, "vdnn"):
         for _ in range(3):
             require_close_in_scale_alone(gradients_under(session, model, x), plain, OVER)
     said = [record.getMessage() for record in caplog.records if "relu" in record.getMessage()]
     assert len(said) == 1
     assert "relu" in said[0]
-    assert "is rebuilt within the tolerance of 0.000488281" in said[0]
-    assert "rebuilt within the tolerance of 0.000488281: relu" in session.report()
+    assert "is recomputed within the tolerance of 0.000488281" in said[0]
+    assert "recomputed within the tolerance of 0.000488281: relu" in session.report()
     assert f"({APART:.2g} of the largest apart)" in session.report()
 
 
 @pytest.mark.usefixtures("relu_is_a_little_wrong")
 @pytest.mark.parametrize("tolerance", [None, UNDER, 0])
-def test_without_or_over_the_tolerance_it_is_not_rebuilt(
+def test_without_or_over_the_tolerance_it_is_not_recomputed(
     open_session: OpenSession, caplog: pytest.LogCaptureFixture, tolerance: float | None
 ) -> None:
     model, x = Scaled(), torch.randn(SIZE)
-    session = open_session("rebuild-all", tolerance=tolerance)
+    session = open_session("recompute-all", tolerance=tolerance)
 
     def step() -> torch.Tensor:
         loss: torch.Tensor = model(x)
@@ -108,11 +108,11 @@ def test_without_or_over_the_tolerance_it_is_not_rebuilt(
     said = [record.getMessage() for record in caplog.records if wanted in record.getMessage()]
     assert len(said) == 1
     assert "relu" in said[0]
-    assert "it is not rebuilt" in said[0]
+    assert "it is not recomputed" in said[0]
 
 
 @pytest.mark.usefixtures("relu_is_a_little_wrong")
-def test_a_plan_rebuilds_within_the_tolerance_and_integrity_mode_agrees() -> None:
+def test_a_plan_recomputes_within_the_tolerance_and_integrity_mode_agrees() -> None:
     model, x = Scaled(), torch.randn(SIZE)
     with VirtualMachine("titan-x", fake=False) as machine:
 
@@ -127,15 +127,15 @@ def test_a_plan_rebuilds_within_the_tolerance_and_integrity_mode_agrees() -> Non
         assert exact.recording is not None
         assert recorded.recording is not None
         more = set(candidates_of(recorded.recording)) - set(candidates_of(exact.recording))
-        rebuilds = [recorded.recording.lifetimes[one].rebuild for one in more]
-        assert [one.operation for one in rebuilds if one is not None] == ["relu <- mul"]
-        plan = rebuild_all(recorded.recording, offload_rest=True)
+        recomputes = [recorded.recording.lifetimes[one].recompute for one in more]
+        assert [one.operation for one in recomputes if one is not None] == ["relu <- mul"]
+        plan = recompute_all(recorded.recording, offload_rest=True)
         followed, gradients = trained(plan, tolerance=OVER, integrity=True)
         require_close_in_scale_alone(gradients, plain, OVER)
         assert "differs from the plan" not in followed.report()
         assert " 0 differ" in followed.report()
         without, gradients = trained(plan)
-        assert "cannot be rebuilt here" in without.report()
+        assert "cannot be recomputed here" in without.report()
         assert all(torch.equal(one, other) for one, other in zip(gradients, plain, strict=True))
 
 
@@ -144,7 +144,7 @@ def test_what_is_not_finite_has_to_come_back(
 ) -> None:
     make_relu(monkeypatch, lambda call, x: torch.relu(x).nan_to_num(posinf=3e38))
     model, x = Scaled(), torch.full(SIZE, math.inf)
-    session = open_session("rebuild-all", tolerance=0.5)
+    session = open_session("recompute-all", tolerance=0.5)
 
     def step() -> torch.Tensor:
         loss: torch.Tensor = model(x)
@@ -206,10 +206,10 @@ def test_integers_are_always_exact(dtype: torch.dtype) -> None:
         ({"tolerance": math.inf}, ValueError, "tolerance: expected a share .* got inf"),
         ({"tolerance": True}, TypeError, "tolerance: expected a number such as 1e-6, or None .* got True"),
         ({"tolerance": "1e-6"}, TypeError, "tolerance: expected a number .* got '1e-6'"),
-        ({"tolerance": 1e-6, "recompute": False}, ValueError, "tolerance: recompute=False rebuilds nothing"),
-        ({"tolerance": 1e-6, "policy": "vdnn-all"}, ValueError, "tolerance: here nothing is rebuilt: give a budget"),
+        ({"tolerance": 1e-6, "recompute": False}, ValueError, "tolerance: recompute=False recomputes nothing"),
+        ({"tolerance": 1e-6, "policy": "vdnn-all"}, ValueError, "tolerance: here nothing is recomputed: give a budget"),
     ],
 )
 def test_bad_input(options: dict[str, Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
-        vdnn.offload(**{"device": "sim", "policy": "rebuild-all", **options})
+        vdnn.offload(**{"device": "sim", "policy": "recompute-all", **options})

@@ -1,4 +1,4 @@
-"""Torch 2.8 does not say what a pack hook returned: there less can be rebuilt, and plans are made all the same."""
+"""Torch 2.8 does not say what a pack hook returned: there less can be recomputed, and plans are made all the same."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def layers(batch: int) -> tuple[torch.nn.Module, torch.Tensor]:
     return torch.nn.Sequential(*blocks), torch.randn(batch, 512)
 
 
-def rebuildable() -> int:
+def recomputable() -> int:
     report = vdnn.plan(layers, 4096, hardware="titan-x", budget="min")
     assert report.executed is not None
     assert report.executed.peak_bytes <= report.planned.plan.budget_bytes
-    return sum(lifetime.rebuild is not None for lifetime in report.planned.recording.lifetimes)
+    return sum(lifetime.recompute is not None for lifetime in report.planned.recording.lifetimes)
 
 
-def test_what_cannot_be_read_is_not_rebuilt_and_the_rest_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_reading = rebuildable()
+def test_what_cannot_be_read_is_not_recomputed_and_the_rest_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_reading = recomputable()
     monkeypatch.setattr(saved_values, "_IS_READABLE", False)
-    assert 0 < rebuildable() < with_reading
+    assert 0 < recomputable() < with_reading

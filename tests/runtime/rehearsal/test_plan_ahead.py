@@ -36,7 +36,7 @@ def plan_of(*arguments: Any, **options: Any) -> vdnn.PlanReport:
     return vdnn.plan(*arguments, **{"hardware": "titan-x", **options})
 
 
-def test_what_it_foretells_is_what_runs() -> None:
+def test_what_it_predicts_is_what_runs() -> None:
     report = plan_of(mlp, 8192, budget="min")
     assert report.executed is not None
     assert report.executed.step_ns == report.planned.timeline.step_ns
@@ -195,7 +195,7 @@ def test_the_command_explains_each_choice(capsys: pytest.CaptureFixture[str]) ->
     for one in storages:
         assert one["second_best"] != one["action"]
         assert (one["second_best"] is None) is (one["more_ns"] is None)
-        assert one["action"] != "RECOMPUTE" or one["rebuild"]
+        assert one["action"] != "RECOMPUTE" or one["recompute"]
     assert any(one["more_ns"] for one in storages), "another choice would have cost something"
     code, out, _ = ran(capsys, *wanted)
     assert "the largest storages, and why:" in out

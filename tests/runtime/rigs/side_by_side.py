@@ -54,12 +54,12 @@ def assert_same_as_plain(session: Session, step: Step, *owners: Owner) -> None:
     """Outputs, gradients and buffers of `step` are the same bits with and without the session, which moved bytes."""
     plain = outcome(step, owners)
     assert any(name.startswith("grad") and found is not None for name, found in plain), "the step makes no gradient"
-    gone = session.counters.storages + session.counters.dropped
+    gone = session.counters.storages + session.counters.discarded
     with session:
         ours = outcome(step, owners)
     differing = differences(plain, ours)
     assert not differing, f"not as plain: {differing}"
-    assert session.counters.storages + session.counters.dropped > gone, session.report()
+    assert session.counters.storages + session.counters.discarded > gone, session.report()
     assert_nothing_alive(session)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 import vdnn
 from tests.runtime.rigs.networks import conv_chain, images, perceptron, small_resnet
 from vdnn.planning.footprint import offload_everything
-from vdnn.planning.recomputing import candidates_of, planned_rebuild, with_rebuilds
+from vdnn.planning.recomputing import candidates_of, planned_recompute, with_recomputes
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
 from vdnn.step.plan import Action, Plan, PlannedLifetime, make_plan
@@ -84,13 +84,13 @@ def recording_of(name: str) -> Recording:
     return recording
 
 
-def rebuild_all(recording: Recording, *, offload_rest: bool) -> Plan:
-    """All that can be is rebuilt; the rest stays, or leaves as often as it can."""
+def recompute_all(recording: Recording, *, offload_rest: bool) -> Plan:
+    """All that can be is recomputed; the rest stays, or leaves as often as it can."""
     chosen = set(candidates_of(recording))
-    followed = with_rebuilds(recording, chosen)
+    followed = with_recomputes(recording, chosen)
     rest = offload_everything(followed)
     lifetimes = tuple(
-        planned_rebuild(recording.lifetimes[index])
+        planned_recompute(recording.lifetimes[index])
         if index in chosen
         else rest[index]
         if offload_rest

@@ -96,7 +96,7 @@ def backward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-@pytest.mark.parametrize("policy", ["vdnn-all", "rebuild-all"])
+@pytest.mark.parametrize("policy", ["vdnn-all", "recompute-all"])
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_the_plain_ones_whichever_stream_is_late(place: Place, name: str, policy: str) -> None:
     model, x = MODELS[name](place)

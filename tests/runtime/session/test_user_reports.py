@@ -141,7 +141,7 @@ def test_a_tensor_and_its_transpose_are_two_views_of_one_copy(session: Session) 
 
     assert_same_as_plain(session, step, x)
     # tanh's result, saved by tanh and as left and right of the first product; and that product, saved by the second.
-    assert session.counters.storages + session.counters.dropped == 2
+    assert session.counters.storages + session.counters.discarded == 2
 
 
 def test_a_new_tensor_at_a_reused_address_is_offloaded(open_session: OpenSession) -> None:
@@ -195,7 +195,7 @@ def test_a_forward_starts_although_the_last_graph_was_partly_unused(session: Ses
     ],
 )
 def test_strided_and_offset_views_do_not_reach_outside_their_copy(session: Session, view: Any) -> None:
-    """trl#5694: the copy was compact, and the view was rebuilt with its old offset and strides."""
+    """trl#5694: the copy was compact, and the view was recomputed with its old offset and strides."""
     x = torch.randn(12, 24, requires_grad=True)
 
     def step() -> torch.Tensor:

@@ -132,7 +132,7 @@ def test_a_budget_that_cannot_be_met_is_an_error_with_the_smallest_that_can() ->
     moved = trained_virtually("resnet", budget=least, steps=4, recompute=False)
     assert moved.timeline is not None
     assert moved.timeline.peak_bytes == least
-    # Less where another holder lets go amid an interval of what is given up to be rebuilt.
+    # Less where another holder lets go amid an interval of what is given up to be recomputed.
     assert 0.9 * least < session.timeline.peak_bytes <= least
     with pytest.raises(BudgetError):
         trained_virtually("resnet", budget=least - 1)
@@ -280,9 +280,9 @@ def test_a_policy_without_a_plan_that_fits_says_what_it_needs() -> None:
 
 
 @pytest.mark.parametrize("policy", planner_names())
-def test_every_policy_is_run_as_it_foretells(policy: str) -> None:
+def test_every_policy_is_run_as_it_predicts(policy: str) -> None:
     """In time to the nanosecond, in bytes to the byte, copy by copy. Where another holder lets go, amid an interval, of
-    what is given up to be rebuilt, the peak of that interval is less than was said."""
+    what is given up to be recomputed, the peak of that interval is less than was said."""
     recording = recording_of("join")
     costs = profile_costs(load_profile("titan-x"))
     budget = (least_bytes(recording) + recording.peak_bytes) // 2
@@ -290,10 +290,10 @@ def test_every_policy_is_run_as_it_foretells(policy: str) -> None:
     timeline = trained_virtually("join", planned.plan).timeline
     assert timeline is not None
     executed = dataclasses.replace(timeline, source="predicted")
-    if any(one.is_rebuilt for one in planned.plan.lifetimes):
+    if any(one.is_recomputed for one in planned.plan.lifetimes):
         pairs = list(zip(executed.marks, planned.timeline.marks, strict=True))
-        assert all(mark.peak_bytes <= foretold.peak_bytes for mark, foretold in pairs)
-        marks = tuple(dataclasses.replace(mark, peak_bytes=foretold.peak_bytes) for mark, foretold in pairs)
+        assert all(mark.peak_bytes <= predicted.peak_bytes for mark, predicted in pairs)
+        marks = tuple(dataclasses.replace(mark, peak_bytes=predicted.peak_bytes) for mark, predicted in pairs)
         executed = dataclasses.replace(executed, marks=marks)
     assert executed == planned.timeline
 

@@ -61,7 +61,7 @@ HELD_IN_PART = {
 
 @pytest.mark.parametrize("name", HELD_IN_PART)
 def test_a_part_that_is_saved_holds_the_whole_storage(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Whatever ran, the bytes are those with everything kept; and what a plan foretells is never too little."""
+    """Whatever ran, the bytes are those with everything kept; and what a plan predicts is never too little."""
     monkeypatch.setitem(MODELS, name, HELD_IN_PART[name])
     kept = recorded(name, "keep")
     moved = recorded(name, "vdnn-all", offload_window="1KiB", reload_window="1KiB")

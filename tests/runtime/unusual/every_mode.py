@@ -33,7 +33,7 @@ Factory = Callable[[], Step]
 
 _SHARES = {"plan at 90 %": 0.9, "plan at 60 %": 0.6, "plan at the least": 0.0}
 PLAN_MODES = tuple(_SHARES)
-MODES = ("vdnn-all", "rebuild-all", *PLAN_MODES)
+MODES = ("vdnn-all", "recompute-all", *PLAN_MODES)
 
 _SEED = 20
 _RECORDED_STEPS = 6  # one to warm up, one to see where steps end, and some that may differ in kind

@@ -152,7 +152,7 @@ def test_a_recipe_runs_under_the_settings_of_its_operation(name: str) -> None:
     run = torch.convolution
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "convolution", lambda *args: seen.append(backend_flags()) or run(*args))
-        recipe.rebuild(saving.unpack)
+        recipe.recompute(saving.unpack)
     assert seen == [wanted]
     assert backend_flags() == before
 
@@ -230,7 +230,7 @@ def test_an_interrupt_at_any_instruction_of_a_recompute_leaves_torch_as_it_was()
             interrupts = _Interrupts(at, "/recompute/")
             sys.settrace(interrupts)
             try:
-                rebuilt = recipe.rebuild(saving.unpack)
+                recomputed = recipe.recompute(saving.unpack)
             except KeyboardInterrupt:
                 pass
             finally:
@@ -240,4 +240,4 @@ def test_an_interrupt_at_any_instruction_of_a_recompute_leaves_torch_as_it_was()
                 break
             at += 1
     assert at > 200
-    assert torch.equal(rebuilt, made)
+    assert torch.equal(recomputed, made)

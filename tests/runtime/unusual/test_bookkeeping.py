@@ -80,8 +80,8 @@ def test_what_is_remembered_of_recipes_does_not_grow_with_the_steps(monkeypatch:
 
 
 def _remembered(session: Any) -> int:
-    rebuilds = session._packer._rebuilds
-    return len(rebuilds._proofs) + len(rebuilds._rechecks._followed) + len(rebuilds.readers.by_source)
+    recipes = session._packer._recipes
+    return len(recipes._proofs) + len(recipes._rechecks._followed) + len(recipes.readers.by_source)
 
 
 def test_indices_whose_source_has_left_are_not_said_to_differ(caplog: pytest.LogCaptureFixture) -> None:
@@ -135,7 +135,7 @@ def _is_a_destructor(frame: FrameType | None) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("policy", ["vdnn-all", "rebuild-all"])
+@pytest.mark.parametrize("policy", ["vdnn-all", "recompute-all"])
 def test_an_interrupt_anywhere_leaves_torch_as_it_was(open_session: OpenSession, policy: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 8))

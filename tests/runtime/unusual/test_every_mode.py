@@ -31,7 +31,7 @@ def _trained() -> Step:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_program_is_the_same_and_its_saves_are_moved(mode: str) -> None:
     session = assert_same_in(mode, _trained)
-    assert session.counters.storages + session.counters.dropped, session.report()
+    assert session.counters.storages + session.counters.discarded, session.report()
 
 
 @pytest.mark.parametrize("mode", PLAN_MODES)

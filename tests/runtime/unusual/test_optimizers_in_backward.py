@@ -46,7 +46,7 @@ def test_under_the_least_budget_every_planned_step_takes_what_was_said(program: 
         assert session.timeline is not None
         assert session.plan is not None
         assert session.timeline.peak_bytes <= (session.plan.budget_bytes or 0)
-        assert session.plan.offloaded_bytes or any(one.is_rebuilt for one in session.plan.lifetimes)
+        assert session.plan.offloaded_bytes or any(one.is_recomputed for one in session.plan.lifetimes)
 
 
 def test_an_optimizer_that_steps_on_a_thread_of_the_backward_counts() -> None:

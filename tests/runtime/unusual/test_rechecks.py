@@ -11,7 +11,7 @@ from torch import nn
 
 import vdnn
 from tests.runtime.conftest import OpenSession
-from tests.runtime.rigs.virtual_training import rebuild_all
+from tests.runtime.rigs.virtual_training import recompute_all
 from vdnn.errors import RecomputeError
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.recompute import proofs, table
@@ -66,7 +66,7 @@ def follow(machine: VirtualMachine, step: Step, **options: Any) -> Session:
         for index in range(3):
             step(index)
     assert recorded.recording is not None
-    plan = rebuild_all(recorded.recording, offload_rest=False)
+    plan = recompute_all(recorded.recording, offload_rest=False)
     return vdnn.offload(plan, device=machine, min_bytes=0, **options)
 
 
@@ -126,29 +126,29 @@ def test_a_recipe_that_was_found_wrong_is_followed_nowhere_any_more(wrong_from: 
             for index in range(4):
                 step(index)
     assert again.recording is not None
-    recipes = {one.rebuild.operation for one in again.recording.lifetimes if one.rebuild is not None}
+    recipes = {one.recompute.operation for one in again.recording.lifetimes if one.recompute is not None}
     assert not recipes & names
 
 
 def test_every_recipe_is_compared_the_first_two_times_at_each_place(open_session: OpenSession) -> None:
     _, step = training()
-    session = open_session("rebuild-all", recheck=1000)
+    session = open_session("recompute-all", recheck=1000)
     compared = []
     with session:
         for index in range(4):
             step(index)
             compared.append(session._rechecks.compared)
-    assert session.counters.rebuilds
+    assert session.counters.recomputes
     assert 0 < compared[0] < compared[1] == compared[2] == compared[3]
 
 
 def test_nothing_is_compared_where_nobody_wants_it(open_session: OpenSession) -> None:
     _, step = training()
-    session = open_session("rebuild-all", recheck=0)
+    session = open_session("recompute-all", recheck=0)
     with session:
         for index in range(3):
             step(index)
-    assert session.counters.rebuilds
+    assert session.counters.recomputes
     assert session._rechecks.compared == 0
 
 

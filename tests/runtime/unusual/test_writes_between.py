@@ -85,7 +85,7 @@ def test_a_write_in_every_step_leaves_the_gradients_of_plain_torch(write: Write,
 
 @pytest.mark.parametrize("write", WRITES)
 def test_a_policy_without_a_plan_reads_what_was_there_when_it_discarded(write: Write) -> None:
-    assert_same_in("rebuild-all", program(write, first_step=5))
+    assert_same_in("recompute-all", program(write, first_step=5))
 
 
 @pytest.mark.parametrize("mode", PLAN_MODES)
@@ -110,7 +110,7 @@ def test_an_operand_that_the_recorded_step_writes_to_has_no_recipe() -> None:
         with vdnn.offload("vdnn-all", device=machine, measure=True, min_bytes=0) as session:
             for index in range(4):
                 step(index)
-    names = [one.rebuild.operation for one in session.recording.lifetimes if one.rebuild is not None]
+    names = [one.recompute.operation for one in session.recording.lifetimes if one.recompute is not None]
     assert names
     assert not any("batch_norm" in name for name in names), names
 
@@ -152,5 +152,5 @@ def test_what_the_program_holds_is_written_behind_autograd(place: str, mode: str
 
         return step
 
-    with contextlib.suppress(RecomputeError) if mode == "rebuild-all" else contextlib.nullcontext():
+    with contextlib.suppress(RecomputeError) if mode == "recompute-all" else contextlib.nullcontext():
         assert_same_in(mode, factory)

@@ -5,8 +5,8 @@ intervals only, the anchors, each of which would not fit with everything kept: a
 is away there has been copied out since its copy could begin, and has to be copied back before it is used, by engines
 that do one copy at a time: so between any such point and the anchor the step takes at least as long as those copies
 out, and between the anchor and any use at least as long as those copies back. The shortest step for which all this
-holds is a linear program. What is rebuilt instead is away until it is used, its copies are not made, and the step is
-longer by its computing. What it is made from has to be there then: rebuilt itself it is no longer away, and moved it
+holds is a linear program. What is recomputed instead is away until it is used, its copies are not made, and the step is
+longer by its computing. What it is made from has to be there then: recomputed itself it is no longer away, and moved it
 has been copied back.
 
 Where that leaves something open and the step is small, a second program says more. For each gap and anchor in it there
@@ -14,8 +14,8 @@ are two numbers, whether it was given up by then and whether it was asked back b
 and they are whole.
 
 What is left out makes the bound lower, never wrong: that the engines share a link, that a copy cannot be interrupted,
-all that happens between anchors, and that what a codec leaves has to be there. Of the memory while something is rebuilt
-it knows whether there is room for it at all, and that a chain of rebuilds stays (bound_rebuilds.py).
+all that happens between anchors, and that what a codec leaves has to be there. Of the memory while something is
+recomputed it knows whether there is room for it at all, and that a chain of recomputes stays (bound_recomputes.py).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dataclasses import dataclass
 
 from vdnn.planning.bound.anchors import choose_anchors
 from vdnn.planning.bound.linear_program import LinearProgram
-from vdnn.planning.bound.recompute_moments import RebuildMoments
-from vdnn.planning.bound.recomputes import RebuiltBy
+from vdnn.planning.bound.recompute_moments import RecomputeMoments
+from vdnn.planning.bound.recomputes import RecomputedBy
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.footprint import absent_intervals
 from vdnn.planning.gaps import Gap, gaps_of
@@ -40,13 +40,13 @@ from vdnn.step.recording import Recording
 # Intervals looked at: more make the bound tighter and the program larger. As many as make so many variables: few at
 # first, and more as long as that raises the bound by a part of what it lacks to the plan at hand.
 _AWAY = (1_500, 6_000, 30_000)
-_AWAY_WITH_REBUILDS = (1_500, 5_000)  # what is rebuilt makes a program of as many several times as long
+_AWAY_WITH_RECOMPUTES = (1_500, 5_000)  # what is recomputed makes a program of as many several times as long
 _WORTH_MORE = 0.1
 _LEAST_ANCHORS = 8
 # The second program is for steps of few gaps, at so many anchors that there are so many whole numbers. Nodes of the
 # search are counted, not seconds: with 500 it certifies more, and takes up to a minute and a half.
 _MOST_GAPS = 120
-_MOST_GAPS_WITH_REBUILDS = 12  # there it takes as long, and says little more
+_MOST_GAPS_WITH_RECOMPUTES = 12  # there it takes as long, and says little more
 _MOST_WHOLE = 1500
 _NODES = 100
 _MOST_SUMS = 1 << 16
@@ -82,8 +82,8 @@ def lower_bound(
     require_feasible_budget(recording, budget_bytes)
     if recording.peak_bytes <= budget_bytes:
         return Bound(recording.compute_ns, is_whole=True)
-    gaps, rebuilds = gaps_of(recording), bool(candidates_of(recording))
-    away = list(_AWAY_WITH_REBUILDS if rebuilds else _AWAY)
+    gaps, recomputes = gaps_of(recording), bool(candidates_of(recording))
+    away = list(_AWAY_WITH_RECOMPUTES if recomputes else _AWAY)
     if enough_ns is None:
         away = away[-1:]
     least_ns = 0
@@ -94,7 +94,7 @@ def lower_bound(
             return Bound(least_ns, is_whole=False)
         if enough_ns is not None and raised_ns < _WORTH_MORE * (enough_ns - least_ns):
             break
-    if len(gaps) > (_MOST_GAPS_WITH_REBUILDS if rebuilds else _MOST_GAPS):
+    if len(gaps) > (_MOST_GAPS_WITH_RECOMPUTES if recomputes else _MOST_GAPS):
         return Bound(least_ns, is_whole=False)
     most = anchors or max(_LEAST_ANCHORS, _MOST_WHOLE // (2 * len(gaps)))
     whole = _Program(recording, gaps, costs, budget_bytes, most, is_whole=True)
@@ -113,7 +113,7 @@ class _Columns:
 
 class _Program:
     """Variables: how much longer than its computing the step has taken up to each point; what each gap does at each
-    anchor; what is rebuilt; and running sums of copies, which keep the program sparse."""
+    anchor; what is recomputed; and running sums of copies, which keep the program sparse."""
 
     def __init__(
         self,
@@ -140,9 +140,9 @@ class _Program:
         for before, point in itertools.pairwise(range(len(recording.points))):
             self._program.require([(point, 1.0), (before, -1.0)], 0.0)
         chosen = choose_anchors(self._missing, gaps, anchors)
-        self._rebuilt = self._add_rebuilds()
-        self._moments = RebuildMoments(recording, gaps, budget_bytes)
-        self._rebuilt_by = RebuiltBy(self._program, self._moments, self._rebuilt)
+        self._recomputed = self._add_recomputes()
+        self._moments = RecomputeMoments(recording, gaps, budget_bytes)
+        self._recomputed_by = RecomputedBy(self._program, self._moments, self._recomputed)
         self._of_gaps = {gap: columns for gap in gaps if (columns := self._add_gap(gap, chosen)) is not None}
         for anchor in chosen:
             self._add_anchor(anchor)
@@ -162,13 +162,13 @@ class _Program:
             self._program.require([(gone[anchor], 1.0), (column, -1.0)], 0.0)
         return _Columns(gone, back, gone[inside[-1]])
 
-    def _away_until_rebuilt(self, lifetime: int) -> range:
-        """At most: a rebuild for another's sake comes earlier."""
+    def _away_until_recomputed(self, lifetime: int) -> range:
+        """At most: a recompute for another's sake comes earlier."""
         found = self._recording.lifetimes[lifetime]
-        assert found.rebuild is not None, "a candidate"
-        return absent_intervals(found, Absence(found.rebuild.known_point))
+        assert found.recompute is not None, "a candidate"
+        return absent_intervals(found, Absence(found.recompute.known_point))
 
-    def _add_rebuilds(self) -> dict[int, int]:
+    def _add_recomputes(self) -> dict[int, int]:
         """A column for each that can be; it takes its time after the first use of all and before its own."""
         lifetimes = self._recording.lifetimes
         candidates = candidates_of(self._recording)
@@ -180,9 +180,9 @@ class _Program:
         before = [(first_use - 1, 1.0)] if first_use > 0 else []
         total: int | None = None
         for use, lifetime in used:
-            rebuild = lifetimes[lifetime].rebuild
-            assert rebuild is not None, "a candidate"
-            terms = [(columns[lifetime], -rebuild.compute_ns * self._of_ns)]
+            recompute = lifetimes[lifetime].recompute
+            assert recompute is not None, "a candidate"
+            terms = [(columns[lifetime], -recompute.compute_ns * self._of_ns)]
             if total is not None:
                 terms.append((total, -1.0))
             (total,) = self._program.new_columns(1, is_bounded=False)
@@ -199,8 +199,8 @@ class _Program:
             home_time = self._copy_time(gap, self._costs.to_device_bytes_per_s)
             copy_point = self._recording.lifetimes[gap.lifetime].copy_point
             if anchor in columns.gone:
-                if gap.lifetime in self._rebuilt:  # what is rebuilt is not moved
-                    self._program.require([(columns.gone[anchor], -1.0), (self._rebuilt[gap.lifetime], -1.0)], -1.0)
+                if gap.lifetime in self._recomputed:  # what is recomputed is not moved
+                    self._program.require([(columns.gone[anchor], -1.0), (self._recomputed[gap.lifetime], -1.0)], -1.0)
                 gone, nbytes = columns.gone[anchor], gap.nbytes * self._of_bytes
                 away.append((gone, nbytes))
                 out.append((copy_point, (gone, out_time)))
@@ -208,7 +208,7 @@ class _Program:
                     away.append((columns.back[anchor], -nbytes))
                     home.append((gap.last, [(columns.ever, home_time), (columns.back[anchor], -home_time)]))
                 elif not self._is_whole:  # where it is not used again the second program does not know when it is back
-                    due = self._due_for_a_rebuild(gap, anchor, gone)
+                    due = self._due_for_a_recompute(gap, anchor, gone)
                     home += [(use, [(column, home_time)]) for use, column in due]
                     if gap.use is not None:
                         home.append((gap.last, [(gone, home_time), *((column, -home_time) for _, column in due)]))
@@ -216,8 +216,8 @@ class _Program:
                 out.append((copy_point, (columns.ever, out_time)))
             elif self._is_whole and gap.first > anchor and gap.use is not None:
                 home.append((gap.last, [(columns.ever, home_time)]))
-        for lifetime, column in self._rebuilt.items():
-            if anchor in self._away_until_rebuilt(lifetime):
+        for lifetime, column in self._recomputed.items():
+            if anchor in self._away_until_recomputed(lifetime):
                 nbytes = self._recording.lifetimes[lifetime].nbytes * self._of_bytes
                 away.append((self._away_yet(lifetime, column, anchor), nbytes))
         self._program.require(away, self._missing_of_whole(anchor) * self._of_bytes)
@@ -227,27 +227,29 @@ class _Program:
         for use, busy in self._running_sums(sorted(home, key=lambda one: one[0])):
             self._require_time(busy, anchor, use)
 
-    def _away_yet(self, lifetime: int, rebuilt: int, anchor: int) -> int:
-        """A column: away at an anchor before its first use, and not rebuilt by then for another."""
-        by_then = self._rebuilt_by.by(lifetime, anchor - 1)
+    def _away_yet(self, lifetime: int, recomputed: int, anchor: int) -> int:
+        """A column: away at an anchor before its first use, and not recomputed by then for another."""
+        by_then = self._recomputed_by.by(lifetime, anchor - 1)
         if not by_then:
-            return rebuilt
+            return recomputed
         (away,) = self._program.new_columns(1)
-        self._program.require([(rebuilt, 1.0), (away, -1.0), *((column, -factor) for column, factor in by_then)], 0.0)
+        self._program.require(
+            [(recomputed, 1.0), (away, -1.0), *((column, -factor) for column, factor in by_then)], 0.0
+        )
         return away
 
-    def _due_for_a_rebuild(self, gap: Gap, anchor: int, gone: int) -> list[tuple[int, int]]:
+    def _due_for_a_recompute(self, gap: Gap, anchor: int, gone: int) -> list[tuple[int, int]]:
         """A use within the gap at which its storage has to be there if it is away at the anchor: the first at which
-        another is rebuilt from it. With a column that is 1 if that is so, unless that one was rebuilt earlier, for what
-        is made from it in turn."""
+        another is recomputed from it. With a column that is 1 if that is so, unless that one was recomputed earlier,
+        for what is made from it in turn."""
         readers = ((self._moments.first_use(one), one) for one in self._moments.made_from.get(gap.lifetime, ()))
         found = [(use, reader) for use, reader in readers if anchor <= use < gap.last]
         if not found:
             return []
         use, reader = min(found)
         (due,) = self._program.new_columns(1)
-        earlier = self._rebuilt_by.by(reader, use - 1)
-        self._program.require([(due, 1.0), (gone, -1.0), (self._rebuilt[reader], -1.0), *earlier], -1.0)
+        earlier = self._recomputed_by.by(reader, use - 1)
+        self._program.require([(due, 1.0), (gone, -1.0), (self._recomputed[reader], -1.0), *earlier], -1.0)
         self._program.require([(gone, 1.0), (due, -1.0)], 0.0)
         return [(use, due)]
 
@@ -256,7 +258,7 @@ class _Program:
         That is what is left when as much as fits is kept; looked for where there are not too many sums."""
         lifetimes = self._recording.lifetimes
         away = {gap.lifetime for gap, columns in self._of_gaps.items() if anchor in columns.gone}
-        away |= {lifetime for lifetime in self._rebuilt if anchor in self._away_until_rebuilt(lifetime)}
+        away |= {lifetime for lifetime in self._recomputed if anchor in self._away_until_recomputed(lifetime)}
         parts = [lifetimes[lifetime].nbytes for lifetime in away]
         room = sum(parts) - self._missing[anchor]
         unit = math.gcd(*parts)

@@ -1,24 +1,25 @@
-"""What the bound knows of rebuilds: a column for each storage that can be, and by which point of the step it has been.
+"""What the bound knows of recomputes: a column for each storage that can be, and by which point of the step it has
+been.
 
-What is made from a storage and is rebuilt has it rebuilt by then too, and it stays: so a chain of rebuilds has all of
-it there from the first use of any. By which moment each is rebuilt is a number of its own, at moments for which there
-is room; where there is none the two are not rebuilt both. Of steps with too many moments only those are looked at that
-are the first use of what is made from a storage.
+What is made from a storage and is recomputed has it recomputed by then too, and it stays: so a chain of recomputes has
+all of it there from the first use of any. By which moment each is recomputed is a number of its own, at moments for
+which there is room; where there is none the two are not recomputed both. Of steps with too many moments only those are
+looked at that are the first use of what is made from a storage.
 """
 
 from __future__ import annotations
 
 from vdnn.planning.bound.linear_program import LinearProgram, Terms
-from vdnn.planning.bound.recompute_moments import RebuildMoments
+from vdnn.planning.bound.recompute_moments import RecomputeMoments
 
 _MOST_MOMENTS = 5_000  # of all storages: twice as many take the solver five times as long
 
 
-class RebuiltBy:
-    """`chosen` has the column of each candidate: whether it is rebuilt at all."""
+class RecomputedBy:
+    """`chosen` has the column of each candidate: whether it is recomputed at all."""
 
     def __init__(
-        self, program: LinearProgram, moments: RebuildMoments, chosen: dict[int, int], most: int = _MOST_MOMENTS
+        self, program: LinearProgram, moments: RecomputeMoments, chosen: dict[int, int], most: int = _MOST_MOMENTS
     ) -> None:
         self._program = program
         self._moments = moments
@@ -37,7 +38,7 @@ class RebuiltBy:
             self._add_candidate(one)
 
     def by(self, candidate: int, point: int) -> Terms:
-        """Whether it has been rebuilt when the point is left, or less: one column, or none."""
+        """Whether it has been recomputed when the point is left, or less: one column, or none."""
         if self._moments.first_use(candidate) <= point:
             return [(self.chosen[candidate], 1.0)]
         return [(column, 1.0) for moment, column in self._columns[candidate] if moment <= point][-1:]
@@ -53,7 +54,7 @@ class RebuiltBy:
         return self._moments.made_from.get(candidate, [])
 
     def _at_most(self, candidate: int, point: int) -> Terms:
-        """Whether it has been rebuilt when the point is left, or more."""
+        """Whether it has been recomputed when the point is left, or more."""
         if not self._is_coarse:
             return self.by(candidate, point)
         of = self._moments.of[candidate]
@@ -71,7 +72,7 @@ class RebuiltBy:
                     require([*self.by(candidate, point), *needed, (chosen, -1.0)], -1.0)
         if is_its_own or own > self._moments.last_point:
             return
-        # There is no room for it at its first use: it is rebuilt before that, or not at all.
+        # There is no room for it at its first use: it is recomputed before that, or not at all.
         earlier = [term for reader in readers for term in self._at_most(reader, own - 1)]
         require([*(earlier if self._is_coarse else self.by(candidate, own - 1)), (chosen, -1.0)], 0.0)
 

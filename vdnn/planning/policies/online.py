@@ -37,8 +37,8 @@ class OnlinePolicy(ABC):
         return False
 
     @property
-    def rebuilds(self) -> bool:
-        """True: what can be rebuilt from other saves is given up for that, and only the rest is asked about."""
+    def recomputes(self) -> bool:
+        """True: what can be recomputed from other saves is given up for that, and only the rest is asked about."""
         return False
 
     @abstractmethod

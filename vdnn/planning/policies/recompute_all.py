@@ -1,6 +1,7 @@
-"""rebuild-all: what can be made again from something else that is saved is given up; the rest leaves the device.
+"""recompute-all: what can be made again from something else that is saved is given up; the rest leaves the device.
 
-The least memory that needs no plan, and by far not the shortest step: what is dear to rebuild is rebuilt all the same.
+The least memory that needs no plan, and by far not the shortest step: what is dear to recompute is recomputed all the
+same.
 """
 
 from __future__ import annotations
@@ -8,19 +9,19 @@ from __future__ import annotations
 from vdnn.planning.policies.online import OnlinePolicy, SaveFacts
 
 
-class RebuildAll(OnlinePolicy):
-    """Without a recording; `auto` chooses what to rebuild."""
+class RecomputeAll(OnlinePolicy):
+    """Without a recording; `auto` chooses what to recompute."""
 
     @property
     def name(self) -> str:
-        return "rebuild-all"
+        return "recompute-all"
 
     @property
     def offloads_everything(self) -> bool:
         return True
 
     @property
-    def rebuilds(self) -> bool:
+    def recomputes(self) -> bool:
         return True
 
     def offloads(self, save: SaveFacts) -> bool:

@@ -2,14 +2,14 @@
 
 At the peak, what has the most free time is swapped first, as long as that is hidden: all copies out, one by one, are
 done before the peak, and all copies back, one by one, can begin behind it and be in time. What is then still too much
-goes by memory saved per second of rebuilding (MSPS), the most first, if its rebuild takes less than its copies, which
-nothing hides any more; else it is swapped. A rebuild takes longer by those of what it is made from and that has been
-chosen already: after every choice all are weighed anew. Swapping itself is then done as `capuchin` does it, on the step
-with its rebuilds, with in-triggers and feedback.
+goes by memory saved per second of recomputing (MSPS), the most first, if its recompute takes less than its copies,
+which nothing hides any more; else it is swapped. A recompute takes longer by those of what it is made from and that has
+been chosen already: after every choice all are weighed anew. Swapping itself is then done as `capuchin` does it, on the
+step with its recomputes, with in-triggers and feedback.
 
-The paper lets what is rebuilt on the way go again where memory is short, and counts it as often as it is needed; here
-it is rebuilt once and stays. Where the choice does not fit for that reason, the later half of it is swapped instead,
-and so on. The comparison and the updates for chains are from memory of the paper.
+The paper lets what is recomputed on the way go again where memory is short, and counts it as often as it is needed;
+here it is recomputed once and stays. Where the choice does not fit for that reason, the later half of it is swapped
+instead, and so on. The comparison and the updates for chains are from memory of the paper.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from vdnn.planning.policies.step_clock import StepClock
 from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
 from vdnn.planning.published.capuchin import Capuchin
 from vdnn.planning.published.free_time import free_ns
-from vdnn.planning.published.recomputed_steps import RebuiltSteps
-from vdnn.planning.recomputing import with_rebuilds
+from vdnn.planning.published.recomputed_steps import RecomputedSteps
+from vdnn.planning.recomputing import with_recomputes
 from vdnn.step.plan import Absence, Action, Plan, PlannedLifetime
 from vdnn.step.recording import Recording
 
@@ -52,13 +52,13 @@ class CapuchinFull(PlanPolicy):
         chosen = to_recompute(request, budget_bytes)
         while chosen:
             try:
-                return self._with_rebuilds(request, chosen)
+                return self._with_recomputes(request, chosen)
             except BudgetError:
                 chosen = chosen[: len(chosen) // 2]
-        return self._with_rebuilds(request, chosen)
+        return self._with_recomputes(request, chosen)
 
-    def _with_rebuilds(self, request: PlanRequest, chosen: Sequence[int]) -> Plan:
-        followed = request._replace(recording=with_rebuilds(request.recording, chosen))
+    def _with_recomputes(self, request: PlanRequest, chosen: Sequence[int]) -> Plan:
+        followed = request._replace(recording=with_recomputes(request.recording, chosen))
         plan = self._swapping.plan(followed)
         lifetimes = tuple(
             PlannedLifetime(one.nbytes, Action.RECOMPUTE) if index in chosen else one
@@ -110,26 +110,26 @@ def _by_saving_per_second(
     """What is recomputed of what is too much."""
     lifetimes = recording.lifetimes
     copies_ns = {gap.lifetime: clock.to_host_ns(gap.nbytes) + clock.to_device_ns(gap.nbytes) for gap in gaps}
-    candidates = set(RebuiltSteps(recording).candidates) - swapped
+    candidates = set(RecomputedSteps(recording).candidates) - swapped
     candidates = {one for one in candidates if _is_away(recording, one, interval)}
-    brought_ns: dict[int, int] = {}  # of what is chosen: what its rebuild takes with all it brings with it
+    brought_ns: dict[int, int] = {}  # of what is chosen: what its recompute takes with all it brings with it
 
-    def rebuild_ns(index: int) -> int:
-        rebuild = lifetimes[index].rebuild
-        assert rebuild is not None, "a candidate"
-        return rebuild.compute_ns + sum(brought_ns.get(source, 0) for source in rebuild.inputs)
+    def recompute_ns(index: int) -> int:
+        recompute = lifetimes[index].recompute
+        assert recompute is not None, "a candidate"
+        return recompute.compute_ns + sum(brought_ns.get(source, 0) for source in recompute.inputs)
 
     while too_much > 0 and candidates:
-        index = max(candidates, key=lambda one: (lifetimes[one].nbytes / max(rebuild_ns(one), 1), -one))
+        index = max(candidates, key=lambda one: (lifetimes[one].nbytes / max(recompute_ns(one), 1), -one))
         candidates.discard(index)
         too_much -= lifetimes[index].nbytes
-        if index not in copies_ns or rebuild_ns(index) <= copies_ns[index]:
-            brought_ns[index] = rebuild_ns(index)
+        if index not in copies_ns or recompute_ns(index) <= copies_ns[index]:
+            brought_ns[index] = recompute_ns(index)
     return list(brought_ns)
 
 
 def _is_away(recording: Recording, index: int, interval: int) -> bool:
     lifetime = recording.lifetimes[index]
-    return lifetime.rebuild is not None and interval in absent_intervals(
-        lifetime, Absence(lifetime.rebuild.known_point)
+    return lifetime.recompute is not None and interval in absent_intervals(
+        lifetime, Absence(lifetime.recompute.known_point)
     )

@@ -1,10 +1,10 @@
 """chen-recursive: segments that are cut in two, and again, where most is left (Chen et al., 2016, arXiv 1604.06174).
 
 The paper's recursion sees a segment as one operation, and treats its inside as it treats the whole: with one cut a
-level, n storages need log2(n) at once, and a forward pass for each level. For that what was rebuilt has to be given up
-and rebuilt again, once a level. A plan rebuilds a storage once, and then it stays: so here the recursion only says
-where cuts are, the segment with the most bytes first, at its middle, and not that what lies between them goes again.
-Its memory is that of the best cuts, no better than sqrt(n), and its time one forward pass more at the most.
+level, n storages need log2(n) at once, and a forward pass for each level. For that what was recomputed has to be given
+up and recomputed again, once a level. A plan recomputes a storage once, and then it stays: so here the recursion only
+says where cuts are, the segment with the most bytes first, at its middle, and not that what lies between them goes
+again. Its memory is that of the best cuts, no better than sqrt(n), and its time one forward pass more at the most.
 
 Of all depths tried the one with the shortest step under the budget is taken; without a budget the least memory.
 """
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
-from vdnn.planning.published.recomputed_steps import RebuiltSteps, plan_of_rebuilds
+from vdnn.planning.published.recomputed_steps import RecomputedSteps, plan_of_recomputes
 from vdnn.planning.published.save_blocks import SaveBlocks
 from vdnn.step.plan import Plan
 
@@ -34,19 +34,19 @@ class ChenRecursive(PlanPolicy):
 
     @property
     def source(self) -> str:
-        return "Chen et al., 2016: sublinear memory, its recursion, each storage rebuilt once"
+        return "Chen et al., 2016: sublinear memory, its recursion, each storage recomputed once"
 
     def plan(self, request: PlanRequest) -> Plan:
         budget_bytes = budget_to_meet(request)
         if budget_bytes is None and request.budget_bytes is not None:
             return keep_everything(request, self.name)
-        steps = RebuiltSteps(request.recording)
+        steps = RecomputedSteps(request.recording)
         blocks = SaveBlocks(steps)
         steps.step(())
         for number, cuts in enumerate(cuts_in_two(blocks)):
             if number < _EACH or number % (number // _GROWTH) == 0:
                 steps.step(blocks.inside(cuts))
-        return plan_of_rebuilds(request, self.name, steps.best(budget_bytes).chosen)
+        return plan_of_recomputes(request, self.name, steps.best(budget_bytes).chosen)
 
 
 def cuts_in_two(blocks: SaveBlocks) -> Iterator[frozenset[int]]:

@@ -1,9 +1,9 @@
 """chen-sqrt: of every segment of the forward pass only its end is kept (Chen et al., 2016, arXiv 1604.06174).
 
-The step's storages in the order of their saves are the chain. One is given up as long as what its rebuild would bring
+The step's storages in the order of their saves are the chain. One is given up as long as what its recompute would bring
 with it, itself and all that was given up before it on its way, is no more than a segment's bytes; the next is kept, and
-a new segment begins. What cannot be rebuilt is kept, too, and ends the segments that lead to it. With n like storages
-and segments of sqrt(n), about 2 sqrt(n) of them are there at once.
+a new segment begins. What cannot be recomputed is kept, too, and ends the segments that lead to it. With n like
+storages and segments of sqrt(n), about 2 sqrt(n) of them are there at once.
 
 The size of a segment is searched for as in the paper: the root of what all and of what the largest storage takes, and
 sizes around it. Under a budget of all sizes tried the one with the shortest step that fits is taken; for that the sizes
@@ -17,7 +17,7 @@ import math
 
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
-from vdnn.planning.published.recomputed_steps import RebuiltSteps, plan_of_rebuilds
+from vdnn.planning.published.recomputed_steps import RecomputedSteps, plan_of_recomputes
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 
@@ -42,16 +42,16 @@ class ChenSqrt(PlanPolicy):
         budget_bytes = budget_to_meet(request)
         if budget_bytes is None and request.budget_bytes is not None:
             return keep_everything(request, self.name)
-        steps = RebuiltSteps(request.recording)
+        steps = RecomputedSteps(request.recording)
         sizes = segment_sizes(steps) if self._segment_bytes is None else [self._segment_bytes]
         for size in sizes:
             steps.step(inside_segments(steps, size))
         if self._segment_bytes is None:
             steps.step(())
-        return plan_of_rebuilds(request, self.name, steps.best(budget_bytes).chosen)
+        return plan_of_recomputes(request, self.name, steps.best(budget_bytes).chosen)
 
 
-def segment_sizes(steps: RebuiltSteps) -> list[int]:
+def segment_sizes(steps: RecomputedSteps) -> list[int]:
     sizes = [steps.recording.lifetimes[index].nbytes for index in steps.candidates]
     if not sizes:
         return []
@@ -61,9 +61,9 @@ def segment_sizes(steps: RebuiltSteps) -> list[int]:
     return sorted({math.ceil(root * ratio**power) for power in range(-down, up + 1)})
 
 
-def inside_segments(steps: RebuiltSteps, segment_bytes: int) -> set[int]:
+def inside_segments(steps: RecomputedSteps, segment_bytes: int) -> set[int]:
     """What is given up."""
-    brought: dict[int, frozenset[int]] = {}  # by what is given up: what its rebuild brings with it
+    brought: dict[int, frozenset[int]] = {}  # by what is given up: what its recompute brings with it
     for index in steps.candidates:
         together = frozenset((index,)).union(
             *(brought.get(source, ()) for source in _inputs(steps.recording, index)),
@@ -74,5 +74,5 @@ def inside_segments(steps: RebuiltSteps, segment_bytes: int) -> set[int]:
 
 
 def _inputs(recording: Recording, index: int) -> tuple[int, ...]:
-    rebuild = recording.lifetimes[index].rebuild
-    return () if rebuild is None else rebuild.inputs
+    recompute = recording.lifetimes[index].recompute
+    return () if recompute is None else recompute.inputs

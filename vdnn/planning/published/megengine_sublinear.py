@@ -8,11 +8,11 @@ part of it. First a block ends where its storages reach a threshold: half of the
 of each parent a child that was changed twice (a cut more, a cut less, a cut elsewhere, or none of it) and one of a
 crossing with a mate; of all, from the best on, each survives with a probability of 7/8, more the worse it is.
 
-In the end, where the peak is below `lb_memory_mb` (here: below the budget), what costs most to rebuild ends a block of
-its own and stays, as long as the peak allows.
+In the end, where the peak is below `lb_memory_mb` (here: below the budget), what costs most to recompute ends a block
+of its own and stays, as long as the peak allows.
 
-Written from a description of the algorithm. Theirs discards and rebuilds in the backward pass too; a plan rebuilds a
-storage once, for the first of its uses there.
+Written from a description of the algorithm. Theirs discards and recomputes in the backward pass too; a plan recomputes
+a storage once, for the first of its uses there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from vdnn.planning.policies.backward_operations import operations_of
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
-from vdnn.planning.published.recomputed_steps import RebuiltStep, RebuiltSteps, plan_of_rebuilds
+from vdnn.planning.published.recomputed_steps import RecomputedStep, RecomputedSteps, plan_of_recomputes
 from vdnn.planning.published.save_blocks import SaveBlocks
 from vdnn.planning.published.sublinear_config import SublinearConfig
 from vdnn.step.plan import Plan
@@ -34,7 +34,7 @@ Cuts = frozenset[int]
 _SEED = 2333
 _LEAST_THRESHOLD = 1 << 10
 _SURVIVAL = 7 / 8
-_MOST_REFINED = 100  # of the dearest rebuilds, so many are looked at
+_MOST_REFINED = 100  # of the dearest recomputes, so many are looked at
 
 
 class MegengineSublinear(PlanPolicy):
@@ -58,14 +58,14 @@ class MegengineSublinear(PlanPolicy):
         search = _Search(request.recording, self._config)
         cuts = search.least()
         enough_bytes = self._config.lb_memory_mb << 20 if budget_bytes is None else budget_bytes
-        return plan_of_rebuilds(request, self.name, search.refined(cuts, enough_bytes).chosen)
+        return plan_of_recomputes(request, self.name, search.refined(cuts, enough_bytes).chosen)
 
 
 class _Search:
     def __init__(self, recording: Recording, config: SublinearConfig) -> None:
         self._config = config
         self._peak_bytes = recording.peak_bytes
-        self._steps = RebuiltSteps(recording)
+        self._steps = RecomputedSteps(recording)
         self._blocks = SaveBlocks(self._steps, worth_discarding(self._steps))
         self._recording = recording
         self._draw = random.Random(_SEED)
@@ -88,7 +88,7 @@ class _Search:
             self._evolve()
         return min(self._found, key=self._rank)
 
-    def refined(self, cuts: Cuts, enough_bytes: int) -> RebuiltStep:
+    def refined(self, cuts: Cuts, enough_bytes: int) -> RecomputedStep:
         """With more cuts, as long as the peak stays within that."""
         step = self._steps.step(self._blocks.inside(cuts))
         place_of = {index: place for place, index in enumerate(self._blocks.order)}
@@ -116,8 +116,8 @@ class _Search:
         return self._peak(cuts), sorted(cuts)
 
     def _cost_ns(self, index: int) -> int:
-        rebuild = self._recording.lifetimes[index].rebuild
-        return 0 if rebuild is None else rebuild.compute_ns
+        recompute = self._recording.lifetimes[index].recompute
+        return 0 if recompute is None else recompute.compute_ns
 
     # The genetic search.
 
@@ -154,7 +154,7 @@ class _Search:
         return kept or ranked[:1]
 
 
-def worth_discarding(steps: RebuiltSteps) -> list[int]:
+def worth_discarding(steps: RecomputedSteps) -> list[int]:
     """What is away for longer than its next reader has inputs: points from its last save to its first use."""
     inputs = {use: len(operation.uses) for operation in operations_of(steps.recording) for use in operation.uses}
     worth = []

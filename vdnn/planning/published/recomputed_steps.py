@@ -1,6 +1,6 @@
-"""Steps with some storages rebuilt and none moved: what policies that only recompute choose among.
+"""Steps with some storages recomputed and none moved: what policies that only recompute choose among.
 
-Each choice is looked at once: its peak and its computing are those of the step with its rebuilds, exactly. Published
+Each choice is looked at once: its peak and its computing are those of the step with its recomputes, exactly. Published
 rules set neither; here every one of them is given the best of the choices that it comes by.
 """
 
@@ -10,14 +10,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from vdnn.planning.policies.plan_policy import PlanRequest
-from vdnn.planning.recomputing import candidates_of, with_rebuilds
+from vdnn.planning.recomputing import candidates_of, with_recomputes
 from vdnn.step.plan import Action, Plan, PlannedLifetime, make_plan
 from vdnn.step.recording import Lifetime, Recording
 
 
 @dataclass(frozen=True, slots=True)
-class RebuiltStep:
-    """`chosen`: what is rebuilt."""
+class RecomputedStep:
+    """`chosen`: what is recomputed."""
 
     chosen: frozenset[int]
     peak_bytes: int
@@ -25,26 +25,26 @@ class RebuiltStep:
 
 
 @dataclass(slots=True)
-class RebuiltSteps:
-    """Of one recording. `candidates`: what can be rebuilt from others, in the order in which it was saved."""
+class RecomputedSteps:
+    """Of one recording. `candidates`: what can be recomputed from others, in the order in which it was saved."""
 
     recording: Recording
     candidates: tuple[int, ...] = field(init=False)
-    _seen: dict[frozenset[int], RebuiltStep] = field(default_factory=dict)
+    _seen: dict[frozenset[int], RecomputedStep] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         lifetimes = self.recording.lifetimes
-        rebuilt = [one for one in candidates_of(self.recording) if not _is_coded(lifetimes[one])]
-        self.candidates = tuple(sorted(rebuilt, key=lambda one: (lifetimes[one].saves[0], one)))
+        recomputed = [one for one in candidates_of(self.recording) if not _is_coded(lifetimes[one])]
+        self.candidates = tuple(sorted(recomputed, key=lambda one: (lifetimes[one].saves[0], one)))
 
-    def step(self, chosen: Collection[int]) -> RebuiltStep:
+    def step(self, chosen: Collection[int]) -> RecomputedStep:
         key = frozenset(chosen)
         if key not in self._seen:
-            followed = with_rebuilds(self.recording, key)
-            self._seen[key] = RebuiltStep(key, followed.peak_bytes, followed.compute_ns)
+            followed = with_recomputes(self.recording, key)
+            self._seen[key] = RecomputedStep(key, followed.peak_bytes, followed.compute_ns)
         return self._seen[key]
 
-    def best(self, budget_bytes: int | None) -> RebuiltStep:
+    def best(self, budget_bytes: int | None) -> RecomputedStep:
         """Of all that were looked at the shortest that fits; where none fits, or without a budget, the one with the
         lowest peak."""
         found = self._seen.values()
@@ -56,12 +56,12 @@ class RebuiltSteps:
 
 def _is_coded(lifetime: Lifetime) -> bool:
     """What leaves a part of itself behind is not recomputed."""
-    return lifetime.rebuild is not None and lifetime.rebuild.kept_bytes > 0
+    return lifetime.recompute is not None and lifetime.recompute.kept_bytes > 0
 
 
-def plan_of_rebuilds(request: PlanRequest, policy: str, chosen: Collection[int]) -> Plan:
-    """These are rebuilt, all else is kept."""
-    followed = with_rebuilds(request.recording, chosen)
+def plan_of_recomputes(request: PlanRequest, policy: str, chosen: Collection[int]) -> Plan:
+    """These are recomputed, all else is kept."""
+    followed = with_recomputes(request.recording, chosen)
     lifetimes = tuple(
         PlannedLifetime(one.nbytes, Action.RECOMPUTE if index in chosen else Action.KEEP)
         for index, one in enumerate(followed.lifetimes)

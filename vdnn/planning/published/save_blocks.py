@@ -1,6 +1,6 @@
-"""Blocks of a step: its storages in the order of their saves, cut at some places. Of a block its inside is rebuilt.
+"""Blocks of a step: its storages in the order of their saves, cut at some places. Of a block its inside is recomputed.
 
-What is kept is the last storage of a block, and whatever a rebuild in a later block reads: so every rebuild stays
+What is kept is the last storage of a block, and whatever a recompute in a later block reads: so every recompute stays
 inside its block, whatever branches run past its end.
 """
 
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from vdnn.planning.published.recomputed_steps import RebuiltSteps
+from vdnn.planning.published.recomputed_steps import RecomputedSteps
 
 
 class SaveBlocks:
     """Of one recording. `order` has all storages, as they were saved; a cut behind the i-th of them is called i."""
 
-    def __init__(self, steps: RebuiltSteps, may_go: Collection[int] | None = None) -> None:
+    def __init__(self, steps: RecomputedSteps, may_go: Collection[int] | None = None) -> None:
         self._lifetimes = steps.recording.lifetimes
         self.order = sorted(range(len(self._lifetimes)), key=lambda one: (self._lifetimes[one].saves[0], one))
         self._may_go = frozenset(steps.candidates if may_go is None else may_go)
@@ -42,7 +42,7 @@ class SaveBlocks:
             elif index in self._may_go:
                 inside.add(index)
         for index in sorted(inside, key=lambda one: -block_of[one]):
-            rebuild = self._lifetimes[index].rebuild
-            if rebuild is not None and index in inside:
-                inside -= {one for one in rebuild.inputs if block_of[one] != block_of[index]}
+            recompute = self._lifetimes[index].recompute
+            if recompute is not None and index in inside:
+                inside -= {one for one in recompute.inputs if block_of[one] != block_of[index]}
         return inside

@@ -1,7 +1,7 @@
-"""auto: what is kept, moved or rebuilt so that the step stays under the budget with the least slowdown. The default.
+"""auto: what is kept, moved or recomputed so that the step stays under the budget with the least slowdown. The default.
 
-What is best to move is looked for without rebuilds, and with the rebuilds that a shorter search found best: so it is
-never slower than with moves alone. The same recording gives the same plan anywhere.
+What is best to move is looked for without recomputes, and with the recomputes that a shorter search found best: so it
+is never slower than with moves alone. The same recording gives the same plan anywhere.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from vdnn.errors import BudgetError
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
-from vdnn.planning.recomputing import candidates_of, planned_rebuild, with_rebuilds
+from vdnn.planning.recomputing import candidates_of, planned_recompute, with_recomputes
 from vdnn.planning.search.auto_offload import AutoOffload
-from vdnn.planning.search.recompute_choice import RebuildChoice
+from vdnn.planning.search.recompute_choice import RecomputeChoice
 from vdnn.planning.search.use_moments import with_room_at_uses
 from vdnn.planning.simulate import simulate
 from vdnn.step.plan import Plan
@@ -27,7 +27,7 @@ class Auto(PlanPolicy):
     def __init__(self, effort: float = 1.0) -> None:
         self._effort = effort
         self._moves = AutoOffload(effort)
-        self._moves_besides_rebuilds = AutoOffload(effort, asks_others=False)
+        self._moves_besides_recomputes = AutoOffload(effort, asks_others=False)
 
     @property
     def name(self) -> str:
@@ -49,7 +49,7 @@ class Auto(PlanPolicy):
             return moved
         finalists = _FINALISTS if len(recording.points) <= _LONG else 1
         plans = [
-            self._with_rebuilds(request, one.chosen) for one in RebuildChoice(request, self._effort).best(finalists)
+            self._with_recomputes(request, one.chosen) for one in RecomputeChoice(request, self._effort).best(finalists)
         ]
         for plan in plans:
             if plan is None:
@@ -62,15 +62,15 @@ class Auto(PlanPolicy):
                 shortest, shortest_ns = plan, timeline.step_ns
         return shortest
 
-    def _with_rebuilds(self, request: PlanRequest, chosen: frozenset[int]) -> Plan | None:
-        """None if what is rebuilt does not fit with what it is made of."""
-        followed = with_rebuilds(request.recording, chosen)
+    def _with_recomputes(self, request: PlanRequest, chosen: frozenset[int]) -> Plan | None:
+        """None if what is recomputed does not fit with what it is made of."""
+        followed = with_recomputes(request.recording, chosen)
         try:
-            plan = self._moves_besides_rebuilds.plan(request._replace(recording=followed))
+            plan = self._moves_besides_recomputes.plan(request._replace(recording=followed))
         except BudgetError:
             return None
         lifetimes = tuple(
-            planned_rebuild(request.recording.lifetimes[index]) if index in chosen else one
+            planned_recompute(request.recording.lifetimes[index]) if index in chosen else one
             for index, one in enumerate(plan.lifetimes)
         )
         return replace(plan, policy=self.name, lifetimes=lifetimes)

@@ -11,7 +11,7 @@ from vdnn import _C
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.gaps import Gap, planned_lifetimes
 from vdnn.step.plan import Absence, Plan, make_plan
-from vdnn.step.recording import PointKind, Rebuild, Recording
+from vdnn.step.recording import PointKind, Recompute, Recording
 
 _KINDS = {PointKind.SAVE: 0, PointKind.USE: 1, PointKind.END: 2}
 
@@ -42,7 +42,7 @@ def make_link_model(costs: LinkCosts) -> _C.LinkModel:
 
 
 def make_recorded_step(recording: Recording) -> _C.RecordedStep:
-    """Answers as with_rebuilds() and gaps_of() do."""
+    """Answers as with_recomputes() and gaps_of() do."""
     points, lifetimes = recording.points, recording.lifetimes
     return _C.RecordedStep(
         compute_ns=[point.compute_ns for point in points],
@@ -53,27 +53,27 @@ def make_recorded_step(recording: Recording) -> _C.RecordedStep:
         storages=[(one.nbytes, one.copy_point, one.free_point, one.end_point) for one in lifetimes],
         uses=[one.uses for one in lifetimes],
         read=[one.read for one in lifetimes],
-        rebuilds=[None if one.rebuild is None else _tuple_of(one.rebuild) for one in lifetimes],
+        rebuilds=[None if one.recompute is None else _tuple_of(one.recompute) for one in lifetimes],
     )
 
 
-def _tuple_of(rebuild: Rebuild) -> tuple[tuple[int, ...], int, int, int, int, int, int]:
+def _tuple_of(recompute: Recompute) -> tuple[tuple[int, ...], int, int, int, int, int, int]:
     return (
-        rebuild.inputs,
-        rebuild.known_point,
-        rebuild.compute_ns,
-        rebuild.extra_bytes,
-        rebuild.kept_bytes,
-        rebuild.giving_up_ns,
-        rebuild.giving_up_bytes,
+        recompute.inputs,
+        recompute.known_point,
+        recompute.compute_ns,
+        recompute.extra_bytes,
+        recompute.kept_bytes,
+        recompute.discard_ns,
+        recompute.discard_bytes,
     )
 
 
-def gaps_of_rebuilt(rebuilt: _C.RebuiltStep) -> tuple[Gap, ...]:
-    """Those of the step with its rebuilds."""
+def gaps_of_recomputed(recomputed: _C.RebuiltStep) -> tuple[Gap, ...]:
+    """Those of the step with its recomputes."""
     found: list[Gap] = []
     numbers: dict[int, int] = {}
-    for lifetime, nbytes, release_point, use, first, last in rebuilt.gaps:
+    for lifetime, nbytes, release_point, use, first, last in recomputed.gaps:
         number = numbers[lifetime] = numbers.get(lifetime, -1) + 1
         found.append(Gap(lifetime, number, nbytes, release_point, None if use < 0 else use, first, last))
     return tuple(found)

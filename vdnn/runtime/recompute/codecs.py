@@ -80,7 +80,7 @@ class Codec(ABC):
     def signature(self) -> tuple[str, Geometry]:
         return self.name, self._geometry
 
-    def rebuild(self, unpack: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+    def recompute(self, unpack: Callable[[Any], torch.Tensor]) -> torch.Tensor:
         kept = unpack(self.operands[0])
         with torch.no_grad():
             return self._decoded(kept)

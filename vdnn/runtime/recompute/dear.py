@@ -1,4 +1,4 @@
-"""Convolution, matrix products, embedding, attention: what is rebuilt only where whole segments are."""
+"""Convolution, matrix products, embedding, attention: what is recomputed only where whole segments are."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Along each edge the nearest saved value is taken: what the reading node saved itself, else what somebody saved of the
 output (noted at its node), else what the producing node saved of its own output, else how that was made. Stale saves,
-and those that lie in the storage which is to be rebuilt, are passed by.
+and those that lie in the storage which is to be recomputed, are passed by.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class _Search:
     unpack: Unpack
     max_depth: int
     dear: bool
-    avoided: int  # the native address of the storage that is to be rebuilt
+    avoided: int  # the native address of the storage that is to be recomputed
     known: dict[tuple[Node, int], _Value] = field(default_factory=dict)
     tried: dict[tuple[Node, int], int] = field(default_factory=dict)  # in vain, with so many operations left
     found: dict[int, _Found] = field(default_factory=dict)  # by identity of what is held

@@ -4,7 +4,7 @@ A bias is not saved by the operation that adds it: it is found later through the
 which version it is at now. So versions are noted where operations are about to read leaves, at the entry of a module,
 together with autograd's sequence number. A leaf that was at its present version when a node was yet to be made was at
 this version when that node's operation read it: versions only grow. Of any other leaf nothing is known, and nothing is
-rebuilt from it.
+recomputed from it.
 """
 
 from __future__ import annotations

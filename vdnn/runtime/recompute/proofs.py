@@ -28,7 +28,7 @@ import torch
 from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.recompute import Recipe, UnknownLayoutError
 from vdnn.runtime.recompute.codecs import Codec
-from vdnn.runtime.recompute.recompute_cost import Proof
+from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.recompute.tolerance import Tolerance, difference_between
 from vdnn.runtime.recompute.trial import Trial, bytes_of, is_as_it_was
 from vdnn.runtime.storage.geometry import label_text
@@ -83,7 +83,7 @@ class Known(NamedTuple):
     """What was found out at a place, and what it costs there."""
 
     outcome: Outcome
-    cost: Proof
+    cost: RecomputeCost
 
 
 class Proofs:
@@ -91,7 +91,7 @@ class Proofs:
 
     def __init__(self, tolerance: Tolerance) -> None:
         self._tolerance = tolerance
-        self._costs: Recent[Hashable, Proof] = Recent()  # by signature
+        self._costs: Recent[Hashable, RecomputeCost] = Recent()  # by signature
         self._outcomes: Recent[Place, Outcome] = Recent()
         self._said: Recent[str, bool] = Recent(256)
 
@@ -105,7 +105,7 @@ class Proofs:
         outcome = Outcome.EXACT if is_fake else None if place is None else self._outcomes.get((signature, place))
         return None if cost is None or outcome is None else Known(outcome, cost)
 
-    def cost(self, recipe: Recipe | Codec) -> Proof:
+    def cost(self, recipe: Recipe | Codec) -> RecomputeCost:
         """Of one that was tried, and came out."""
         found = self._costs.get(recipe.signature)
         if found is None:
@@ -150,11 +150,11 @@ class Proofs:
                 self._outcomes[place] = Outcome.WRONG
         return is_right
 
-    def with_encoding(self, codec: Codec, took_ns: int, took_bytes: int) -> Proof:
+    def with_encoding(self, codec: Codec, took_ns: int, took_bytes: int) -> RecomputeCost:
         """The cost of a codec, with that of the encoding the first time that this was seen."""
         cost = self.cost(codec)
         if not cost.kept_bytes:
-            cost = replace(cost, kept_bytes=codec.kept_bytes, giving_up_ns=took_ns, giving_up_bytes=took_bytes)
+            cost = replace(cost, kept_bytes=codec.kept_bytes, discard_ns=took_ns, discard_bytes=took_bytes)
             self._costs[codec.signature] = cost
         return cost
 
@@ -176,7 +176,7 @@ class Proofs:
             return Outcome.WRONG
         except Exception as error:  # a trial is ours: whatever it raises, the step goes on without the recipe
             if not is_quiet:
-                self._say_once(f"{error} It is not rebuilt.")
+                self._say_once(f"{error} It is not recomputed.")
             return Outcome.WRONG
 
     def _compared(
@@ -200,7 +200,7 @@ class Proofs:
             del made
             if not is_fake and gauges is not None:
                 trial.run()  # the first may have loaded and chosen kernels
-            self._costs[recipe.signature] = trial.proof
+            self._costs[recipe.signature] = trial.cost
         return outcome
 
     def _verdict(
@@ -226,7 +226,7 @@ class Proofs:
             wanted = f"within the tolerance of {tolerance.limit:g} ({difference:.2g} of the largest apart)"
         if not is_quiet:
             label = label_text(managed.geometry, managed.saved_in)
-            self._say_once(f"{label} does not come out {wanted} by {recipe.name}: it is not rebuilt.")
+            self._say_once(f"{label} does not come out {wanted} by {recipe.name}: it is not recomputed.")
         return Outcome.WRONG
 
     def _say_once(self, sentence: str) -> None:

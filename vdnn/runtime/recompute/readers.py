@@ -44,7 +44,7 @@ class Readers:
     def of(self, source: ManagedStorage | torch.Tensor) -> list[ManagedStorage]:
         """Those that are still missing. An identity that was used again names too many, which costs time only."""
         readers = self.by_source.get(id(source))
-        return [] if readers is None else [one for one in readers if one.is_yet_to_be_rebuilt]
+        return [] if readers is None else [one for one in readers if one.is_yet_to_be_recomputed]
 
     def of_all(self, sources: Iterable[torch.Tensor]) -> list[ManagedStorage]:
         return [reader for source in sources for reader in self.of(source)]

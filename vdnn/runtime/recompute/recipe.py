@@ -82,7 +82,7 @@ class Recipe:
         """In the order in which they are done."""
         return tuple(step.operation.name for step in self.steps)
 
-    def rebuild(self, unpack: Unpack) -> torch.Tensor:
+    def recompute(self, unpack: Unpack) -> torch.Tensor:
         """The tensor, bit for bit, on the current stream. See [Note: What comes out].
 
         Every managed operand is asked for once, before anything is computed; memory of what lies between is let go
@@ -125,7 +125,7 @@ class Recipe:
         storage = tensor.untyped_storage()
         if storage._cdata != given.storage or storage.nbytes() < tensor.nbytes:
             raise VdnnError(
-                f"cannot rebuild a tensor by {self.name}: the parameter of {tuple(tensor.shape)} that it needs has "
+                f"cannot recompute a tensor by {self.name}: the parameter of {tuple(tensor.shape)} that it needs has "
                 "been given other memory since, or none (as sharded training does). Run vdnn.offload without recompute."
             )
         return tensor
@@ -135,17 +135,19 @@ class Recipe:
         try:
             made = step.operation.run(call, *inputs)
         except RuntimeError as error:
-            raise VdnnError(f"cannot rebuild a tensor by {self.name}: {step.operation.name} raised: {error}") from error
+            raise VdnnError(
+                f"cannot recompute a tensor by {self.name}: {step.operation.name} raised: {error}"
+            ) from error
         if made.shape != call.shape:
             raise VdnnError(
-                f"cannot rebuild a tensor by {self.name}: {step.operation.name} made {tuple(made.shape)}, where it had "
-                f"made {tuple(call.shape)}. This is a fault of vdnn's recipe."
+                f"cannot recompute a tensor by {self.name}: {step.operation.name} made {tuple(made.shape)}, where it "
+                f"had made {tuple(call.shape)}. This is a fault of vdnn's recipe."
             )
         if made.dtype is call.dtype:
             return made
         if not step.operation.may_be_in_place:
             raise VdnnError(
-                f"cannot rebuild a tensor by {self.name}: {step.operation.name} made {made.dtype}, where it had made "
+                f"cannot recompute a tensor by {self.name}: {step.operation.name} made {made.dtype}, where it had made "
                 f"{call.dtype}. This is a fault of vdnn's recipe."
             )
         # What was written in place kept its dtype, whatever was computed.

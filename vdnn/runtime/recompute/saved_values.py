@@ -2,7 +2,7 @@
 
 The plain attributes (`_saved_self`) would unpack: under a checkpoint that runs the region's forward again, in the
 middle of a forward. The raw ones hand over what a pack hook returned, together with the unpack hook that belongs to it.
-Torch 2.8 has raw ones that hand over nothing: there less can be rebuilt, and more is kept or moved.
+Torch 2.8 has raw ones that hand over nothing: there less can be recomputed, and more is kept or moved.
 """
 
 from __future__ import annotations

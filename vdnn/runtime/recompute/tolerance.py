@@ -1,4 +1,4 @@
-"""How far a rebuilt value may be from the one that was there: not at all, or within what the user names.
+"""How far a recomputed value may be from the one that was there: not at all, or within what the user names.
 
 [Note: What is measured] Of floats the furthest that two numbers at one place are apart, over the largest magnitude of
 the original's finite numbers; of complex numbers, of their parts. What is not finite has to come back as it was, and
@@ -28,10 +28,10 @@ class Tolerance:
         return self.limit is not None and difference <= self.limit
 
     def follow(self, recipe: str, difference: float) -> None:
-        """It is rebuilt although it differs, which is said once."""
+        """It is recomputed although it differs, which is said once."""
         if recipe not in self._followed:
             logger.info(
-                "vdnn: %s does not come out bit for bit (%.2g of the largest apart), and is rebuilt within the "
+                "vdnn: %s does not come out bit for bit (%.2g of the largest apart), and is recomputed within the "
                 "tolerance of %g.",
                 recipe,
                 difference,
@@ -44,8 +44,8 @@ class Tolerance:
         if self.limit is None:
             return []
         names = [f"{recipe} ({apart:.2g} of the largest apart)" for recipe, apart in self._followed.items()]
-        within = "; ".join(names) or "what was rebuilt came out bit for bit"
-        return [f"  rebuilt within the tolerance of {self.limit:g}: {within}"]
+        within = "; ".join(names) or "what was recomputed came out bit for bit"
+        return [f"  recomputed within the tolerance of {self.limit:g}: {within}"]
 
 
 def check_tolerance(value: object) -> float | None:

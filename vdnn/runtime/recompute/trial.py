@@ -1,4 +1,4 @@
-"""A rebuild outside of any plan: what it costs, and whether its outcome is what was there."""
+"""A recompute outside of any plan: what it costs, and whether its outcome is what was there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.recompute import Recipe
 from vdnn.runtime.recompute.codecs import Codec
-from vdnn.runtime.recompute.recompute_cost import Proof
-from vdnn.runtime.storage.discarded import Dropped, missing_for
+from vdnn.runtime.recompute.recompute_cost import RecomputeCost
+from vdnn.runtime.storage.discarded import Discarded, missing_for
 from vdnn.runtime.storage.managed_storage import ManagedStorage, Residency
 from vdnn.runtime.storage.packed_view import PackedView
 
@@ -25,9 +25,9 @@ class Trial:
         self._stand_ins: list[torch.Tensor] = []
         # Back on the device for the trial alone; and what was there, whose uses the trial must not count for.
         self._borrowed: list[ManagedStorage] = []
-        self._rebuilt: list[Dropped] = []
-        self._read: list[Dropped] = []
-        self.proof = Proof(0, 0)
+        self._recomputed: list[Discarded] = []
+        self._read: list[Discarded] = []
+        self.cost = RecomputeCost(0, 0)
 
     def run(self) -> torch.Tensor:
         try:
@@ -35,23 +35,23 @@ class Trial:
         finally:
             for managed in self._borrowed:
                 managed.release()
-            for dropped in self._rebuilt:
-                dropped.forget()
-            for dropped in self._read:
-                dropped.uncount_use()
+            for discarded in self._recomputed:
+                discarded.forget()
+            for discarded in self._read:
+                discarded.uncount_use()
             self._borrowed.clear()
-            self._rebuilt.clear()
+            self._recomputed.clear()
             self._read.clear()
 
     def _run(self) -> torch.Tensor:
         gauges, transport = self._gauges, self._managed.transport
         if gauges is None:
-            return self._recipe.rebuild(self._operand)
+            return self._recipe.recompute(self._operand)
         self._begin()
-        made = self._recipe.rebuild(self._operand)
+        made = self._recipe.recompute(self._operand)
         end = gauges.mark(transport.current_stream())
         extra_bytes = gauges.take_peaks()[0] - self._before_bytes
-        self.proof = Proof(gauges.ns_between(self._begin_mark, end), max(extra_bytes, self._managed.nbytes))
+        self.cost = RecomputeCost(gauges.ns_between(self._begin_mark, end), max(extra_bytes, self._managed.nbytes))
         self._stand_ins.clear()
         return made
 
@@ -72,11 +72,11 @@ class Trial:
         else:
             if view.managed.residency is Residency.HOST:
                 self._borrowed.append(view.managed)
-            if view.managed.dropped is not None:
-                missing = [one.dropped for one in missing_for(view.managed) if one.dropped is not None]
-                self._rebuilt += missing
+            if view.managed.discarded is not None:
+                missing = [one.discarded for one in missing_for(view.managed) if one.discarded is not None]
+                self._recomputed += missing
                 if not missing:
-                    self._read.append(view.managed.dropped)
+                    self._read.append(view.managed.discarded)
             tensor = view.unpack()
         self._begin()
         return tensor

@@ -2,7 +2,7 @@
 
 What is rehearsed is a function of the batch size that makes a model and its inputs, or a module with a batch of its
 inputs. The first step warms up, the second is recorded while everything that may leaves, and a third runs under a plan
-if one is given: what happens then is what the plan foretold, or the difference shows.
+if one is given: what happens then is what the plan predicted, or the difference shows.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from vdnn.runtime.recompute.rechecks import Rechecks
 from vdnn.runtime.recompute.tolerance import Tolerance
 from vdnn.runtime.session.exemptions import Exemptions
 from vdnn.runtime.session.missing import Missing
-from vdnn.runtime.session.session_recipes import Rebuilds
+from vdnn.runtime.session.session_recipes import SessionRecipes
 from vdnn.runtime.steps.watch import StepWatch
 from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.runtime.storage.deferred_copies import DeferredCopies
@@ -87,10 +87,10 @@ class Packer:
         self._modules = modules
         self._transports = transports
         self._steps = steps
-        may_rebuild = policy.rebuilds if steps is None else steps.ways.rebuilds
-        self._rebuilds = Rebuilds(self.unpack, steps, tolerance, rechecks) if may_rebuild else None
-        self.exemptions = Exemptions(policy, modules, marked, recasts=self._rebuilds is not None)
-        self._missing = Missing(self.unpack, steps, Readers() if self._rebuilds is None else self._rebuilds.readers)
+        may_recompute = policy.recomputes if steps is None else steps.ways.recomputes
+        self._recipes = SessionRecipes(self.unpack, steps, tolerance, rechecks) if may_recompute else None
+        self.exemptions = Exemptions(policy, modules, marked, recasts=self._recipes is not None)
+        self._missing = Missing(self.unpack, steps, Readers() if self._recipes is None else self._recipes.readers)
         self._table = ManagedTable()
         self.lookahead = Lookahead()
         self._deferred = DeferredCopies()
@@ -100,11 +100,11 @@ class Packer:
 
     def watch_modules(self) -> Iterator[Any]:
         """Hooks of torch that recipes need: for whoever installs the session's."""
-        if self._rebuilds is not None:
+        if self._recipes is not None:
             observe_flags()
-            yield self._rebuilds.norms
-            yield torch.nn.modules.module.register_module_forward_pre_hook(self._rebuilds.before_module)
-            yield torch.nn.modules.module.register_module_forward_hook(self._rebuilds.behind_module, always_call=True)
+            yield self._recipes.norms
+            yield torch.nn.modules.module.register_module_forward_pre_hook(self._recipes.before_module)
+            yield torch.nn.modules.module.register_module_forward_hook(self._recipes.behind_module, always_call=True)
 
     @property
     def in_forked_child(self) -> bool:
@@ -137,7 +137,7 @@ class Packer:
         # By what is held, not by what is seen: a small view may be the last holder of a large storage.
         if storage.nbytes() < self._min_bytes or not nbytes:
             return self._keep(tensor, Kept.SMALL, nbytes)
-        if self._rebuilds is not None:
+        if self._recipes is not None:
             observe_flags(at_save=True)
         node = tensor.grad_fn  # asked for once: it is made at every question
         reason = self.exemptions.always(tensor, storage, node)
@@ -173,9 +173,9 @@ class Packer:
             refuse_capture()
         self._deferred.submit_finished(transport)
         packed, is_new = self._manage(tensor, part, storage, node, transport)
-        if self._rebuilds is not None and part is tensor:
-            self._rebuilds.saved(packed, tensor, node, is_new=is_new)
-            if is_new and self._rebuilds.drop(packed, tensor, node):
+        if self._recipes is not None and part is tensor:
+            self._recipes.saved(packed, tensor, node, is_new=is_new)
+            if is_new and self._recipes.discard(packed, tensor, node):
                 return packed
         self._follow_policy(packed.managed, storage, node, is_new=is_new)
         return packed
@@ -225,10 +225,10 @@ class Packer:
         """What a codec left says only what the values of one dtype were."""
         if managed.geometry is None or managed.geometry[0] is part.dtype:
             return True
-        if managed.dropped is not None and not managed.dropped.is_exact_in_bytes:
+        if managed.discarded is not None and not managed.discarded.is_exact_in_bytes:
             return False
-        if self._rebuilds is not None and not managed.has_several_dtypes:
-            self._rebuilds.saved_as_another_dtype(managed)
+        if self._recipes is not None and not managed.has_several_dtypes:
+            self._recipes.saved_as_another_dtype(managed)
         return True
 
     def _follow_policy(self, managed: ManagedStorage, storage: _Storage, node: _Node | None, *, is_new: bool) -> None:
@@ -255,7 +255,7 @@ class Packer:
             refuse_capture()
         if steps.step_ends_before_this_save():
             steps.end_step()
-        with (self._rebuilds or steps).hook(transport):
+        with (self._recipes or steps).hook(transport):
             self._deferred.submit_finished(transport)
             is_aliased = self._table.holds(storage._cdata)
             packed, is_new = self._manage(tensor, part, storage, node, transport)
@@ -267,19 +267,19 @@ class Packer:
                 offloads = managed.is_to_leave = planned is Action.OFFLOAD
                 self._deferred.when_complete(managed, node, offloads=offloads)
                 if planned in (Action.RECOMPUTE, Action.COMPRESS):
-                    self._drop(packed, tensor, node)
+                    self._discard(packed, tensor, node)
                 elif not offloads:
                     self._counters.keep(Kept.PLAN, managed.nbytes)
-            if self._rebuilds is not None and part is tensor:
-                self._rebuilds.saved(packed, tensor, node, is_new=is_new)
+            if self._recipes is not None and part is tensor:
+                self._recipes.saved(packed, tensor, node, is_new=is_new)
         return packed
 
-    def _drop(self, packed: PackedView, tensor: torch.Tensor, node: _Node | None) -> None:
-        """What the plan rebuilds; if it cannot be, the policy decides."""
+    def _discard(self, packed: PackedView, tensor: torch.Tensor, node: _Node | None) -> None:
+        """What the plan recomputes; if it cannot be, the policy decides."""
         is_whole = type(tensor) in PLAIN_CLASSES
-        if self._rebuilds is None or not is_whole or not self._rebuilds.drop(packed, tensor, node):
+        if self._recipes is None or not is_whole or not self._recipes.discard(packed, tensor, node):
             if self._steps is not None:
-                self._steps.cannot_be_rebuilt(packed.managed)
+                self._steps.cannot_be_recomputed(packed.managed)
             self._follow_policy(packed.managed, tensor.untyped_storage(), node, is_new=True)
 
     # Using.
@@ -296,7 +296,7 @@ class Packer:
             with self.lock, outside_of_transforms():
                 return self._use(packed)
         with self.lock:
-            if self._steps is None and packed.managed.dropped is None:
+            if self._steps is None and packed.managed.discarded is None:
                 return self._use(packed)
             has_grad_mode = torch.is_grad_enabled()
             try:
@@ -316,19 +316,19 @@ class Packer:
             managed.keeps_reloaded = True  # all that it unpacks of it is one memory, and a write is seen in all
         if self._missing.read:
             self._missing.before_use(managed)
-        if managed.dropped is not None:
+        if managed.discarded is not None:
             self._missing.recompute_for(managed)
         if steps is None:
             self._deferred.submit_finished(managed.transport)
             tensor = packed.unpack()
             self.lookahead.used(managed)
             return tensor
-        with (self._rebuilds or steps).hook(managed.transport):
+        with (self._recipes or steps).hook(managed.transport):
             self._deferred.submit_finished(managed.transport)
             with steps.reloading(managed.transport):
                 tensor = packed.unpack()
-            if self._rebuilds is not None and isinstance(packed, PackedView):
-                self._rebuilds.used(packed, tensor)
+            if self._recipes is not None and isinstance(packed, PackedView):
+                self._recipes.used(packed, tensor)
             if not steps.used(managed):
                 self.lookahead.used(managed)
         return tensor

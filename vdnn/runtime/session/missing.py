@@ -36,13 +36,13 @@ class Missing:
 
     def _recompute(self, managed: ManagedStorage) -> None:
         """What it reads is used like anything else: at hooks of their own, before this use's."""
-        dropped, steps, was_recomputing = managed.dropped, self._steps, self._is_recomputing
-        if dropped is None:
+        discarded, steps, was_recomputing = managed.discarded, self._steps, self._is_recomputing
+        if discarded is None:
             raise RuntimeError("a storage is to be recomputed that was not discarded")
         self._is_recomputing = True
         try:
-            with contextlib.nullcontext() if steps is None else steps.rebuilding(managed.transport):
-                dropped.rebuild(managed, self._unpack)
+            with contextlib.nullcontext() if steps is None else steps.recomputing(managed.transport):
+                discarded.recompute(managed, self._unpack)
         finally:
             self._is_recomputing = was_recomputing
 
@@ -63,7 +63,7 @@ class Missing:
     def _recompute_early(self, readers: list[ManagedStorage]) -> None:
         """What cannot be recomputed says so at its use."""
         for reader in readers:
-            if reader.dropped is None or reader.dropped.keep_source(reader):
+            if reader.discarded is None or reader.discarded.keep_source(reader):
                 continue
             with contextlib.suppress(VdnnError, RuntimeError):  # the latter: an operand was modified
                 self.recompute_for(reader)

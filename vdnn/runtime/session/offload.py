@@ -58,10 +58,10 @@ def offload(
     `host_budget` caps pinned memory; without it the ranks of a node share what there is. The windows cap what copies in
     flight hold on the device. `measure`: after `warmup_steps` steps one is recorded (`session.recording`), and each is
     measured (`session.timeline`). `integrity`: what comes back is compared with what left. `recompute`: a plan may
-    rebuild what one cheap operation makes of something else that is saved, instead of moving it; masks it may keep as
-    bits. `codecs` names a lossy codec that it may use besides: "bf16" or "fp8". `tolerance`: None rebuilds bit for bit;
-    1e-6 also what comes out within a millionth of the largest magnitude in the value, each operation of which is named.
-    `recheck`: one step in so many compares what is recomputed with what was discarded; 0: none.
+    recompute what one cheap operation makes of something else that is saved, instead of moving it; masks it may keep as
+    bits. `codecs` names a lossy codec that it may use besides: "bf16" or "fp8". `tolerance`: None recomputes bit for
+    bit; 1e-6 also what comes out within a millionth of the largest magnitude in the value, each operation of which is
+    named. `recheck`: one step in so many compares what is recomputed with what was discarded; 0: none.
 
         with vdnn.offload("vdnn-all") as session:
             model(x).sum().backward()
@@ -79,7 +79,7 @@ def offload(
     if type(recheck) is not int or recheck < 0:
         raise ValueError(f"recheck: expected one step in so many, or 0 for none, got {recheck!r}.")
     if limit is not None and not recompute:
-        raise ValueError("tolerance: recompute=False rebuilds nothing: leave one of the two out.")
+        raise ValueError("tolerance: recompute=False recomputes nothing: leave one of the two out.")
     wanted = None if budget is None else parse_budget(budget)
     plan = policy if isinstance(policy, Plan) else None
     if plan is not None and wanted is not None:
@@ -97,9 +97,9 @@ def offload(
         ways = Ways(gauges_for, warmup_steps, plan, planner, recompute, chosen)
     if ways is None and chosen != LOSSLESS:
         raise ValueError("codecs: only a plan chooses what is packed: give a budget, a plan, or measure=True.")
-    if ways is None and limit is not None and not online.rebuilds:
+    if ways is None and limit is not None and not online.recomputes:
         raise ValueError(
-            "tolerance: here nothing is rebuilt: give a budget, a plan, measure=True, or the policy 'rebuild-all'."
+            "tolerance: here nothing is recomputed: give a budget, a plan, measure=True, or the policy 'recompute-all'."
         )
     options = TransportOptions(
         host_bytes,

@@ -28,8 +28,8 @@ def session_report(
         f"policy {policy}: {counters.saves} saves of {format_bytes(counters.saved_bytes)}",
         f"  offloaded {counters.storages} storages, {format_bytes(counters.storage_bytes)}"
         f" (and {counters.shared_saves} saves that share them)",
-        f"  given up without a copy {counters.dropped} storages, {format_bytes(counters.dropped_bytes)}; "
-        f"{counters.rebuilds} rebuilds",
+        f"  discarded without a copy {counters.discarded} storages, {format_bytes(counters.discarded_bytes)}; "
+        f"{counters.recomputes} recomputes",
         f"  freed {format_bytes(counters.freed_bytes)}; copied but not freed, because somebody else holds it: "
         f"{format_bytes(counters.copied_not_freed_bytes)}",
         f"  {counters.uses} uses: {counters.used_in_place} still on the device, {counters.prefetched_reloads} "

@@ -318,7 +318,7 @@ class Session(contextlib.ContextDecorator):
         counters = self.counters
         if self._has_warned or self._fits_as_it_is():
             return
-        if counters.saves and not counters.storages and not counters.dropped and self.policy.name != "keep":
+        if counters.saves and not counters.storages and not counters.discarded and self.policy.name != "keep":
             self._has_warned = True
             reasons = ", ".join(f"{count} x {reason.value}" for reason, count in counters.kept.most_common(3))
             logger.warning("vdnn: nothing was offloaded, of %d saves (%s).", counters.saves, reasons or "none eligible")

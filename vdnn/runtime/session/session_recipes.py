@@ -1,4 +1,4 @@
-"""What a session knows of rebuilding: recipes are found where tensors are saved, proven, told of, and followed.
+"""What a session knows of recomputing: recipes are found where tensors are saved, proven, told of, and followed.
 
 What is proven of them is in proofs.py; what is compared for ever, in rechecks.py; who reads what, in readers.py.
 """
@@ -29,7 +29,7 @@ from vdnn.runtime.recompute.later_recipe import later
 from vdnn.runtime.recompute.proofs import Outcome, Place, Proofs
 from vdnn.runtime.recompute.readers import Readers
 from vdnn.runtime.recompute.rechecks import Check, Rechecks
-from vdnn.runtime.recompute.recompute_cost import Proof
+from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.recompute.snapshots import Snapshots
 from vdnn.runtime.recompute.tolerance import Tolerance
 from vdnn.runtime.steps.watch import StepWatch
@@ -81,7 +81,7 @@ class _ToProve(NamedTuple):
     place: Place | None
 
 
-class Rebuilds:
+class SessionRecipes:
     """Of one session. `our_unpack` is its hook."""
 
     def __init__(
@@ -124,17 +124,17 @@ class Rebuilds:
     # At the saves.
 
     def saved(self, packed: PackedView, tensor: torch.Tensor, node: Any, *, is_new: bool) -> None:
-        """Of every managed save; where nothing is planned yet, what could be rebuilt is looked for."""
+        """Of every managed save; where nothing is planned yet, what could be recomputed is looked for."""
         if self._steps is None:
             self._encode()
         if node is not None:
             self._find_owners(node)
             note_saved(node, tensor.output_nr, packed)
-        if is_new and self._steps is not None and self._steps.looks_for_rebuilds:
+        if is_new and self._steps is not None and self._steps.looks_for_recomputes:
             self._look(packed, tensor, node, is_to_go=False)
 
-    def drop(self, packed: PackedView, tensor: torch.Tensor, node: Any) -> bool:
-        """The plan rebuilds it: gives it up, or as soon as its maker is known. False if it cannot be rebuilt."""
+    def discard(self, packed: PackedView, tensor: torch.Tensor, node: Any) -> bool:
+        """The plan recomputes it: gives it up, or as soon as its maker is known. False if it cannot be recomputed."""
         return self._look(packed, tensor, node, is_to_go=True)
 
     def _look(self, packed: PackedView, tensor: torch.Tensor, node: Any, *, is_to_go: bool) -> bool:
@@ -190,31 +190,35 @@ class Rebuilds:
             self._close.add(managed)
         is_exact = outcome is Outcome.EXACT
         if is_to_go:
-            if not self._drop(managed, recipe, place, is_exact=is_exact):
+            if not self._discard(managed, recipe, place, is_exact=is_exact):
                 return False
             self.readers.add(managed, recipe)
             return True
-        self._can_be_rebuilt(managed, recipe.name, recipe.operands, self._proofs.cost(recipe))
+        self._can_be_recomputed(managed, recipe.name, recipe.operands, self._proofs.cost(recipe))
         if not managed.transport.fake:
             key = None if place is None else (recipe.signature, place)
             self._to_prove[managed] = _ToProve(later(recipe), key)
         return True
 
-    def _can_be_rebuilt(self, managed: ManagedStorage, name: str, operands: Sequence[PackedView], proof: Proof) -> None:
+    def _can_be_recomputed(
+        self, managed: ManagedStorage, name: str, operands: Sequence[PackedView], cost: RecomputeCost
+    ) -> None:
         if self._steps is None:
-            raise RuntimeError("what can be rebuilt is looked for, and nobody follows the steps")
-        self._steps.can_be_rebuilt(managed, name, [operand.managed for operand in operands], proof)
+            raise RuntimeError("what can be recomputed is looked for, and nobody follows the steps")
+        self._steps.can_be_recomputed(managed, name, [operand.managed for operand in operands], cost)
 
-    def _drop(self, managed: ManagedStorage, recipe: Recipe | Codec, place: SaveKey | None, *, is_exact: bool) -> bool:
+    def _discard(
+        self, managed: ManagedStorage, recipe: Recipe | Codec, place: SaveKey | None, *, is_exact: bool
+    ) -> bool:
         check: Check | None = None
-        if is_exact and managed.can_be_dropped:
+        if is_exact and managed.can_be_discarded:
             check = self._rechecks.check(managed, recipe.name, recipe.signature, place)
-        return managed.drop(recipe, is_exact=is_exact, check=check)
+        return managed.discard(recipe, is_exact=is_exact, check=check)
 
     # At the uses.
 
     def used(self, packed: PackedView, tensor: torch.Tensor) -> None:
-        """`packed` was unpacked as `tensor`. What might have been rebuilt for it is tried now: see proofs.py."""
+        """`packed` was unpacked as `tensor`. What might have been recomputed for it is tried now: see proofs.py."""
         managed = packed.managed
         to_prove = self._to_prove.pop(managed, None)
         if to_prove is None or to_prove.recipe is None:
@@ -233,7 +237,7 @@ class Rebuilds:
 
     def _withdraw(self, managed: ManagedStorage) -> None:
         if self._steps is not None:
-            self._steps.cannot_be_rebuilt(managed)
+            self._steps.cannot_be_recomputed(managed)
 
     # Codecs, as soon as the operation is over. Encoding is computing, before the hook that finds it.
 
@@ -265,11 +269,11 @@ class Rebuilds:
     def _encode(self) -> None:
         for packed, one in self._complete_encodings(is_to_go=True):
             managed, steps = packed.managed, self._steps
-            with contextlib.nullcontext() if steps is None else steps.rebuilding(managed.transport):
-                if self._codec_proof(packed, one) is None:
+            with contextlib.nullcontext() if steps is None else steps.recomputing(managed.transport):
+                if self._codec_cost(packed, one) is None:
                     continue
                 encoded = _encoded(packed, one.codec)
-                is_gone = self._drop(managed, encoded, one.place, is_exact=one.codec.is_exact)
+                is_gone = self._discard(managed, encoded, one.place, is_exact=one.codec.is_exact)
                 if is_gone and steps is not None and one.place is not None:
                     self._follow_encoded(encoded, one.place, steps)
 
@@ -282,12 +286,12 @@ class Rebuilds:
 
     def _look_at_encodings(self) -> None:
         for packed, one in self._complete_encodings(is_to_go=False):
-            proof = self._codec_proof(packed, one)
-            if proof is not None:
-                self._can_be_rebuilt(packed.managed, one.codec.name, (), proof)
+            cost = self._codec_cost(packed, one)
+            if cost is not None:
+                self._can_be_recomputed(packed.managed, one.codec.name, (), cost)
                 self._to_prove[packed.managed] = _ToProve(None, None)
 
-    def _codec_proof(self, packed: PackedView, one: _Encoding) -> Proof | None:
+    def _codec_cost(self, packed: PackedView, one: _Encoding) -> RecomputeCost | None:
         """Tried at each place, like a recipe; what the encoding costs is found out the first time."""
         managed, gauges = packed.managed, self._gauges
         known = self._proofs.known((one.codec.name, packed.geometry), one.place, is_fake=managed.transport.fake)

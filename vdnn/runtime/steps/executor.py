@@ -97,8 +97,8 @@ class Executor:
                 return place
         return None
 
-    def not_rebuilt(self, managed: ManagedStorage) -> None:
-        self._differs(f"{managed.nbytes} bytes that the plan rebuilds cannot be rebuilt here", self._next_save - 1)
+    def not_recomputed(self, managed: ManagedStorage) -> None:
+        self._differs(f"{managed.nbytes} bytes that the plan recomputes cannot be recomputed here", self._next_save - 1)
 
     def used(self, lifetime: int) -> None:
         points = self._use_points[lifetime]

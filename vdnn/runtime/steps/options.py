@@ -14,12 +14,12 @@ from vdnn.step.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Without gauges nothing is recorded and measured: a plan needs none. `rebuilds`: what can be may be rebuilt,
+    """Without gauges nothing is recorded and measured: a plan needs none. `recomputes`: what can be may be recomputed,
     or packed by these codecs."""
 
     gauges_for: Callable[[Transport], Gauges] | None = None
     warmup_steps: int = 1
     plan: Plan | None = None
     planner: BudgetPlanner | None = None
-    rebuilds: bool = True
+    recomputes: bool = True
     codecs: tuple[str, ...] = LOSSLESS

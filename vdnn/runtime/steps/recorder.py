@@ -26,10 +26,10 @@ from typing import Any
 import torch
 
 from vdnn.runtime.machine.gauges import Gauges, Mark
-from vdnn.runtime.recompute.recompute_cost import Proof
+from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.source_hold import HELD_ONCE
-from vdnn.step.recording import Lifetime, Point, PointKind, Rebuild, Recording, SaveKey
+from vdnn.step.recording import Lifetime, Point, PointKind, Recompute, Recording, SaveKey
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class _Life:
     free_point: int | None = None
     end_point: int | None = None
     is_back: bool = False  # after its storage had gone
-    rebuild: Rebuild | None = None
+    recompute: Recompute | None = None
     source: _Source | None = None
 
     @property
@@ -93,9 +93,9 @@ class Recorder:
         self._parameter_bytes = parameter_bytes
         self._points: list[_PointSoFar] = []
         self._lives: list[_Life] = []
-        self._is_rebuilding = False
-        self._rebuild_mark: Mark | None = None  # where the rebuild before the next point began
-        self._rebuild_peak_bytes = 0
+        self._is_recomputing = False
+        self._recompute_mark: Mark | None = None  # where the recompute before the next point began
+        self._recompute_peak_bytes = 0
         self._others: list[tuple[_Life, weakref.ref[ManagedStorage]]] = []
         self._resident_bytes = gauges.allocated_bytes() + gauges.absent_bytes
 
@@ -104,12 +104,12 @@ class Recorder:
     def reached(self, mark: Mark, peak_bytes: int) -> None:
         """A hook has begun; what happens at it is said next. The peak is that since the last was left, nothing
         moved."""
-        if self._is_rebuilding:
-            self._rebuild_peak_bytes = max(self._rebuild_peak_bytes, peak_bytes)
+        if self._is_recomputing:
+            self._recompute_peak_bytes = max(self._recompute_peak_bytes, peak_bytes)
             return
-        if self._rebuild_mark is not None:  # see [Note: Rebuilds are no part of it]
-            mark, self._rebuild_mark = self._rebuild_mark, None
-            peak_bytes, self._rebuild_peak_bytes = self._rebuild_peak_bytes or peak_bytes, 0
+        if self._recompute_mark is not None:  # see [Note: Recomputes are no part of it]
+            mark, self._recompute_mark = self._recompute_mark, None
+            peak_bytes, self._recompute_peak_bytes = self._recompute_peak_bytes or peak_bytes, 0
         self._look_for_others()
         allocated_bytes = self._gauges.allocated_bytes() + self._gauges.absent_bytes
         self._points.append(_PointSoFar(PointKind.END, None, None, mark, allocated_bytes, peak_bytes))
@@ -125,7 +125,7 @@ class Recorder:
         self._lives[lifetime].saves.append(point)
 
     def used(self, lifetime: int) -> None:
-        if self._is_rebuilding:
+        if self._is_recomputing:
             return
         here = self._points[-1]
         here.kind, here.lifetime = PointKind.USE, lifetime
@@ -135,12 +135,12 @@ class Recorder:
 
     def used_another(self) -> None:
         """Something of an earlier step: no point of this one."""
-        if not self._is_rebuilding:
+        if not self._is_recomputing:
             self._points.pop()
 
     def left(self, mark: Mark) -> None:
         """The hook is over."""
-        if self._points and not self._is_rebuilding:
+        if self._points and not self._is_recomputing:
             self._points[-1].end = mark
 
     def completed(self, lifetime: int) -> None:
@@ -150,36 +150,38 @@ class Recorder:
             life.copy_point = len(self._points) - 1
 
     @contextlib.contextmanager
-    def rebuilding(self, mark: Mark) -> Iterator[None]:
-        """[Note: Rebuilds are no part of it] With everything kept there are none: neither what they use nor what they
-        compute belongs to the recording. The use that asked for the rebuild begins where that began."""
-        if self._is_rebuilding:
+    def recomputing(self, mark: Mark) -> Iterator[None]:
+        """[Note: Recomputes are no part of it] With everything kept there are none: neither what they use nor what they
+        compute belongs to the recording. The use that asked for the recompute begins where that began."""
+        if self._is_recomputing:
             yield
             return
-        self._is_rebuilding = True
-        if self._rebuild_mark is None:
-            self._rebuild_mark = mark  # of several in a row the first
+        self._is_recomputing = True
+        if self._recompute_mark is None:
+            self._recompute_mark = mark  # of several in a row the first
         try:
             yield
         finally:
-            self._is_rebuilding = False
+            self._is_recomputing = False
 
-    def can_be_rebuilt(self, lifetimes: Sequence[int], operation: str, proof: Proof) -> None:
+    def can_be_recomputed(self, lifetimes: Sequence[int], operation: str, cost: RecomputeCost) -> None:
         """The first of them, from the others, from now on."""
-        rebuilt, *inputs = lifetimes
+        recomputed, *inputs = lifetimes
         point = len(self._points) - 1
-        rebuild, given_up = (proof.compute_ns, proof.extra_bytes), (proof.giving_up_ns, proof.giving_up_bytes)
-        self._lives[rebuilt].rebuild = Rebuild(operation, tuple(inputs), point, *rebuild, proof.kept_bytes, *given_up)
+        recompute, given_up = (cost.compute_ns, cost.extra_bytes), (cost.discard_ns, cost.discard_bytes)
+        self._lives[recomputed].recompute = Recompute(
+            operation, tuple(inputs), point, *recompute, cost.kept_bytes, *given_up
+        )
 
     def cannot_be_recomputed(self, lifetime: int) -> None:
-        self._lives[lifetime].rebuild = None
+        self._lives[lifetime].recompute = None
 
     def about_to_reload(self, lifetime: int) -> None:
         life = self._lives[lifetime]
         life.is_back = True
         self._account(life.source)
 
-    def gave_up_reload(self, lifetime: int) -> None:
+    def released_reload(self, lifetime: int) -> None:
         life = self._lives[lifetime]
         life.is_back = False
         self._account(life.source)
@@ -249,7 +251,7 @@ class Recorder:
         self.reached(mark, peak_bytes)
         for life in self._lives:
             if has_data and not life.uses:
-                life.rebuild = None
+                life.recompute = None
         end = len(self._points) - 1
         points, before, read = [], self._begin, self._read_by()
         for point in self._points:
@@ -299,5 +301,5 @@ def _lifetime(life: _Life, end: int, read: list[int]) -> Lifetime:
         copy_point=life.saves[0] if life.copy_point is None else life.copy_point,
         free_point=end_point if life.is_shared else free_point,
         end_point=end_point,
-        rebuild=None if life.is_shared else life.rebuild,
+        recompute=None if life.is_shared else life.recompute,
     )

@@ -17,7 +17,7 @@ import torch
 
 from vdnn import _C
 from vdnn.runtime.machine.gauges import Gauges, Mark
-from vdnn.runtime.recompute.recompute_cost import Proof
+from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.steps.ends import Alive, Found, StepEnds
 from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.meter import Meter
@@ -232,25 +232,25 @@ class StepWatch:
         known = self._planned.get(lifetime)
         return None if known is None else self._executor.plan.lifetimes[known].action
 
-    # Rebuilds.
+    # Recomputes.
 
     @property
-    def looks_for_rebuilds(self) -> bool:
+    def looks_for_recomputes(self) -> bool:
         """As long as nothing is planned, and somebody may."""
         has_use = self.ways.planner is not None or self.recording is None
         return self._here and has_use and self._executor is None and self.gauges is not None
 
-    def can_be_rebuilt(
-        self, managed: ManagedStorage, operation: str, inputs: list[ManagedStorage], proof: Proof
+    def can_be_recomputed(
+        self, managed: ManagedStorage, operation: str, inputs: list[ManagedStorage], cost: RecomputeCost
     ) -> None:
         lifetimes = [self._lifetime_of(one) for one in (managed, *inputs)]
         if self._recorder is not None and None not in lifetimes:
-            self._recorder.can_be_rebuilt(lifetimes, operation, proof)  # type: ignore[arg-type]
+            self._recorder.can_be_recomputed(lifetimes, operation, cost)  # type: ignore[arg-type]
 
-    def cannot_be_rebuilt(self, managed: ManagedStorage) -> None:
+    def cannot_be_recomputed(self, managed: ManagedStorage) -> None:
         self._tell(Recorder.cannot_be_recomputed, managed)
         if self._executor is not None:
-            self._executor.not_rebuilt(managed)
+            self._executor.not_recomputed(managed)
 
     def encoded(self, managed: ManagedStorage, key: SaveKey) -> Action | None:
         """What the plan says of what a codec left. That is in no recording: its number is the plan's, inverted."""
@@ -265,12 +265,12 @@ class StepWatch:
         return self._executor.plan.lifetimes[planned].action
 
     @contextlib.contextmanager
-    def rebuilding(self, transport: Transport) -> Iterator[None]:
-        """Around what a dropped storage needs before its use: hooks of their own, and computing."""
+    def recomputing(self, transport: Transport) -> Iterator[None]:
+        """Around what a discarded storage needs before its use: hooks of their own, and computing."""
         if self._recorder is None or self.gauges is None:
             yield
             return
-        with self._recorder.rebuilding(self.gauges.mark(transport.current_stream())):
+        with self._recorder.recomputing(self.gauges.mark(transport.current_stream())):
             yield
 
     def _adopt(self, managed: ManagedStorage) -> int:
@@ -327,8 +327,8 @@ class StepWatch:
     def completed(self, managed: ManagedStorage) -> None:
         self._tell(Recorder.completed, managed)
 
-    def gave_up_reload(self, managed: ManagedStorage) -> None:
-        self._tell(Recorder.gave_up_reload, managed)
+    def released_reload(self, managed: ManagedStorage) -> None:
+        self._tell(Recorder.released_reload, managed)
 
     def about_to_reload(self, managed: ManagedStorage) -> None:
         self._tell(Recorder.about_to_reload, managed)

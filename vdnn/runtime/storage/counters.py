@@ -48,9 +48,9 @@ class Counters:
     reloaded_bytes: int = 0
     freed_bytes: int = 0
     copied_not_freed_bytes: int = 0  # somebody else still held the storage
-    dropped: int = 0  # storages given up without a copy, to be rebuilt
-    dropped_bytes: int = 0
-    rebuilds: int = 0
+    discarded: int = 0  # storages discarded without a copy, to be recomputed
+    discarded_bytes: int = 0
+    recomputes: int = 0
 
     def keep(self, reason: Kept, nbytes: int) -> None:
         self.kept[reason] += 1

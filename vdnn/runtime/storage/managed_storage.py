@@ -17,7 +17,7 @@ from vdnn import _C
 from vdnn.errors import DriverError
 from vdnn.runtime.storage.copy_observer import CopyObserver, Table
 from vdnn.runtime.storage.counters import Counters, Kept
-from vdnn.runtime.storage.discarded import Check, Dropped, RebuildRecipe
+from vdnn.runtime.storage.discarded import Check, Discarded, RecomputeRecipe
 from vdnn.runtime.storage.geometry import Geometry, label_text
 from vdnn.runtime.storage.reload_target import ALIGNMENT, ReloadTarget, allocate_target
 from vdnn.runtime.storage.source_hold import SourceHold
@@ -33,11 +33,11 @@ class Residency(Enum):
     HOST = "on the host"
     RELOADING = "on the host, and a copy to the device is on its way"
     RELOADED = "on the host, and a reloaded copy on the device"
-    DROPPED = "nowhere, or rebuilt on the device"
+    DISCARDED = "nowhere, or recomputed on the device"
 
 
 # Looked up on the class anew at every use, a member would cost as much as a call.
-_DEVICE, _OFFLOADING, _HOST, _RELOADING, _RELOADED, _DROPPED = Residency
+_DEVICE, _OFFLOADING, _HOST, _RELOADING, _RELOADED, _DISCARDED = Residency
 
 
 class ManagedStorage:
@@ -63,7 +63,7 @@ class ManagedStorage:
         "begin",
         "container",
         "counters",
-        "dropped",
+        "discarded",
         "epoch",
         "geometry",
         "has_several_dtypes",
@@ -126,7 +126,7 @@ class ManagedStorage:
         self.split: int | None = None  # see [Note: Siblings]
         self.is_to_leave = False  # decided; the copy may have to wait
         self.keeps_reloaded = False
-        self.dropped: Dropped | None = None
+        self.discarded: Discarded | None = None
         self._hash: torch.Tensor | None = None
         self._source: torch.UntypedStorage | None = storage
         self._held_by_others: StorageWeakRef | None = None
@@ -258,8 +258,8 @@ class ManagedStorage:
         """A storage on the device that holds the bytes, and where in it `begin` is now; or a tensor, if they came back
         as the one of this very geometry."""
         self.counters.uses += 1
-        if self.dropped is not None:
-            return self.dropped.use(self), self.begin
+        if self.discarded is not None:
+            return self.discarded.use(self), self.begin
         source = self._source if self._held_by_others is None else self._source_on_device()
         if source is not None:
             self.counters.used_in_place += 1
@@ -292,33 +292,33 @@ class ManagedStorage:
         return target.tensor.untyped_storage(), target.begin
 
     @property
-    def can_be_dropped(self) -> bool:
+    def can_be_discarded(self) -> bool:
         """Unless it is no longer what was saved, or hooks have run on several streams: another may read it yet, and
         there is no copy for it to wait for."""
         is_here = self._source is not None and self._copy is None
         return is_here and self.witness._version == self.version and len(self.transport.streams) <= 1
 
-    def drop(self, recipe: RebuildRecipe, *, is_exact: bool, check: Check | None = None) -> bool:
+    def discard(self, recipe: RecomputeRecipe, *, is_exact: bool, check: Check | None = None) -> bool:
         """Gives up the source without a copy, if that can be done."""
         source = self._source
-        if source is None or not self.can_be_dropped:
+        if source is None or not self.can_be_discarded:
             return False
-        self.dropped = Dropped(self, source, recipe, is_exact, check)
+        self.discarded = Discarded(self, source, recipe, is_exact, check)
         self._source = None
-        self.residency = _DROPPED
-        self.counters.dropped += 1
-        self.counters.dropped_bytes += self.nbytes
+        self.residency = _DISCARDED
+        self.counters.discarded += 1
+        self.counters.discarded_bytes += self.nbytes
         return True
 
     @property
-    def is_yet_to_be_rebuilt(self) -> bool:
+    def is_yet_to_be_recomputed(self) -> bool:
         """Now, or once nobody else holds its source any more."""
-        return self.dropped is not None and self.witness._version == self.version and not self.dropped.is_rebuilt
+        return self.discarded is not None and self.witness._version == self.version and not self.discarded.is_recomputed
 
     @property
-    def must_be_rebuilt(self) -> bool:
+    def must_be_recomputed(self) -> bool:
         """Before its next use. What was modified meanwhile is not: its use says so."""
-        return self.dropped is not None and self.witness._version == self.version and not self.dropped.is_here(self)
+        return self.discarded is not None and self.witness._version == self.version and not self.discarded.is_here(self)
 
     def forget_unused_reload(self) -> None:
         """Of a reload made early that the backward has passed by: its room is needed."""
@@ -329,7 +329,7 @@ class ManagedStorage:
         if self.residency is _RELOADING:
             self.transport.reload_in_flight_bytes -= self.nbytes
         if self.observer is not None and self._target is not None:
-            self.observer.gave_up_reload(self)
+            self.observer.released_reload(self)
         self._target = None
         self._reload = None
         if self.residency is not _DEVICE:
