@@ -61,4 +61,11 @@ _VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 @operation("view", weight=4, draw=lambda random: (random.choice(sorted(_VIEWS)),))
 def _view(world: World, name: str) -> Callable[[Tensor], Tensor]:
     apply = _VIEWS[name]
-    return lambda x: apply(fitted(x))
+
+    def run(x: Tensor) -> Tensor:
+        x = fitted(x)
+        if name == "data":  # a write to x is unseen by what saved x.data: see writes._write_value
+            world.held.append(x)
+        return apply(x)
+
+    return run
