@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "device/cuda_device.h"
-#include "device/driver_library.h"
+#include "device/check/issue_log.h"
+#include "device/check/ordering_checker.h"
+#include "device/cuda/cuda_device.h"
+#include "device/cuda/driver_library.h"
 #include "device/errors.h"
-#include "device/issue_log.h"
-#include "device/ordering_checker.h"
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 
 namespace py = pybind11;
 using py::arg;

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "bindings/bindings.h"
+#include "device/check/ordering_checker.h"
 #include "device/errors.h"
-#include "device/ordering_checker.h"
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 
 namespace py = pybind11;
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "device/virtual_clock.h"
+#include "device/sim/virtual_clock.h"
 
 namespace vdnn {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "codec/kernel_call.h"
-#include "device/driver_api.h"
+#include "device/cuda/driver_api.h"
 #include "handle_table.h"
 
 namespace vdnn::fake {

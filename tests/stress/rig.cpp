@@ -1,8 +1,8 @@
 // Making a rig and taking it down.
 #include "rig.h"
 
-#include "device/cuda_device.h"
-#include "device/sim_device.h"
+#include "device/cuda/cuda_device.h"
+#include "device/sim/sim_device.h"
 #include "fake_driver_controls.h"
 
 namespace vdnn::stress {

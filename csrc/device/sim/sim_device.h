@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "device/device.h"
-#include "device/sim_streams.h"
-#include "device/virtual_clock.h"
+#include "device/sim/sim_streams.h"
+#include "device/sim/virtual_clock.h"
 
 namespace vdnn {
 

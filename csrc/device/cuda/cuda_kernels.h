@@ -4,7 +4,7 @@
 #pragma once
 
 #include "codec/codec.h"
-#include "device/cuda_context.h"
+#include "device/cuda/cuda_context.h"
 
 namespace vdnn {
 

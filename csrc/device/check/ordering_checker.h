@@ -13,9 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include "device/access_log.h"
+#include "device/check/access_log.h"
+#include "device/check/vector_clock.h"
 #include "device/device.h"
-#include "device/vector_clock.h"
 
 namespace vdnn {
 

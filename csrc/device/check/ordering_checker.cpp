@@ -1,5 +1,5 @@
 // Clocks, claims and violations of the OrderingChecker.
-#include "device/ordering_checker.h"
+#include "device/check/ordering_checker.h"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // Opening a GPU, judging its driver's answers, and keeping its context current.
-#include "device/cuda_context.h"
+#include "device/cuda/cuda_context.h"
 
 #include <algorithm>
 #include <cctype>

@@ -1,5 +1,5 @@
 // Workers, grants and forcing.
-#include "device/sim_streams.h"
+#include "device/sim/sim_streams.h"
 
 #include <algorithm>
 #include <iterator>

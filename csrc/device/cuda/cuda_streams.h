@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "device/cuda_context.h"
+#include "device/cuda/cuda_context.h"
 
 namespace vdnn {
 

@@ -1,5 +1,5 @@
 // Lines of the IssueLog.
-#include "device/issue_log.h"
+#include "device/check/issue_log.h"
 
 #include <utility>
 

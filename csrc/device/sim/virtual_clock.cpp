@@ -1,5 +1,5 @@
 // The arithmetic of VirtualClock.
-#include "device/virtual_clock.h"
+#include "device/sim/virtual_clock.h"
 
 #include <algorithm>
 #include <cmath>

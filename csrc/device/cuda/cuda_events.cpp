@@ -1,5 +1,5 @@
 // Recycling of CUDA events.
-#include "device/cuda_events.h"
+#include "device/cuda/cuda_events.h"
 
 namespace vdnn {
 

@@ -1,5 +1,5 @@
 // dlopen and dlsym behind DriverLibrary.
-#include "device/driver_library.h"
+#include "device/cuda/driver_library.h"
 
 #include <dlfcn.h>
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "device/driver_api.h"
+#include "device/cuda/driver_api.h"
 
 namespace vdnn {
 

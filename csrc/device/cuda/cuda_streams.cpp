@@ -1,5 +1,5 @@
 // Making, adopting and destroying CUDA streams.
-#include "device/cuda_streams.h"
+#include "device/cuda/cuda_streams.h"
 
 namespace vdnn {
 

@@ -8,8 +8,8 @@
 #include <mutex>
 #include <string>
 
+#include "device/cuda/driver_library.h"
 #include "device/device.h"
-#include "device/driver_library.h"
 
 namespace vdnn {
 

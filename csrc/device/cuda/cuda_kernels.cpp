@@ -1,5 +1,5 @@
 // Loading and launching the embedded device code.
-#include "device/cuda_kernels.h"
+#include "device/cuda/cuda_kernels.h"
 
 #include "codec/launch_geometry.h"
 #include "device/errors.h"

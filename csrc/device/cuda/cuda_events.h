@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "device/cuda_context.h"
+#include "device/cuda/cuda_context.h"
 #include "device/return_stack.h"
 
 namespace vdnn {

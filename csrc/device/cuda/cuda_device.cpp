@@ -1,14 +1,14 @@
 // CudaDevice: every Device call as driver calls, with its checks. See device.h for what each promises.
-#include "device/cuda_device.h"
+#include "device/cuda/cuda_device.h"
 
 #include <mutex>
 #include <shared_mutex>
 
 #include "codec/codec.h"
-#include "device/cuda_context.h"
-#include "device/cuda_events.h"
-#include "device/cuda_kernels.h"
-#include "device/cuda_streams.h"
+#include "device/cuda/cuda_context.h"
+#include "device/cuda/cuda_events.h"
+#include "device/cuda/cuda_kernels.h"
+#include "device/cuda/cuda_streams.h"
 #include "device/errors.h"
 #include "device/fork_guard.h"
 #include "device/owned_memory.h"

@@ -1,5 +1,5 @@
 // SimDevice: every Device call as work for SimStreams and time for VirtualClock.
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 
 #include <atomic>
 #include <cstdlib>

@@ -1,5 +1,5 @@
 // Splitting and filling the ranges of an AccessLog.
-#include "device/access_log.h"
+#include "device/check/access_log.h"
 
 #include <algorithm>
 #include <iterator>
