@@ -52,8 +52,6 @@ class _DriverStatus(TypedDict):
 class Kernel(_NativeEnum):
     """The codec's kernels."""
 
-    NARROW_INTEGERS: ClassVar[Kernel]
-    WIDEN_INTEGERS: ClassVar[Kernel]
     PACK_BITS: ClassVar[Kernel]
     UNPACK_BITS: ClassVar[Kernel]
     CONTENT_HASH: ClassVar[Kernel]
@@ -70,22 +68,10 @@ class KernelCall(_Native):
     @property
     def count(self) -> int: ...
     @property
-    def source_width(self) -> int: ...
-    @property
-    def target_width(self) -> int: ...
-    @property
     def source_bytes(self) -> int: ...
     @property
     def target_bytes(self) -> int: ...
-    def __init__(
-        self,
-        kernel: Kernel,
-        source: int,
-        target: int,
-        count: int,
-        source_width: int = 1,
-        target_width: int = 1,
-    ) -> None: ...
+    def __init__(self, kernel: Kernel, source: int, target: int, count: int) -> None: ...
 
 def run_on_cpu(call: KernelCall) -> None:
     """Runs the CPU reference on the calling thread; source and target are host memory. Blocks."""

@@ -1,4 +1,4 @@
-// Modules whose code is the codec's CPU reference: any image will do, and the five kernels are in each.
+// Modules whose code is the codec's CPU reference: any image will do, and the kernels are in each.
 //
 // Guarded by the driver's lock, except run_kernel, which a stream calls while it runs a launch.
 #pragma once

@@ -39,9 +39,7 @@ def _parameter_type(parameter: str) -> type:
 class KernelCall(ctypes.Structure):
     """csrc/codec/kernel_call.h."""
 
-    _fields_ = [
-        (name, ctypes.c_uint64) for name in ("kernel", "source", "target", "count", "source_width", "target_width")
-    ]
+    _fields_ = [(name, ctypes.c_uint64) for name in ("kernel", "source", "target", "count")]
 
 
 class RawDriver:
