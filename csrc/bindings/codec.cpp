@@ -36,7 +36,8 @@ void bind_kernel_call(py::module_& m) {
       .value("UNPACK_BITS", Kernel::UnpackBits, "Unpacks each bit into one byte, 0 or 1.")
       .value("CONTENT_HASH", Kernel::ContentHash, "Hashes the bytes into one 64-bit word.");
 
-  py::class_<KernelCall>(m, "KernelCall", "One call of a codec kernel. Checked when constructed; borrows the memory that it names.")
+  py::class_<KernelCall>(m, "KernelCall",
+                         "One call of a codec kernel. Checked when constructed; borrows the memory that it names.")
       .def(py::init(&make_call), py::arg("kernel"), py::arg("source"), py::arg("target"), py::arg("count"))
       .def_readonly("kernel", &KernelCall::kernel)
       .def_readonly("source", &KernelCall::source)
@@ -56,7 +57,8 @@ void bind_codec(py::module_& m) {
   m.def(
       "device_code_present", [] { return embedded_device_code() != nullptr; },
       "True if this build contains the CUDA kernels.");
-  m.def("device_code_missing_reason", &device_code_missing_reason, "Why this build lacks the CUDA kernels, as a sentence; \"\" if it has them.");
+  m.def("device_code_missing_reason", &device_code_missing_reason,
+        "Why this build lacks the CUDA kernels, as a sentence; \"\" if it has them.");
 }
 
 }  // namespace vdnn

@@ -62,7 +62,6 @@ void bind_handles(py::module_& module) {
       .def_readonly("reload_in_flight_bytes", &QueueStats::reload_in_flight_bytes)
       .def_readonly("window_waits", &QueueStats::window_waits)
       .def_readonly("refused_offloads", &QueueStats::refused_offloads)
-      .def_readonly("refused_reloads", &QueueStats::refused_reloads)
       .def_readonly("cancelled", &QueueStats::cancelled)
       .def_readonly("failed", &QueueStats::failed);
 }
@@ -75,9 +74,9 @@ std::shared_ptr<HostCopy> offload(TransferQueue& queue, Address source, std::uin
 }
 
 std::shared_ptr<Reload> reload(TransferQueue& queue, const std::shared_ptr<HostCopy>& copy, Address target,
-                               Stream consumer, py::object keepalive, bool demand) {
+                               Stream consumer, py::object keepalive) {
   Keepalive kept = keep_alive(std::move(keepalive));
-  return on_queue(queue, [&] { return queue.reload(copy, target, consumer, std::move(kept), demand); });
+  return on_queue(queue, [&] { return queue.reload(copy, target, consumer, std::move(kept)); });
 }
 
 py::tuple failure(TransferQueue& queue, const std::shared_ptr<HostCopy>& copy) {
@@ -100,16 +99,15 @@ void bind_transfer(py::module_& module) {
   const QueueOptions defaults;
   py::class_<TransferQueue, std::shared_ptr<TransferQueue>>(module, "TransferQueue")
       .def(py::init([](std::shared_ptr<Device> device, std::shared_ptr<PinnedPool> pool,
-                       std::uint64_t offload_window_bytes, std::uint64_t reload_window_bytes,
-                       std::uint64_t small_copy_bytes, std::uint64_t batch_bytes, bool timed) {
-             const QueueOptions options{offload_window_bytes, reload_window_bytes, small_copy_bytes, batch_bytes,
+                       std::uint64_t offload_window_bytes, std::uint64_t small_copy_bytes, std::uint64_t batch_bytes,
+                       bool timed) {
+             const QueueOptions options{offload_window_bytes, small_copy_bytes, batch_bytes,
                                         timed ? Timing::On : Timing::Off};
              return std::shared_ptr<TransferQueue>(new TransferQueue(std::move(device), std::move(pool), options),
                                                    LeakInForkedChild());
            }),
            arg("device").none(false), arg("pool").none(false),
            arg("offload_window_bytes") = defaults.offload_window_bytes,
-           arg("reload_window_bytes") = defaults.reload_window_bytes,
            arg("small_copy_bytes") = defaults.small_copy_bytes, arg("batch_bytes") = defaults.batch_bytes,
            arg("timed") = false)
       .def("offload", &offload, arg("source"), arg("bytes"), arg("producer"), arg("owner") = py::none(),
@@ -120,8 +118,7 @@ void bind_transfer(py::module_& module) {
             return on_queue(queue, [&] { return queue.release(copy); });
           },
           arg("copy").none(false))
-      .def("reload", &reload, arg("copy").none(false), arg("target"), arg("consumer"), arg("keepalive") = py::none(),
-           arg("demand") = false)
+      .def("reload", &reload, arg("copy").none(false), arg("target"), arg("consumer"), arg("keepalive") = py::none())
       .def(
           "wait",
           [](TransferQueue& queue, const std::shared_ptr<Reload>& reload, Stream stream) {
@@ -142,7 +139,7 @@ void bind_transfer(py::module_& module) {
             return on_queue(queue, [&] { return queue.span(copy); });
           },
           arg("copy").none(false))
-      .def("set_windows", &TransferQueue::set_windows, arg("offload_bytes"), arg("reload_bytes"))
+      .def("set_offload_window", &TransferQueue::set_offload_window, arg("bytes"))
       .def("state", &TransferQueue::state, arg("copy").none(false))
       .def("failure", &failure, arg("copy").none(false))
       .def("take_released", &take_released)

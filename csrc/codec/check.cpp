@@ -53,7 +53,8 @@ void check_apart(const Range& source, const Range& target) {
 
 void check_alignment_of_hash(const Range& target) {
   if (target.address % 8 == 0) return;
-  throw InvalidArgument(target.name, "an address divisible by 8, because the blocks of a GPU add to the hash atomically",
+  throw InvalidArgument(target.name,
+                        "an address divisible by 8, because the blocks of a GPU add to the hash atomically",
                         to_string(target));
 }
 

@@ -3,7 +3,8 @@
 //
 // Every kernel has two loops. The wide loop moves 16 bytes of the wider side per iteration of a thread and runs only if
 // both sides are aligned for it; memory from torch's allocator always is. The narrow loop handles the remaining
-// elements (the tail, or all of them) with reads and writes of single bytes. All threads of a launch take the same path.
+// elements (the tail, or all of them) with reads and writes of single bytes. All threads of a launch take the same
+// path.
 
 #include <cstdint>
 #include <cstring>
@@ -50,8 +51,9 @@ struct Raw<16> {
   using Type = ulonglong2;
 };
 
-// One load or store of sizeof(T) bytes, at an address that the caller has found to be aligned. It bypasses the L1 cache,
-// because every byte is touched once, but uses the L2 cache: a copy to or from the host follows or preceded the kernel.
+// One load or store of sizeof(T) bytes, at an address that the caller has found to be aligned. It bypasses the L1
+// cache, because every byte is touched once, but uses the L2 cache: a copy to or from the host follows or preceded the
+// kernel.
 template <typename T>
 __device__ T load_aligned(uint64_t address) {
   const auto raw = __ldcg(reinterpret_cast<const typename Raw<sizeof(T)>::Type*>(address));

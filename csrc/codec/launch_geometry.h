@@ -1,9 +1,9 @@
 // How a codec kernel is launched: the convention between the kernels and their callers.
 //
-// A kernel takes one parameter, the KernelCall by value, a one-dimensional grid of `blocks` by `threads`, and no dynamic
-// shared memory. Kernels stride over the grid and are correct for any number of blocks and any number of threads that
-// is a multiple of 32, up to 1024; launch_geometry() returns a fast choice. ContentHash adds to its target: set the 8
-// bytes to zero before the launch, on the same stream.
+// A kernel takes one parameter, the KernelCall by value, a one-dimensional grid of `blocks` by `threads`, and no
+// dynamic shared memory. Kernels stride over the grid and are correct for any number of blocks and any number of
+// threads that is a multiple of 32, up to 1024; launch_geometry() returns a fast choice. ContentHash adds to its
+// target: set the 8 bytes to zero before the launch, on the same stream.
 #pragma once
 
 #include <algorithm>

@@ -17,7 +17,7 @@ std::shared_ptr<Device> checked(std::shared_ptr<Device> device, const std::share
                                 const QueueOptions& options) {
   if (device == nullptr || pool == nullptr) throw InvalidArgument("device and pool", "one of each", "none");
   if (pool->device() != device) throw DeviceMismatch("pinned pool", device->info().name);
-  require_windows(options.offload_window_bytes, options.reload_window_bytes);
+  require_window(options.offload_window_bytes);
   return device;
 }
 
@@ -206,7 +206,7 @@ bool TransferQueue::release(const std::shared_ptr<HostCopy>& copy) {
 }
 
 std::shared_ptr<Reload> TransferQueue::reload(const std::shared_ptr<HostCopy>& copy, Address target, Stream consumer,
-                                              Keepalive target_keepalive, bool demand) {
+                                              Keepalive target_keepalive) {
   const auto locked = lock();
   require_open();
   collect_dropped();
@@ -214,16 +214,10 @@ std::shared_ptr<Reload> TransferQueue::reload(const std::shared_ptr<HostCopy>& c
   if (copy->state_ == CopyState::Failed) {
     throw InvalidArgument("copy", "a copy that reached the host", "one that failed: " + copy->failure_);
   }
-  const std::uint64_t bytes = copy->bytes_;
-  const std::uint64_t in_flight_bytes = reloads_.in_flight_bytes();
-  if (!demand && in_flight_bytes > 0 && in_flight_bytes + bytes > options_.reload_window_bytes) {
-    ++stats_.refused_reloads;
-    return nullptr;
-  }
   try {
     auto reload = reloads_.issue(copy, copy->ready_, target, consumer, std::move(target_keepalive));
     ++stats_.reloads;
-    stats_.reloaded_bytes += bytes;
+    stats_.reloaded_bytes += copy->bytes_;
     return reload;
   } catch (const std::exception&) {
     ++stats_.failed;
@@ -283,11 +277,10 @@ std::pair<Event, Event> TransferQueue::span(const std::shared_ptr<HostCopy>& cop
   return {copy->began_, std::move(done)};
 }
 
-void TransferQueue::set_windows(std::uint64_t offload_bytes, std::uint64_t reload_bytes) {
-  require_windows(offload_bytes, reload_bytes);
+void TransferQueue::set_offload_window(std::uint64_t bytes) {
+  require_window(bytes);
   const auto locked = lock();
-  options_.offload_window_bytes = offload_bytes;
-  options_.reload_window_bytes = reload_bytes;
+  options_.offload_window_bytes = bytes;
 }
 
 CopyState TransferQueue::state(const std::shared_ptr<HostCopy>& copy) {

@@ -35,7 +35,6 @@ struct QueueStats {
   std::uint64_t reload_in_flight_bytes = 0;
   std::uint64_t window_waits = 0;      // a stream was made to wait because the offload window was full
   std::uint64_t refused_offloads = 0;  // no host memory: the storage stays on the device
-  std::uint64_t refused_reloads = 0;   // the reload window was full
   std::uint64_t cancelled = 0;         // dropped before the device was told
   std::uint64_t failed = 0;
 };
@@ -55,9 +54,9 @@ class TransferQueue {
                                                   Keepalive source_keepalive, Growth growth);
   // Makes the owner stream wait for the copy and hands the source back. Idempotent. False if the copy failed.
   bool release(const std::shared_ptr<HostCopy>& copy);
-  // Copies back into [target, +bytes), allocated on `consumer`. Null when the window is full, unless `demand`.
+  // Copies back into [target, +bytes), allocated on `consumer`, once `consumer` has reached this point.
   [[nodiscard]] std::shared_ptr<Reload> reload(const std::shared_ptr<HostCopy>& copy, Address target, Stream consumer,
-                                               Keepalive target_keepalive, bool demand);
+                                               Keepalive target_keepalive);
   // Whatever is put on `stream` from now on sees the reloaded bytes.
   void wait(const std::shared_ptr<Reload>& reload, Stream stream);
   // Submits what waits in a batch.
@@ -65,8 +64,8 @@ class TransferQueue {
   // Takes care of copies whose handles were dropped. Also done by every offload, reload, release and wait.
   void collect();
 
-  // What is in flight shrinks to a smaller window at the next offload.
-  void set_windows(std::uint64_t offload_bytes, std::uint64_t reload_bytes);
+  // The next offload applies a smaller window to the copies in flight.
+  void set_offload_window(std::uint64_t bytes);
 
   // The event after which the host may read the block; submits the copy if it still waits in a batch.
   [[nodiscard]] Event ready(const std::shared_ptr<HostCopy>& copy);

@@ -94,8 +94,8 @@ void prove(const Case& c, Score& score) {
   ++score.failed;
   std::printf("%s differs from its reference: count %llu, offsets %llu and %llu, %u x %u\n",
               vdnn::kernel_symbol(c.kernel), static_cast<unsigned long long>(c.count),
-              static_cast<unsigned long long>(c.source_offset),
-              static_cast<unsigned long long>(c.target_offset), c.geometry.blocks, c.geometry.threads);
+              static_cast<unsigned long long>(c.source_offset), static_cast<unsigned long long>(c.target_offset),
+              c.geometry.blocks, c.geometry.threads);
 }
 
 // A hash is a sum of atomic additions: its target is always aligned.

@@ -74,8 +74,7 @@ class Round:
             for copy, content in zip(reversed(copies), reversed(contents), strict=True):
                 assert copy is not None
                 taken.append(device.allocate_device(copy.bytes))
-                reload = self.queue.reload(copy, taken[-1], self.compute, demand=True)
-                assert reload is not None
+                reload = self.queue.reload(copy, taken[-1], self.compute)
                 self.queue.wait(reload, self.compute)
                 device.copy_async(staging, taken[-1], copy.bytes, _C.CopyDirection.DEVICE_TO_HOST, self.compute)
                 device.drain(self.compute)
