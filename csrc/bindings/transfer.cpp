@@ -1,4 +1,5 @@
-// The transfer queue for Python: keepalives are Python objects, destroyed only with the GIL and without native locks.
+// Python bindings of the transfer queue. Keepalives are Python objects, destroyed only with the GIL held and without
+// native locks.
 #include <pybind11/stl.h>
 
 #include <optional>
@@ -13,11 +14,11 @@ using py::arg;
 namespace vdnn {
 namespace {
 
-// The queue sees an opaque pointer; whoever drops the last one takes the GIL for the moment of the decref.
+// The queue holds an opaque pointer. Dropping the last one acquires the GIL for the decref.
 Keepalive keep_alive(py::object object) {
   if (object.is_none()) return nullptr;
   return Keepalive(object.release().ptr(), [](void* held) {
-    if (!Py_IsInitialized()) return;  // the interpreter is gone, and with it the object
+    if (!Py_IsInitialized()) return;  // the interpreter has exited, and the object no longer exists
     const py::gil_scoped_acquire gil;
     Py_DECREF(static_cast<PyObject*>(held));
   });
@@ -28,12 +29,13 @@ py::object object_of(const Keepalive& keepalive) {
   return py::reinterpret_borrow<py::object>(static_cast<PyObject*>(keepalive.get()));
 }
 
-// Runs `call` without the GIL, then destroys what the queue no longer needs, with it; also when `call` throws.
+// Runs `call` without the GIL, then destroys the references that the queue no longer needs with the GIL held, even if
+// `call` throws.
 template <class Call>
 auto on_queue(TransferQueue& queue, Call call) {
   struct Sweep {
     TransferQueue& queue;
-    ~Sweep() { static_cast<void>(queue.take_finished()); }  // destroyed here, one by one
+    ~Sweep() { static_cast<void>(queue.take_finished()); }  // destroyed here
   };
   const Sweep sweep{queue};
   const py::gil_scoped_release without_gil;
@@ -85,7 +87,7 @@ py::tuple failure(TransferQueue& queue, const std::shared_ptr<HostCopy>& copy) {
 }
 
 py::list take_released(TransferQueue& queue) {
-  if (!queue.may_have_released()) return py::list();  // without a lock, and with the GIL: it is asked at every hook
+  if (!queue.may_have_released()) return py::list();  // takes no lock and keeps the GIL: every hook calls this
   const std::vector<Keepalive> keepalives = on_queue(queue, [&] { return queue.take_released(); });
   py::list released;
   for (const Keepalive& keepalive : keepalives) released.append(object_of(keepalive));

@@ -1,7 +1,7 @@
-// The last accesses of every byte that a checker has seen: one write and the reads since it, per range.
+// The last accesses of every byte that a checker has seen: for each range, one write and the reads since that write.
 //
-// A map of disjoint ranges, split where accesses begin and end. It knows nothing of clocks: the caller says which
-// of two accesses came before. Not synchronised.
+// A map of disjoint ranges, split where accesses begin and end. It does not use clocks: the caller decides which of two
+// accesses came first. Not synchronized.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,16 @@ namespace vdnn {
 
 struct LoggedAccess {
   std::uint32_t stream = 0;
-  std::uint64_t number = 0;  // of the operation, along its stream
+  std::uint64_t number = 0;  // index of the operation in its stream, from 1
   Access access = Access::Read;
   std::string label;
-  std::shared_ptr<const std::string> origin;  // where in a program it was issued, if somebody has said so
+  std::shared_ptr<const std::string> origin;  // where the program issued it; null if unknown
 };
 
 class AccessLog {
  public:
-  // Calls `conflict(range, earlier)` for every logged access that the new one must come after (a read: the last
-  // write; a write or release: the last write and every read since), then logs the new one.
+  // Calls `conflict(range, earlier)` for every logged access that the new access must come after (for a read, the last
+  // write; for a write or release, the last write and every read since), then logs the new access.
   void add(ByteRange range, const LoggedAccess& access,
            const std::function<void(ByteRange, const LoggedAccess&)>& conflict);
   void forget(ByteRange range);
@@ -35,8 +35,8 @@ class AccessLog {
  private:
   struct Segment {
     Address end = 0;
-    std::vector<LoggedAccess> last_write;  // none or one
-    std::vector<LoggedAccess> reads;       // since it, the latest of each stream
+    std::vector<LoggedAccess> last_write;  // zero or one
+    std::vector<LoggedAccess> reads;       // since last_write, the latest of each stream
   };
   using Segments = std::map<Address, Segment>;
   void split_at(Address address);
