@@ -1,8 +1,8 @@
 // The errors of the native core, as values.
 //
 // An Error has a kind (the name of a class in vdnn.errors) and facts (name, value). vdnn/errors.py builds the message
-// that a user reads from those facts. what() lists the facts, for programs without Python. This file does
-// not depend on any device.
+// that a user reads from those facts. what() lists the facts, for programs without Python. This file does not depend on
+// any device.
 #pragma once
 
 #include <cstdint>

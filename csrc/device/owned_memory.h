@@ -17,7 +17,7 @@ namespace vdnn {
 class PinnedMappings {
  public:
   void add(HostMapping mapping);
-  // Throws InvalidArgument unless `address` is the start of a mapping of this device (also after it was freed).
+  // Throws InvalidArgument unless `address` is the start of a mapping that this device has not freed.
   [[nodiscard]] ByteRange at(Address address) const;
   // Unmaps; the pages must no longer be pinned.
   void remove(Address address);

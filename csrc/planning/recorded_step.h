@@ -1,5 +1,4 @@
-// A recorded step, and the step that results when some storages are discarded without a copy and recomputed from
-// others.
+// A recorded step, and the step that results when some storages are discarded and recomputed instead of copied.
 //
 // vdnn/planning has the same algorithm in Python (recomputing.py, gaps.py), which explains it; tests check that both
 // agree on any recording. The search for what to recompute calls this version for every choice that it tries.

@@ -1,5 +1,4 @@
-// Wraps any device and logs, in order, what is issued to its streams, so that the issues of two devices can be
-// compared.
+// Wraps any device and logs, in order, what is issued to its streams, so that tests can compare two devices.
 //
 // One line per call: "record s1 e3", "wait s2 e3", "copy_d2h s1 4096", "launch s1 vdnn_content_hash". Streams and
 // records are numbered from 1 in the order of their first mention. Queries and waits of the host are not logged.

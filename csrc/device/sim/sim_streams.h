@@ -9,8 +9,7 @@
 //           stream runs and in which order.
 // `eager` and `lazy` have one worker thread per stream, and only `eager` runs operations concurrently. `random` runs
 // them on the calling thread: the order depends only on the seed and the order of calls, so a failing schedule can be
-// repeated, and no time is spent on thread switches. Adopted streams have no worker: the calling thread does their
-// work.
+// repeated, and no time is spent on thread switches. An adopted stream has no worker: the calling thread does its work.
 #pragma once
 
 #include <condition_variable>
