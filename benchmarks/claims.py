@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vdnn.timeline import Timeline, Track
+from vdnn.step.timeline import Timeline, Track
 
 # Allocators round up: a peak this near is the same.
 SAME_PEAK = 1.005

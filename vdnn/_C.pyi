@@ -529,7 +529,7 @@ class StepOutcome(_Native):
         """(gap or -1, True for a reload, ns, gaps whose copies the engine ran just before), in time order."""
 
 class StepModel(_Native):
-    """One recorded step, which the search for a plan schedules and replays. See vdnn.planning.step_model."""
+    """One recorded step, which the search for a plan schedules and replays. See vdnn.planning.search.step_model."""
 
     def __init__(
         self,
@@ -575,7 +575,7 @@ class RebuiltStep(_Native):
     def model(self, link: LinkModel) -> StepModel: ...
 
 class RecordedStep(_Native):
-    """A recording, for the search for what to recompute. See vdnn.planning.rebuilding."""
+    """A recording, for the search for what to recompute. See vdnn.planning.recomputing."""
 
     def __init__(
         self,

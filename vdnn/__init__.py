@@ -10,23 +10,23 @@ import importlib
 from typing import TYPE_CHECKING
 
 from vdnn.bytesize import format_bytes, parse_bytes
-from vdnn.core_requirement import require_core
 from vdnn.errors import BudgetError, VdnnError
-from vdnn.recording import Recording
-from vdnn.step_plan import Plan
-from vdnn.timeline import Timeline
-from vdnn.torch_requirement import require_torch
+from vdnn.requirements import require_core, require_torch
+from vdnn.step.plan import Plan
+from vdnn.step.recording import Recording
+from vdnn.step.timeline import Timeline
 
 if TYPE_CHECKING:
     from vdnn.advisor.advices import Advices
     from vdnn.advisor.examination import advise
-    from vdnn.planning.policies import SublinearConfig, register_policy
+    from vdnn.planning.catalogue import register_policy
+    from vdnn.planning.published.sublinear_config import SublinearConfig
     from vdnn.report.plan_report import PlanReport
-    from vdnn.runtime.offload import keep, offload, paused
-    from vdnn.runtime.plan_ahead import plan
-    from vdnn.runtime.save_on_cpu import save_on_cpu
-    from vdnn.runtime.session import Session
-    from vdnn.runtime.virtual_machine import VirtualMachine
+    from vdnn.runtime.machine.virtual_machine import VirtualMachine
+    from vdnn.runtime.rehearsal.plan_ahead import plan
+    from vdnn.runtime.session.offload import keep, offload, paused
+    from vdnn.runtime.session.save_on_cpu import save_on_cpu
+    from vdnn.runtime.session.session import Session
 
 __version__ = "0.1.0.dev0"
 
@@ -56,14 +56,14 @@ __all__ = [
 
 # Names of the runtime. They are looked up when touched, so that `import vdnn` never imports torch.
 _RUNTIME_NAMES = {
-    "Session": "vdnn.runtime.session",
-    "VirtualMachine": "vdnn.runtime.virtual_machine",
+    "Session": "vdnn.runtime.session.session",
+    "VirtualMachine": "vdnn.runtime.machine.virtual_machine",
     "advise": "vdnn.advisor.examination",
-    "keep": "vdnn.runtime.offload",
-    "offload": "vdnn.runtime.offload",
-    "paused": "vdnn.runtime.offload",
-    "plan": "vdnn.runtime.plan_ahead",
-    "save_on_cpu": "vdnn.runtime.save_on_cpu",
+    "keep": "vdnn.runtime.session.offload",
+    "offload": "vdnn.runtime.session.offload",
+    "paused": "vdnn.runtime.session.offload",
+    "plan": "vdnn.runtime.rehearsal.plan_ahead",
+    "save_on_cpu": "vdnn.runtime.session.save_on_cpu",
 }
 
 

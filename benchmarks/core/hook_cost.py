@@ -27,7 +27,7 @@ from benchmarks.core.peer_hooks import Absent, open_peers
 from benchmarks.progress import Progress
 from benchmarks.text_table import render_table
 from vdnn import _C
-from vdnn.runtime.session import Session
+from vdnn.runtime.session.session import Session
 
 SAVES = 2000
 ELEMENTS = 64

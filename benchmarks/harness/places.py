@@ -22,7 +22,7 @@ import torch
 
 import vdnn
 from benchmarks.models.workload import Workload
-from vdnn.runtime.cuda_shaped import CudaShaped
+from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
 
 STEP_HAS_OPTIMIZER = False
 PLACES = ("cuda", "sim", "virtual")

@@ -13,8 +13,8 @@ from benchmarks.harness.cell_spec import CellResult, CellSpec
 from benchmarks.peers import Trial
 from vdnn.planning.costs import LinkCosts, measured_costs, profile_costs
 from vdnn.planning.simulate import simulate
-from vdnn.runtime.counters import Kept
-from vdnn.timeline import Track
+from vdnn.runtime.storage.counters import Kept
+from vdnn.step.timeline import Track
 
 # Of a link of which no copy was measured: PCIe gen 4, as large copies of pinned memory get it.
 _ASSUMED_LINK = LinkCosts(24e9, 24e9, 42e9, 10_000)

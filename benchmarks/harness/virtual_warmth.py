@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import vdnn
-from vdnn.runtime.cuda_shaped import CudaShaped
+from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
 
 
 def warm_up() -> None:

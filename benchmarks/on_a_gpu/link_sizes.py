@@ -23,7 +23,7 @@ from benchmarks.progress import Progress
 from benchmarks.text_table import render_table
 from vdnn import _C
 from vdnn.bytesize import format_bytes
-from vdnn.runtime.link_probe import measure_link
+from vdnn.hardware.link_probe import measure_link
 
 SIZES = tuple(2**power for power in range(16, 29, 2))  # 64 KiB to 256 MiB
 REPEATS = 5

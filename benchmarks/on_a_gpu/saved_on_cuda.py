@@ -1,7 +1,7 @@
 """Part of `make gpu-proof`: does a GPU save what `vdnn.plan` foretells without one?
 
 Each model's step is recorded where it runs, and rehearsed on tensors without data with the table of
-vdnn/runtime/cuda_shaped.py. Storages are compared by dtype and size, as a bag: what is in only one of the two is listed
+vdnn/runtime/rehearsal/cuda_shaped.py. Storages are compared by dtype and size, as a bag: what is in only one of the two is listed
 with the operation that made it. `--device cpu` takes real tensors of this CPU for the GPU's: then the table has
 something to answer for (masks of dropout), and the program is tried.
 """
@@ -29,8 +29,8 @@ from benchmarks.models.resnet import resnet
 from benchmarks.progress import Progress
 from benchmarks.text_table import render_table
 from vdnn.hardware import load_profile
-from vdnn.recording import Recording
-from vdnn.runtime.rehearsal import Staged, Subject, rehearse
+from vdnn.runtime.rehearsal.rehearsal import Staged, Subject, rehearse
+from vdnn.step.recording import Recording
 
 STEPS = 3  # one warms up, one is recorded, one more in case its graph was not gone
 MOST_NAMED = 6

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from benchmarks.harness.places import MachinePlace, Place
 from benchmarks.peers.peer import CannotRun, Opened, Peer, Trial
-from vdnn.runtime.cuda_shaped import CudaShaped
+from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 Recomputed = Callable[..., Any]

@@ -7,7 +7,7 @@ for no budget: what they have to fit is the device.
 from __future__ import annotations
 
 from benchmarks.peers.vdnn_session import VdnnSession
-from vdnn.planning.policies import make_planner
+from vdnn.planning.catalogue import make_planner
 
 VDNN_2016 = tuple(
     VdnnSession(name, lambda name=name: make_planner(name), has_budget=False)  # type: ignore[misc]

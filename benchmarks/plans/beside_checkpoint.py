@@ -29,9 +29,9 @@ from vdnn.hardware import load_profile
 from vdnn.planning.costs import profile_costs
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
-from vdnn.runtime.cuda_shaped import CudaShaped
-from vdnn.runtime.rehearsal import rehearse, subject_of
-from vdnn.runtime.virtual_machine import VirtualMachine
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
+from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
 
 # By network, the classes of what is checkpointed as one.
 BLOCKS = {

@@ -10,11 +10,11 @@ import contextlib
 from typing import NamedTuple
 
 from vdnn.hardware import HardwareProfile
-from vdnn.runtime.cuda_shaped import CudaShaped
-from vdnn.runtime.offload import offload
-from vdnn.runtime.rehearsal import Subject
-from vdnn.runtime.virtual_machine import VirtualMachine
-from vdnn.step_plan import Plan, PlannedLifetime
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
+from vdnn.runtime.rehearsal.rehearsal import Subject
+from vdnn.runtime.session.offload import offload
+from vdnn.step.plan import Plan, PlannedLifetime
 
 
 class Executed(NamedTuple):

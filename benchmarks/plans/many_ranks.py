@@ -32,9 +32,9 @@ from vdnn.planning.budget import parse_budget
 from vdnn.planning.costs import profile_costs
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import PlannedStep, plan_step
-from vdnn.recording import Recording
-from vdnn.step_plan import Action
-from vdnn.timeline import Timeline
+from vdnn.step.plan import Action
+from vdnn.step.recording import Recording
+from vdnn.step.timeline import Timeline
 
 _COLUMNS = (
     "At rest: what a rank has of parameters and moments. Kept, least: the peak with everything kept, and the least "

@@ -31,8 +31,8 @@ from vdnn.hardware import load_profile
 from vdnn.planning.costs import profile_costs
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
-from vdnn.recording import Recording
-from vdnn.runtime.rehearsal import rehearse, subject_of
+from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
+from vdnn.step.recording import Recording
 
 TOKENS = 128
 CARD = "p100"

@@ -19,7 +19,7 @@ from vdnn.hardware import load_profile
 from vdnn.planning.costs import profile_costs
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
-from vdnn.recording import Lifetime, Point, PointKind, Rebuild, Recording, SaveKey
+from vdnn.step.recording import Lifetime, Point, PointKind, Rebuild, Recording, SaveKey
 
 COUNTS = (250, 500, 1000, 2000, 5000, 10_000)
 _MIB = 1 << 20

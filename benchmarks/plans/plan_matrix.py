@@ -28,13 +28,13 @@ from benchmarks.plans.plan_matrix_table import render
 from benchmarks.progress import Progress
 from vdnn.errors import BudgetError
 from vdnn.hardware import load_profile
+from vdnn.planning.catalogue import planner_names
 from vdnn.planning.costs import LinkCosts, profile_costs
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import PlannedStep, plan_step
-from vdnn.planning.policies import planner_names
 from vdnn.planning.simulate import simulate
-from vdnn.recording import Recording
-from vdnn.runtime.rehearsal import rehearse, subject_of
+from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
+from vdnn.step.recording import Recording
 
 # By name, with the batch that is planned: the ten of the vDNN paper, and what is trained today.
 NETWORKS: dict[str, tuple[Callable[[int], Workload], int]] = {

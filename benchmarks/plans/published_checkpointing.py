@@ -26,10 +26,12 @@ from vdnn.errors import BudgetError
 from vdnn.hardware import load_profile
 from vdnn.planning.costs import LinkCosts, profile_costs
 from vdnn.planning.planned_step import plan_step
-from vdnn.planning.policies import MegengineSublinear, PlanPolicy, SublinearConfig
-from vdnn.planning.policies.rebuilt_steps import RebuiltSteps
-from vdnn.recording import Recording
-from vdnn.runtime.rehearsal import rehearse, subject_of
+from vdnn.planning.policies import PlanPolicy
+from vdnn.planning.published.megengine_sublinear import MegengineSublinear
+from vdnn.planning.published.recomputed_steps import RebuiltSteps
+from vdnn.planning.published.sublinear_config import SublinearConfig
+from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
+from vdnn.step.recording import Recording
 
 # MegEngine's genetic search is off by default.
 GENERATIONS = 20

@@ -18,8 +18,8 @@ from benchmarks.plans.plan_matrix import NETWORKS
 from benchmarks.progress import Progress
 from benchmarks.text_table import render_table
 from vdnn.hardware import load_profile
-from vdnn.runtime.rechecks import BYTES_A_STORAGE, DEFAULT_ONE_IN
-from vdnn.runtime.rehearsal import rehearse, subject_of
+from vdnn.runtime.recompute.rechecks import BYTES_A_STORAGE, DEFAULT_ONE_IN
+from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
 
 _PASSES = 2
 HARDWARE = ("titan-x", "v100-32", "h100", "h200")

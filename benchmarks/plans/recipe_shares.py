@@ -34,9 +34,6 @@ from benchmarks.models.vit import vit_large
 from benchmarks.models.workload import Workload
 from benchmarks.progress import Progress
 from benchmarks.text_table import render_table
-from vdnn.runtime.cuda_shaped import CudaShaped
-from vdnn.runtime.kept import KeptTensor, keep_tensor, kept_tensor
-from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.recompute import (
     NormWatch,
     Recipe,
@@ -47,6 +44,9 @@ from vdnn.runtime.recompute import (
     observe_parameters,
     owner_recipe,
 )
+from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
+from vdnn.runtime.storage.kept import KeptTensor, keep_tensor, kept_tensor
+from vdnn.runtime.storage.packed_view import PackedView
 
 DEPTHS = (4, 8)
 _MIB = 1 << 20

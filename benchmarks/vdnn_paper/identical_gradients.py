@@ -17,8 +17,8 @@ from benchmarks.progress import Progress
 from benchmarks.text_table import render_table
 from benchmarks.vdnn_paper.ways import KEEP, VDNN_ALL, VDNN_CONV
 from vdnn import _C
-from vdnn.runtime.virtual_machine import VirtualMachine
-from vdnn.timeline import Track
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.step.timeline import Track
 
 BATCH, SIDE = 2, 64
 # One to warm up, one that is recorded, one that follows the plan: its gradients count.

@@ -12,8 +12,8 @@ import vdnn
 from benchmarks.models import vgg16
 from benchmarks.progress import Progress
 from benchmarks.vdnn_paper.ways import WAYS, Way
-from vdnn.runtime.virtual_machine import VirtualMachine
-from vdnn.timeline import Timeline, Track
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.step.timeline import Timeline, Track
 
 HARDWARE = "titan-x"
 BATCHES = (64, 128, 256)

@@ -25,8 +25,8 @@ from benchmarks.vdnn_paper import vdnn_2016
 from vdnn.hardware import load_profile
 from vdnn.planning.costs import LinkCosts, profile_costs
 from vdnn.planning.planned_step import plan_step
-from vdnn.recording import Recording
-from vdnn.runtime.rehearsal import rehearse, subject_of
+from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
+from vdnn.step.recording import Recording
 
 HARDWARE = "titan-x"
 GIB = 2**30

@@ -16,7 +16,7 @@ from matplotlib.ticker import MultipleLocator
 
 from benchmarks.vdnn_paper.policy_steps import MeasuredStep, PolicyFigures
 from benchmarks.vdnn_paper.ways import BUDGET, KEEP, VDNN_ALL, VDNN_CONV, WAYS, Way
-from vdnn.timeline import Timeline, Track
+from vdnn.step.timeline import Timeline, Track
 
 # Okabe and Ito's colours, which most colour-blind eyes tell apart.
 COLOURS = {KEEP: "#4d4d4d", VDNN_ALL: "#0072b2", VDNN_CONV: "#e69f00", BUDGET: "#009e73"}

@@ -11,7 +11,7 @@ import pytest
 from vdnn import Advices
 from vdnn.advisor.advice import Kind
 from vdnn.advisor.examination import EXAMINERS
-from vdnn.cli import main
+from vdnn.cli.main import main
 
 HERE = "tests.advisor.my_training"
 

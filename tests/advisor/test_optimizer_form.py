@@ -19,7 +19,7 @@ from vdnn.advisor.told import Told
 from vdnn.advisor.virtual_step import machine_aside, rehearse
 from vdnn.advisor.workload_training import WorkloadTraining
 from vdnn.hardware import load_profile
-from vdnn.runtime.virtual_machine import VirtualMachine
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
 
 H100 = load_profile("h100")
 

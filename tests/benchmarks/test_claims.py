@@ -18,7 +18,7 @@ from benchmarks.claims import (
     ours_run,
     same_gradients,
 )
-from vdnn.timeline import Copy, Timeline, Track
+from vdnn.step.timeline import Copy, Timeline, Track
 
 MIB = 1 << 20
 

@@ -11,7 +11,7 @@ from benchmarks.plans.plan_matrix import read
 from benchmarks.plans.published_checkpointing import GENETIC, POLICIES, render
 from benchmarks.plans.published_rows import CARD, LEAST, NETWORKS, ROWS, Row
 from vdnn.hardware import load_profile
-from vdnn.planning.policies import planner_names
+from vdnn.planning.catalogue import planner_names
 
 KEPT = Path(published_checkpointing.__file__).parents[1] / "results" / "published_checkpointing.jsonl"
 

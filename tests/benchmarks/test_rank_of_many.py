@@ -11,7 +11,7 @@ from benchmarks.models.llama import LlamaShape
 from benchmarks.plans import many_ranks
 from benchmarks.plans.many_ranks import RankStep, rank_step, render
 from vdnn.planning.least_memory import least_bytes
-from vdnn.step_plan import Action
+from vdnn.step.plan import Action
 
 SMALL = LlamaShape(vocabulary=512, layers=2, width=256, heads=4, shared_heads=2, inner=512)
 TOKENS = 4096  # so that what is saved is larger than what is left alone

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_map
 
 import vdnn
 from tests.runtime.identity.outcome import Outcome, differences
-from tests.runtime.side_by_side import alive
-from vdnn.runtime.counters import Counters
+from tests.runtime.rigs.side_by_side import alive
+from vdnn.runtime.storage.counters import Counters
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 
 Call = Callable[..., Any]

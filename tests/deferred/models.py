@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from tests.runtime.networks import (
+from tests.runtime.rigs.networks import (
     UNet,
     conv_chain,
     images,
@@ -22,7 +22,7 @@ from tests.runtime.networks import (
     small_resnet,
     small_vgg,
 )
-from tests.runtime.test_topologies import Last
+from tests.runtime.session.test_topologies import Last
 
 
 class Attention(nn.Module):

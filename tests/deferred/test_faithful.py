@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from tests.deferred.models import MODELS, on_the_accelerator, step_of
-from tests.runtime.side_by_side import differences, outcome
+from tests.runtime.rigs.side_by_side import differences, outcome
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 
 

@@ -18,7 +18,7 @@ import vdnn
 from tests.conftest import open_fake_device
 from tests.deferred.models import on_the_accelerator, vectors
 from tests.fake_driver.control import FakeDriver
-from tests.runtime.networks import conv_chain, images, perceptron, small_resnet
+from tests.runtime.rigs.networks import conv_chain, images, perceptron, small_resnet
 from vdnn import _C
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 

@@ -9,7 +9,7 @@ import torch
 
 import vdnn
 from tests.deferred.faulty_offloaders import Naive
-from tests.runtime.networks import perceptron
+from tests.runtime.rigs.networks import perceptron
 from vdnn import _C
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 

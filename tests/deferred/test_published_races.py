@@ -27,7 +27,7 @@ from tests.deferred.faulty_offloaders import (
     StreamOfConstruction,
     WaitsForItself,
 )
-from tests.runtime.networks import perceptron
+from tests.runtime.rigs.networks import perceptron
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 
 SEEDS = 50

@@ -17,13 +17,13 @@ from torch import nn
 
 import vdnn
 from tests.deferred.models import MODELS, on_the_accelerator, step_of, vectors
-from tests.runtime.networks import conv_chain, images, perceptron, small_resnet
-from tests.runtime.side_by_side import alive, differences, outcome
-from tests.runtime.test_topologies import TOPOLOGIES
-from tests.runtime.virtual_training import train as train_virtually
+from tests.runtime.rigs.networks import conv_chain, images, perceptron, small_resnet
+from tests.runtime.rigs.side_by_side import alive, differences, outcome
+from tests.runtime.rigs.virtual_training import train as train_virtually
+from tests.runtime.session.test_topologies import TOPOLOGIES
 from vdnn.planning.footprint import interval_bytes, offload_everything
-from vdnn.planning.policies.prefix_cut import prefix_cut
-from vdnn.runtime.session import Session
+from vdnn.planning.search.prefix_cut import prefix_cut
+from vdnn.runtime.session.session import Session
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 
 SEEDS = range(int(os.environ.get("VDNN_DEFERRED_SEEDS", "200")))

@@ -18,7 +18,7 @@ from tests.fuzz.program import Program
 from tests.fuzz.sessions import RECHECK, Enter, is_planned, plain_for, session_for, steps_of
 from tests.fuzz.world import World
 from vdnn.errors import OperandModifiedError, RecomputeError
-from vdnn.runtime.proofs import disabled_recipes
+from vdnn.runtime.recompute.proofs import disabled_recipes
 
 MODIFIED = "modified by an inplace operation"
 # The same fact, as autograd says it first of a view; with hooks on saved tensors, of any kind, it says the other.

@@ -8,20 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from vdnn.runtime import function_transforms, module_watch, packer, proofs
-from vdnn.runtime.codecs import Bits
-from vdnn.runtime.counters import Kept
-from vdnn.runtime.missing import Missing
-from vdnn.runtime.packed_view import PackedView
-from vdnn.runtime.packer import Packer
-from vdnn.runtime.proofs import Outcome, Proofs, Recent
-from vdnn.runtime.rebuilds import Rebuilds
-from vdnn.runtime.recompute import norm_calls, recipe
+from vdnn.runtime.recompute import norm_calls, proofs, recipe
 from vdnn.runtime.recompute.backend_flags import backend_flags
+from vdnn.runtime.recompute.codecs import Bits
 from vdnn.runtime.recompute.node_notes import EPS, NO_BIAS, note_fact
+from vdnn.runtime.recompute.proofs import Outcome, Proofs, Recent
 from vdnn.runtime.recompute.snapshots import Snapshots
 from vdnn.runtime.recompute.surroundings import run_under
-from vdnn.runtime.step_ends import StepEnds
+from vdnn.runtime.session.hooks import Packer
+from vdnn.runtime.session.missing import Missing
+from vdnn.runtime.session.session import function_transforms, hooks
+from vdnn.runtime.session.session_recipes import Rebuilds
+from vdnn.runtime.steps.ends import StepEnds
+from vdnn.runtime.storage.counters import Kept
+from vdnn.runtime.storage.packed_view import PackedView
+from vdnn.runtime.torch_internals import module_watch
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -116,15 +117,15 @@ def all_have_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             return self._take(tensor, tensor, tensor.untyped_storage(), tensor.grad_fn, nbytes)
         return keep(self, tensor, reason, nbytes)
 
-    monkeypatch.setattr(packer, "transform_level", lambda: None)
+    monkeypatch.setattr(hooks, "transform_level", lambda: None)
     monkeypatch.setattr(Packer, "_keep", taken)
 
 
 def tracers_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """11: what a tracer follows is taken for plain."""
     monkeypatch.setattr(function_transforms, "_innermost_of_a_session", lambda: None)
-    monkeypatch.setattr(packer, "modes_here", lambda: 0)
-    monkeypatch.setattr(packer, "transform_level", lambda: None)
+    monkeypatch.setattr(hooks, "modes_here", lambda: 0)
+    monkeypatch.setattr(hooks, "transform_level", lambda: None)
 
 
 def books_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

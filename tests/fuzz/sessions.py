@@ -15,13 +15,13 @@ from tests.fuzz.program import STEPS, STEPS_WITHOUT_PLAN
 from vdnn.planning.footprint import offload_everything
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.policies import PlanPolicy, PlanRequest
-from vdnn.planning.policies.auto import Auto
-from vdnn.planning.rebuilding import candidates_of, planned_rebuild, with_rebuilds
-from vdnn.recording import Recording
-from vdnn.runtime.budget_planner import BudgetPlanner
-from vdnn.runtime.session import Session
-from vdnn.runtime.virtual_machine import VirtualMachine
-from vdnn.step_plan import Action, Plan, PlannedLifetime, make_plan
+from vdnn.planning.recomputing import candidates_of, planned_rebuild, with_rebuilds
+from vdnn.planning.search.auto import Auto
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.session.session import Session
+from vdnn.runtime.steps.planner import BudgetPlanner
+from vdnn.step.plan import Action, Plan, PlannedLifetime, make_plan
+from vdnn.step.recording import Recording
 
 # Of auto's search: tiny steps need none of the rest.
 _EFFORT = 0.02

@@ -27,7 +27,7 @@ def _draw_value_write(random: Random) -> tuple[Any, ...]:
 @statement("write_value", _draw_value_write)
 def _write_value(world: World, one: Statement) -> Run:
     """Who writes to a value without telling autograd still holds it, to the end of the step: where nobody does, plain
-    PyTorch sees a write that nothing can (tests/runtime/test_inplace.py)."""
+    PyTorch sees a write that nothing can (tests/runtime/session/test_inplace.py)."""
     (how,), (slot,) = one.args, one.ins
 
     def run() -> None:

@@ -1,8 +1,7 @@
-"""Which room imports which: reads the package's imports off its syntax trees and judges them by floor.
+"""Which room imports which: reads the package's imports from its syntax trees and judges them.
 
-The floors are those of the design, lowest first; a module may import from its own floor or from a lower one,
-so nothing below knows what stands on it. A module that no floor names is an offence too: its place must be
-decided.
+A module imports from its own room or a lower one, so no room depends on a higher one and rooms form no cycle. A module
+outside every room is an offence too.
 """
 
 from __future__ import annotations
@@ -12,103 +11,50 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# Prefixes of module names, lowest floor first. Rooms of the design that do not exist yet are listed already.
-FLOORS: tuple[tuple[str, ...], ...] = (
-    (
-        "vdnn.bytesize",
-        "vdnn.errors",
-        "vdnn.recording",
-        "vdnn.timeline",
-        "vdnn.step_plan",
-        "vdnn.hardware",
-        "vdnn.json_form",
-        "vdnn.saved_step",
-        "vdnn.torch_requirement",
-        "vdnn.core_requirement",
-    ),
-    ("vdnn._C",),
-    ("vdnn.planning",),
-    (
-        "vdnn.runtime.transport",
-        "vdnn.runtime.host_share",
-        "vdnn.runtime.link_probe",
-        "vdnn.runtime.counters",
-        "vdnn.runtime.version_check",
-        "vdnn.runtime.tolerance",
-        "vdnn.runtime.tensor_kinds",
-        "vdnn.runtime.spans",
-        "vdnn.runtime.holders",
-        "vdnn.runtime.process_forks",
-        "vdnn.runtime.allocation_tracker",
-        "vdnn.runtime.roofline",
-    ),
-    ("vdnn.runtime.virtual_machine", "vdnn.runtime.tensor_device"),
-    ("vdnn.runtime.gauges",),
-    (
-        "vdnn.runtime.kept",
-        "vdnn.runtime.dropped",
-        "vdnn.runtime.bit_mask",
-        "vdnn.runtime.proof",
-        "vdnn.runtime.source_hold",
-        "vdnn.runtime.copy_observer",
-        "vdnn.runtime.reload_target",
-        "vdnn.runtime.residency",
-        "vdnn.runtime.codec",
-    ),
-    ("vdnn.runtime.storage_table", "vdnn.runtime.integrity", "vdnn.runtime.lookahead", "vdnn.runtime.packed_view"),
-    ("vdnn.runtime.module_watch", "vdnn.runtime.recompute", "vdnn.runtime.cuda_shaped", "vdnn.runtime.codecs"),
-    (
-        "vdnn.runtime.recorder",
-        "vdnn.runtime.executor",
-        "vdnn.runtime.meter",
-        "vdnn.runtime.save_keys",
-        "vdnn.runtime.trial",
-        "vdnn.runtime.deferred_copies",
-        "vdnn.runtime.exemptions",
-        "vdnn.runtime.step_ends",
-        "vdnn.runtime.step_kinds",
-        "vdnn.runtime.proofs",
-        "vdnn.runtime.readers",
-        "vdnn.runtime.rechecks",
-    ),
-    ("vdnn.runtime.budget_planner",),
-    ("vdnn.runtime.plan_book",),
-    ("vdnn.runtime.step_ways",),
-    ("vdnn.runtime.step_watch",),
-    ("vdnn.runtime.rebuilds", "vdnn.runtime.missing", "vdnn.runtime.capture"),
-    ("vdnn.runtime.packer", "vdnn.runtime.function_transforms"),
-    ("vdnn.runtime.session_report",),
-    ("vdnn.runtime.session",),
-    ("vdnn.runtime.offload", "vdnn.runtime.save_on_cpu"),
-    ("vdnn.report",),
-    ("vdnn.runtime.rehearsal", "vdnn.runtime.measured_hardware"),
-    ("vdnn.runtime.plan_ahead",),
-    ("vdnn.advisor",),
-    ("vdnn.doctor",),
-    ("vdnn.testing",),
-    (
-        "vdnn.integrations",
-        "vdnn.cli",
-        "vdnn.command_line",
-        "vdnn.advise_command",
-        "vdnn.plan_command",
-        "vdnn.report_command",
-        "vdnn.__main__",
-    ),
-)
-# The faces: they gather public names and stand on no floor.
-FACES = ("vdnn", "vdnn.runtime")
-# These rooms never see torch, not even in a function; torch_requirement asks for it by name and is not among
-# them.
-TORCH_FREE = (
-    "vdnn.planning",
-    "vdnn.doctor",
-    "vdnn.report",
-    "vdnn.cli",
-    "vdnn.errors",
+# Rooms, lowest first. A room is a folder, or a module that stands alone. A module imports from its own room or from a
+# lower one. docs/design.md and CONTRIBUTING.md quote this list, and a test compares.
+ROOMS: tuple[str, ...] = (
     "vdnn.bytesize",
-    "vdnn.step_plan",
+    "vdnn.errors",
+    "vdnn.requirements",
+    "vdnn.step",
+    "vdnn._C",
     "vdnn.hardware",
+    "vdnn.planning",
+    "vdnn.runtime.torch_internals",
+    "vdnn.runtime.storage",
+    "vdnn.runtime.machine",
+    "vdnn.runtime.recompute",
+    "vdnn.runtime.steps",
+    "vdnn.runtime.session.session",
+    "vdnn.report",
+    "vdnn.runtime.rehearsal.rehearsal",
+    "vdnn.advisor",
+    "vdnn.doctor",
+    "vdnn.testing",
+    "vdnn.integrations",
+    "vdnn.cli.main",
+    "vdnn.__main__",
+)
+# Packages that hold rooms, or gather public names, and import nothing when they are imported.
+FACES = ("vdnn", "vdnn.runtime")
+# No module here imports torch, not even inside a function. vdnn.requirements looks for torch by name.
+TORCH_FREE = (
+    "vdnn.bytesize",
+    "vdnn.errors",
+    "vdnn.step",
+    "vdnn.hardware",
+    "vdnn.planning",
+    "vdnn.report",
+    "vdnn.doctor",
+    "vdnn.cli.main",
+)
+# Importer, imported: directions that hold inside a room. `auto` does not depend on published policies.
+FORBIDDEN = (
+    ("vdnn.planning.search.local_search", "vdnn.planning.published"),
+    ("vdnn.planning.bound.lower_bound", "vdnn.planning.published"),
+    ("vdnn.planning.policies", "vdnn.planning.published"),
+    ("vdnn.planning.policies", "vdnn.planning.search.local_search"),
 )
 
 
@@ -153,32 +99,40 @@ def _named_by(node: ast.AST, importer: str, modules: Mapping[str, str]) -> Itera
             yield full if full in modules or full == "vdnn._C" else base
 
 
-def floor_of(module: str) -> int | None:
-    """The floor of `module`, or None if no floor names it."""
-    for floor, rooms in enumerate(FLOORS):
-        if any(module == room or module.startswith(f"{room}.") for room in rooms):
-            return floor
-    return None
+def room_of(module: str) -> str | None:
+    """The room of `module`, or None if no room has it."""
+    return next((room for room in ROOMS if _is_in(module, room)), None)
+
+
+def _is_in(module: str, room: str) -> bool:
+    return module == room or module.startswith(f"{room}.")
 
 
 def offences(modules: Mapping[str, str]) -> list[str]:
-    """What breaks the rules, a sentence each."""
-    homeless = [f"{name} stands on no floor" for name in modules if name not in FACES and floor_of(name) is None]
-    return [*homeless, *_upward(modules), *_torch_seen(modules)]
+    """One sentence per broken rule."""
+    homeless = [f"{name} is in no room" for name in modules if name not in FACES and room_of(name) is None]
+    return [*homeless, *_upward(modules), *_forbidden(modules), *_torch_seen(modules)]
 
 
 def _upward(modules: Mapping[str, str]) -> Iterator[str]:
     for found in imports_of(modules):
-        here, there = floor_of(found.importer), floor_of(found.imported)
-        if here is not None and there is not None and there > here:
-            yield f"{found.importer} (floor {here}) imports {found.imported} (floor {there})"
+        here, there = room_of(found.importer), room_of(found.imported)
+        if here is not None and there is not None and ROOMS.index(there) > ROOMS.index(here):
+            yield f"{found.importer} imports {found.imported}, which is in a higher room"
+
+
+def _forbidden(modules: Mapping[str, str]) -> Iterator[str]:
+    for found in imports_of(modules):
+        for importer, imported in FORBIDDEN:
+            if _is_in(found.importer, importer) and _is_in(found.imported, imported):
+                yield f"{found.importer} imports {found.imported}: no {importer} may import {imported}"
 
 
 def _torch_seen(modules: Mapping[str, str]) -> Iterator[str]:
     for found in imports_of(modules):
         if found.imported.split(".")[0] != "torch":
             continue
-        if any(found.importer == room or found.importer.startswith(f"{room}.") for room in TORCH_FREE):
+        if any(_is_in(found.importer, room) for room in TORCH_FREE):
             yield f"{found.importer} imports torch"
         elif found.importer in FACES and not found.deferred:
             yield f"{found.importer} imports torch when it is imported"

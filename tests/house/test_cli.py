@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from vdnn import __version__, cli
-from vdnn.cli import main
+from vdnn import __version__
+from vdnn.cli.main import main
+from vdnn.cli.main import main as cli
 from vdnn.doctor import Sources, examine
 
 
@@ -123,7 +124,7 @@ def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_it_is_called_by_the_name_that_was_typed(tmp_path: Path) -> None:
     script = tmp_path / "vdnn"  # what pip makes of [project.scripts]
-    script.write_text("import sys\nfrom vdnn.cli import main\nsys.exit(main())\n")
+    script.write_text("import sys\nfrom vdnn.cli.main import main\nsys.exit(main())\n")
     root = Path(__file__).resolve().parents[2]
     for started, name in ([str(script)], "vdnn"), (["-m", "vdnn"], "python -m vdnn"):
         done = subprocess.run(

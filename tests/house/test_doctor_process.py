@@ -50,7 +50,8 @@ def test_the_doctor_works_where_torch_cannot_be_imported(tmp_path: Path) -> None
 
 def test_the_doctor_works_where_the_native_core_cannot_be_imported(tmp_path: Path) -> None:
     program = (
-        "import sys; sys.modules['vdnn._C'] = None; from vdnn.cli import main; sys.exit(main(['doctor', '--json']))"
+        "import sys; sys.modules['vdnn._C'] = None; "
+        "from vdnn.cli.main import main; sys.exit(main(['doctor', '--json']))"
     )
     done = python_without_torch(tmp_path, "-c", program)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from vdnn._C import CopyDirection
-from vdnn.runtime.link_probe import COPIES, measure_link
+from vdnn.hardware.link_probe import COPIES, measure_link
 
 MIB = 2**20
 

@@ -12,13 +12,13 @@ import pytest
 import vdnn
 from tests.house.without_torch import python_without_torch
 from vdnn.errors import TorchMissingError
-from vdnn.torch_requirement import in_range, require_torch, torch_version
+from vdnn.requirements import in_range, require_torch, torch_version
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_importing_vdnn_imports_no_torch() -> None:
-    program = "import sys, vdnn, vdnn.doctor, vdnn.cli; print('torch' in sys.modules)"
+    program = "import sys, vdnn, vdnn.doctor, vdnn.cli.main; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

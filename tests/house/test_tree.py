@@ -74,7 +74,7 @@ def test_the_readme_names_both_commands() -> None:
 
 
 def test_the_needed_torch_is_the_same_everywhere() -> None:
-    from vdnn.torch_requirement import NEEDED
+    from vdnn.requirements import NEEDED
 
     assert f'dependencies = ["{NEEDED}"]' in (ROOT / "pyproject.toml").read_text()
 

@@ -27,12 +27,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import vdnn
-from tests.runtime.side_by_side import alive, same_bits
+from tests.runtime.rigs.side_by_side import alive, same_bits
 from vdnn.planning.costs import profile_costs
 from vdnn.planning.simulate import simulate
-from vdnn.runtime.session import Session
-from vdnn.step_plan import Plan
-from vdnn.timeline import Timeline
+from vdnn.runtime.session.session import Session
+from vdnn.step.plan import Plan
+from vdnn.step.timeline import Timeline
 
 STEPS = 20
 WIDTH = 16

@@ -22,8 +22,8 @@ from torch.utils.checkpoint import (
 import vdnn
 from tests.integrations.parallel_training import BATCH, WIDTH, Block, blocks
 from tests.runtime.conftest import EITHER_WAY, OpenSession
-from tests.runtime.side_by_side import assert_same_as_plain, differences, outcome
-from vdnn.runtime.session import Session
+from tests.runtime.rigs.side_by_side import assert_same_as_plain, differences, outcome
+from vdnn.runtime.session.session import Session
 
 pytestmark = EITHER_WAY
 

@@ -12,8 +12,8 @@ from torch import nn
 import vdnn
 from tests.integrations.parallel_training import BATCH, WIDTH, Block
 from vdnn.errors import CombinationError
-from vdnn.runtime.capture import refuse_graphs_of, uses_graphs
-from vdnn.runtime.session import Session
+from vdnn.runtime.session.session import Session
+from vdnn.runtime.torch_internals.cuda_graphs import refuse_graphs_of, uses_graphs
 
 REFUSED = r"vdnn.offload does not work with the CUDA graphs of torch.compile {}: .* mode='default' or 'max-autotune-no-"
 GRAPHS: list[dict[str, Any]] = [

@@ -13,7 +13,7 @@ import vdnn
 from tests.integrations import trainer_ranks
 from tests.integrations.parallel_training import moving
 from tests.integrations.ranks import Ranks
-from tests.runtime.side_by_side import same_bits
+from tests.runtime.rigs.side_by_side import same_bits
 from vdnn.errors import CombinationError
 from vdnn.integrations.offload_arguments import OffloadArguments
 

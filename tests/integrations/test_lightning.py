@@ -11,7 +11,7 @@ import torch
 
 import vdnn
 from tests.integrations.parallel_training import BATCH, WIDTH, blocks
-from tests.runtime.side_by_side import same_bits
+from tests.runtime.rigs.side_by_side import same_bits
 from vdnn.errors import CombinationError
 
 lightning: Any = pytest.importorskip("lightning.pytorch", reason="pip install 'vdnn[lightning]'")

@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import vdnn
 from vdnn.integrations.ranks import order_of
 from vdnn.planning.least_memory import least_bytes
-from vdnn.runtime.session import Session
+from vdnn.runtime.session.session import Session
 
 WIDTH, LAYERS, BATCH = 512, 8, 8192
 

@@ -10,8 +10,8 @@ from tests.integrations.ranks import RankFailed, Ranks
 from vdnn import _C
 from vdnn.errors import VdnnError
 from vdnn.integrations.ranks import Proposal, choose, offload_together
-from vdnn.runtime.host_share import host_bytes_of_rank
-from vdnn.step_plan import Plan
+from vdnn.runtime.session.host_share import host_bytes_of_rank
+from vdnn.step.plan import Plan
 
 
 def test_ranks_with_one_step_follow_one_plan(two_ranks: Ranks) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies
 
 from vdnn.planning.costs import LinkCosts
-from vdnn.recording import Lifetime, Point, PointKind, Rebuild, Recording, SaveKey
+from vdnn.step.recording import Lifetime, Point, PointKind, Rebuild, Recording, SaveKey
 
 RESIDENT = 100
 

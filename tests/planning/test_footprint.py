@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.planning.recordings import RESIDENT, any_recording, chain
 from vdnn.planning.footprint import absent_intervals, interval_bytes, offload_everything
 from vdnn.planning.gaps import gaps_of
-from vdnn.recording import Lifetime, Recording
-from vdnn.step_plan import Absence, Action, PlannedLifetime
+from vdnn.step.plan import Absence, Action, PlannedLifetime
+from vdnn.step.recording import Lifetime, Recording
 
 
 def keep(recording: Recording) -> list[PlannedLifetime]:

@@ -10,9 +10,9 @@ from vdnn.errors import InvalidArgumentError
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.gaps import gaps_of
 from vdnn.planning.least_memory import least_bytes
-from vdnn.planning.rebuilding import candidates_of, with_rebuilds
-from vdnn.planning.step_model import gaps_of_rebuilt, make_link_model, make_recorded_step, make_step_model
-from vdnn.recording import Recording
+from vdnn.planning.recomputing import candidates_of, with_rebuilds
+from vdnn.planning.search.step_model import gaps_of_rebuilt, make_link_model, make_recorded_step, make_step_model
+from vdnn.step.recording import Recording
 
 
 @settings(max_examples=400, deadline=None)

@@ -13,14 +13,14 @@ from vdnn.planning.costs import profile_costs
 from vdnn.planning.memory_kinds import memory_kinds
 from vdnn.planning.planned_step import plan_step
 from vdnn.planning.second_best import explain
-from vdnn.recording import Recording
 from vdnn.report.plan_report import PlanReport
 from vdnn.report.run_folder import Run, read_run
 from vdnn.report.saved_plan import save_plan_reports
-from vdnn.runtime.rehearsal import rehearse, subject_of
-from vdnn.saved_step import SavedStep
-from vdnn.step_plan import Plan
-from vdnn.timeline import Timeline
+from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
+from vdnn.step.plan import Plan
+from vdnn.step.recording import Recording
+from vdnn.step.saved_step import SavedStep
+from vdnn.step.timeline import Timeline
 
 BATCH = 16
 BUDGETS = (80, 50)  # per cent of what everything kept takes

@@ -13,8 +13,8 @@ from tests.report.steps import parts, saved_run, tightest
 from tests.report.trace_parser import Process, TraceError, parse
 from vdnn.report.chrome_trace import RELEASE_STALL, RELOAD_STALL, trace_of, write_trace
 from vdnn.report.run_folder import read_run
-from vdnn.saved_step import SavedStep
-from vdnn.timeline import Copy, Mark, Timeline, Track
+from vdnn.step.saved_step import SavedStep
+from vdnn.step.timeline import Copy, Mark, Timeline, Track
 
 
 def traced(*steps: SavedStep) -> dict[int, Process]:

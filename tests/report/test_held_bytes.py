@@ -9,10 +9,10 @@ import pytest
 from tests.planning.recordings import RESIDENT, chain, compressible, rebuildable
 from tests.report.steps import parts, reports, tightest
 from vdnn.planning.planned_step import PlannedStep
-from vdnn.planning.rebuilding import planned_rebuild, recording_under
-from vdnn.recording import PointKind, Recording
+from vdnn.planning.recomputing import planned_rebuild, recording_under
 from vdnn.report.held_bytes import HeldBytes, actions_of, held_after, held_before
-from vdnn.step_plan import Absence, Action, Plan, PlannedLifetime, PlannedPoint
+from vdnn.step.plan import Absence, Action, Plan, PlannedLifetime, PlannedPoint
+from vdnn.step.recording import PointKind, Recording
 
 
 def kept(recording: Recording) -> list[PlannedLifetime]:

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.report.steps import saved_run, tightest
-from vdnn.recording import Recording
 from vdnn.report.cell import Cell
 from vdnn.report.page import page_of, write_html
 from vdnn.report.page_script import SCRIPT, script_hash
 from vdnn.report.run_folder import Run, append_cells, read_run
-from vdnn.saved_step import SavedStep
+from vdnn.step.recording import Recording
+from vdnn.step.saved_step import SavedStep
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"' $\\frac"
 

@@ -10,8 +10,8 @@ import torch
 import vdnn
 from tests.report.steps import BUDGETS, reports, saved_run
 from tests.report.trace_parser import parse
-from tests.runtime.virtual_training import trained_virtually
-from vdnn.cli import main
+from tests.runtime.rigs.virtual_training import trained_virtually
+from vdnn.cli.main import main
 from vdnn.report.run_folder import read_run
 from vdnn.report.saved_plan import save_plan_reports
 

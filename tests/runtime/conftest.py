@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from tests.conftest import SCHEDULE_IDS, SCHEDULES
-from tests.runtime.side_by_side import assert_nothing_alive
+from tests.runtime.rigs.side_by_side import assert_nothing_alive
 from tests.seeding import seed_only_what_is_there
 from vdnn import _C
-from vdnn.runtime.offload import offload
-from vdnn.runtime.session import Session
-from vdnn.step_plan import Plan
+from vdnn.runtime.session.offload import offload
+from vdnn.runtime.session.session import Session
+from vdnn.step.plan import Plan
 
 seed_only_what_is_there()
 

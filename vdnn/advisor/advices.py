@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vdnn.advisor.advice import Advice, Kind
 from vdnn.bytesize import format_bytes
-from vdnn.json_form import from_json, to_json
+from vdnn.step.json_form import from_json, to_json
 
 FORM, VERSION = "vdnn advice", 1
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from vdnn.runtime.cuda_shaped import CudaShaped
+from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 

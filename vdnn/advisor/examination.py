@@ -160,7 +160,7 @@ def profile_for(hardware: str | os.PathLike[str] | HardwareProfile | None) -> Ha
     if isinstance(hardware, HardwareProfile):
         return hardware
     if hardware == "measured" or (hardware is None and torch.cuda.is_available()):
-        from vdnn.runtime.measured_hardware import measured_profile
+        from vdnn.runtime.machine.measured_hardware import measured_profile
 
         return measured_profile()
     return load_profile("h100" if hardware is None else hardware)

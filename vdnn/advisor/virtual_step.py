@@ -23,9 +23,9 @@ from vdnn.advisor.optimizer_state import OptimizerForm, form_of
 from vdnn.advisor.parts import Parts, Training, scalar_loss
 from vdnn.advisor.told import Told
 from vdnn.hardware import HardwareProfile
-from vdnn.runtime.cuda_shaped import CudaShaped
-from vdnn.runtime.offload import offload
-from vdnn.runtime.virtual_machine import VirtualMachine
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
+from vdnn.runtime.session.offload import offload
 
 _STEPS = 2
 _STEPS_OFFLOADED = 4

@@ -10,7 +10,7 @@ import torch
 
 from vdnn.advisor.parts import Parts, Training, check_model
 from vdnn.errors import InvalidArgumentError, VdnnError
-from vdnn.runtime.rehearsal import OPTIMIZERS, loss_of
+from vdnn.runtime.rehearsal.rehearsal import OPTIMIZERS, loss_of
 
 
 class WorkloadTraining(Training):

@@ -25,7 +25,7 @@ from vdnn.doctor.facts import (
 )
 from vdnn.doctor.meanings import meanings_of
 from vdnn.doctor.sources import NativeCore, NativeDevice, Sources
-from vdnn.torch_requirement import NEEDED, in_range
+from vdnn.requirements import NEEDED, in_range
 
 _T = TypeVar("_T")
 

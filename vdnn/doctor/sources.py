@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Protocol, cast
 
 from vdnn.hardware import LinkFigures
-from vdnn.torch_requirement import torch_version
+from vdnn.requirements import torch_version
 
 
 class DeviceInfo(Protocol):
@@ -83,7 +83,7 @@ def _native_core() -> NativeCore:
 
 def _link(device: NativeDevice) -> LinkFigures:
     # Imported here because the probe imports the native core, and the doctor must start without it.
-    measure_link: Callable[..., LinkFigures] = importlib.import_module("vdnn.runtime.link_probe").measure_link
+    measure_link: Callable[..., LinkFigures] = importlib.import_module("vdnn.hardware.link_probe").measure_link
     try:
         return measure_link(device, progress=_tell_terminal)
     finally:

@@ -1,6 +1,6 @@
 """The link of this machine, as measured: values that the doctor shows and a planner reckons with.
 
-Only numbers; how they are measured is in vdnn/runtime/link_probe.py.
+Only numbers; how they are measured is in vdnn/hardware/link_probe.py.
 """
 
 from __future__ import annotations

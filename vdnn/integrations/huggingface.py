@@ -12,8 +12,8 @@ from typing import Any
 from vdnn.errors import CombinationError, LibraryMissingError
 from vdnn.integrations.offload_arguments import OffloadArguments
 from vdnn.integrations.training_run import TrainingRun, warn_of_whole_compile
-from vdnn.runtime.capture import refuse_graphs_of
-from vdnn.runtime.session import Session
+from vdnn.runtime.session.session import Session
+from vdnn.runtime.torch_internals.cuda_graphs import refuse_graphs_of
 
 try:
     from transformers import TrainerCallback

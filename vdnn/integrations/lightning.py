@@ -10,7 +10,7 @@ from typing import Any
 from vdnn.errors import CombinationError, LibraryMissingError
 from vdnn.integrations.offload_arguments import OffloadArguments
 from vdnn.integrations.training_run import TrainingRun
-from vdnn.runtime.session import Session
+from vdnn.runtime.session.session import Session
 
 try:
     from lightning.pytorch import Callback

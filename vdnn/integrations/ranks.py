@@ -27,15 +27,15 @@ import torch.distributed as dist
 from vdnn.bytesize import format_bytes, parse_bytes
 from vdnn.errors import RankError, VdnnError
 from vdnn.planning.budget import parse_budget
-from vdnn.planning.policies import make_planner
+from vdnn.planning.catalogue import make_planner
 from vdnn.planning.simulate import simulate
-from vdnn.recording import Recording
-from vdnn.runtime.budget_planner import BudgetPlanner
-from vdnn.runtime.offload import offload
-from vdnn.runtime.session import Session
-from vdnn.runtime.virtual_machine import VirtualMachine
-from vdnn.step_plan import Plan
-from vdnn.timeline import Timeline
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.session.offload import offload
+from vdnn.runtime.session.session import Session
+from vdnn.runtime.steps.planner import BudgetPlanner
+from vdnn.step.plan import Plan
+from vdnn.step.recording import Recording
+from vdnn.step.timeline import Timeline
 
 logger = logging.getLogger("vdnn")
 

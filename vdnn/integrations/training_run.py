@@ -16,8 +16,8 @@ import torch.distributed as dist
 from vdnn.errors import CombinationError
 from vdnn.integrations.offload_arguments import OffloadArguments
 from vdnn.integrations.ranks import TogetherSession, offload_together
-from vdnn.runtime.offload import offload
-from vdnn.runtime.session import Session
+from vdnn.runtime.session.offload import offload
+from vdnn.runtime.session.session import Session
 
 logger = logging.getLogger("vdnn")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from vdnn.errors import VdnnError
 from vdnn.hardware import HardwareProfile
-from vdnn.timeline import Copy, Timeline, Track
+from vdnn.step.timeline import Copy, Timeline, Track
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vdnn.recording import Lifetime, Recording
-from vdnn.step_plan import Absence, Action, PlannedLifetime
+from vdnn.step.plan import Absence, Action, PlannedLifetime
+from vdnn.step.recording import Lifetime, Recording
 
 
 def use_after(lifetime: Lifetime, point: int) -> int | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vdnn.recording import Lifetime, Recording
-from vdnn.step_plan import Absence, Action, PlannedLifetime
+from vdnn.step.plan import Absence, Action, PlannedLifetime
+from vdnn.step.recording import Lifetime, Recording
 
 
 class Gap(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from vdnn.errors import BudgetError
 from vdnn.planning.gaps import gaps_of
-from vdnn.recording import Recording
+from vdnn.step.recording import Recording
 
 
 def least_bytes(recording: Recording) -> int:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from vdnn.planning.costs import LinkCosts
-from vdnn.timeline import Track
+from vdnn.step.timeline import Track
 
 # A copy that the other way leaves nothing to would be another machine: it keeps this part of its rate.
 _LEAST_SHARE = 16

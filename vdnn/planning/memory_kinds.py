@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vdnn.planning.least_memory import least_bytes
-from vdnn.recording import PointKind, Recording
+from vdnn.step.recording import PointKind, Recording
 
 
 @dataclass(frozen=True, slots=True)

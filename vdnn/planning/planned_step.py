@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
-from vdnn.planning.bound import Bound, lower_bound
+from vdnn.planning.bound.lower_bound import Bound, lower_bound
+from vdnn.planning.catalogue import make_planner
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.footprint import interval_bytes
 from vdnn.planning.least_memory import describe_interval, least_bytes
-from vdnn.planning.policies import PlanPolicy, PlanRequest, make_planner
-from vdnn.planning.rebuilding import recording_under
+from vdnn.planning.policies import PlanPolicy, PlanRequest
+from vdnn.planning.recomputing import recording_under
+from vdnn.planning.search.use_moments import with_room_at_uses
 from vdnn.planning.simulate import simulate
-from vdnn.planning.use_moments import with_room_at_uses
-from vdnn.recording import Recording
-from vdnn.step_plan import Plan
-from vdnn.timeline import Timeline
+from vdnn.step.plan import Plan
+from vdnn.step.recording import Recording
+from vdnn.step.timeline import Timeline
 
 # Whose plans are mended where they take more than they were made for.
 _OURS = ("auto", "auto-offload")

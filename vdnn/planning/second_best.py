@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.gaps import gaps_of
 from vdnn.planning.planned_step import PlannedStep
-from vdnn.planning.policies.auto_offload import first_choices
 from vdnn.planning.policies.plan_policy import PlanRequest
-from vdnn.planning.rebuilding import candidates_of, planned_rebuild, with_rebuilds
-from vdnn.planning.search import Choice, Search
-from vdnn.planning.step_model import make_step_model, tuples_of_plan
-from vdnn.recording import Recording, SaveKey
-from vdnn.step_plan import Action
+from vdnn.planning.recomputing import candidates_of, planned_rebuild, with_rebuilds
+from vdnn.planning.search.auto_offload import first_choices
+from vdnn.planning.search.local_search import Choice, Search
+from vdnn.planning.search.step_model import make_step_model, tuples_of_plan
+from vdnn.step.plan import Action
+from vdnn.step.recording import Recording, SaveKey
 
 _MOVES = 40  # evaluations of moves for each trial
 

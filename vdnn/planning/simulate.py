@@ -15,10 +15,10 @@ from vdnn.errors import VdnnError
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.footprint import absent_intervals, interval_bytes, use_after
 from vdnn.planning.link_clock import LinkClock
-from vdnn.planning.rebuilding import recording_under
-from vdnn.recording import Lifetime, PointKind, Recording
-from vdnn.step_plan import Absence, Action, Plan, PlannedLifetime
-from vdnn.timeline import Copy, Mark, Timeline, Track
+from vdnn.planning.recomputing import recording_under
+from vdnn.step.plan import Absence, Action, Plan, PlannedLifetime
+from vdnn.step.recording import Lifetime, PointKind, Recording
+from vdnn.step.timeline import Copy, Mark, Timeline, Track
 
 
 def simulate(recording: Recording, plan: Plan, costs: LinkCosts) -> Timeline:

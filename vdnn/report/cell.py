@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vdnn.json_form import FormatError
+from vdnn.step.json_form import FormatError
 
 FORMAT = 1
 STATUSES = ("ok", "out-of-memory", "failed", "not-run", "timed-out")

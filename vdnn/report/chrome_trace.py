@@ -12,13 +12,13 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vdnn.json_form import save_text
-from vdnn.planning.rebuilding import recording_under
-from vdnn.recording import Point, PointKind, Recording
+from vdnn.planning.recomputing import recording_under
 from vdnn.report.run_folder import Run
 from vdnn.report.storage_table import operation_name, storage_name
-from vdnn.saved_step import SavedStep
-from vdnn.timeline import Copy, Mark, Timeline, Track
+from vdnn.step.json_form import save_text
+from vdnn.step.recording import Point, PointKind, Recording
+from vdnn.step.saved_step import SavedStep
+from vdnn.step.timeline import Copy, Mark, Timeline, Track
 
 COMPUTE_ROW = 1
 RELOAD_STALL, RELEASE_STALL = "waits for a copy back", "waits for a copy out"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from vdnn.report.cell import Cell
 from vdnn.report.run_folder import Run
-from vdnn.saved_step import SavedStep
-from vdnn.timeline import Timeline, Track
+from vdnn.step.saved_step import SavedStep
+from vdnn.step.timeline import Timeline, Track
 
 _PLACE_OF_CLOCK = {"virtual": "virtual", "device": "cuda", "host": "sim"}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from vdnn.bytesize import format_bytes
 from vdnn.planning.second_best import StorageChoice
-from vdnn.step_plan import Action
+from vdnn.step.plan import Action
 
 _HEADER = ("bytes", "action", "the next best", "would add", "saved as")
 

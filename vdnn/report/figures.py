@@ -14,7 +14,7 @@ from vdnn.report.prediction import peaks_of, prediction_picture, times_of
 from vdnn.report.run_folder import Run, read_run
 from vdnn.report.step_timeline import timeline_picture
 from vdnn.report.trade_off import trade_off_picture
-from vdnn.saved_step import SavedStep
+from vdnn.step.saved_step import SavedStep
 
 
 @dataclass(frozen=True, slots=True)

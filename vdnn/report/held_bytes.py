@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vdnn.planning.footprint import absent_intervals, interval_bytes
-from vdnn.planning.rebuilding import recording_under
-from vdnn.recording import Lifetime, PointKind, Recording
-from vdnn.step_plan import Absence, Action, Plan
-from vdnn.timeline import Timeline
+from vdnn.planning.recomputing import recording_under
+from vdnn.step.plan import Absence, Action, Plan
+from vdnn.step.recording import Lifetime, PointKind, Recording
+from vdnn.step.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)

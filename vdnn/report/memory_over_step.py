@@ -19,9 +19,9 @@ from vdnn.report.held_bytes import HeldBytes, actions_of, held_after, held_befor
 from vdnn.report.label_placement import Label, place_labels
 from vdnn.report.palette import ACTION_SHADES, INK, REST, REST_SPIKES, SURFACE, VERMILION, Shade
 from vdnn.report.storage_table import storage_name
-from vdnn.saved_step import SavedStep
-from vdnn.step_plan import Action
-from vdnn.timeline import Timeline
+from vdnn.step.plan import Action
+from vdnn.step.saved_step import SavedStep
+from vdnn.step.timeline import Timeline
 
 _GIB = 2**30
 _COLUMNS = {"wide": 260, "narrow": 150}

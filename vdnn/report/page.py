@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from vdnn.json_form import save_text
 from vdnn.report.comparison import Comparison, cells_of_run, comparisons, workloads_of
 from vdnn.report.drawing import NARROW, WIDE, MatplotlibMissingError, Picture, require_matplotlib
 from vdnn.report.figures import Figures, figures_of
@@ -24,7 +23,8 @@ from vdnn.report.provenance import provenance
 from vdnn.report.run_folder import Run, read_run
 from vdnn.report.step_timeline import shown_timelines, summary_of
 from vdnn.report.storage_table import largest_storages
-from vdnn.saved_step import SavedStep
+from vdnn.step.json_form import save_text
+from vdnn.step.saved_step import SavedStep
 
 _STORAGES = 12  # in the table of a step
 _DRAWN_STEPS = 30  # with figures, at most: each is some hundred kB

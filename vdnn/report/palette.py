@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from vdnn.report.cell import OWN_PEERS, Cell
-from vdnn.step_plan import Action
+from vdnn.step.plan import Action
 
 
 class Shade(NamedTuple):

@@ -12,8 +12,8 @@ from vdnn.planning.memory_kinds import MemoryKinds
 from vdnn.planning.planned_step import PlannedStep
 from vdnn.planning.second_best import StorageChoice
 from vdnn.report.explanation import choices_as_json, explanation
-from vdnn.step_plan import Action
-from vdnn.timeline import Timeline, Track
+from vdnn.step.plan import Action
+from vdnn.step.timeline import Timeline, Track
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vdnn.errors import InvalidArgumentError, VdnnError
-from vdnn.json_form import FormatError
-from vdnn.planning.rebuilding import recording_under
+from vdnn.planning.recomputing import recording_under
 from vdnn.report.cell import Cell, cell_as_json, cell_from_json
-from vdnn.saved_step import STEPS_FOLDER, SavedStep
+from vdnn.step.json_form import FormatError
+from vdnn.step.saved_step import STEPS_FOLDER, SavedStep
 
 CELLS_FILE = "cells.jsonl"
 

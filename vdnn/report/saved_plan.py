@@ -12,8 +12,8 @@ from vdnn.report.cell import Cell
 from vdnn.report.comparison import peer_of_policy
 from vdnn.report.plan_report import PlanReport
 from vdnn.report.run_folder import append_cells
-from vdnn.saved_step import Reason, Reasons, SavedStep
-from vdnn.timeline import Track
+from vdnn.step.saved_step import Reason, Reasons, SavedStep
+from vdnn.step.timeline import Track
 
 _NO_FOLDER_NAME = re.compile(r"[^A-Za-z0-9._%+=-]+")
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from vdnn.bytesize import format_bytes
-from vdnn.recording import PointKind
 from vdnn.report.drawing import FONT_POINTS, Picture, Shape, set_title, time_label
 from vdnn.report.file_names import file_name
 from vdnn.report.palette import BLUE, GRID, MUTED, RELEASE_STALL, RELOAD_STALL, REST, REST_SPIKES, SURFACE, Shade
-from vdnn.saved_step import SavedStep
-from vdnn.timeline import Timeline, Track
+from vdnn.step.recording import PointKind
+from vdnn.step.saved_step import SavedStep
+from vdnn.step.timeline import Timeline, Track
 
 _COLUMNS = {"wide": 900, "narrow": 320}
 _EDGED = 120  # copies on one engine: beyond that edges would hide what they part

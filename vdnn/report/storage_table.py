@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vdnn.recording import Recording, SaveKey
 from vdnn.report.held_bytes import actions_of
-from vdnn.saved_step import SavedStep
-from vdnn.step_plan import Action
-from vdnn.timeline import Timeline
+from vdnn.step.plan import Action
+from vdnn.step.recording import Recording, SaveKey
+from vdnn.step.saved_step import SavedStep
+from vdnn.step.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""The runtime: what drives devices. For now it holds the link probe only; it grows floor by floor."""
+"""The runtime: saved-tensor hooks that record steps, follow plans, and offload, reload and recompute storages."""

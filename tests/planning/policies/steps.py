@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from hypothesis import strategies as st
 
 from tests.planning.recordings import any_recording, chain
+from vdnn.planning.catalogue import make_planner
 from vdnn.planning.costs import LinkCosts
-from vdnn.planning.policies import PlanPolicy, PlanRequest, make_planner
-from vdnn.recording import Lifetime, Point, PointKind, Recording
-from vdnn.step_plan import Absence, Plan
+from vdnn.planning.policies import PlanPolicy, PlanRequest
+from vdnn.step.plan import Absence, Plan
+from vdnn.step.recording import Lifetime, Point, PointKind, Recording
 
 EVEN = LinkCosts(1e9, 1e9, 2e9, 0)  # a byte takes a nanosecond
 CONVOLUTION = "ConvolutionBackward0"

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from tests.planning.policies.steps import made_plan, wild_recording
 from tests.planning.recordings import LINKS, chain
 from vdnn.errors import BudgetError
+from vdnn.planning.catalogue import planner_names
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.footprint import absent_intervals, interval_bytes
 from vdnn.planning.least_memory import least_bytes
-from vdnn.planning.policies import planner_names
 from vdnn.planning.simulate import require_plan_of, simulate
-from vdnn.recording import Recording
-from vdnn.step_plan import Plan
-from vdnn.timeline import Track
+from vdnn.step.plan import Plan
+from vdnn.step.recording import Recording
+from vdnn.step.timeline import Track
 
 # Those whose rule can take any storage that is in the way: they stay under every budget that can be met.
 ALWAYS_UNDER_BUDGET = (

@@ -7,7 +7,7 @@ from tests.planning.recordings import chain
 from vdnn.planning.gaps import Gap, gaps_of
 from vdnn.planning.policies.backward_operations import operations_of
 from vdnn.planning.policies.prefetch_window import prefetch_points
-from vdnn.recording import Recording
+from vdnn.step.recording import Recording
 
 
 def points(recording: Recording, *away: int) -> dict[int, int]:

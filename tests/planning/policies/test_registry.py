@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from vdnn.planning.policies import (
+from vdnn.planning.catalogue import (
     has_online,
     has_planner,
     make_planner,
@@ -14,8 +14,8 @@ from vdnn.planning.policies import (
     planner_names,
     policy_names,
     register_policy,
-    registry,
 )
+from vdnn.planning.policies import registry
 from vdnn.planning.policies.keep_all import KeepAll, KeepAllPlan
 
 PUBLISHED = (

@@ -7,8 +7,8 @@ from tests.planning.recordings import chain
 from vdnn.planning.gaps import Gap, gaps_of
 from vdnn.planning.policies.step_clock import StepClock
 from vdnn.planning.policies.swap_schedule import release_when_copied, reload_within_room
-from vdnn.recording import Recording
-from vdnn.step_plan import Absence
+from vdnn.step.plan import Absence
+from vdnn.step.recording import Recording
 
 # In a chain of four: saves at 0 to 3, uses at 4 (of 3) to 7 (of 0); point p is reached at (p + 1) * 1000 ns.
 

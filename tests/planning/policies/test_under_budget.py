@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.planning.recordings import chain
 from vdnn.planning.gaps import gaps_of, planned_lifetimes
 from vdnn.planning.policies.under_budget import Lifetimes, first_that_fits, peak_bytes
-from vdnn.recording import Recording
-from vdnn.step_plan import Absence
+from vdnn.step.plan import Absence
+from vdnn.step.recording import Recording
 
 
 def without(recording: Recording, *away: int) -> Lifetimes:

@@ -14,7 +14,7 @@ from tests.planning.policies.steps import (
 from tests.planning.recordings import chain
 from vdnn.planning.policies.vdnn_all import VdnnAllPlan
 from vdnn.planning.simulate import simulate
-from vdnn.step_plan import Absence
+from vdnn.step.plan import Absence
 
 # In a chain of four: saves at 0 to 3, uses at 4 (of 3) to 7 (of 0), the end at 8; a point every 1000 ns.
 

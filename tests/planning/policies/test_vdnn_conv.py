@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.planning.policies.steps import CONVOLUTION, absences_of, made_plan, with_operations
 from tests.planning.recordings import chain
-from vdnn.step_plan import Absence
+from vdnn.step.plan import Absence
 
 
 def test_only_what_a_convolution_uses_goes() -> None:

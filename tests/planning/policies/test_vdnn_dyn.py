@@ -12,7 +12,7 @@ from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.policies import PlanRequest
 from vdnn.planning.policies.convolution_algorithms import ConvolutionAlgorithm
 from vdnn.planning.policies.vdnn_dyn import VdnnDyn
-from vdnn.recording import Recording
+from vdnn.step.recording import Recording
 
 LEAN, FAST = ConvolutionAlgorithm("implicit", 0, 1.0), ConvolutionAlgorithm("fft", 40, 0.5)
 MIDDLE = ConvolutionAlgorithm("tiles", 15, 0.7)

@@ -15,8 +15,8 @@ from tests.conftest import SCHEDULES
 from tests.runtime.identity.outcome import Outcome, differences
 from tests.runtime.identity.runs import NUDGE_SAVES, Mode, nudge, run_call
 from vdnn import _C
-from vdnn.runtime.counters import Counters, Kept
-from vdnn.runtime.offload import offload
+from vdnn.runtime.session.offload import offload
+from vdnn.runtime.storage.counters import Counters, Kept
 
 # Empty tensors, and those whose bytes are not in one storage.
 NOTHING_TO_MOVE = frozenset({Kept.SMALL, Kept.SUBCLASS})

@@ -14,9 +14,9 @@ from tests.runtime.identity.outcome import Outcome
 from tests.runtime.identity.rig import NOTHING_TO_MOVE, IdentityRig, identity_rigs
 from tests.runtime.identity.runs import Inputs, Mode, run_call
 from vdnn import _C
-from vdnn.runtime.offload import offload
-from vdnn.runtime.packed_view import PackedView
-from vdnn.runtime.session import Session
+from vdnn.runtime.session.offload import offload
+from vdnn.runtime.session.session import Session
+from vdnn.runtime.storage.packed_view import PackedView
 
 
 @pytest.fixture

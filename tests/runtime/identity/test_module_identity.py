@@ -17,7 +17,7 @@ from tests.runtime.identity.databases import modules
 from tests.runtime.identity.outcome import Outcome
 from tests.runtime.identity.rig import NOTHING_TO_MOVE, identity_rigs
 from tests.runtime.identity.runs import SEED, Mode, fresh_copies, leaves_of, run_step
-from vdnn.runtime.counters import Kept
+from vdnn.runtime.storage.counters import Kept
 
 CHUNKS = 8
 MAY_STAY = NOTHING_TO_MOVE | {Kept.PARAMETER}

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from vdnn.errors import VdnnError
-from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.recompute import (
     NormWatch,
     Recipe,
@@ -27,6 +26,7 @@ from vdnn.runtime.recompute import (
     observe_parameters,
     owner_recipe,
 )
+from vdnn.runtime.storage.packed_view import PackedView
 
 
 class StandIn(PackedView):

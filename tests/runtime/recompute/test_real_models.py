@@ -11,8 +11,8 @@ from torch import nn
 
 from benchmarks.models.densenet import DenseBlock
 from benchmarks.models.resnet import resnet
-from tests.runtime.architectures import NAMES, build
 from tests.runtime.recompute.saving import Saving
+from tests.runtime.rigs.architectures import NAMES, build
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

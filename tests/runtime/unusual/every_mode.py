@@ -21,12 +21,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 import vdnn
-from tests.runtime.side_by_side import assert_nothing_alive, same_bits
+from tests.runtime.rigs.side_by_side import assert_nothing_alive, same_bits
 from vdnn import _C
 from vdnn.planning.least_memory import least_bytes
-from vdnn.recording import Recording
-from vdnn.runtime.session import Session
-from vdnn.runtime.virtual_machine import VirtualMachine
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.session.session import Session
+from vdnn.step.recording import Recording
 
 Step = Callable[[int], Iterable[torch.Tensor | None]]
 Factory = Callable[[], Step]

@@ -9,8 +9,8 @@ import vdnn
 from tests.runtime.unusual.every_mode import MODES, assert_same_in
 from tests.runtime.unusual.loops_by_turns import BY_TURNS
 from tests.runtime.unusual.small_networks import BATCH, WIDTH, deep
-from vdnn.runtime.session import Session
-from vdnn.runtime.virtual_machine import VirtualMachine
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.session.session import Session
 
 PROGRAMS = pytest.mark.parametrize("program", BY_TURNS)
 # What they hold over from step to step is not in the recording that the first plan is made of.

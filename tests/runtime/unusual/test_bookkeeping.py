@@ -16,8 +16,8 @@ from torch.nn import functional
 import vdnn
 from tests.runtime.conftest import OpenSession
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
-from vdnn.runtime.proofs import Recent
-from vdnn.runtime.virtual_machine import VirtualMachine
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.recompute.proofs import Recent
 
 Tensor = torch.Tensor
 

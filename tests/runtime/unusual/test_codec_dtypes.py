@@ -11,7 +11,7 @@ from torch import nn
 
 import vdnn
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
-from vdnn.runtime.virtual_machine import VirtualMachine
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
 
 Tensor = torch.Tensor
 

@@ -195,3 +195,45 @@ def test_a_second_saver_raises_what_plain_torch_raises(other: Callable[[Tensor],
         return step
 
     assert_same_error_in(mode, factory, RuntimeError, "modified by an inplace operation")
+
+
+class OverwritesOverlappingParts(torch.autograd.Function):
+    """Saves a slice and a part of that slice; its backward writes to the one and reads the other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, part_first: bool, writes_to_part: bool) -> Tensor:
+        parts = x.detach()[:64], x.detach()[16:32]
+        ctx.save_for_backward(*(reversed(parts) if part_first else parts))
+        ctx.how = part_first, writes_to_part
+        return x.square()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        part_first, writes_to_part = ctx.how
+        slice_, part = reversed(ctx.saved_tensors) if part_first else ctx.saved_tensors
+        written, read = (part, slice_) if writes_to_part else (slice_, part)
+        written.mul_(3)
+        return grads[0] * read.sum(), None, None
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("part_first", [False, True])
+@pytest.mark.parametrize("writes_to_part", [False, True])
+def test_overlapping_parts_of_a_storage_share_their_memory(mode: str, part_first: bool, writes_to_part: bool) -> None:
+    """Each part is less than half of the storage, which is therefore not moved as a whole."""
+
+    def factory() -> Step:
+        linear = nn.Linear(16, 16)
+
+        def step(index: int) -> list[Tensor | None]:
+            torch.manual_seed(index)
+            hidden = linear(torch.randn(256, 16))
+            loss = OverwritesOverlappingParts.apply(hidden * 2, part_first, writes_to_part).exp().sin().sum()
+            del hidden
+            linear.zero_grad()
+            loss.backward()
+            return [loss, linear.weight.grad]
+
+        return step
+
+    assert_same_in(mode, factory)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from tests.runtime.unusual.every_mode import MODES, PLAN_MODES, Step, assert_same_error_in, assert_same_in
-from vdnn.runtime.session import active_session
-from vdnn.step_plan import Action
+from vdnn.runtime.session.session import active_session
+from vdnn.step.plan import Action
 
 
 def _trained() -> Step:

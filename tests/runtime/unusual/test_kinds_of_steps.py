@@ -11,11 +11,11 @@ import torch
 import vdnn
 from tests.runtime.unusual.every_mode import MODES, Factory, assert_same_in
 from tests.runtime.unusual.loops_by_turns import kinds_in_turn, wgan_gp
-from vdnn.recording import SaveKey
-from vdnn.runtime.session import Session
-from vdnn.runtime.step_kinds import StepKinds, kind_with
-from vdnn.runtime.step_watch import StepWatch
-from vdnn.runtime.virtual_machine import VirtualMachine
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.session.session import Session
+from vdnn.runtime.steps.kinds import StepKinds, kind_with
+from vdnn.runtime.steps.watch import StepWatch
+from vdnn.step.recording import SaveKey
 
 
 def square(y: torch.Tensor) -> torch.Tensor:

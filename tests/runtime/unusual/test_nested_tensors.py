@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
-from vdnn.runtime.counters import Kept
+from vdnn.runtime.storage.counters import Kept
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
 

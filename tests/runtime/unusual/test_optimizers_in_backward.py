@@ -11,7 +11,7 @@ import vdnn
 from tests.runtime.unusual.every_mode import MODES, assert_same_in
 from tests.runtime.unusual.loops_in_backward import IN_BACKWARD, one_for_each_parameter
 from tests.runtime.unusual.small_networks import deep
-from vdnn.runtime.virtual_machine import VirtualMachine
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
 
 PROGRAMS = pytest.mark.parametrize("program", IN_BACKWARD)
 

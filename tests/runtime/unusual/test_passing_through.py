@@ -15,11 +15,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import vdnn
 from tests.runtime.conftest import OpenSession
 from vdnn import _C
-from vdnn.runtime.counters import Counters, Kept
-from vdnn.runtime.residency import ManagedStorage
-from vdnn.runtime.session import active_session
-from vdnn.runtime.tensor_kinds import has_plain_storage, is_traced, storage_of
-from vdnn.runtime.transport import Transport, TransportOptions
+from vdnn.runtime.session.session import active_session
+from vdnn.runtime.storage.counters import Counters, Kept
+from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.runtime.storage.transport import Transport, TransportOptions
+from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage, is_traced, storage_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
 

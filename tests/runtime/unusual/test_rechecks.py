@@ -11,14 +11,13 @@ from torch import nn
 
 import vdnn
 from tests.runtime.conftest import OpenSession
-from tests.runtime.virtual_training import rebuild_all
+from tests.runtime.rigs.virtual_training import rebuild_all
 from vdnn.errors import RecomputeError
-from vdnn.runtime import proofs
-from vdnn.runtime.rechecks import DEFAULT_ONE_IN, Rechecks
-from vdnn.runtime.recompute import table
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.recompute import proofs, table
 from vdnn.runtime.recompute.operation import Operation
-from vdnn.runtime.session import Session
-from vdnn.runtime.virtual_machine import VirtualMachine
+from vdnn.runtime.recompute.rechecks import DEFAULT_ONE_IN, Rechecks
+from vdnn.runtime.session.session import Session
 
 Step = Callable[[int], torch.Tensor]
 

@@ -12,8 +12,8 @@ from torch import nn
 import vdnn
 from tests.runtime.unusual.every_mode import MODES, PLAN_MODES, Step, assert_same_in, run_in
 from vdnn.errors import RecomputeError, VdnnError
-from vdnn.runtime.proofs import disabled_recipes
-from vdnn.runtime.virtual_machine import VirtualMachine
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.recompute.proofs import disabled_recipes
 
 Tensor = torch.Tensor
 Write = Callable[[nn.Sequential], None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vdnn.recording import Lifetime, PointKind, Recording
+from vdnn.step.recording import Lifetime, PointKind, Recording
 
 _CONVOLUTION = "ConvolutionBackward"
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from vdnn.recording import Recording
+from vdnn.step.recording import Recording
 
 
 class ConvolutionAlgorithm(NamedTuple):

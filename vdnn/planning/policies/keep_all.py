@@ -5,7 +5,7 @@ from __future__ import annotations
 from vdnn.planning.gaps import planned_lifetimes
 from vdnn.planning.policies.online import OnlinePolicy, SaveFacts
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
-from vdnn.step_plan import Plan, make_plan
+from vdnn.step.plan import Plan, make_plan
 
 
 class KeepAll(OnlinePolicy):

@@ -22,7 +22,7 @@ from vdnn.planning.policies.prefetch_window import prefetch_points
 from vdnn.planning.policies.step_clock import StepClock
 from vdnn.planning.policies.swap_schedule import brought_back_at, release_when_copied
 from vdnn.planning.policies.under_budget import Lifetimes
-from vdnn.recording import Lifetime
+from vdnn.step.recording import Lifetime
 
 
 def layerwise(request: PlanRequest, may_leave: Callable[[Lifetime], bool], *, has_barrier: bool) -> Lifetimes:

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 from vdnn.planning.costs import LinkCosts
-from vdnn.recording import Recording
-from vdnn.step_plan import Plan
+from vdnn.step.plan import Plan
+from vdnn.step.recording import Recording
 
 
 class PlanRequest(NamedTuple):

@@ -11,8 +11,8 @@ from bisect import bisect_left, bisect_right
 from itertools import accumulate
 
 from vdnn.planning.costs import LinkCosts
-from vdnn.recording import Recording
-from vdnn.timeline import Track
+from vdnn.step.recording import Recording
+from vdnn.step.timeline import Track
 
 
 class StepClock:

@@ -15,8 +15,8 @@ from itertools import accumulate
 from vdnn import _C
 from vdnn.planning.gaps import Gap
 from vdnn.planning.policies.step_clock import StepClock
-from vdnn.recording import Recording
-from vdnn.step_plan import Absence
+from vdnn.step.plan import Absence
+from vdnn.step.recording import Recording
 
 
 def release_when_copied(

@@ -8,8 +8,8 @@ from vdnn.planning.footprint import interval_bytes
 from vdnn.planning.gaps import planned_lifetimes
 from vdnn.planning.least_memory import require_feasible_budget
 from vdnn.planning.policies.plan_policy import PlanRequest
-from vdnn.recording import Recording
-from vdnn.step_plan import Plan, PlannedLifetime, make_plan
+from vdnn.step.plan import Plan, PlannedLifetime, make_plan
+from vdnn.step.recording import Recording
 
 Lifetimes = tuple[PlannedLifetime, ...]
 

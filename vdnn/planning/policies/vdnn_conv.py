@@ -13,7 +13,7 @@ from vdnn.planning.policies.backward_operations import is_used_by_convolution
 from vdnn.planning.policies.layerwise import layerwise
 from vdnn.planning.policies.online import OnlinePolicy, SaveFacts
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
-from vdnn.step_plan import Plan, make_plan
+from vdnn.step.plan import Plan, make_plan
 
 
 class VdnnConv(OnlinePolicy):

@@ -30,8 +30,8 @@ from vdnn.planning.policies.convolution_algorithms import (
 from vdnn.planning.policies.layerwise import layerwise
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.under_budget import Lifetimes, peak_bytes
-from vdnn.recording import Recording
-from vdnn.step_plan import Plan, make_plan
+from vdnn.step.plan import Plan, make_plan
+from vdnn.step.recording import Recording
 
 
 class Pass(NamedTuple):

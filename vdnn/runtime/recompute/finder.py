@@ -13,9 +13,6 @@ from typing import Any
 
 import torch
 
-from vdnn.runtime.holders import Geometry
-from vdnn.runtime.kept import KeptTensor
-from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.recompute.backend_flags import Flags, backend_flags
 from vdnn.runtime.recompute.flag_epochs import flags_of
 from vdnn.runtime.recompute.leaf_versions import version_read
@@ -24,7 +21,10 @@ from vdnn.runtime.recompute.operation import Argument, Call, Cost, Node, Operati
 from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe, Step, Unpack
 from vdnn.runtime.recompute.saved_values import number_in, saved_in, saved_output, scalars_of
 from vdnn.runtime.recompute.table import indices_of, operation_of
-from vdnn.runtime.tensor_kinds import has_plain_storage
+from vdnn.runtime.storage.geometry import Geometry
+from vdnn.runtime.storage.kept import KeptTensor
+from vdnn.runtime.storage.packed_view import PackedView
+from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage
 
 _LEAF = "torch::autograd::AccumulateGrad"
 _OWNER_DISTANCE = 4  # nodes between a save without a history and a later one that leads to its maker

@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
-from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe
+from vdnn.runtime.storage.packed_view import PackedView
 
 
 def later(recipe: Recipe) -> Callable[[], Recipe | None]:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from vdnn.runtime.kept import KeptTensor
-from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.recompute.operation import Node
+from vdnn.runtime.storage.kept import KeptTensor
+from vdnn.runtime.storage.packed_view import PackedView
 
 Packed = KeptTensor | PackedView
 

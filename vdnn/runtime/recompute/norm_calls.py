@@ -25,7 +25,7 @@ from torch.overrides import BaseTorchFunctionMode
 from torch.utils._device import DeviceContext
 
 from vdnn.runtime.recompute.node_notes import EPS, NO_BIAS, note_fact
-from vdnn.runtime.tensor_kinds import PLAIN_CLASSES
+from vdnn.runtime.torch_internals.tensor_kinds import PLAIN_CLASSES
 
 _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _push = torch._C._push_on_torch_function_stack

@@ -19,14 +19,14 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from vdnn.errors import OperandModifiedError, VdnnError
-from vdnn.runtime.holders import Geometry
-from vdnn.runtime.kept import KeptTensor, kept_tensor
-from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.recompute.backend_flags import Flags
 from vdnn.runtime.recompute.layouts import lies_as_before, refuse_unknown
 from vdnn.runtime.recompute.node_notes import Packed
 from vdnn.runtime.recompute.operation import Call, Operation
 from vdnn.runtime.recompute.surroundings import run_under
+from vdnn.runtime.storage.geometry import Geometry
+from vdnn.runtime.storage.kept import KeptTensor, kept_tensor
+from vdnn.runtime.storage.packed_view import PackedView
 
 Unpack = Callable[[Packed], torch.Tensor]
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from vdnn.runtime.packed_view import PackedView
 from vdnn.runtime.recompute.recipe import Constant, Given, Recipe
+from vdnn.runtime.storage.packed_view import PackedView
 
 
 class _Snapshot(NamedTuple):

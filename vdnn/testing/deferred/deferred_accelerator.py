@@ -21,7 +21,7 @@ import torch
 
 from vdnn import _C
 from vdnn.bytesize import parse_bytes
-from vdnn.runtime.tensor_device import TensorDevice
+from vdnn.runtime.machine.tensor_device import TensorDevice
 from vdnn.testing.deferred.extension import TORCH_TYPE, load_extension
 from vdnn.testing.deferred.origins import program_origin
 

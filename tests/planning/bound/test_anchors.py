@@ -1,0 +1,43 @@
+"""Where the bound looks in steps with more intervals than it can look at, and what it knows of whole storages there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.plans.plan_matrix import without_rebuilds
+from vdnn.hardware import load_profile
+from vdnn.planning.bound.lower_bound import lower_bound
+from vdnn.planning.costs import profile_costs
+from vdnn.planning.least_memory import least_bytes
+from vdnn.planning.planned_step import plan_step
+from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
+
+LAYERS = 60
+
+
+def convolutions(batch: int) -> tuple[nn.Module, torch.Tensor]:
+    """All alike, as within a group of VGG-416."""
+    layers: list[nn.Module] = []
+    for _ in range(LAYERS):
+        layers += [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers), torch.empty(batch, 64, 56, 56)
+
+
+@pytest.mark.parametrize(("share", "is_slower"), [(0.0, True), (0.25, False)])
+def test_many_layers_alike_are_certified_at_their_least_memory(share: float, is_slower: bool) -> None:
+    """There is room for what is used and for not quite another map, so every copy back waits for the use before it.
+    Between two of few intervals, taken evenly, the bound would let many copies go on while layers compute; and parts of
+    maps, of which none fits, would come back early: then a third of the step is left open."""
+    profile = load_profile("titan-x")
+    recording = without_rebuilds(rehearse(subject_of(convolutions, 128), profile).recording)
+    costs = profile_costs(profile)
+    least = least_bytes(recording)
+    budget_bytes = least + round((recording.peak_bytes - least) * share)
+    planned = plan_step(recording, costs, budget_bytes, "auto-offload")
+    step_ns = planned.timeline.step_ns
+    bound = lower_bound(recording, costs, budget_bytes, anchors=100, enough_ns=round(0.98 * step_ns))
+    assert planned.fits
+    assert (planned.slowdown > 1.5) is is_slower
+    assert bound.gap(step_ns) < 0.01

@@ -1,0 +1,56 @@
+"""chen-recursive: the largest segment is cut in two, and again."""
+
+from __future__ import annotations
+
+import itertools
+
+from tests.planning.policies.steps import made_plan
+from tests.planning.published.recomputed_chains import RESIDENT, rebuilt, rebuilt_chain, rebuilt_peak_bytes
+from tests.planning.recordings import rebuildable
+from vdnn.planning.published.chen_recursive import cuts_in_two
+from vdnn.planning.published.recomputed_steps import RebuiltSteps
+from vdnn.planning.published.save_blocks import SaveBlocks
+from vdnn.step.recording import Recording
+
+EIGHT = rebuilt_chain([10] * 8, [5] * 7)
+
+
+def blocks_of(recording: Recording) -> SaveBlocks:
+    return SaveBlocks(RebuiltSteps(recording))
+
+
+def test_each_cut_halves_the_largest_segment() -> None:
+    first = list(itertools.islice(cuts_in_two(blocks_of(EIGHT)), 5))
+    assert first == [set(), {3}, {1, 3}, {1, 3, 5}, {0, 1, 3, 5}]
+
+
+def test_halves_are_of_bytes() -> None:
+    uneven = rebuilt_chain([70, 10, 10, 10, 10, 10, 10, 10], [5] * 7)
+    assert list(itertools.islice(cuts_in_two(blocks_of(uneven)), 3)) == [set(), {0}, {0, 4}]
+
+
+def test_it_ends_with_a_cut_behind_each() -> None:
+    *_, last = cuts_in_two(blocks_of(EIGHT))
+    assert last == set(range(7))
+
+
+def test_the_inside_of_a_block_goes_and_its_end_stays() -> None:
+    assert blocks_of(EIGHT).inside({3}) == {1, 2, 4, 5, 6}
+
+
+def test_what_a_later_block_reads_stays() -> None:
+    """A branch runs past the cut: the sixth is made of the second, too."""
+    recording = rebuildable(EIGHT, 5, (4, 1), 5)
+    assert blocks_of(recording).inside({3}) == {2, 4, 5, 6}
+
+
+def test_of_all_depths_the_one_with_the_least_memory() -> None:
+    # Cuts behind 1, 3 and 5: these stay, with 0 and at last 7, or 6 when it is back. With one cut it is as much, for a
+    # rebuild more.
+    plan = made_plan("chen-recursive", EIGHT)
+    assert rebuilt(plan) == {2, 4, 6}
+    assert rebuilt_peak_bytes(EIGHT, plan) == RESIDENT + 50
+
+
+def test_under_a_budget_the_depth_that_costs_least() -> None:
+    assert rebuilt(made_plan("chen-recursive", EIGHT, RESIDENT + 70)) == {6}

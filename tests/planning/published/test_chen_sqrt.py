@@ -1,0 +1,75 @@
+"""chen-sqrt: of every segment the end is kept, and the size of a segment is searched for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.planning.policies.steps import made_plan
+from tests.planning.published.recomputed_chains import (
+    RESIDENT,
+    least_peak_bytes,
+    rebuilt,
+    rebuilt_chain,
+    rebuilt_peak_bytes,
+)
+from tests.planning.recordings import rebuildable
+from vdnn.planning.published.chen_sqrt import ChenSqrt, segment_sizes
+from vdnn.planning.published.recomputed_steps import RebuiltSteps
+
+NINE = rebuilt_chain([10] * 9, [5] * 8)
+
+
+def test_what_a_segment_holds_is_given_up_and_the_next_is_kept() -> None:
+    plan = made_plan(ChenSqrt(segment_bytes=20), NINE)
+    assert rebuilt(plan) == {1, 2, 4, 5, 7, 8}
+    # The ends 0, 3 and 6, and one segment of two that is rebuilt at once.
+    assert rebuilt_peak_bytes(NINE, plan) == RESIDENT + 3 * 10 + 2 * 10
+
+
+def test_what_cannot_be_rebuilt_ends_a_segment() -> None:
+    recording = rebuilt_chain([10] * 9, [5, 0, 5, 5, 5, 5, 5, 5])
+    assert rebuilt(made_plan(ChenSqrt(segment_bytes=20), recording)) == {1, 3, 4, 6, 7}
+
+
+def test_a_segment_is_what_a_rebuild_brings_with_it_on_all_its_ways() -> None:
+    """The last is made of two branches: together they are more than the segment's bytes."""
+    recording = rebuilt_chain([10] * 4, [5])
+    recording = rebuildable(recording, 2, (0,), 5)
+    recording = rebuildable(recording, 3, (1, 2), 5)
+    assert rebuilt(made_plan(ChenSqrt(segment_bytes=20), recording)) == {1, 2}
+    assert rebuilt(made_plan(ChenSqrt(segment_bytes=30), recording)) == {1, 2, 3}
+
+
+def test_sizes_lie_around_the_root_of_all_times_the_largest() -> None:
+    sizes = segment_sizes(RebuiltSteps(NINE))
+    assert math.ceil(math.sqrt(80 * 10)) in sizes
+    assert sizes[0] <= math.ceil(10 * 2 ** (1 / 3))
+    assert sizes[-1] >= 80
+
+
+@pytest.mark.parametrize("count", [4, 9, 16, 25, 100])
+def test_like_storages_take_two_roots_of_them(count: int) -> None:
+    recording = rebuilt_chain([10] * count, [5] * (count - 1))
+    plan = made_plan("chen-sqrt", recording)
+    assert rebuilt_peak_bytes(recording, plan) <= RESIDENT + 10 * 2 * math.isqrt(count)
+
+
+@pytest.mark.parametrize(("count", "more"), [(2, 0), (3, 0), (5, 0), (7, 0), (9, 10)])
+def test_of_a_chain_of_like_storages_hardly_anything_needs_less(count: int, more: int) -> None:
+    """Its segments are even. Where one storage less would do, those of the forward pass's beginning are longer."""
+    recording = rebuilt_chain([10] * count, [5] * (count - 1))
+    assert rebuilt_peak_bytes(recording, made_plan("chen-sqrt", recording)) == least_peak_bytes(recording) + more
+
+
+def test_under_a_budget_the_size_that_costs_least() -> None:
+    # Segments of one storage: every second is rebuilt, 5 ns each. 0, 2, 4, 6 and 8 stay.
+    plan = made_plan("chen-sqrt", NINE, RESIDENT + 60)
+    assert rebuilt(plan) == {1, 3, 5, 7}
+
+
+def test_where_no_size_fits_it_is_the_least_memory_over_the_budget() -> None:
+    plan = made_plan("chen-sqrt", NINE, RESIDENT + 40)
+    assert rebuilt_peak_bytes(NINE, plan) == RESIDENT + 50
+    assert plan.budget_bytes == RESIDENT + 40

@@ -1,0 +1,72 @@
+"""dtr: who is evicted when memory is short, by cost, bytes, staleness and neighbourhood."""
+
+from __future__ import annotations
+
+from tests.planning.policies.steps import made_plan
+from tests.planning.published.recomputed_chains import RESIDENT, rebuilt, rebuilt_chain, rebuilt_peak_bytes
+from tests.planning.recordings import rebuildable
+
+# In a chain of four of ten bytes: saves at 0 to 3, uses at 4 (of 3) to 7 (of 0); point p is reached at (p + 1) * 1000
+# ns. Before point 3 all four are there, the third was accessed a thousand nanoseconds ago, the second two thousand.
+
+
+def test_of_equal_cost_the_stalest_goes() -> None:
+    recording = rebuilt_chain([10] * 4, [5, 5, 5])
+    assert rebuilt(made_plan("dtr", recording, RESIDENT + 35)) == {1}
+
+
+def test_the_cheapest_goes_before_the_stalest() -> None:
+    recording = rebuilt_chain([10] * 4, [11, 5, 5])
+    assert rebuilt(made_plan("dtr", recording, RESIDENT + 35)) == {2}
+
+
+def test_the_largest_goes_before_the_stalest() -> None:
+    recording = rebuilt_chain([10, 10, 25, 10], [5, 5, 5])
+    assert rebuilt(made_plan("dtr", recording, RESIDENT + 50)) == {2}
+
+
+def test_the_evicted_neighbourhood_is_part_of_the_cost() -> None:
+    """The second goes before point 3. Then the third is stale for 2000 ns, the fourth for 1000; alone the third would
+    cost 5 / 2000 and the fourth 4 / 1000, but the third would bring the second with it: 10 / 2000."""
+    recording = rebuilt_chain([10] * 5, [5, 5, 4, 5])
+    assert rebuilt(made_plan("dtr", recording, RESIDENT + 30)) == {1, 3}
+    apart = rebuilt_chain([10] * 5, [5, 0, 4, 5])
+    apart = rebuildable(apart, 2, (0,), 5)
+    assert rebuilt(made_plan("dtr", apart, RESIDENT + 30)) == {1, 2}
+
+
+def test_what_is_waiting_for_it_is_part_of_the_cost_too() -> None:
+    # The third goes first, being cheap; the second would then be needed for it.
+    recording = rebuilt_chain([10] * 5, [30, 2, 14, 5])
+    # Before point 4: the second 30 + 2 in 3000 ns, the fourth 14 + 2 in 1000.
+    assert rebuilt(made_plan("dtr", recording, RESIDENT + 30)) == {2, 1}
+    dearer = rebuilt_chain([10] * 5, [47, 2, 14, 5])
+    assert rebuilt(made_plan("dtr", dearer, RESIDENT + 30)) == {2, 3}
+
+
+def test_only_as_much_as_is_short_goes() -> None:
+    recording = rebuilt_chain([10] * 9, [5] * 8)
+    plan = made_plan("dtr", recording, RESIDENT + 70)
+    assert len(rebuilt(plan)) == 2
+    assert rebuilt_peak_bytes(recording, plan) <= RESIDENT + 70
+
+
+def test_a_rebuild_makes_room_for_itself() -> None:
+    """The third needs 25 bytes more while it is rebuilt: then the second has to be away."""
+    plain = rebuilt_chain([10] * 4, [20, 5, 0])
+    recording = rebuildable(plain, 2, (0,), 5, extra=25)
+    assert rebuilt(made_plan("dtr", plain, RESIDENT + 35)) == {2}
+    assert rebuilt(made_plan("dtr", recording, RESIDENT + 45)) == set()
+    assert rebuilt(made_plan("dtr", recording, RESIDENT + 39)) == {1, 2}
+
+
+def test_what_was_used_stays() -> None:
+    """Nothing of what a plan could give up is left: it is over the budget, and says so by its peak."""
+    recording = rebuilt_chain([10] * 4, [5, 5, 5])
+    plan = made_plan("dtr", recording, RESIDENT + 20)
+    assert rebuilt(plan) == {1, 2}
+    assert rebuilt_peak_bytes(recording, plan) == RESIDENT + 30
+
+
+def test_without_a_budget_nothing_is_evicted() -> None:
+    assert not rebuilt(made_plan("dtr", rebuilt_chain([10] * 4, [5, 5, 5])))

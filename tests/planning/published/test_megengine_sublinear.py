@@ -1,0 +1,112 @@
+"""megengine-sublinear: thresholds, generations, and what is left of the memory spent on time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.planning.policies.steps import made_plan, with_lifetimes
+from tests.planning.published.recomputed_chains import (
+    RESIDENT,
+    least_peak_bytes,
+    rebuilt,
+    rebuilt_chain,
+    rebuilt_peak_bytes,
+)
+from tests.planning.recordings import rebuildable
+from vdnn.planning.published.megengine_sublinear import MegengineSublinear, worth_discarding
+from vdnn.planning.published.recomputed_steps import RebuiltSteps
+from vdnn.planning.published.save_blocks import SaveBlocks
+from vdnn.planning.published.sublinear_config import SublinearConfig
+from vdnn.step.recording import Recording
+
+MIB = 1 << 20
+NINE = rebuilt_chain([10] * 9, [5] * 8)
+
+
+def uneven(count: int = 24) -> Recording:
+    return rebuilt_chain([10 + 7 * (index % 5) for index in range(count)], [5] * (count - 1))
+
+
+def test_a_block_ends_where_its_bytes_reach_the_threshold() -> None:
+    blocks = SaveBlocks(RebuiltSteps(rebuilt_chain([10, 20, 5, 30, 10], [5] * 4)))
+    assert blocks.cuts_of(30) == {1, 3}
+    assert blocks.cuts_of(31) == {2, 4}
+    assert blocks.cuts_of(1000) == set()
+
+
+def test_what_comes_back_at_once_is_not_worth_it() -> None:
+    """One operation uses all of the last three: the second is saved two points before that."""
+    recording = rebuilt_chain([10] * 4, [5] * 3)
+    joint = with_lifetimes(recording, {index: {"read": (7,)} for index in (1, 2, 3)})
+    assert worth_discarding(RebuiltSteps(recording)) == [1, 2]
+    assert worth_discarding(RebuiltSteps(joint)) == [1]
+    used = {one: joint.lifetimes[one].uses[0] - joint.lifetimes[one].saves[0] for one in (1, 2, 3)}
+    assert used == {1: 5, 2: 3, 3: 1}, "the operation has three inputs"
+
+
+def test_it_finds_the_least_memory_of_even_blocks() -> None:
+    plan = made_plan("megengine-sublinear", NINE)
+    assert rebuilt_peak_bytes(NINE, plan) == RESIDENT + 50
+    assert least_peak_bytes(NINE) == RESIDENT + 40, "the first block of all is longer there"
+
+
+def test_generations_find_what_no_threshold_makes() -> None:
+    grid = made_plan(MegengineSublinear(), NINE)
+    evolved = made_plan(MegengineSublinear(SublinearConfig(genetic_nr_iter=20)), NINE)
+    assert rebuilt_peak_bytes(NINE, evolved) == least_peak_bytes(NINE) < rebuilt_peak_bytes(NINE, grid)
+
+
+@pytest.mark.parametrize("iterations", [1, 5, 40])
+def test_generations_never_lose_what_was_found(iterations: int) -> None:
+    recording = uneven()
+    grid = rebuilt_peak_bytes(recording, made_plan(MegengineSublinear(), recording))
+    policy = MegengineSublinear(SublinearConfig(genetic_nr_iter=iterations, genetic_pool_size=5))
+    evolved = made_plan(policy, recording)
+    assert rebuilt_peak_bytes(recording, evolved) <= grid
+    assert made_plan(policy, recording) == evolved, "the draws are seeded"
+
+
+def test_more_thresholds_are_never_worse() -> None:
+    recording = uneven()
+    peaks = [
+        rebuilt_peak_bytes(recording, made_plan(MegengineSublinear(SublinearConfig(thresh_nr_try=tries)), recording))
+        for tries in (0, 10)
+    ]
+    assert peaks[1] <= peaks[0]
+
+
+def test_under_a_budget_the_dearest_stays() -> None:
+    recording = rebuilt_chain([10] * 9, [5, 5, 5, 900, 5, 5, 5, 5])
+    least = rebuilt(made_plan("megengine-sublinear", recording, RESIDENT + 50))
+    assert 4 in least
+    spent = made_plan("megengine-sublinear", recording, RESIDENT + 60)
+    assert 4 not in rebuilt(spent)
+    assert rebuilt_peak_bytes(recording, spent) <= RESIDENT + 60
+
+
+def test_memory_below_its_bound_is_spent_too() -> None:
+    recording = rebuilt_chain([MIB] * 9, [5] * 8)
+    free = rebuilt(made_plan("megengine-sublinear", recording))
+    bound = rebuilt(made_plan(MegengineSublinear(SublinearConfig(lb_memory_mb=8)), recording))
+    assert len(bound) < len(free)
+
+
+def test_the_rebuilds_of_a_block_read_nothing_that_is_rebuilt_in_another() -> None:
+    recording = rebuildable(NINE, 6, (5, 1), 5)
+    inside = SaveBlocks(RebuiltSteps(recording)).inside({3})
+    assert inside == {2, 4, 5, 6, 7}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "least"),
+    [("thresh_nr_try", -1, 0), ("genetic_pool_size", 0, 1), ("lb_memory_mb", 1.5, 0), ("num_worker", 0, 1)],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(name: str, value: object, least: int) -> None:
+    with pytest.raises(ValueError, match=f"expected {name} to be a number from {least} on, got {value}"):
+        SublinearConfig(**{name: value})  # type: ignore[arg-type]
+
+
+def test_the_configuration_is_megengines() -> None:
+    assert SublinearConfig() == SublinearConfig(
+        thresh_nr_try=10, genetic_nr_iter=0, genetic_pool_size=20, lb_memory_mb=0, num_worker=1
+    )

@@ -1,0 +1,213 @@
+"""Codecs: what is left of a storage is as small as it says, and what is made of it again as close."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import vdnn
+from tests.runtime.rigs.side_by_side import assert_nothing_alive, same_bits
+from tests.runtime.rigs.virtual_training import MODELS, rebuild_all, train, trained_virtually
+from vdnn import _C
+from vdnn.hardware import load_profile
+from vdnn.planning.costs import profile_costs
+from vdnn.planning.policies import PlanPolicy, PlanRequest
+from vdnn.planning.simulate import simulate
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.recompute.codecs import CODECS, BFloat16, Bits, Codec, Float8
+from vdnn.runtime.session.session import Session
+from vdnn.runtime.storage.counters import Counters
+from vdnn.runtime.storage.packed_view import PackedView
+from vdnn.runtime.storage.transport import Transport, TransportOptions
+from vdnn.step.plan import Action, Plan
+
+KEPT = {"bits": 1 / 8, "bf16": 1 / 2, "fp8": 33 / 128}  # a byte each, and four for each 128 values, of four
+
+
+@pytest.fixture
+def transport() -> Any:
+    made = Transport(torch.device("cpu"), _C.SimDevice(), TransportOptions(0, 1 << 20, 1 << 20, timed=False))
+    yield made
+    made.close()
+
+
+def floats(dtype: torch.dtype, *size: int) -> torch.Tensor:
+    return (torch.randn(*size) * torch.logspace(-6, 4, size[-1])).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("codec", [BFloat16, Float8])
+def test_a_lossy_codec_keeps_its_bound(transport: Transport, codec: type[Codec], dtype: torch.dtype) -> None:
+    original = floats(dtype, 3, 5, 77)
+    if not codec.takes(original):
+        return
+    packed = codec(original, transport, Counters())
+    made = packed.rebuild(PackedView.unpack)
+    assert made.untyped_storage().nbytes() == original.untyped_storage().nbytes()
+    assert packed.is_close(packed.flat(original), packed.flat(made.view(-1)))
+    assert not torch.equal(packed.flat(original), packed.flat(made.view(-1))), "it is lossy"
+    assert not packed.is_close(packed.flat(original), packed.flat(made.view(-1)) * 1.2), "the bound is one"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=st.lists(st.floats(-65504, 65504, width=32), min_size=1, max_size=300), name=st.sampled_from(["bf16", "fp8"])
+)
+@example(values=[2.0**-149, 2.0**-134], name="bf16")  # less than any bfloat16
+@example(values=[2.0**-149], name="fp8")
+@example(values=[1.99 * 2.0**-137] * 3 + [2.0**-136], name="fp8")
+def test_any_values_come_back_within_the_bound(values: list[float], name: str) -> None:
+    transport = Transport(torch.device("cpu"), _C.SimDevice(), TransportOptions(0, 1 << 20, 1 << 20, timed=False))
+    original = torch.tensor(values)
+    packed = CODECS[name](original, transport, Counters())
+    assert packed.is_close(original, packed.rebuild(PackedView.unpack).view(-1))
+    transport.close()
+
+
+@pytest.mark.parametrize("size", [(1,), (7,), (8,), (3, 129)])
+def test_masks_come_back_as_they_were(transport: Transport, size: tuple[int, ...]) -> None:
+    mask = torch.rand(size) < 0.3
+    packed = Bits(mask, transport, Counters())
+    assert torch.equal(packed.rebuild(PackedView.unpack), mask.view(-1))
+    assert packed.kept_bytes == -(-mask.numel() // 8)
+
+
+def test_strides_come_back(transport: Transport) -> None:
+    original = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    packed = BFloat16(original, transport, Counters())
+    made = packed.rebuild(PackedView.unpack)
+    again = torch.empty_strided(original.shape, original.stride()).copy_(original.bfloat16().float())
+    assert torch.equal(packed.flat(again), made)
+
+
+@pytest.mark.parametrize("offload_rest", [False, True], ids=["stays", "leaves"])
+@pytest.mark.parametrize("name", ["bf16", "fp8"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_plan_with_a_lossy_codec_runs_as_foretold(model: str, name: str, *, offload_rest: bool) -> None:
+    """Also where encoding sets the peak; and what leaves is what the codec left."""
+    recording = trained_virtually(model, codecs=[name]).recording
+    assert recording is not None
+    lossy = [one for one in recording.lifetimes if one.rebuild is not None and one.rebuild.operation == name]
+    assert lossy
+    plan = rebuild_all(recording, offload_rest=offload_rest)
+    count, left = len(recording.lifetimes), sum(one.action is Action.COMPRESS for one in plan.lifetimes)
+    assert left == len(plan.lifetimes) - count > 0
+    foretold = simulate(recording, plan, profile_costs(load_profile("titan-x")))
+    session = trained_virtually(model, plan, codecs=[name])
+    executed = session.timeline
+    assert executed is not None
+    assert (executed.step_ns, executed.peak_bytes) == (foretold.step_ns, foretold.peak_bytes)
+    assert executed.copies == foretold.copies
+    assert [(mark.begin_ns, mark.end_ns) for mark in executed.marks] == [
+        (mark.begin_ns, mark.end_ns) for mark in foretold.marks
+    ]
+    assert "differs from the plan" not in session.report()
+    moved = [one for one in executed.copies if one.lifetime >= count]
+    assert len(moved) == 2 * left * offload_rest, "each there and back"
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp8"])
+def test_a_lossy_codec_leaves_the_share_it_says(name: str) -> None:
+    recording = trained_virtually("perceptron", codecs=[name]).recording
+    assert recording is not None
+    for one in recording.lifetimes:
+        if one.rebuild is not None and one.rebuild.operation == name:
+            assert one.rebuild.kept_bytes == pytest.approx(KEPT[name] * one.nbytes, rel=0.01)
+
+
+def test_what_a_codec_leaves_comes_back_as_it_left(schedule: Any) -> None:
+    """With real numbers and hashes, under copies that may run at any time: gradients are the same bits, whether what is
+    left stays or leaves; and without the codec the plan is followed as far as can be."""
+
+    def gradients(plan: Plan, **options: Any) -> tuple[Session, list[torch.Tensor | None]]:
+        with VirtualMachine("titan-x", fake=False, schedule=schedule, seed=5) as machine:
+            session, found = train(machine, "perceptron", plan, integrity=True, **options)
+            assert_nothing_alive(session)
+            session.close()
+        return session, found
+
+    recording = trained_virtually("perceptron", codecs=["bf16"]).recording
+    assert recording is not None
+    leaves = rebuild_all(recording, offload_rest=True)
+    session, found = gradients(leaves, codecs=["bf16"])
+    assert session.counters.rebuilds
+    assert "differs from the plan" not in session.report()
+    keep = [
+        replace(one, action=Action.KEEP, absences=()) if one.action is Action.OFFLOAD else one
+        for one in leaves.lifetimes
+    ]
+    _, same = gradients(replace(leaves, lifetimes=tuple(keep)), codecs=["bf16"])
+    assert all(same_bits(one, other) for one, other in zip(found, same, strict=True))
+    without, exact = gradients(leaves)
+    assert "it expects bf16 of TanhBackward0" in without.report()
+    assert not all(same_bits(one, other) for one, other in zip(found, exact, strict=True)), "it was lossy"
+
+
+def test_gradients_are_close_with_a_lossy_codec_and_equal_without() -> None:
+    with VirtualMachine("titan-x", fake=False) as machine:
+        recorded, plain = train(machine, "perceptron", codecs=["bf16"])
+        recorded.close()
+    assert recorded.recording is not None
+    plan = rebuild_all(recorded.recording, offload_rest=False)
+    with VirtualMachine("titan-x", fake=False) as machine:
+        session, packed = train(machine, "perceptron", plan, codecs=["bf16"], integrity=True)
+        session.close()
+    assert session.counters.rebuilds
+    pairs = [(one, other) for one, other in zip(plain, packed, strict=True) if one is not None is not other]
+    assert all(torch.allclose(one, other, rtol=0.05, atol=0.05 * float(one.abs().max())) for one, other in pairs)
+    assert not all(torch.equal(one, other) for one, other in pairs), "something was packed"
+
+
+class RebuildsEverything(PlanPolicy):
+    name = "everything"
+    source = "here"
+
+    def plan(self, request: PlanRequest) -> Plan:
+        return rebuild_all(request.recording, offload_rest=False)
+
+
+def test_integrity_mode_does_not_compare_what_is_made_of_what_a_lossy_codec_made() -> None:
+    first, second = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+    x = torch.randn(16, 32)
+    options: dict[str, Any] = {"min_bytes": 0, "codecs": ["bf16"], "integrity": True}
+    with VirtualMachine("titan-x", fake=False) as machine:
+        with vdnn.offload(RebuildsEverything(), device=machine, **options) as session:
+            for _ in range(3):
+                second(first(x).sin()).square().sum().backward()
+                session.step()
+        assert session.recording is not None
+        rebuilds = [one.rebuild for one in session.recording.lifetimes]
+        (sine,) = (one for one in rebuilds if one is not None and one.operation == "sin")
+        (made_of,) = (rebuilds[one] for one in sine.inputs)
+        assert made_of is not None
+        assert made_of.operation == "bf16"
+        assert session.counters.rebuilds
+        assert "differs from the plan" not in session.report()
+
+
+def test_nothing_lossy_is_used_by_itself() -> None:
+    for name in MODELS:
+        recording = trained_virtually(name).recording
+        assert recording is not None
+        operations = {one.rebuild.operation for one in recording.lifetimes if one.rebuild is not None}
+        assert not operations & {"bf16", "fp8"}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"codecs": ["zip"]}, ValueError, "codecs: expected names among 'bits', 'bf16', 'fp8', got 'zip'"),
+        ({"codecs": "bf16"}, TypeError, "codecs: expected a list of names, got 'bf16'"),
+        ({"codecs": ["bf16", "fp8"]}, ValueError, "one lossy codec at a time, got 'bf16' and 'fp8'"),
+        ({"codecs": ["bf16"], "policy": "vdnn-all"}, ValueError, "only a plan chooses what is packed"),
+        ({"codecs": ["bf16"], "recompute": False}, ValueError, "recompute=False plans moves only"),
+    ],
+)
+def test_bad_input(options: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        vdnn.offload(**{"device": "sim", **options})

@@ -1,0 +1,163 @@
+"""What must not be rebuilt is not: recipes are proven at every place, and what cannot be rebuilt is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import vdnn
+from tests.runtime.conftest import OpenSession
+from tests.runtime.rigs.networks import conv_chain, images
+from tests.runtime.rigs.side_by_side import assert_same_as_plain
+from tests.runtime.rigs.virtual_training import rebuild_all, recording_of, trained_virtually
+from vdnn.errors import IntegrityError
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.recompute import table
+
+
+def test_without_a_plan_a_parameter_that_nobody_saves_may_be_modified_before_the_backward(
+    open_session: OpenSession,
+) -> None:
+    norm, x = nn.BatchNorm2d(3), images().requires_grad_()
+
+    def step() -> torch.Tensor:
+        loss = norm(x).relu().square().sum()
+        with torch.no_grad():
+            norm.bias.add_(1)
+        loss.backward()
+        return loss
+
+    assert_same_as_plain(open_session("rebuild-all"), step, norm)
+
+
+def test_under_a_plan_a_recipe_whose_operand_is_modified_for_the_first_time_raises() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 3, 1)), images()
+
+    def step(*, writes: bool = False) -> None:
+        loss = model(x).square().sum()
+        if writes:
+            with torch.no_grad():
+                model[1].bias.add_(1)
+        loss.backward()
+
+    with VirtualMachine("titan-x", fake=False) as machine:
+        with vdnn.offload("vdnn-all", device=machine, measure=True, min_bytes=0) as recorded:
+            for _ in range(3):
+                step()
+        assert recorded.recording is not None
+        plan = rebuild_all(recorded.recording, offload_rest=False)
+        with vdnn.offload(plan, device=machine, min_bytes=0) as session:
+            step()
+            assert session.counters.rebuilds
+            with pytest.raises(RuntimeError, match="modified"):
+                step(writes=True)
+
+
+class WritesBehindAutograd(nn.Module):
+    """What nobody saves is changed under no_grad, or through `.data`: no trace of that is in the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(3, 3, 1) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(3) for _ in range(2))
+        self.through_data = False
+        self.writes = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norms[0](self.convs[0](x)).relu()
+        hidden = self.norms[1](self.convs[1](hidden))
+        if self.writes and self.through_data:
+            hidden.data.add_(0.3)
+        elif self.writes:
+            with torch.no_grad():
+                hidden.add_(0.3)
+        result: torch.Tensor = self.convs[2](hidden.relu()).sin().square()
+        return result
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+def test_what_is_written_behind_autograd_is_noticed_at_every_place(
+    open_session: OpenSession, caplog: pytest.LogCaptureFixture, *, through_data: bool
+) -> None:
+    """The same recipe is right at the first place and wrong at the second; in a plan, and without."""
+    model, x = WritesBehindAutograd(), images()
+    model.through_data = through_data
+
+    def step() -> torch.Tensor:
+        loss: torch.Tensor = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    session = open_session("rebuild-all")
+    with caplog.at_level(logging.WARNING, "vdnn"):
+        assert_same_as_plain(session, step, model)
+    assert "bit for bit" in caplog.text
+    with VirtualMachine("titan-x", fake=False) as machine:
+        model.writes = False
+        with vdnn.offload("vdnn-all", device=machine, measure=True, min_bytes=0) as recorded:
+            for _ in range(3):
+                step()
+        model.writes = True
+        assert recorded.recording is not None
+        plan = rebuild_all(recorded.recording, offload_rest=False)
+        assert_same_as_plain(vdnn.offload(plan, device=machine, min_bytes=0), step, model)
+
+
+def test_integrity_mode_finds_a_write_that_is_not_always_there() -> None:
+    model, x = WritesBehindAutograd(), images()
+    with VirtualMachine("titan-x", fake=False) as machine:
+        model.writes = False
+        with vdnn.offload("vdnn-all", device=machine, measure=True, min_bytes=0) as recorded:
+            for _ in range(3):
+                model(x).sum().backward()
+        assert recorded.recording is not None
+        plan = rebuild_all(recorded.recording, offload_rest=False)
+        with vdnn.offload(plan, device=machine, min_bytes=0, integrity=True) as session:
+            model(x).sum().backward()
+            session.step()
+            model.writes = True
+            model(x).sum().backward()
+            with pytest.raises(IntegrityError, match="BatchNorm|ReLU|float32"):
+                session.step()
+
+
+def test_a_recipe_that_is_wrong_is_dropped_once_and_said_once(
+    open_session: OpenSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Proven before it is trusted: here a ReLU that forgets to cut."""
+    name = "ReluBackward0"
+    wrong = dataclasses.replace(table._TABLE[name], run=lambda call, x: x.clone())
+    monkeypatch.setitem(table._TABLE, name, wrong)
+    session = open_session("rebuild-all")
+    model, x = conv_chain(), images()
+
+    def step() -> torch.Tensor:
+        loss = sum(model(x).square().sum() for _ in range(3))
+        assert isinstance(loss, torch.Tensor)
+        loss.backward()
+        return loss
+
+    with caplog.at_level(logging.WARNING, "vdnn"):
+        assert_same_as_plain(session, step, model)
+    said = [record.getMessage() for record in caplog.records if "bit for bit" in record.getMessage()]
+    assert said
+    assert len(said) == len(set(said)), "each recipe once"
+    assert all("relu" in one for one in said)
+
+
+def test_a_plan_whose_recipe_fails_here_is_followed_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = recording_of("chain")
+    plan = rebuild_all(recording, offload_rest=False)
+    monkeypatch.delitem(table._TABLE, "ReluBackward0")
+    session = trained_virtually("chain", plan)
+    assert "cannot be rebuilt here" in session.report()
+    assert session.counters.storages, "the online policy moved it"
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(TypeError, match="recompute: expected True or False, got 'yes'"):
+        vdnn.offload(recompute="yes")  # type: ignore[arg-type]

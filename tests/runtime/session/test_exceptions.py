@@ -1,0 +1,156 @@
+"""An exception at any hook call of a step: it reaches the user, the next step is right, and nothing is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.runtime.conftest import EITHER_WAY
+from tests.runtime.rigs.networks import images, perceptron, small_resnet
+from tests.runtime.rigs.side_by_side import assert_nothing_alive, differences, outcome
+from vdnn.runtime.session.session import Session
+
+pytestmark = EITHER_WAY
+
+
+class Injected(Exception):
+    """What the tests raise."""
+
+
+def empty_the_engines_queue() -> None:
+    """A backward that fails in one branch leaves the other's ready nodes in the engine's queue of this thread, and so
+    the whole graph alive, until the next backward. That is torch's own doing, with any hooks and with none.
+    """
+    torch.ones(1, requires_grad=True).sum().backward()
+
+
+class HookFault:
+    """Counts the hook calls of a session, and raises at one of them: before the hook's work, or when it is done."""
+
+    def __init__(self, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        self.raise_at = 0
+        self.before = True
+        for name in ("pack", "unpack"):
+            monkeypatch.setattr(session._packer, name, self._wrapped(getattr(session._packer, name)))
+
+    def arm(self, raise_at: int, before: bool) -> None:
+        self.calls, self.raise_at, self.before = 0, raise_at, before
+
+    def _wrapped(self, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def call(argument: Any) -> Any:
+            self.calls += 1
+            fails = self.calls == self.raise_at
+            if fails and self.before:
+                raise Injected
+            result = hook(argument)
+            if fails:
+                raise Injected
+            return result
+
+        return call
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_an_exception_at_every_hook_call_leaves_the_next_step_working(
+    session: Session, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    model, x = small_resnet(), images()
+
+    def step() -> torch.Tensor:
+        loss: torch.Tensor = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    plain = outcome(step, [model])
+    fault = HookFault(session, monkeypatch)
+    with session:
+        assert differences(plain, outcome(step, [model])) == []
+    calls = fault.calls
+    assert calls > 70, "a step of this network has more than 70 saves and uses"
+    for raise_at in range(1, calls + 1):
+        fault.arm(raise_at, before)
+        with pytest.raises(Injected), session:
+            outcome(step, [model])
+        empty_the_engines_queue()
+        assert_nothing_alive(session)
+        if raise_at % 5 == 0 or raise_at > calls - 3:
+            with session:
+                assert differences(plain, outcome(step, [model])) == [], f"after an exception at hook call {raise_at}"
+
+
+def test_an_exception_caught_inside_the_session_leaves_the_next_step_working(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = small_resnet(), images()
+
+    def step() -> torch.Tensor:
+        loss: torch.Tensor = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    plain = outcome(step, [model])
+    fault = HookFault(session, monkeypatch)
+    with session:
+        outcome(step, [model])
+        for raise_at in range(2, fault.calls, 7):
+            fault.arm(raise_at, before=True)
+            with pytest.raises(Injected):
+                outcome(step, [model])
+            assert differences(plain, outcome(step, [model])) == []
+    assert_nothing_alive(session)
+
+
+class FailsInForward(nn.Module):
+    """Raises in its forward, behind a layer that has saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = perceptron()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.inner(x)
+        raise Injected
+
+
+def test_an_exception_in_a_module_does_not_confuse_which_module_runs(session: Session) -> None:
+    model, failing, x = small_resnet(), FailsInForward(), torch.randn(2, 16)
+    with session:
+        for _ in range(3):
+            with pytest.raises(Injected):
+                failing(x)
+            assert session._modules.innermost() is None
+        model(images())
+        assert session._modules.innermost() is None
+    assert_nothing_alive(session)
+
+
+def test_an_exception_in_a_backward_of_the_user_leaves_the_graph_usable(session: Session) -> None:
+    model, x = perceptron(depth=4), torch.randn(4, 16)
+    angry = [True]
+
+    def maybe(gradient: torch.Tensor) -> None:
+        if angry[0]:
+            raise Injected
+
+    def step() -> torch.Tensor:
+        hidden = model[:4](x)
+        hidden.register_hook(maybe)
+        loss = model[4:](hidden).square().sum()
+        if angry[0]:
+            with pytest.raises(Injected):
+                loss.backward(retain_graph=True)
+            model.zero_grad(set_to_none=True)
+            angry[0] = False
+        loss.backward()
+        return loss  # type: ignore[no-any-return]
+
+    plain = outcome(step, [model])
+    angry[0] = True
+    with session:
+        assert differences(plain, outcome(step, [model])) == []
+    assert_nothing_alive(session)

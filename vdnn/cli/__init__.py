@@ -1,0 +1,1 @@
+"""The command line: one module per command, and `main`, which dispatches to them."""

@@ -1,0 +1,236 @@
+"""`vdnn plan`: finds the user's function, plans its step, and prints what comes of it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from vdnn.bytesize import format_bytes
+from vdnn.cli.command_line import nearest
+from vdnn.errors import BudgetError, VdnnError
+from vdnn.hardware import profile_names
+from vdnn.requirements import require_core, require_torch
+
+_SEARCHED_BATCHES = 1 << 20
+
+
+def add_plan_command(commands: Any) -> None:
+    command: argparse.ArgumentParser = commands.add_parser(
+        "plan",
+        help="will a model fit a card, and what will a step take? Needs no GPU",
+        usage="%(prog)s MODEL --batch N [--hardware NAME] [--budget SIZE] [options]",
+        description="Rehearses one training step of your model without data on a card that need not be there, plans "
+        "what leaves the device, and runs the plan in virtual time.",
+        epilog="my_model.py holds a function of the batch size that returns (model, inputs), (model, inputs, loss), or "
+        "something with `model` and `step()`:\n"
+        "  def build(batch):\n"
+        "      return MyNet(), torch.randn(batch, 3, 224, 224)\n\n"
+        "examples:\n"
+        "  %(prog)s my_model.py:build --batch 256\n"
+        "  %(prog)s my_model.py:build --batch 256 --hardware titan-x --budget 80%%\n"
+        "  %(prog)s my_model.py:build --batch 64 --budget min --compare all\n"
+        "  %(prog)s my_package.models:build --batch 64 --save run && vdnn report run",
+    )
+    step = command.add_argument_group("the step")
+    step.add_argument("function", metavar="MODEL", help="FILE.py:FUNCTION or MODULE:FUNCTION, found from here")
+    step.add_argument("--batch", type=int, required=True, metavar="N", help="the batch size it is called with")
+    step.add_argument("--optimizer", choices=("sgd", "momentum", "adamw"), help="adds its state and its step")
+    card = command.add_argument_group("the card")
+    card.add_argument(
+        "--hardware",
+        default="h100",
+        metavar="NAME",
+        help=f"one of {', '.join(profile_names())}; a profile of your own (a .json file); or measured: the GPU here. "
+        "Default: h100",
+    )
+    card.add_argument(
+        "--budget",
+        metavar="SIZE",
+        help='what a step may use: bytes such as 12GiB, a share of the card such as 80%%, or "min". Default: all of it',
+    )
+    plan = command.add_argument_group("the plan")
+    plan.add_argument("--policy", default="auto", metavar="NAME", help="default: auto; docs/policies.md lists them")
+    plan.add_argument(
+        "--compare", metavar="NAMES", help='several policies, separated by commas, or "all": one row for each'
+    )
+    plan.add_argument("--min-bytes", default="1MiB", metavar="SIZE", help="smaller saves stay; default: 1MiB")
+    plan.add_argument("--largest-batch", action="store_true", help="also look for the largest batch that fits")
+    plan.add_argument("--no-bound", action="store_true", help="do not certify how far from optimal the plan is")
+    shown = command.add_argument_group("what is shown")
+    shown.add_argument(
+        "--explain", type=int, default=0, metavar="N", help="of the N largest storages: which action, and why"
+    )
+    shown.add_argument("--save", metavar="RUN", help="adds the plans to a folder that `vdnn report` reads")
+    shown.add_argument("--json", action="store_true", help="print one JSON object; a list with --compare")
+
+
+def run_plan_command(options: argparse.Namespace) -> int:
+    """0: planned. 1: the budget cannot be met. 2: called wrongly."""
+    try:
+        require_torch()
+        require_core()
+        return _plan(options)
+    except BudgetError as refused:
+        sys.stderr.write(f"vdnn plan: {refused}\n")
+        return 1
+    except (VdnnError, ValueError, TypeError) as error:
+        sys.stderr.write(f"vdnn plan: {error}\n")
+        return 2
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from vdnn.planning.catalogue import planner_names
+    from vdnn.report.plan_report import comparison
+    from vdnn.runtime.rehearsal.plan_ahead import compare
+    from vdnn.runtime.rehearsal.rehearsal import subject_of
+
+    if options.batch < 1:
+        raise ValueError(f"--batch: expected a number, 1 or more, got {options.batch}.")
+    if options.explain < 0:
+        raise ValueError(f"--explain: expected a number of storages, got {options.explain}.")
+    hardware = _measured() if options.hardware == "measured" else options.hardware
+    make = find_function(options.function)
+    policies = [options.policy]
+    if options.compare is not None:
+        named = options.compare.split(",")
+        policies = list(planner_names()) if options.compare == "all" else [name.strip() for name in named]
+    on_progress = _progress if sys.stderr.isatty() else lambda doing: None
+    wanted: dict[str, Any] = {
+        "hardware": hardware,
+        "budget": options.budget,
+        "optimizer": options.optimizer,
+        "min_bytes": 0 if options.min_bytes == "0" else options.min_bytes,
+    }
+    reports = compare(
+        subject_of(make, options.batch),
+        policies,
+        name=options.function,
+        batch=options.batch,
+        certify=not options.no_bound,
+        explains=options.explain,
+        on_progress=on_progress,
+        **wanted,
+    )
+    on_progress("")
+    if options.save is not None:
+        _save(options, reports, hardware)
+    if options.json:
+        found = [report.as_json() for report in reports]
+        sys.stdout.write(json.dumps(found if options.compare is not None else found[0], indent=2) + "\n")
+        return 0
+    lines = [str(reports[0])]
+    if options.largest_batch:
+        lines.append(f"  largest batch: {_largest_batches(make, wanted, on_progress)}")
+    if options.compare is not None:
+        lines += ["", comparison(reports)]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def _save(options: argparse.Namespace, reports: Any, hardware: Any) -> None:
+    from vdnn.hardware import load_profile
+    from vdnn.report.saved_plan import save_plan_reports
+
+    profile = load_profile(hardware) if isinstance(hardware, str) else hardware
+    save_plan_reports(options.save, reports, budget=options.budget, card_bytes=profile.memory_bytes)
+
+
+def _progress(doing: str) -> None:
+    """One line on a terminal, over the last."""
+    sys.stderr.write(f"\r\x1b[K{doing}")
+    sys.stderr.flush()
+
+
+def find_function(name: str) -> Callable[[int], Any]:
+    """`module:function` or `file.py:function`, found from here; what is wrong with it is said in a sentence."""
+    module_name, colon, function_name = name.rpartition(":")
+    if not colon or not module_name or not function_name:
+        raise ValueError(f"expected MODULE:FUNCTION or FILE.py:FUNCTION, such as my_model.py:build, got {name!r}.")
+    module = _imported_file(module_name) if module_name.endswith(".py") else _imported_module(module_name)
+    function: Any = module
+    for part in function_name.split("."):
+        if not hasattr(function, part):
+            near = nearest(part, (name for name in vars(function) if not name.startswith("_")))
+            raise ValueError(f"the module {module_name!r} has no {function_name!r}{near or '.'}")
+        function = getattr(function, part)
+    if not callable(function):
+        raise ValueError(f"{name} is no function of a batch size: its type is {type(function).__name__}.")
+    made: Callable[[int], Any] = function
+    return made
+
+
+def _imported_module(name: str) -> ModuleType:
+    # A program that pip installs does not look in the current directory, as `python -m` does.
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(f"the module {name!r} cannot be imported from {here}: {error}.") from error
+
+
+def _imported_file(name: str) -> ModuleType:
+    """As `python FILE` does: what lies beside the file can be imported by it."""
+    path = Path(name).resolve()
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}.")
+    sys.path.insert(0, str(path.parent))
+    importlib.invalidate_caches()
+    module = _imported_module(path.stem)
+    if Path(module.__file__ or "").resolve() != path:
+        raise ValueError(
+            f"{name}: another module of the name {path.stem!r} is imported already, from {module.__file__}. "
+            "Give the file another name."
+        )
+    return module
+
+
+def _measured() -> Any:
+    """The GPU that is here, as a profile: its link measured, its compute by the nearest profile's efficiency."""
+    from vdnn.runtime.machine.measured_hardware import measured_profile
+
+    return measured_profile()
+
+
+def _largest_batches(make: Callable[[int], Any], wanted: dict[str, Any], on_progress: Callable[[str], None]) -> str:
+    """With everything kept, and with the least memory any plan reaches."""
+    from vdnn.hardware import load_profile
+    from vdnn.planning.budget import parse_budget
+    from vdnn.planning.least_memory import least_bytes
+    from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
+
+    hardware = wanted["hardware"]
+    profile = load_profile(hardware) if isinstance(hardware, str) else hardware
+    known: dict[int, tuple[int, int]] = {}
+
+    def needs(batch: int) -> tuple[int, int]:
+        if batch not in known:
+            on_progress(f"trying batch {batch}")
+            recording = rehearse(
+                subject_of(make, batch), profile, optimizer=wanted["optimizer"], min_bytes=wanted["min_bytes"]
+            ).recording
+            known[batch] = recording.peak_bytes, least_bytes(recording)
+        return known[batch]
+
+    def largest(kind: int) -> int:
+        budget = profile.memory_bytes
+        if wanted["budget"] is not None:
+            budget = parse_budget(wanted["budget"]).bytes_for(profile.memory_bytes, needs(1)[1])
+        fits, high = 0, 1
+        while high <= _SEARCHED_BATCHES and needs(high)[kind] <= budget:
+            fits, high = high, 2 * high
+        while fits + 1 < high:
+            middle = (fits + high) // 2
+            fits, high = (middle, high) if needs(middle)[kind] <= budget else (fits, middle)
+        return fits
+
+    kept, least = largest(0), largest(1)
+    on_progress("")
+    return f"{kept} with everything kept, {least} with plans, on {format_bytes(profile.memory_bytes)}"

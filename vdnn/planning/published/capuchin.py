@@ -1,0 +1,88 @@
+"""capuchin: what has the most free time leaves, and comes back at an access in good time (Peng et al., ASPLOS 2020).
+
+Its swapping. Candidates are away across the peak; those with the most free time leave first, until the step fits, also
+when there is no free time left. A storage comes back at its in-trigger: the access that is just early enough for the
+copy to be done when it is accessed again, but not before there is room. Then the step is simulated, as the paper lets
+it run: what is still on its way at its access gets its trigger earlier by a part of its copy's time, and so on.
+
+Left out: recomputation, to which the paper turns when the free time is used up, and passive swapping when an allocation
+fails, which a plan has no need of. What part of the copy's time a trigger moves by is from memory of the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from vdnn.planning.gaps import Gap, gaps_of, planned_lifetimes
+from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
+from vdnn.planning.policies.step_clock import StepClock
+from vdnn.planning.policies.swap_schedule import release_when_copied, reload_within_room
+from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
+from vdnn.planning.published.free_time import free_ns
+from vdnn.planning.published.peak_picking import pick_at_peak
+from vdnn.planning.published.step_time import StepTime
+from vdnn.step.plan import Absence, Plan, make_plan
+
+
+class Capuchin(PlanPolicy):
+    """`feedback_steps` is how often it looks at what happened, `feedback_part` by what part of its copy's time a
+    trigger moves. Of no budget: nothing leaves."""
+
+    def __init__(self, *, feedback_steps: int = 40, feedback_part: float = 0.05) -> None:
+        self._feedback_steps = feedback_steps
+        self._feedback_part = feedback_part
+
+    @property
+    def name(self) -> str:
+        return "capuchin"
+
+    @property
+    def source(self) -> str:
+        return "Capuchin (Peng et al., ASPLOS 2020), its swapping"
+
+    def plan(self, request: PlanRequest) -> Plan:
+        budget_bytes = budget_to_meet(request)
+        if budget_bytes is None:
+            return keep_everything(request, self.name)
+        recording = request.recording
+        clock = StepClock(recording, request.costs)
+
+        def most_free_time(candidates: Sequence[Gap], _: Sequence[int]) -> Iterator[Gap]:
+            return iter(sorted(candidates, key=lambda gap: -free_ns(clock, gap)))
+
+        gaps = gaps_of(recording)
+        picked = set(pick_at_peak(recording, gaps, budget_bytes, most_free_time))
+        chosen = [gap for gap in gaps if gap in picked]
+        released = release_when_copied(recording, clock, chosen, budget_bytes)
+        absences = self._with_feedback(request, clock, chosen, released, budget_bytes)
+        return make_plan(recording, self.name, planned_lifetimes(recording, absences), budget_bytes)
+
+    def _with_feedback(
+        self,
+        request: PlanRequest,
+        clock: StepClock,
+        gaps: Sequence[Gap],
+        released: dict[Gap, int],
+        budget_bytes: int,
+    ) -> dict[Gap, Absence]:
+        """Of all that it came by the one with the shortest step."""
+        step_time = StepTime(request.recording, gaps, request.costs)
+        lead_ns = {gap: float(clock.to_device_ns(gap.nbytes)) for gap in gaps}
+        best: dict[Gap, Absence] = {}
+        best_ns: int | None = None
+        for _ in range(self._feedback_steps + 1):
+            triggers = {
+                gap: clock.last_point_by(int(clock.reached_ns[gap.use] - lead_ns[gap]))
+                for gap in gaps
+                if gap.use is not None
+            }
+            absences = reload_within_room(request.recording, released, triggers, budget_bytes)
+            outcome = step_time.outcome(absences)
+            if best_ns is None or outcome.step_ns < best_ns:
+                best, best_ns = absences, outcome.step_ns
+            late = [gaps[place] for place, is_reload, _, _ in outcome.stalls if is_reload and place >= 0]
+            if not late:
+                break
+            for gap in late:
+                lead_ns[gap] += self._feedback_part * clock.to_device_ns(gap.nbytes)
+        return best

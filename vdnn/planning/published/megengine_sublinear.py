@@ -1,0 +1,166 @@
+"""megengine-sublinear: cuts for the least memory, by a grid of block sizes and a genetic search (MegEngine).
+
+The step's storages, in the order of their saves, are cut into blocks. Inside a block everything is given up after the
+access from which it is longest to the next, unless that is no further than its next reader has inputs; a block's last
+storage stays, and what the next blocks read. What the cuts are worth is the peak of the step that they make: time is no
+part of it. First a block ends where its storages reach a threshold: half of the peak, half of that and so on, down to
+1 KiB; then a number of thresholds evenly up to the peak, and as many around the best. Then, if asked for, generations:
+of each parent a child that was changed twice (a cut more, a cut less, a cut elsewhere, or none of it) and one of a
+crossing with a mate; of all, from the best on, each survives with a probability of 7/8, more the worse it is.
+
+In the end, where the peak is below `lb_memory_mb` (here: below the budget), what costs most to rebuild ends a block of
+its own and stays, as long as the peak allows.
+
+Written from a description of the algorithm. Theirs discards and rebuilds in the backward pass too; a plan rebuilds a
+storage once, for the first of its uses there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from vdnn.planning.policies.backward_operations import operations_of
+from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
+from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
+from vdnn.planning.published.recomputed_steps import RebuiltStep, RebuiltSteps, plan_of_rebuilds
+from vdnn.planning.published.save_blocks import SaveBlocks
+from vdnn.planning.published.sublinear_config import SublinearConfig
+from vdnn.step.plan import Plan
+from vdnn.step.recording import Recording
+
+Cuts = frozenset[int]
+
+_SEED = 2333
+_LEAST_THRESHOLD = 1 << 10
+_SURVIVAL = 7 / 8
+_MOST_REFINED = 100  # of the dearest rebuilds, so many are looked at
+
+
+class MegengineSublinear(PlanPolicy):
+    """Without a budget the least memory that it finds, or `lb_memory_mb`."""
+
+    def __init__(self, config: SublinearConfig | None = None) -> None:
+        self._config = SublinearConfig() if config is None else config
+
+    @property
+    def name(self) -> str:
+        return "megengine-sublinear"
+
+    @property
+    def source(self) -> str:
+        return "MegEngine, sublinear memory with its genetic search"
+
+    def plan(self, request: PlanRequest) -> Plan:
+        budget_bytes = budget_to_meet(request)
+        if budget_bytes is None and request.budget_bytes is not None:
+            return keep_everything(request, self.name)
+        search = _Search(request.recording, self._config)
+        cuts = search.least()
+        enough_bytes = self._config.lb_memory_mb << 20 if budget_bytes is None else budget_bytes
+        return plan_of_rebuilds(request, self.name, search.refined(cuts, enough_bytes).chosen)
+
+
+class _Search:
+    def __init__(self, recording: Recording, config: SublinearConfig) -> None:
+        self._config = config
+        self._peak_bytes = recording.peak_bytes
+        self._steps = RebuiltSteps(recording)
+        self._blocks = SaveBlocks(self._steps, worth_discarding(self._steps))
+        self._recording = recording
+        self._draw = random.Random(_SEED)
+        self._found: dict[Cuts, int] = {frozenset(range(len(self._blocks.order))): self._peak_bytes}
+        self._best_threshold = self._peak_bytes
+
+    def least(self) -> Cuts:
+        """The cuts with the lowest peak."""
+        tries = self._config.thresh_nr_try
+        threshold = self._peak_bytes
+        while threshold >= _LEAST_THRESHOLD:
+            self._try(threshold)
+            threshold //= 2
+        for number in range(1, tries + 1):
+            self._try(self._peak_bytes * number // tries)
+        around = self._best_threshold
+        for number in range(tries):
+            self._try(around // 2 + (2 * around - around // 2) * number // max(tries - 1, 1))
+        if self._config.genetic_nr_iter:
+            self._evolve()
+        return min(self._found, key=self._rank)
+
+    def refined(self, cuts: Cuts, enough_bytes: int) -> RebuiltStep:
+        """With more cuts, as long as the peak stays within that."""
+        step = self._steps.step(self._blocks.inside(cuts))
+        place_of = {index: place for place, index in enumerate(self._blocks.order)}
+        costs = {index: self._cost_ns(index) for index in step.chosen}
+        for index in sorted(costs, key=lambda one: (-costs[one], one))[:_MOST_REFINED]:
+            if step.peak_bytes >= enough_bytes:
+                break
+            further = self._steps.step(self._blocks.inside(cuts | {place_of[index]}))
+            if further.peak_bytes <= enough_bytes:
+                cuts, step = cuts | {place_of[index]}, further
+        return step
+
+    def _try(self, threshold: int) -> None:
+        cuts = self._blocks.cuts_of(max(threshold, 1))
+        least = min(self._found.values())
+        if cuts not in self._found and self._peak(cuts) <= least:
+            self._best_threshold = threshold
+
+    def _peak(self, cuts: Cuts) -> int:
+        if cuts not in self._found:
+            self._found[cuts] = self._steps.step(self._blocks.inside(cuts)).peak_bytes
+        return self._found[cuts]
+
+    def _rank(self, cuts: Cuts) -> tuple[int, list[int]]:
+        return self._peak(cuts), sorted(cuts)
+
+    def _cost_ns(self, index: int) -> int:
+        rebuild = self._recording.lifetimes[index].rebuild
+        return 0 if rebuild is None else rebuild.compute_ns
+
+    # The genetic search.
+
+    def _evolve(self) -> None:
+        pool = sorted(self._found, key=self._rank)[: self._config.genetic_pool_size]
+        for _ in range(self._config.genetic_nr_iter):
+            children = [child for parent in pool for child in self._children(parent, pool)]
+            pool = self._survivors(sorted({*pool, *children}, key=self._rank))
+
+    def _children(self, parent: Cuts, pool: list[Cuts]) -> Iterator[Cuts]:
+        yield self._changed(self._changed(parent))
+        mate = self._draw.choice(pool)
+        place = self._draw.randint(0, len(self._blocks.order))
+        yield frozenset({*(cut for cut in parent if cut < place), *(cut for cut in mate if cut >= place)})
+
+    def _changed(self, cuts: Cuts) -> Cuts:
+        anywhere = self._draw.randrange(len(self._blocks.order))
+        way = self._draw.randrange(4)
+        if way == 0 or (way in (1, 2) and not cuts):
+            return cuts | {anywhere}
+        if way == 3:
+            return cuts
+        fewer = cuts - {self._draw.choice(sorted(cuts))}
+        return fewer if way == 1 else fewer | {anywhere}
+
+    def _survivors(self, ranked: list[Cuts]) -> list[Cuts]:
+        best = max(self._peak(ranked[0]), 1)
+        kept: list[Cuts] = []
+        for cuts in ranked:
+            if len(kept) == self._config.genetic_pool_size:
+                break
+            if self._draw.random() < min(1.0, _SURVIVAL * self._peak(cuts) / best):
+                kept.append(cuts)
+        return kept or ranked[:1]
+
+
+def worth_discarding(steps: RebuiltSteps) -> list[int]:
+    """What is away for longer than its next reader has inputs: points from its last save to its first use."""
+    inputs = {use: len(operation.uses) for operation in operations_of(steps.recording) for use in operation.uses}
+    worth = []
+    for index in steps.candidates:
+        lifetime = steps.recording.lifetimes[index]
+        behind = [use for use in lifetime.uses if use > lifetime.saves[-1]]
+        if not behind or behind[0] - lifetime.saves[-1] > inputs[behind[0]]:
+            worth.append(index)
+    return worth

@@ -1,0 +1,129 @@
+"""auto-offload: what leaves the device so that the step stays under the budget with the least slowdown. Ours.
+
+A portfolio: local search from several choices, on a ladder of budgets up to the one that was asked for (a plan for less
+memory is a plan for more, so more budget is not slower), and what simpler policies find; of very short steps all plans.
+The shortest step wins; then its points are moved one by one. Effort is counted in evaluations, so the same recording
+gives the same plan anywhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from vdnn import _C
+from vdnn.planning.costs import LinkCosts
+from vdnn.planning.gaps import Gap, gaps_of
+from vdnn.planning.least_memory import least_bytes, require_feasible_budget
+from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
+from vdnn.planning.policies.vdnn_all import VdnnAllPlan
+from vdnn.planning.policies.vdnn_conv import VdnnConvPlan
+from vdnn.planning.search.local_search import Choice, Search, every_plan, polish
+from vdnn.planning.search.prefix_cut import PrefixCut
+from vdnn.planning.search.step_model import AbsenceTuple, make_step_model, plan_of, tuples_of_plan
+from vdnn.step.plan import Plan
+
+# Evaluations of a step of one point; longer steps get fewer, down to the least.
+_EFFORT = 12_000_000
+_MOST_EVALUATIONS, _LEAST_EVALUATIONS = 20_000, 600
+_RUNGS = 12  # of the ladder, from the least budget to the one at which nothing has to move
+# Rules of ours and of the vDNN paper, cheap to evaluate: each gives the search another start. Not evaluated for longer
+# steps, where some take longer than the search.
+_SIMPLE: tuple[Callable[[], PlanPolicy], ...] = (PrefixCut, VdnnConvPlan, VdnnAllPlan)
+_MOST_GAPS_OF_SIMPLE = 1000
+# Of a step that has no more plans than this all are tried.
+_MOST_TRIED = 4000
+# Gaps as long as so many times their copies out and back together are tried as the only ones to leave.
+_LENGTHS = (1, 2, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    step_ns: int
+    absences: Sequence[AbsenceTuple]
+
+
+class AutoOffload(PlanPolicy):
+    """Keeps or offloads. `effort` scales how long it looks; `asks_others` is for who has asked them before."""
+
+    def __init__(self, effort: float = 1.0, *, asks_others: bool = True) -> None:
+        self._effort = effort
+        self._asks_others = asks_others
+
+    @property
+    def name(self) -> str:
+        return "auto-offload"
+
+    @property
+    def source(self) -> str:
+        return "vdnn"
+
+    def plan(self, request: PlanRequest) -> Plan:
+        recording, budget_bytes = request.recording, request.budget_bytes
+        if budget_bytes is None or recording.peak_bytes <= budget_bytes:
+            return plan_of(recording, (), (), self.name, budget_bytes)
+        require_feasible_budget(recording, budget_bytes)
+        gaps = gaps_of(recording)
+        model = make_step_model(recording, gaps, request.costs)
+        best = self._best(request, budget_bytes, gaps, model)
+        return plan_of(recording, gaps, best.absences, self.name, budget_bytes)
+
+    def _best(self, request: PlanRequest, budget_bytes: int, gaps: Sequence[Gap], model: _C.StepModel) -> _Candidate:
+        recording = request.recording
+        effort = round(self._effort * _EFFORT / len(recording.points))
+        effort = max(_LEAST_EVALUATIONS, min(_MOST_EVALUATIONS, effort))
+        candidates = []
+        for policy in _SIMPLE if self._asks_others and len(gaps) <= _MOST_GAPS_OF_SIMPLE else ():
+            absences = tuples_of_plan(gaps, policy().plan(request))
+            if model.peak_bytes(absences) <= budget_bytes:
+                candidates.append(_Candidate(model.replay(absences).step_ns, absences))
+                if candidates[-1].step_ns <= recording.compute_ns:
+                    return candidates[-1]
+        starts = list(first_choices([point.compute_ns for point in recording.points], gaps, request.costs))
+        starts += [Choice(_flags(gaps, candidate)) for candidate in candidates]
+        for rung_bytes in (*_ladder(request, budget_bytes), budget_bytes):
+            share = effort // 2 if rung_bytes == budget_bytes else effort // (2 * _RUNGS)
+            search = Search(model, gaps, rung_bytes, recording.compute_ns, share)
+            found = search.run(starts)
+            if found is not None:
+                candidates.append(_Candidate(found.step_ns, found.outcome.absences))
+                starts.append(found.choice)
+        for absences in every_plan(gaps, _MOST_TRIED):
+            if model.peak_bytes(absences) <= budget_bytes:
+                candidates.append(_Candidate(model.replay(absences).step_ns, absences))
+        best = min(candidates, key=lambda one: one.step_ns)
+        if best.step_ns > recording.compute_ns:
+            absences, step_ns = polish(model, gaps, budget_bytes, best.absences, best.step_ns, effort // 4)
+            best = _Candidate(step_ns, absences)
+        return best
+
+
+def _flags(gaps: Sequence[Gap], candidate: _Candidate) -> bytes:
+    flags = bytearray(len(gaps))
+    for gap, _, _ in candidate.absences:
+        flags[gap] = 1
+    return bytes(flags)
+
+
+def _ladder(request: PlanRequest, budget_bytes: int) -> Iterator[int]:
+    """The same rungs whatever the budget is, as far as they lie below it."""
+    least, most = least_bytes(request.recording), request.recording.peak_bytes
+    for rung in range(_RUNGS):
+        rung_bytes = least + (most - least) * rung // _RUNGS
+        if rung_bytes < budget_bytes:
+            yield rung_bytes
+
+
+def first_choices(compute_ns: Sequence[int], gaps: Sequence[Gap], costs: LinkCosts) -> Iterator[Choice]:
+    """Where a search may begin. `compute_ns` is that of every interval of the step."""
+    everything = bytes([1] * len(gaps))
+    yield Choice(everything)
+    yield Choice(everything, in_order=True)
+    yield Choice(everything, furthest_first=True)
+    yield Choice(everything, in_order=True, furthest_first=True)
+    reached = [0, *itertools.accumulate(compute_ns)]
+    there_and_back = 1e9 / costs.to_host_bytes_per_s + 1e9 / costs.to_device_bytes_per_s
+    lengths = [(reached[gap.last + 1] - reached[gap.release_point + 1]) / (gap.nbytes * there_and_back) for gap in gaps]
+    for times in _LENGTHS:
+        yield Choice(bytes([length >= times for length in lengths]))

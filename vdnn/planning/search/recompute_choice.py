@@ -1,0 +1,189 @@
+"""Which storages to rebuild instead of moving them, so that the step under a budget is shortest.
+
+What costs least for its bytes comes first, as far as the budget can be met with it. So many of these are tried
+together, from none to all, and then numbers closer and closer to the best of them. From there on some are let in, those
+whose copies the step stands still for, and taken out, the dearest first: several at a time, then single ones and pairs,
+as long as that helps; then the same from a disturbed choice. A trial is the step with its rebuilds and a short search
+for the moves that it needs besides.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from vdnn.planning.policies.plan_policy import PlanRequest
+from vdnn.planning.recomputing import candidates_of, cost_ns
+from vdnn.planning.search.auto_offload import first_choices
+from vdnn.planning.search.local_search import Search
+from vdnn.planning.search.step_model import gaps_of_rebuilt, make_link_model, make_recorded_step
+
+# Trials of a step of one point; longer steps get fewer.
+_EFFORT = 120_000
+_MOST_TRIALS, _LEAST_TRIALS = 400, 14
+# Choices with which the budget cannot be met are known at once, and count as this part of a trial.
+_OF_A_TRIAL = 1 / 8
+_MOVES = 40  # evaluations of moves in a trial
+_SHARES = 8  # of the candidates, taken together
+_MOST_PLACES = 500  # points of all the steps that choices of rebuilds make: so few are not worth a choice
+_GROUPS = 16  # as a part of all candidates: so many are let in or taken out together at first
+_SINGLES = 6  # let in or taken out in one round
+_PAIRS = 3  # of these, exchanged with each other
+_MOST_DISTURBED = 4  # turned around at once
+_MOST_STALE = 20  # disturbed choices in turn that had all been seen
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildTrial:
+    """`waited_for`: the lifetimes whose copies the step stood still for, the longest first."""
+
+    step_ns: int
+    chosen: frozenset[int]
+    waited_for: tuple[int, ...] = ()
+
+
+class RebuildChoice:
+    """For one request. `effort` scales how long it looks."""
+
+    def __init__(self, request: PlanRequest, effort: float) -> None:
+        assert request.budget_bytes is not None, "without a budget nothing has to go"
+        self._request = request
+        self._budget_bytes = request.budget_bytes
+        self._step = make_recorded_step(request.recording)
+        self._link = make_link_model(request.costs)
+        trials = round(effort * _EFFORT / len(request.recording.points))
+        self._left: float = max(_LEAST_TRIALS, min(round(effort * _MOST_TRIALS), trials))
+        self._tried: dict[frozenset[int], RebuildTrial | None] = {}
+        self._candidates = candidates_of(request.recording)
+        lifetimes = request.recording.lifetimes
+        self._rebuilds = {one: rebuild for one in self._candidates if (rebuild := lifetimes[one].rebuild)}
+
+    def best(self, most: int) -> list[RebuildTrial]:
+        """The shortest steps that were found and fit, at most so many; of very short steps all there are."""
+        candidates = self._candidates
+        if len(self._request.recording.points) << len(candidates) <= _MOST_PLACES:
+            choices = (itertools.combinations(candidates, count) for count in range(len(candidates) + 1))
+            return [RebuildTrial(0, frozenset(one)) for one in itertools.chain.from_iterable(choices)]
+        # What leaves a part of itself is cheap for its bytes, and may be in the way of what leaves nothing.
+        whole = [one for one in candidates if not self._rebuilds[one].kept_bytes]
+        for order in (candidates, whole):
+            self._try_counts(self._fitting(order))
+        self._improve()
+        self._disturb()
+        found = [trial for trial in self._tried.values() if trial is not None]
+        found.sort(key=lambda trial: (trial.step_ns, len(trial.chosen), sorted(trial.chosen)))
+        return found[:most]
+
+    def _fitting(self, order: Sequence[int]) -> list[int]:
+        """Those of the order with which the budget can be met, together with those before them."""
+        fitting: list[int] = []
+        waiting = [order]
+        while waiting:
+            group = waiting.pop()
+            if self._step.with_rebuilds([*fitting, *group]).least_bytes <= self._budget_bytes:
+                fitting += group
+            elif len(group) > 1:
+                half = len(group) // 2
+                waiting += [group[half:], group[:half]]
+        return fitting
+
+    def _try_counts(self, order: Sequence[int]) -> None:
+        """So many of the first in the order: shares of them all, and then closer and closer to the best of these."""
+        steps: dict[int, float] = {}
+
+        def attempt(count: int) -> None:
+            trial = self._try(frozenset(order[:count]))
+            steps[count] = math.inf if trial is None else trial.step_ns
+
+        for share in range(_SHARES, -1, -1):
+            attempt(-(-len(order) * share // _SHARES))
+        while self._left > 0:
+            counts = sorted(steps)
+            place = min(range(len(counts)), key=lambda one: steps[counts[one]])
+            around = counts[max(0, place - 1) : place + 2]
+            between = [(one + other) // 2 for one, other in itertools.pairwise(around) if other - one > 1]
+            if not between or steps[counts[place]] == math.inf:
+                break
+            for count in between:
+                attempt(count)
+
+    def _improve(self) -> None:
+        """From the best on, fewer at a time when that no longer helps."""
+        best = self._shortest()
+        if best is not None:
+            self._descend(best, max(1, len(self._candidates) // _GROUPS))
+
+    def _disturb(self) -> None:
+        draw = random.Random(0)
+        stale = 0
+        while self._left > 0 and stale < _MOST_STALE:
+            best = self._shortest()
+            if best is None:
+                break
+            before = len(self._tried)
+            count = min(len(self._candidates), draw.randint(2, _MOST_DISTURBED))
+            disturbed = self._try(best.chosen ^ frozenset(draw.sample(self._candidates, count)))
+            if disturbed is not None:
+                self._descend(disturbed, 1)
+            stale = stale + 1 if len(self._tried) == before else 0
+
+    def _descend(self, best: RebuildTrial, width: int) -> None:
+        while self._left > 0:
+            better: list[RebuildTrial] = []
+            for turned in self._neighbours(best, width):
+                trial = self._try(best.chosen ^ turned)
+                if trial is not None and trial.step_ns < best.step_ns:
+                    better.append(trial)
+            if len(better) > 1:
+                together = frozenset().union(*(trial.chosen ^ best.chosen for trial in better))
+                trial = self._try(best.chosen ^ together)
+                if trial is not None:
+                    better.append(trial)
+            if better:
+                best = min(better, key=lambda trial: trial.step_ns)
+            elif width > 1:
+                width //= 2
+            else:
+                break
+
+    def _neighbours(self, best: RebuildTrial, width: int) -> Iterator[frozenset[int]]:
+        """What to turn around."""
+        lets_in = [one for one in best.waited_for if one in self._rebuilds and one not in best.chosen]
+        takes_out = sorted(best.chosen, key=lambda one: (-cost_ns(self._rebuilds[one]), one))
+        if width > 1:
+            yield frozenset(lets_in[:width])
+            yield frozenset(takes_out[:width])
+            yield frozenset([*lets_in[:width], *takes_out[:width]])
+            return
+        for index in (*lets_in[:_SINGLES], *takes_out[:_SINGLES]):
+            yield frozenset([index])
+        for pair in itertools.product(lets_in[:_PAIRS], takes_out[:_PAIRS]):
+            yield frozenset(pair)
+
+    def _shortest(self) -> RebuildTrial | None:
+        found = [trial for trial in self._tried.values() if trial is not None]
+        return min(found, key=lambda trial: trial.step_ns, default=None)
+
+    def _try(self, chosen: frozenset[int]) -> RebuildTrial | None:
+        if chosen not in self._tried and self._left > 0:
+            trial = self._tried[chosen] = self._trial(chosen)
+            self._left -= _OF_A_TRIAL if trial is None else 1
+        return self._tried.get(chosen)
+
+    def _trial(self, chosen: frozenset[int]) -> RebuildTrial | None:
+        rebuilt = self._step.with_rebuilds(sorted(chosen))
+        if rebuilt.peak_bytes <= self._budget_bytes:
+            return RebuildTrial(rebuilt.step_ns, chosen)
+        if rebuilt.least_bytes > self._budget_bytes:
+            return None
+        gaps = gaps_of_rebuilt(rebuilt)
+        search = Search(rebuilt.model(self._link), gaps, self._budget_bytes, rebuilt.step_ns, _MOVES)
+        found = search.run(list(first_choices(rebuilt.compute_ns, gaps, self._request.costs)))
+        if found is None:
+            return None
+        stalls = sorted(found.outcome.stalls, key=lambda stall: -stall[2])
+        waited_for = [gaps[gap].lifetime for stall in stalls for gap in (stall[0], *stall[3]) if gap >= 0]
+        return RebuildTrial(found.step_ns, chosen, tuple(dict.fromkeys(waited_for)))

@@ -1,0 +1,107 @@
+"""The native core's model of a step, made from a Recording: what the search for a plan asks thousands of times.
+
+The same answers as schedule.py and simulate.py give; tests compare them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from vdnn import _C
+from vdnn.planning.costs import LinkCosts
+from vdnn.planning.gaps import Gap, planned_lifetimes
+from vdnn.step.plan import Absence, Plan, make_plan
+from vdnn.step.recording import PointKind, Rebuild, Recording
+
+_KINDS = {PointKind.SAVE: 0, PointKind.USE: 1, PointKind.END: 2}
+
+# A gap by its number, the point at which it is given up, and that at which it is asked back; -1: when it is used.
+AbsenceTuple = tuple[int, int, int]
+
+
+def make_step_model(recording: Recording, gaps: Sequence[Gap], costs: LinkCosts) -> _C.StepModel:
+    points, lifetimes = recording.points, recording.lifetimes
+    return _C.StepModel(
+        compute_ns=[point.compute_ns for point in points],
+        peak_bytes=[point.peak_bytes for point in points],
+        kinds=[_KINDS[point.kind] for point in points],
+        storages_of_points=[-1 if point.lifetime is None else point.lifetime for point in points],
+        storages=[(one.nbytes, one.copy_point, one.free_point, one.end_point) for one in lifetimes],
+        gaps=[(gap.lifetime, _point(gap.use), gap.first, gap.last) for gap in gaps],
+        link=make_link_model(costs),
+    )
+
+
+def make_link_model(costs: LinkCosts) -> _C.LinkModel:
+    return _C.LinkModel(
+        to_host_bytes_per_s=costs.to_host_bytes_per_s,
+        to_device_bytes_per_s=costs.to_device_bytes_per_s,
+        duplex_bytes_per_s=costs.duplex_bytes_per_s,
+        latency_ns=costs.latency_ns,
+    )
+
+
+def make_recorded_step(recording: Recording) -> _C.RecordedStep:
+    """Answers as with_rebuilds() and gaps_of() do."""
+    points, lifetimes = recording.points, recording.lifetimes
+    return _C.RecordedStep(
+        compute_ns=[point.compute_ns for point in points],
+        allocated_bytes=[point.allocated_bytes for point in points],
+        peak_bytes=[point.peak_bytes for point in points],
+        kinds=[_KINDS[point.kind] for point in points],
+        lifetimes_of_points=[-1 if point.lifetime is None else point.lifetime for point in points],
+        storages=[(one.nbytes, one.copy_point, one.free_point, one.end_point) for one in lifetimes],
+        uses=[one.uses for one in lifetimes],
+        read=[one.read for one in lifetimes],
+        rebuilds=[None if one.rebuild is None else _tuple_of(one.rebuild) for one in lifetimes],
+    )
+
+
+def _tuple_of(rebuild: Rebuild) -> tuple[tuple[int, ...], int, int, int, int, int, int]:
+    return (
+        rebuild.inputs,
+        rebuild.known_point,
+        rebuild.compute_ns,
+        rebuild.extra_bytes,
+        rebuild.kept_bytes,
+        rebuild.giving_up_ns,
+        rebuild.giving_up_bytes,
+    )
+
+
+def gaps_of_rebuilt(rebuilt: _C.RebuiltStep) -> tuple[Gap, ...]:
+    """Those of the step with its rebuilds."""
+    found: list[Gap] = []
+    numbers: dict[int, int] = {}
+    for lifetime, nbytes, release_point, use, first, last in rebuilt.gaps:
+        number = numbers[lifetime] = numbers.get(lifetime, -1) + 1
+        found.append(Gap(lifetime, number, nbytes, release_point, None if use < 0 else use, first, last))
+    return tuple(found)
+
+
+def absences_by_gap(gaps: Sequence[Gap], absences: Iterable[AbsenceTuple]) -> dict[Gap, Absence]:
+    return {gaps[gap]: Absence(release, None if reload < 0 else reload) for gap, release, reload in absences}
+
+
+def tuples_of_plan(gaps: Sequence[Gap], plan: Plan) -> list[AbsenceTuple]:
+    """Of any plan: each absence is in the gap that its release point lies in."""
+    found = []
+    for place, gap in enumerate(gaps):
+        for absence in plan.lifetimes[gap.lifetime].absences:
+            if gap.release_point <= absence.release_point < gap.last:
+                found.append((place, absence.release_point, _point(absence.reload_point)))
+    return found
+
+
+def _point(point: int | None) -> int:
+    return -1 if point is None else point
+
+
+def plan_of(
+    recording: Recording,
+    gaps: Sequence[Gap],
+    absences: Iterable[AbsenceTuple],
+    policy: str,
+    budget_bytes: int | None,
+) -> Plan:
+    return make_plan(recording, policy, planned_lifetimes(recording, absences_by_gap(gaps, absences)), budget_bytes)

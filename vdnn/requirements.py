@@ -1,0 +1,55 @@
+"""What vdnn needs at run time, the native core and torch, and clear errors where one is missing.
+
+`import vdnn` works without torch: the planner, the doctor and the native core do not need it. So torch is imported by
+name, inside a function, when the runtime is first used (docs/decisions/0001-torch-is-a-runtime-dependency-only.md).
+The core is missing where Python finds the source folder, in which nothing is built, before the installed package.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from vdnn.errors import CoreMissingError, TorchMissingError
+
+NEEDED = "torch>=2.8"
+_OLDEST = (2, 8)
+
+
+def require_core() -> None:
+    """Raises CoreMissingError unless vdnn._C can be imported."""
+    if "vdnn._C" in sys.modules:
+        return
+    if find_spec("vdnn._C") is None:
+        raise CoreMissingError(folder=str(Path(__file__).parent))
+
+
+def require_torch() -> None:
+    """Returns if a torch that the runtime can use is importable; else raises TorchMissingError."""
+    version = torch_version()
+    if not in_range(version):
+        raise TorchMissingError(found=f"torch {version} is installed", needed=NEEDED)
+
+
+def torch_version() -> str:
+    """The version of the torch that an import gives. Raises TorchMissingError if the import fails, however it
+    fails: a torch whose libraries do not load (OSError) is as absent as one that is not installed.
+    """
+    try:
+        return str(importlib.import_module("torch").__version__)
+    except ModuleNotFoundError as error:
+        found = "no torch is installed" if error.name == "torch" else f"importing torch failed ({error})"
+    except Exception as error:
+        found = f"importing torch failed ({type(error).__name__}: {error})"
+    raise TorchMissingError(found=found, needed=NEEDED)
+
+
+def in_range(version: str) -> bool:
+    """Whether `version` ("2.13.0+cpu") is one the runtime accepts. A version that cannot be read is accepted:
+    a development build is newer far more often than older.
+    """
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return match is None or (int(match[1]), int(match[2])) >= _OLDEST

@@ -1,0 +1,95 @@
+"""The GPU that is here, as a hardware profile: its link, its arithmetic and its memory measured in a second or two.
+
+So that `python -m vdnn plan --hardware measured` plans for this very machine. What cannot be measured from outside, the
+latency of a copy and of a launch, is timed on the smallest there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from vdnn import _C
+from vdnn.errors import VdnnError
+from vdnn.hardware import HardwareProfile
+from vdnn.hardware.hardware_profile import FRACTIONS, WHOLE_FIGURES
+from vdnn.hardware.link_probe import measure_link
+
+_SIDE = 4096  # of the square matrices that are multiplied
+_BLOCK_BYTES = 256 << 20
+_REPEATS = 20
+_SMALL_BYTES = 4096
+_LEAST_NS = 1  # a figure is above zero, whatever the clock says
+_SOURCE = "measured on this machine"
+
+
+def measured_profile(ordinal: int = 0) -> HardwareProfile:
+    """Needs a GPU that torch can use."""
+    if not torch.cuda.is_available():
+        raise VdnnError(
+            "hardware: 'measured' needs a GPU that torch can use, and there is none here: name a profile instead."
+        )
+    device = torch.device("cuda", ordinal)
+    properties = torch.cuda.get_device_properties(device)
+    native = _C.CudaDevice(ordinal)
+    try:
+        link = measure_link(native)
+    finally:
+        native.close()
+    flop_per_s = {
+        name: _flop_per_s(device, dtype)
+        for name, dtype in (("float32", torch.float32), ("float16", torch.float16), ("bfloat16", torch.bfloat16))
+    }
+    fastest = int(max(link.to_host_bytes_per_s, link.to_device_bytes_per_s))
+    return HardwareProfile(
+        name=str(properties.name),
+        description=f"{properties.name}, {_SOURCE}",
+        memory_bytes=int(properties.total_memory),
+        flop_per_s=flop_per_s,
+        memory_bytes_per_s=_memory_bytes_per_s(device),
+        to_host_bytes_per_s=int(link.to_host_bytes_per_s),
+        to_device_bytes_per_s=int(link.to_device_bytes_per_s),
+        duplex_bytes_per_s=max(fastest, int(link.both_ways_bytes_per_s)),
+        link_latency_ns=_link_latency_ns(device),
+        kernel_launch_ns=_kernel_launch_ns(device),
+        compute_efficiency=1.0,  # what was measured is what kernels reach
+        bandwidth_efficiency=1.0,
+        sources=dict.fromkeys((*WHOLE_FIGURES, *FRACTIONS, *(f"flop_per_s.{name}" for name in flop_per_s)), _SOURCE),
+    )
+
+
+def _seconds(device: torch.device, work: Callable[[], object]) -> float:
+    """Of one call, by the device's own clock, after one that warms up."""
+    work()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device):
+        begin.record()
+        for _ in range(_REPEATS):
+            work()
+        end.record()
+        end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / _REPEATS
+
+
+def _flop_per_s(device: torch.device, dtype: torch.dtype) -> int:
+    left = torch.randn(_SIDE, _SIDE, device=device, dtype=dtype)
+    return int(2 * _SIDE**3 / _seconds(device, lambda: left @ left))
+
+
+def _memory_bytes_per_s(device: torch.device) -> int:
+    """Read once and written once."""
+    block = torch.empty(_BLOCK_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(block)
+    return int(2 * _BLOCK_BYTES / _seconds(device, lambda: target.copy_(block)))
+
+
+def _link_latency_ns(device: torch.device) -> int:
+    host = torch.empty(_SMALL_BYTES, dtype=torch.uint8, pin_memory=True)
+    small = torch.empty(_SMALL_BYTES, dtype=torch.uint8, device=device)
+    return max(_LEAST_NS, int(_seconds(device, lambda: small.copy_(host, non_blocking=True)) * 1e9))
+
+
+def _kernel_launch_ns(device: torch.device) -> int:
+    small = torch.zeros(1, device=device)
+    return max(_LEAST_NS, int(_seconds(device, lambda: small.add_(1)) * 1e9))

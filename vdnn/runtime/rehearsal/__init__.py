@@ -1,0 +1,1 @@
+"""Runs one step on tensors without data, on a virtual machine, and plans it."""

@@ -1,0 +1,106 @@
+"""vdnn.plan: will my model fit, and what will it cost? Answered before any run, on any machine.
+
+The model's step is rehearsed without data on the named hardware, planned, and run again under the plan in virtual time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from vdnn.hardware import HardwareProfile, load_profile
+from vdnn.planning.budget import parse_budget
+from vdnn.planning.catalogue import make_planner
+from vdnn.planning.costs import profile_costs
+from vdnn.planning.least_memory import least_bytes
+from vdnn.planning.memory_kinds import memory_kinds
+from vdnn.planning.planned_step import plan_step, why_it_will_not_help
+from vdnn.planning.policies import PlanPolicy
+from vdnn.planning.second_best import explain
+from vdnn.report.plan_report import PlanReport
+from vdnn.runtime.rehearsal.rehearsal import Subject, rehearse, subject_of
+
+
+def plan(
+    model: torch.nn.Module | Callable[[int], Any],
+    batch: Any,
+    *,
+    hardware: str | os.PathLike[str] | HardwareProfile = "h100",
+    budget: int | str | None = None,
+    policy: str | PlanPolicy = "auto",
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: str | None = None,
+    min_bytes: int | str = "1MiB",
+    explains: int = 0,
+) -> PlanReport:
+    """A training step of `model`, planned for `hardware` without having it.
+
+    `model` is a module, and `batch` a batch of its inputs (a tensor, a tuple or a dict of arguments); or `model` is a
+    function of a batch size, and `batch` that number. `budget` is "12GiB", "80%" of the card, "min", or None: all the
+    card has. `optimizer` adds its state and its step: "sgd", "momentum", "adamw". `explains`: of so many of the largest
+    storages, why each got its action.
+
+        report = vdnn.plan(make_model, 256, hardware="titan-x", budget="min")
+        print(report)
+    """
+    name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "model")
+    return compare(
+        subject_of(model, batch, loss),
+        [policy],
+        name=name,
+        batch=batch if isinstance(batch, int) else None,
+        hardware=hardware,
+        budget=budget,
+        optimizer=optimizer,
+        min_bytes=min_bytes,
+        explains=explains,
+    )[0]
+
+
+def compare(
+    subject: Subject,
+    policies: Sequence[str | PlanPolicy],
+    *,
+    name: str,
+    batch: int | None,
+    hardware: str | os.PathLike[str] | HardwareProfile,
+    budget: int | str | None = None,
+    optimizer: str | None = None,
+    min_bytes: int | str = "1MiB",
+    certify: bool = True,
+    runs: bool = True,
+    explains: int = 0,
+    on_progress: Callable[[str], None] = lambda doing: None,
+) -> list[PlanReport]:
+    """One step under several policies. `runs`: each plan is run in virtual time as well. `explains`: of so many of the
+    largest storages, why each got its action."""
+    profile = hardware if isinstance(hardware, HardwareProfile) else load_profile(hardware)
+    planners = [make_planner(policy) for policy in policies]  # a name that is unknown is refused before the work
+    wanted = None if budget is None else parse_budget(budget)
+    on_progress("rehearsing the step")
+    rehearsal = rehearse(subject, profile, optimizer=optimizer, min_bytes=min_bytes)
+    recording, costs = rehearsal.recording, profile_costs(profile)
+    budget_bytes = profile.memory_bytes
+    if wanted is not None:
+        budget_bytes = wanted.bytes_for(profile.memory_bytes, least_bytes(recording))
+    memory = memory_kinds(
+        recording,
+        parameter_bytes=rehearsal.parameter_bytes,
+        gradient_bytes=rehearsal.gradient_bytes,
+        optimizer_bytes=rehearsal.optimizer_bytes,
+    )
+    advice = why_it_will_not_help(recording, costs, budget_bytes)
+    reports = []
+    for planner in planners:
+        on_progress(f"planning: {planner.name}")
+        planned = plan_step(recording, costs, budget_bytes, planner, certify=certify)
+        executed = None
+        if runs:
+            on_progress(f"running under the plan: {planner.name}")
+            executed = rehearse(subject, profile, plan=planned.plan, optimizer=optimizer, min_bytes=min_bytes).timeline
+        storages = explain(planned, costs, explains) if explains else ()
+        reports.append(PlanReport(name, batch, profile.name, planned, memory, executed, advice, storages))
+    return reports

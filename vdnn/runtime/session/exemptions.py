@@ -1,0 +1,77 @@
+"""Which saves stay on the device, and why: always, or where no plan says otherwise. Asked at every save."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import torch
+
+from vdnn.planning.policies import OnlinePolicy, SaveFacts
+from vdnn.runtime.storage.counters import Kept
+from vdnn.runtime.torch_internals.module_watch import ModuleWatch, is_conv
+from vdnn.runtime.torch_internals.storage_set import StorageSet
+from vdnn.runtime.torch_internals.tensor_kinds import CAST, is_cast_of_a_leaf, is_view_of_a_cast
+
+_Node = torch.autograd.graph.Node
+
+
+class Exemptions:
+    """One session's. With `recasts` autocast's casts of parameters may be cast again."""
+
+    def __init__(self, policy: OnlinePolicy, modules: ModuleWatch, marked: StorageSet, *, recasts: bool) -> None:
+        self._policy = policy
+        self._offloads_everything = policy.offloads_everything
+        self._modules = modules
+        self._parameters = modules.parameters
+        self._marked = marked
+        self._recasts = recasts
+        self._local = threading.local()  # `paused`: how often this thread did
+        self._was_paused = False  # on any thread, ever: as a rule there is nothing to ask the thread
+
+    def always(self, tensor: torch.Tensor, storage: torch.UntypedStorage, node: _Node | None) -> Kept | None:
+        """Whatever a policy or a plan says. `node` is the tensor's grad_fn."""
+        if self._was_paused and self.is_paused:
+            return Kept.PAUSED
+        address = storage._cdata
+        if address in self._parameters.addresses and storage in self._parameters:
+            return Kept.PARAMETER
+        # A leaf may also be a view of a tensor without grad, and a view of a leaf is none: both need asking.
+        if node is None and tensor.requires_grad:
+            return Kept.PARAMETER
+        base = tensor._base
+        if base is not None:
+            node = base.grad_fn
+            if node is None and base.requires_grad:
+                return Kept.PARAMETER
+        if not self._recasts and type(node).__name__ == CAST and node is not None and is_cast_of_a_leaf(node):
+            return Kept.PARAMETER_CAST  # else it may be cast again: see without_plan
+        if address in self._marked.addresses and storage in self._marked:
+            return Kept.MARKED
+        return Kept.MARKED if self._modules.marked.references and self._modules.in_marked() else None
+
+    def without_plan(self, storage: torch.UntypedStorage, node: _Node | None) -> Kept | None:
+        """What the policy says."""
+        if self._recasts and node is not None and is_view_of_a_cast(node):
+            return Kept.PARAMETER_CAST
+        if self._offloads_everything:
+            return None
+        module = self._modules.innermost()
+        kind = "" if module is None else type(module).__name__
+        return None if self._policy.offloads(SaveFacts(storage.nbytes(), kind, is_conv(module))) else Kept.POLICY
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, what this thread saves stays."""
+        self._was_paused = True
+        self._local.paused = getattr(self._local, "paused", 0) + 1
+        try:
+            yield
+        finally:
+            self._local.paused -= 1
+
+    @property
+    def is_paused(self) -> bool:
+        """On this thread."""
+        return self._was_paused and getattr(self._local, "paused", 0) > 0

@@ -1,0 +1,343 @@
+"""The two hooks: what autograd hands over at a save, and what it gets back at a use.
+
+[Note: Shards] A DTensor wraps plain memory, its part of the whole. That part may move like any other, and what comes
+back is wrapped as it was. In-place writes through a DTensor count on the wrapper alone, so the use of a save compares
+that version too. Wrappers that nobody wrote through share what their parts share (a layer's input is wrapped anew for
+each of q, k and v): they go by the counter of the part. How to make a shard again is not looked for.
+
+[Note: One hook at a time] Forwards and backwards run on any threads, and one storage may be used by several of them.
+So a hook that reaches managed storages holds the packer's lock. It is a lock of Python: destructors never take it, and
+native code never waits for it. A forked child may have inherited it taken, and does not use it.
+
+[Note: Interrupted] Ctrl-C may come between any two bytecodes of a hook, those of `with torch.no_grad()` too. So a hook
+puts the grad mode back itself, by a native call in a `finally`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from vdnn.planning.policies import OnlinePolicy
+from vdnn.runtime.recompute import observe_flags
+from vdnn.runtime.recompute.readers import Readers, may_be_overwritten
+from vdnn.runtime.recompute.rechecks import Rechecks
+from vdnn.runtime.recompute.tolerance import Tolerance
+from vdnn.runtime.session.exemptions import Exemptions
+from vdnn.runtime.session.missing import Missing
+from vdnn.runtime.session.session_recipes import Rebuilds
+from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.storage.counters import Counters, Kept
+from vdnn.runtime.storage.deferred_copies import DeferredCopies
+from vdnn.runtime.storage.kept import KeptTensor, keep_tensor, kept_tensor
+from vdnn.runtime.storage.lookahead import Lookahead
+from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.runtime.storage.packed_view import PackedShard, PackedView
+from vdnn.runtime.storage.table import UNSAFE_SPLIT, ManagedTable, bytes_to_manage, split_of
+from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals import forks
+from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out, refuse_capture, refuse_graphs_around
+from vdnn.runtime.torch_internals.module_watch import ModuleWatch
+from vdnn.runtime.torch_internals.storage_set import StorageSet
+from vdnn.runtime.torch_internals.tensor_kinds import (
+    CLASSES_WITH_DATA,
+    PLAIN_CLASSES,
+    is_traced,
+    modes_here,
+    outside_of_transforms,
+    plain_part,
+    transform_level,
+)
+from vdnn.runtime.torch_internals.version_counter import counter_of
+from vdnn.step.plan import Action
+
+Packed = KeptTensor | PackedView | PackedShard
+_STRIDED = torch.strided
+_set_grad_mode = torch._C._set_grad_enabled
+_Node = torch.autograd.graph.Node
+_Storage = torch.UntypedStorage
+
+
+class Packer:
+    """Packs and unpacks for one session. Its methods run inside autograd, on any thread.
+
+    With `steps`, every save that may move is managed and told of, whatever becomes of it; without, what the policy
+    keeps costs next to nothing.
+    """
+
+    def __init__(
+        self,
+        policy: OnlinePolicy,
+        min_bytes: int,
+        counters: Counters,
+        modules: ModuleWatch,
+        marked: StorageSet,
+        transports: Mapping[torch.device, Transport | None],
+        steps: StepWatch | None,
+        tolerance: Tolerance,
+        rechecks: Rechecks,
+    ) -> None:
+        self._policy = policy
+        self._min_bytes = max(min_bytes, 1)  # an empty tensor has nothing to move
+        self._counters = counters
+        self._modules = modules
+        self._transports = transports
+        self._steps = steps
+        may_rebuild = policy.rebuilds if steps is None else steps.ways.rebuilds
+        self._rebuilds = Rebuilds(self.unpack, steps, tolerance, rechecks) if may_rebuild else None
+        self.exemptions = Exemptions(policy, modules, marked, recasts=self._rebuilds is not None)
+        self._missing = Missing(self.unpack, steps, Readers() if self._rebuilds is None else self._rebuilds.readers)
+        self._table = ManagedTable()
+        self.lookahead = Lookahead()
+        self._deferred = DeferredCopies()
+        self.lock = threading.RLock()  # see [Note: One hook at a time]
+        self._forks = forks.count
+        self._has_cuda = torch.cuda.is_available()
+
+    def watch_modules(self) -> Iterator[Any]:
+        """Hooks of torch that recipes need: for whoever installs the session's."""
+        if self._rebuilds is not None:
+            observe_flags()
+            yield self._rebuilds.norms
+            yield torch.nn.modules.module.register_module_forward_pre_hook(self._rebuilds.before_module)
+            yield torch.nn.modules.module.register_module_forward_hook(self._rebuilds.behind_module, always_call=True)
+
+    @property
+    def in_forked_child(self) -> bool:
+        """Of the process that made this: hooks are inherited (by DataLoader workers), devices and threads are not."""
+        return forks.count != self._forks
+
+    @property
+    def managed(self) -> list[ManagedStorage]:
+        """What graphs still hold."""
+        return self.lookahead.living()
+
+    # Saving.
+
+    def pack(self, tensor: torch.Tensor) -> Packed:
+        counters = self._counters
+        counters.saves += 1
+        # What is small is the most frequent: for that nothing is asked but what has to be.
+        part = tensor
+        if type(tensor) not in CLASSES_WITH_DATA or tensor.layout is not _STRIDED:
+            found = plain_part(tensor)  # see [Note: Shards]
+            if found is None:
+                return self._keep(tensor, Kept.SUBCLASS, 0)
+            part = found
+        try:
+            storage = part.untyped_storage()
+        except NotImplementedError:  # torch.func wraps it
+            return self._keep(tensor, Kept.SUBCLASS, 0)
+        nbytes = part.nbytes
+        counters.saved_bytes += nbytes
+        # By what is held, not by what is seen: a small view may be the last holder of a large storage.
+        if storage.nbytes() < self._min_bytes or not nbytes:
+            return self._keep(tensor, Kept.SMALL, nbytes)
+        if self._rebuilds is not None:
+            observe_flags(at_save=True)
+        node = tensor.grad_fn  # asked for once: it is made at every question
+        reason = self.exemptions.always(tensor, storage, node)
+        if reason is not None:
+            return self._keep(tensor, reason, nbytes)
+        if part.is_quantized or part.is_nested or part._is_zerotensor() or transform_level() is not None:
+            return self._keep(tensor, Kept.SUBCLASS, nbytes)
+        if modes_here() and is_traced():
+            return self._keep(tensor, Kept.SUBCLASS, nbytes)
+        if forks.count != self._forks:
+            return self._keep(tensor, Kept.OTHER_DEVICE, nbytes)
+        try:
+            with self.lock:
+                taken = self._take(tensor, part, storage, node, nbytes)
+        except BaseException:
+            _set_grad_mode(True)  # see [Note: Interrupted]; else autograd would save nothing
+            raise
+        return taken if part is tensor or isinstance(taken, tuple) else PackedShard(taken, tensor)
+
+    def _take(
+        self, tensor: torch.Tensor, part: torch.Tensor, storage: _Storage, node: _Node | None, nbytes: int
+    ) -> KeptTensor | PackedView:
+        transport = self._transports[part.device]
+        if transport is None:
+            return self._keep(tensor, Kept.OTHER_DEVICE, nbytes)
+        if transport.fake is not (type(part) is FakeTensor):
+            return self._keep(tensor, Kept.SUBCLASS, nbytes)
+        if self._steps is not None:
+            return self._take_watched(tensor, part, storage, node, transport, self._steps)
+        if not self._policy.may_offload:
+            return self._keep(tensor, Kept.POLICY, nbytes)
+        if self._has_cuda:
+            refuse_capture()
+        self._deferred.submit_finished(transport)
+        packed, is_new = self._manage(tensor, part, storage, node, transport)
+        if self._rebuilds is not None and part is tensor:
+            self._rebuilds.saved(packed, tensor, node, is_new=is_new)
+            if is_new and self._rebuilds.drop(packed, tensor, node):
+                return packed
+        self._follow_policy(packed.managed, storage, node, is_new=is_new)
+        return packed
+
+    def _keep(self, tensor: torch.Tensor, reason: Kept, nbytes: int) -> KeptTensor:
+        counters = self._counters
+        counters.kept[reason] += 1
+        counters.kept_bytes[reason] += nbytes
+        return keep_tensor(tensor)
+
+    def _manage(
+        self,
+        tensor: torch.Tensor,
+        part: torch.Tensor,
+        storage: _Storage,
+        node: _Node | None,
+        transport: Transport,
+    ) -> tuple[PackedView, bool]:
+        """What stands for the bytes of `part`, which is the tensor or its shard, and whether they are newly managed."""
+        whole, nbytes = storage.nbytes(), part.nbytes
+        begin, managed_bytes = (0, whole) if nbytes == whole else bytes_to_manage(part, whole)
+        key = (storage._cdata, begin, managed_bytes)
+        counted = tensor if tensor._version else part  # see [Note: Shards]
+        known = self._table.find(key, counted)
+        if known is None and managed_bytes < whole:
+            known = self._table.find((storage._cdata, 0, whole), counted)  # of a whole that is managed it is a view
+            known = known or self._table.find_around(key, counted)
+        if known is not None and self._can_join(known[0], part):
+            self._counters.shared_saves += 1
+            return PackedView(known[0], part, known[1]), False
+        refuse_graphs_around()
+        witness = counter_of(counted)
+        managed = ManagedStorage(transport, self._counters, storage, begin, managed_bytes, witness)
+        view = PackedView(managed, part, witness)
+        managed.geometry = view.geometry
+        managed.is_dense = nbytes == managed_bytes and view.is_dense(part)
+        if type(node).__name__ == UNSAFE_SPLIT:
+            managed.split = split_of(part, node)
+        module = self._modules.innermost()
+        if module is not None:
+            managed.saved_in = type(module)
+        self._table.add(key, storage, managed)
+        self.lookahead.note(managed)
+        return view, True
+
+    def _can_join(self, managed: ManagedStorage, part: torch.Tensor) -> bool:
+        """What a codec left says only what the values of one dtype were."""
+        if managed.geometry is None or managed.geometry[0] is part.dtype:
+            return True
+        if managed.dropped is not None and not managed.dropped.is_exact_in_bytes:
+            return False
+        if self._rebuilds is not None and not managed.has_several_dtypes:
+            self._rebuilds.saved_as_another_dtype(managed)
+        return True
+
+    def _follow_policy(self, managed: ManagedStorage, storage: _Storage, node: _Node | None, *, is_new: bool) -> None:
+        """What one save of a storage offloads no other can keep: it is one storage, however often it is saved."""
+        if managed.is_to_leave:
+            return
+        reason = self.exemptions.without_plan(storage, node)
+        managed.is_to_leave = reason is None
+        if is_new or reason is None:
+            self._deferred.when_complete(managed, node, offloads=reason is None)
+        if reason is not None:
+            self._counters.keep(reason, managed.nbytes)
+
+    def _take_watched(
+        self,
+        tensor: torch.Tensor,
+        part: torch.Tensor,
+        storage: _Storage,
+        node: _Node | None,
+        transport: Transport,
+        steps: StepWatch,
+    ) -> PackedView:
+        if self._has_cuda:
+            refuse_capture()
+        if steps.step_ends_before_this_save():
+            steps.end_step()
+        with (self._rebuilds or steps).hook(transport):
+            self._deferred.submit_finished(transport)
+            is_aliased = self._table.holds(storage._cdata)
+            packed, is_new = self._manage(tensor, part, storage, node, transport)
+            managed = packed.managed
+            planned = steps.saved(managed, tensor, is_new=is_new, is_aliased=is_new and is_aliased)
+            if planned is None:
+                self._follow_policy(managed, storage, node, is_new=is_new)
+            elif is_new:
+                offloads = managed.is_to_leave = planned is Action.OFFLOAD
+                self._deferred.when_complete(managed, node, offloads=offloads)
+                if planned in (Action.RECOMPUTE, Action.COMPRESS):
+                    self._drop(packed, tensor, node)
+                elif not offloads:
+                    self._counters.keep(Kept.PLAN, managed.nbytes)
+            if self._rebuilds is not None and part is tensor:
+                self._rebuilds.saved(packed, tensor, node, is_new=is_new)
+        return packed
+
+    def _drop(self, packed: PackedView, tensor: torch.Tensor, node: _Node | None) -> None:
+        """What the plan rebuilds; if it cannot be, the policy decides."""
+        is_whole = type(tensor) in PLAIN_CLASSES
+        if self._rebuilds is None or not is_whole or not self._rebuilds.drop(packed, tensor, node):
+            if self._steps is not None:
+                self._steps.cannot_be_rebuilt(packed.managed)
+            self._follow_policy(packed.managed, tensor.untyped_storage(), node, is_new=True)
+
+    # Using.
+
+    def unpack(self, packed: Packed) -> torch.Tensor:
+        if isinstance(packed, tuple):
+            if self._missing.read and id(packed[0]) in self._missing.read and forks.count == self._forks:
+                with self.lock:
+                    self._missing.before_use(packed[0])
+            return kept_tensor(packed)
+        if forks.count != self._forks:
+            return packed.unpack()
+        if transform_level() is not None:
+            with self.lock, outside_of_transforms():
+                return self._use(packed)
+        with self.lock:
+            if self._steps is None and packed.managed.dropped is None:
+                return self._use(packed)
+            has_grad_mode = torch.is_grad_enabled()
+            try:
+                return self._use(packed)
+            finally:
+                _set_grad_mode(has_grad_mode)  # see [Note: Interrupted]
+
+    def _use(self, packed: PackedView | PackedShard) -> torch.Tensor:
+        steps = self._steps
+        if self._has_cuda:
+            refuse_capture()
+        overwritten = may_be_overwritten()
+        if overwritten and packed.managed.container is not None:
+            (packed if isinstance(packed, PackedView) else packed.view).move_to_container()
+        managed = packed.managed
+        if overwritten:
+            managed.keeps_reloaded = True  # all that it unpacks of it is one memory, and a write is seen in all
+        if self._missing.read:
+            self._missing.before_use(managed)
+        if managed.dropped is not None:
+            self._missing.recompute_for(managed)
+        if steps is None:
+            self._deferred.submit_finished(managed.transport)
+            tensor = packed.unpack()
+            self.lookahead.used(managed)
+            return tensor
+        with (self._rebuilds or steps).hook(managed.transport):
+            self._deferred.submit_finished(managed.transport)
+            with steps.reloading(managed.transport):
+                tensor = packed.unpack()
+            if self._rebuilds is not None and isinstance(packed, PackedView):
+                self._rebuilds.used(packed, tensor)
+            if not steps.used(managed):
+                self.lookahead.used(managed)
+        return tensor
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """It is about to write to its parameters."""
+        with self.lock:
+            self._missing.before_writes_to(one for group in optimizer.param_groups for one in group["params"])
+
+
+keep_dynamo_out(Packer.pack)
+keep_dynamo_out(Packer.unpack)

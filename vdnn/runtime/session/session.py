@@ -1,0 +1,346 @@
+"""The session: the context manager around a training loop.
+
+Entering installs the hooks on this thread; leaving removes them. What was saved inside may be used outside, at any time
+later: packed objects carry all they need. A session may be entered again, and on several threads at once; while one is
+active on a thread, another one is refused there, unless one of the two nests: then the innermost wins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from vdnn import _C
+from vdnn.errors import VdnnError
+from vdnn.planning.policies import OnlinePolicy
+from vdnn.runtime.machine.tensor_device import TensorDevice
+from vdnn.runtime.recompute.rechecks import DEFAULT_ONE_IN, Rechecks
+from vdnn.runtime.recompute.tolerance import Tolerance
+from vdnn.runtime.session.function_transforms import hooks_that_step_aside
+from vdnn.runtime.session.hooks import Packer
+from vdnn.runtime.session.report import session_report
+from vdnn.runtime.steps.ends import in_backward
+from vdnn.runtime.steps.options import Ways
+from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.storage.counters import Counters
+from vdnn.runtime.storage.integrity import IntegrityCheck
+from vdnn.runtime.storage.transport import Integrity, Transport, TransportOptions
+from vdnn.runtime.torch_internals.cuda_graphs import refuse_graphs_in
+from vdnn.runtime.torch_internals.module_watch import MarkedModules, ModuleWatch
+from vdnn.runtime.torch_internals.storage_set import StorageSet
+from vdnn.runtime.torch_internals.tensor_kinds import storage_of
+from vdnn.step.plan import Plan
+from vdnn.step.recording import Recording
+from vdnn.step.saved_step import SavedStep
+from vdnn.step.timeline import Timeline
+
+logger = logging.getLogger("vdnn")
+
+_marked_storages = StorageSet()
+_marked_modules = MarkedModules()
+_this_thread = threading.local()
+
+
+class _Entry(NamedTuple):
+    """A session that a thread is inside of, and the hooks that it has there."""
+
+    session: Session
+    hooks: torch.autograd.graph.saved_tensors_hooks
+
+
+def _entered_here() -> list[_Entry]:
+    """On this thread, the outermost first."""
+    entered: list[_Entry] | None = getattr(_this_thread, "entered", None)
+    if entered is None:
+        entered = _this_thread.entered = []
+    return entered
+
+
+class _Transports(dict[torch.device, Transport | None]):
+    """One for each device, opened when it is first looked up. Who does so holds the packer's lock: two threads must not
+    open one device twice."""
+
+    def __init__(self, open_transport: Callable[[torch.device], Transport | None]) -> None:
+        super().__init__()
+        self._open_transport = open_transport
+
+    def __missing__(self, device: torch.device) -> Transport | None:
+        return self.setdefault(device, self._open_transport(device))
+
+
+class Session(contextlib.ContextDecorator):
+    """What runs inside `with vdnn.offload(...)`. Also works as a decorator."""
+
+    def __init__(
+        self,
+        policy: OnlinePolicy,
+        device: str | _C.Device | TensorDevice | None,
+        min_bytes: int,
+        options: TransportOptions,
+        *,
+        steps: Ways | None = None,
+        integrity: bool = False,
+        nests: bool = False,
+        tolerance: float | None = None,
+        recheck: int = DEFAULT_ONE_IN,
+    ) -> None:
+        self.policy = policy
+        self.counters = Counters()
+        self._device = device
+        self._options = options
+        self._integrity = integrity
+        self._transports = _Transports(self._open_transport)
+        self._nests = nests
+        self._modules = ModuleWatch(_marked_modules, self._call_begins)
+        self._looked_into: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._steps = None if steps is None else StepWatch(steps, self._modules, self._compare_hashes)
+        self._steps_ended = 0  # where nothing watches them
+        self._tolerance = Tolerance(tolerance)
+        self._rechecks = Rechecks(recheck)
+        self._packer = Packer(
+            policy,
+            min_bytes,
+            self.counters,
+            self._modules,
+            _marked_storages,
+            self._transports,
+            self._steps,
+            self._tolerance,
+            self._rechecks,
+        )
+        self._entering = threading.Lock()
+        self._inside = 0  # entries of all threads
+        self._installed = contextlib.ExitStack()
+        self._has_warned = False
+
+    # Life.
+
+    def __enter__(self) -> Session:
+        entered = _entered_here()
+        if not self._nests and not all(entry.session is self or entry.session._nests for entry in entered):
+            raise VdnnError("a vdnn session is active on this thread already: leave it before entering another one.")
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise VdnnError("vdnn.offload cannot be entered while a CUDA graph is being captured: capture without it.")
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._packer.pack, self._packer.unpack)
+        self._install()
+        try:
+            hooks.__enter__()
+        except BaseException:  # somebody has disabled hooks
+            self._uninstall()
+            raise
+        entered.append(_Entry(self, hooks))
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        entered = _entered_here()
+        if not entered or entered[-1].session is not self:
+            raise VdnnError("a vdnn session is left on the thread that entered it, the one entered last first.")
+        entered.pop().hooks.__exit__()
+        self._uninstall()
+        if kind is None and all(entry.session is not self for entry in entered):
+            if self._steps is not None:
+                with self._packer.lock:
+                    self._steps.end_step_if_graphs_are_gone()
+            self._say_if_nothing_was_offloaded()
+            self._compare_hashes()
+
+    def _install(self) -> None:
+        """What torch has once for all threads: there as long as any of them is inside."""
+        with self._entering:
+            if not self._inside:
+                with contextlib.ExitStack() as stack:
+                    stack.enter_context(self._modules)
+                    stack.enter_context(hooks_that_step_aside())
+                    for handle in self._packer.watch_modules():
+                        stack.callback(handle.remove)
+                    stack.callback(register_optimizer_step_pre_hook(self._optimizer_steps).remove)
+                    stack.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
+                    self._installed = stack.pop_all()
+            self._inside += 1
+
+    def _uninstall(self) -> None:
+        with self._entering:
+            self._inside -= 1
+            if not self._inside:
+                self._installed.close()
+
+    def close(self) -> None:
+        """Waits for all copies and gives host memory and streams back. Graphs saved inside can no longer run backward
+        unless their storages are still on the device. Dropping a session does the same, later."""
+        with self._packer.lock:
+            while self._transports:
+                _, transport = self._transports.popitem()
+                if transport is not None:
+                    transport.close()
+
+    def look_into(self, model: torch.nn.Module) -> None:
+        """Refuses what cannot work in it. Inside a session that happens by itself, at the first call of a model."""
+        if self._steps is not None or self.policy.may_offload:
+            refuse_graphs_in(model, _marked_modules)
+        self._looked_into.add(model)
+
+    def _call_begins(self, model: torch.nn.Module) -> None:
+        if torch.is_grad_enabled() and not self._packer.exemptions.is_paused and model not in self._looked_into:
+            self.look_into(model)
+
+    # Steps.
+
+    def step(self) -> None:
+        """Marks the end of a training step. Without it steps are found by themselves."""
+        if self._packer.in_forked_child:
+            return
+        with self._packer.lock:
+            if self._steps is not None:
+                self._steps.end_step()
+            else:
+                self._step_ended()
+
+    @property
+    def steps(self) -> int:
+        """How many are over. Where nothing needs to know, those that session.step() or an optimizer ended."""
+        return self._steps_ended if self._steps is None else self._steps.steps
+
+    def _optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """It is about to write to its parameters."""
+        if self._packer.in_forked_child or not self._trains_here(optimizer):
+            return
+        self._packer.before_optimizer(optimizer)
+        with self._packer.lock:
+            self._rechecks.finish()
+
+    def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._packer.in_forked_child or not self._trains_here(optimizer):
+            return  # another thread's, of a model that is not in here
+        with self._packer.lock:
+            if self._steps is not None:
+                self._steps.optimizer_stepped(optimizer)
+            else:
+                self._step_ended()
+
+    def _trains_here(self, optimizer: torch.optim.Optimizer) -> bool:
+        if any(entry.session is self for entry in _entered_here()):
+            return True
+        # A GPU's backward runs on threads of its own, and so do its hooks: there a parameter that is known says it.
+        parameters = optimizer.param_groups[0]["params"] if in_backward() else []
+        return bool(parameters) and parameters[0].untyped_storage() in self._modules.parameters
+
+    def _step_ended(self) -> None:
+        self._steps_ended += 1
+        self._compare_hashes()
+
+    def _compare_hashes(self) -> None:
+        for check in self._checks():
+            check.finish_step(self.steps)
+        self._rechecks.step_ended()
+
+    @property
+    def recording(self) -> Recording | None:
+        """What one step saved and used. None before a whole step after the warm-up was seen; only when measuring."""
+        return None if self._steps is None else self._steps.recording
+
+    @property
+    def plan(self) -> Plan | None:
+        """What is being followed."""
+        return None if self._steps is None else self._steps.plan
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """Of the last whole step after the warm-up; only when measuring. May block until the device has passed it."""
+        return None if self._steps is None else self._steps.timeline
+
+    @property
+    def host_bytes(self) -> int:
+        """The most host memory that was pinned for it at one time."""
+        return sum(transport.pool.stats.pinned_peak_bytes for transport in self._opened())
+
+    def save(self, run: str | os.PathLike[str], name: str = "step") -> None:
+        """What is known of the step, into a folder that `vdnn report` reads. Only when measuring is there much of it;
+        may block as `timeline` does."""
+        SavedStep(name, self.recording, self.plan, None, self.timeline).save(run)
+
+    # Devices.
+
+    def _open_transport(self, device: torch.device) -> Transport | None:
+        place = self._device
+        if isinstance(place, TensorDevice):
+            if device.type != place.torch_type:
+                return None
+            transport = Transport(
+                device, place.device, self._options, fake=place.fake, stream_of_torch=place.current_stream
+            )
+        else:
+            native = self._native_device(device)
+            if native is None:
+                return None
+            transport = Transport(device, native, self._options, owns_device=native is not place)
+        if self._integrity and not transport.fake:
+            transport.integrity = IntegrityCheck(transport)
+        return transport
+
+    def _native_device(self, device: torch.device) -> _C.Device | None:
+        """The device that stands for torch's."""
+        if device.type == "cuda" and self._device in (None, "cuda"):
+            return _C.CudaDevice(device.index or 0)
+        if device.type != "cpu":
+            return None
+        if self._device == "sim":
+            return _C.SimDevice()
+        if isinstance(self._device, _C.Device):
+            return self._device
+        logger.warning(
+            "vdnn: tensors on the CPU are passed through. Move the model to a GPU, or use "
+            "vdnn.offload(device='sim') to try it on the CPU."
+        )
+        return None
+
+    # Reports.
+
+    def report(self) -> str:
+        """What was saved, moved and kept, and why, as text."""
+        of_recipes = self._tolerance.lines() + self._rechecks.lines()
+        return session_report(self.policy.name, self.counters, self._opened(), self._steps, of_recipes)
+
+    def _checks(self) -> list[Integrity]:
+        return [transport.integrity for transport in self._opened() if transport.integrity is not None]
+
+    def _opened(self) -> list[Transport]:
+        return [transport for transport in list(self._transports.values()) if transport is not None]
+
+    def _say_if_nothing_was_offloaded(self) -> None:
+        counters = self.counters
+        if self._has_warned or self._fits_as_it_is():
+            return
+        if counters.saves and not counters.storages and not counters.dropped and self.policy.name != "keep":
+            self._has_warned = True
+            reasons = ", ".join(f"{count} x {reason.value}" for reason, count in counters.kept.most_common(3))
+            logger.warning("vdnn: nothing was offloaded, of %d saves (%s).", counters.saves, reasons or "none eligible")
+
+    def _fits_as_it_is(self) -> bool:
+        return self.plan is not None and self.plan.offloaded_bytes == 0
+
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        return self._packer.exemptions.paused()
+
+
+def active_session() -> Session | None:
+    """The innermost on this thread."""
+    entered = _entered_here()
+    return entered[-1].session if entered else None
+
+
+def mark_to_keep(what: torch.Tensor | torch.nn.Module) -> None:
+    """In every session, from now on."""
+    if isinstance(what, torch.Tensor):
+        storage = storage_of(what)
+        if storage is not None:  # else it passes through
+            _marked_storages.add(storage)
+    else:
+        _marked_modules.add(what)

@@ -1,0 +1,350 @@
+"""Follows a session's steps: where each begins and ends, what happens in it, and who needs to know.
+
+A step ends with session.step(), else as step_ends says. Steps that do nothing are not counted.
+
+The first step after the warm-up is recorded; with a planner so is one of every further kind (see plan_book), whose plan
+is followed from then on. Every step after the warm-up is measured. Of several devices the first is watched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+
+import torch
+
+from vdnn import _C
+from vdnn.runtime.machine.gauges import Gauges, Mark
+from vdnn.runtime.recompute.recompute_cost import Proof
+from vdnn.runtime.steps.ends import Alive, Found, StepEnds
+from vdnn.runtime.steps.executor import Executor
+from vdnn.runtime.steps.meter import Meter
+from vdnn.runtime.steps.options import Ways
+from vdnn.runtime.steps.plan_book import PlanBook
+from vdnn.runtime.steps.recorder import Recorder
+from vdnn.runtime.steps.save_keys import SaveKeys
+from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.module_watch import ModuleWatch
+from vdnn.step.plan import Action, Plan
+from vdnn.step.recording import Recording, SaveKey
+from vdnn.step.timeline import Timeline, Track
+
+
+class StepWatch:
+    """Of one session."""
+
+    def __init__(self, ways: Ways, modules: ModuleWatch, on_step_end: Callable[[], None]) -> None:
+        self.ways = ways
+        self._on_step_end = on_step_end
+        self._modules = modules
+        self._plans = PlanBook(ways.plan, ways.planner)
+        self.steps = 0  # that are over
+        self.recording: Recording | None = None
+        self._meter_of_last_step: Meter | None = None
+        self._timeline: Timeline | None = None
+        self._transport: Transport | None = None
+        self.gauges: Gauges | None = None
+        self._ends = StepEnds()
+        self._living = 0  # lifetimes, of this step and of earlier ones
+        self._in_hook = threading.local()
+        self._busy = False
+        self._epoch = 0  # tells the lifetimes of one step from those of another
+        self._clear()
+
+    def _clear(self) -> None:
+        self._uses = 0
+        self._point = -1
+        self._lifetimes = 0
+        self._keys = SaveKeys()
+        self.place: SaveKey | None = None  # of the last save
+        self._executor: Executor | None = None
+        self._recorder: Recorder | None = None
+        self._meter: Meter | None = None
+        self._planned: dict[int, int] = {}  # lifetime of this step -> lifetime of the plan
+        self._epoch += 1
+
+    # What was found out.
+
+    @property
+    def plan(self) -> Plan | None:
+        return self._plans.latest if self._executor is None else self._executor.plan
+
+    @property
+    def first_difference(self) -> str | None:
+        return self._plans.first_difference
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """Of the last step that was measured. May block until the device has passed its end."""
+        if self._meter_of_last_step is not None:
+            self._timeline = self._meter_of_last_step.timeline()
+            self._meter_of_last_step = None
+        return self._timeline
+
+    # Steps.
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        found = self._ends.optimizer_stepped(id(optimizer), self._lifetimes)
+        if found is Found.WERE_JOINED or (found is Found.WERE_CUT and self.steps):
+            self._drop_recorder()
+        if found is Found.WERE_CUT and self.steps:
+            self.steps, self.recording = 0, None
+            self._plans.forget_made()
+        if self._ends.is_due():
+            self.end_step()
+
+    def end_step(self) -> None:
+        outliving = self._ends.step_ended()
+        if self._keys.first is None:  # nothing was saved
+            return
+        self._finish_observers(outliving)
+        self._plans.ended(self._keys.first, self._keys.kind)
+        self.steps += 1
+        self._clear()
+        self._begin_observers()
+        self._on_step_end()
+
+    def end_step_if_graphs_are_gone(self) -> None:
+        """On leaving the session: a backward that is to come outside belongs to the step."""
+        if self._ends.is_due() or (self._uses and self._living == 0):
+            self.end_step()
+
+    def _begin_observers(self) -> None:
+        """The mark where the next step begins, whoever will want it."""
+        if self.gauges is None or self._transport is None:
+            return
+        self._begin = self.gauges.mark(self._transport.current_stream())
+        self.gauges.take_peaks()
+        if self.steps >= self.ways.warmup_steps:
+            self._meter = Meter(self.gauges, self._begin)
+            if self.ways.planner is not None or self.recording is None:
+                self._recorder = Recorder(self.gauges, self._begin, self._modules.parameters.nbytes())
+
+    def _drop_recorder(self) -> None:
+        if self._recorder is not None:
+            self._recorder.abandon()
+            self._recorder = None
+
+    def _finish_observers(self, outliving: list[ManagedStorage]) -> None:
+        transport, gauges = self._transport, self.gauges
+        if transport is None or gauges is None:
+            return
+        begin, peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
+        # What copies of graphs that are gone still hold is no part of the next step, nor what left, of those that live.
+        for managed in outliving:
+            managed.release()
+        transport.drop_released()
+        if self._meter is not None:
+            self._meter.finish(begin, gauges.mark(transport.current_stream()), peaks[0])
+            self._meter_of_last_step = self._meter
+        if self._recorder is not None:
+            info, has_data = transport.device.info, not transport.fake
+            place = transport.torch_device.type, info.name, info.total_bytes
+            self.recording = self._recorder.finish(begin, peaks[1], *place, has_data=has_data)
+            self._plans.recorded(self.recording, self.timeline if self._plans.is_planning else None, self._keys.kind)
+        elif self._meter is not None and self._executor is not None:
+            self._plans.executed(self._executor, self._meter, self._keys.kind)
+
+    # At the hooks, in order.
+
+    @contextlib.contextmanager
+    def hook(self, transport: Transport) -> Iterator[None]:
+        """Around all that a hook does to the device."""
+        if self._transport is None:
+            self._transport = transport
+            self.gauges = None if self.ways.gauges_for is None else self.ways.gauges_for(transport)
+            self._begin_observers()
+        if self._busy or transport is not self._transport:
+            yield
+            return
+        self._busy = self._in_hook.here = True
+        try:
+            with self._observed(transport):
+                yield
+                if self._executor is not None:
+                    self._executor.make_moves()
+        finally:
+            self._busy = self._in_hook.here = False
+
+    @contextlib.contextmanager
+    def _observed(self, transport: Transport) -> Iterator[None]:
+        gauges = self.gauges
+        if gauges is None:
+            yield
+            return
+        self._reload_marks: tuple[Mark | None, Mark | None] = (None, None)
+        begin, peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
+        if self._recorder is not None:
+            self._recorder.reached(begin, peaks[1])
+        try:
+            yield
+        finally:
+            end, own_peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
+            if self._recorder is not None:
+                self._recorder.left(end)
+            if self._meter is not None:
+                marks = (begin, *self._reload_marks, end)
+                self._meter.hook(max(self._point, 0), marks, max(peaks[0], own_peaks[0]))
+
+    @property
+    def _here(self) -> bool:  # whether this thread is in a hook that is watched
+        return getattr(self._in_hook, "here", False)
+
+    @contextlib.contextmanager
+    def reloading(self, transport: Transport) -> Iterator[None]:
+        """Around what a use waits for."""
+        if self._meter is None or not self._here or self.gauges is None:
+            yield
+            return
+        begin = self.gauges.mark(transport.current_stream())
+        yield
+        self._reload_marks = (begin, self.gauges.mark(transport.current_stream()))
+
+    def step_ends_before_this_save(self) -> bool:
+        return self._ends.is_due_before_save(graphs_are_gone=self._uses > 0 and self._living == 0)
+
+    def saved(self, managed: ManagedStorage, tensor: torch.Tensor, *, is_new: bool, is_aliased: bool) -> Action | None:
+        """What the plan says; None if there is no plan that knows. `is_aliased`: its storage is known already, as
+        another version."""
+        if not self._here:
+            return None
+        if not is_new and self._lifetime_of(managed) is None:  # of an earlier step: no point of this one
+            if self._recorder is not None:
+                self._recorder.used_another()
+            return None
+        is_first = self._keys.first is None
+        key = self.place = self._keys.key(tensor, self._modules.path())
+        if is_first:
+            self._choose_executor(key)
+        self._point += 1
+        lifetime = self._adopt(managed) if is_new else managed.lifetime
+        assert lifetime is not None, "known to be of this step"
+        if self._recorder is not None:
+            self._recorder.saved(managed, lifetime, key, is_new=is_new, is_aliased=is_aliased)
+        if self._executor is None:
+            return None
+        planned = self._executor.saved(managed, key, is_new)
+        if planned is not None:
+            self._planned[lifetime] = planned
+        known = self._planned.get(lifetime)
+        return None if known is None else self._executor.plan.lifetimes[known].action
+
+    # Rebuilds.
+
+    @property
+    def looks_for_rebuilds(self) -> bool:
+        """As long as nothing is planned, and somebody may."""
+        has_use = self.ways.planner is not None or self.recording is None
+        return self._here and has_use and self._executor is None and self.gauges is not None
+
+    def can_be_rebuilt(
+        self, managed: ManagedStorage, operation: str, inputs: list[ManagedStorage], proof: Proof
+    ) -> None:
+        lifetimes = [self._lifetime_of(one) for one in (managed, *inputs)]
+        if self._recorder is not None and None not in lifetimes:
+            self._recorder.can_be_rebuilt(lifetimes, operation, proof)  # type: ignore[arg-type]
+
+    def cannot_be_rebuilt(self, managed: ManagedStorage) -> None:
+        self._tell(Recorder.cannot_be_recomputed, managed)
+        if self._executor is not None:
+            self._executor.not_rebuilt(managed)
+
+    def encoded(self, managed: ManagedStorage, key: SaveKey) -> Action | None:
+        """What the plan says of what a codec left. That is in no recording: its number is the plan's, inverted."""
+        if not self._here or self._executor is None:
+            return None
+        self._point += 1
+        planned = self._executor.saved(managed, key, is_new=True)
+        if planned is None:
+            return None
+        managed.lifetime, managed.epoch, managed.observer = ~planned, self._epoch, self
+        self._planned[~planned] = planned
+        return self._executor.plan.lifetimes[planned].action
+
+    @contextlib.contextmanager
+    def rebuilding(self, transport: Transport) -> Iterator[None]:
+        """Around what a dropped storage needs before its use: hooks of their own, and computing."""
+        if self._recorder is None or self.gauges is None:
+            yield
+            return
+        with self._recorder.rebuilding(self.gauges.mark(transport.current_stream())):
+            yield
+
+    def _adopt(self, managed: ManagedStorage) -> int:
+        lifetime = managed.lifetime = self._lifetimes
+        managed.epoch = self._epoch
+        managed.observer = self
+        managed.on_end = functools.partial(self._ended, self._lifetimes, self._ends.alive, self._recorder)
+        self._lifetimes += 1
+        self._living += 1
+        self._ends.alive[lifetime] = managed.reference
+        return lifetime
+
+    def _ended(self, lifetime: int, alive: Alive, recorder: Recorder | None) -> None:
+        self._living -= 1
+        alive.pop(lifetime, None)
+        if recorder is not None:
+            recorder.ended(lifetime)
+
+    def _lifetime_of(self, managed: ManagedStorage) -> int | None:
+        return managed.lifetime if managed.epoch == self._epoch else None
+
+    def _choose_executor(self, first: SaveKey) -> None:
+        self._executor = self._plans.choose(first)
+        if self._transport is not None:
+            # Under a plan the plan itself bounds what copies in flight hold.
+            self._transport.set_windows(open_wide=self._executor is not None)
+        if self._executor is not None:
+            self._executor.begin_step()
+            if self.ways.planner is not None:
+                self._drop_recorder()
+
+    def used(self, managed: ManagedStorage) -> bool:
+        """Whether a plan says when it, and what comes after it, is reloaded."""
+        if not self._here:
+            return False
+        lifetime = self._lifetime_of(managed)
+        if lifetime is None:
+            self._ends.used_another()
+            if self._recorder is not None:
+                self._recorder.used_another()
+            return False
+        self._uses += 1
+        self._point += 1
+        if self._recorder is not None:
+            self._recorder.used(lifetime)
+        planned = self._planned.get(lifetime)
+        if self._executor is None or planned is None:
+            return False
+        self._executor.used(planned)
+        return True
+
+    # What residency tells of its copies.
+
+    def completed(self, managed: ManagedStorage) -> None:
+        self._tell(Recorder.completed, managed)
+
+    def gave_up_reload(self, managed: ManagedStorage) -> None:
+        self._tell(Recorder.gave_up_reload, managed)
+
+    def about_to_reload(self, managed: ManagedStorage) -> None:
+        self._tell(Recorder.about_to_reload, managed)
+
+    def _tell(self, what: Callable[[Recorder, int], None], managed: ManagedStorage) -> None:
+        lifetime = self._lifetime_of(managed)
+        if self._recorder is not None and lifetime is not None and lifetime >= 0:
+            what(self._recorder, lifetime)
+
+    def offloaded(self, managed: ManagedStorage, copy: _C.HostCopy) -> None:
+        lifetime = self._lifetime_of(managed)
+        if self._meter is not None and lifetime is not None:
+            span = managed.transport.queue.span(copy)
+            self._meter.copied(Track.TO_HOST, max(lifetime, ~lifetime), managed.nbytes, span)
+
+    def reloaded(self, managed: ManagedStorage, reload: _C.Reload) -> None:
+        lifetime = self._lifetime_of(managed)
+        if self._meter is not None and lifetime is not None:
+            self._meter.copied(Track.TO_DEVICE, max(lifetime, ~lifetime), managed.nbytes, reload.span)

@@ -1,0 +1,107 @@
+"""Which module's forward is running, and whose storages are parameters and buffers: seen through torch's global hooks.
+
+Both are read anew at every call of a module, since FSDP and its like swap parameter storages between calls.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules.conv import _ConvNd
+
+from vdnn.runtime.torch_internals.storage_set import StorageSet
+from vdnn.runtime.torch_internals.tensor_kinds import storage_of
+
+
+class MarkedModules:
+    """A set of modules that does not keep them alive. Whether it is empty is asked at every save: a WeakSet takes ten
+    times as long to say."""
+
+    def __init__(self) -> None:
+        self.references: set[weakref.ref[torch.nn.Module]] = set()
+
+    def add(self, module: torch.nn.Module) -> None:
+        self.references.add(weakref.ref(module, self.references.discard))
+
+    def __contains__(self, module: object) -> bool:
+        return weakref.ref(module) in self.references
+
+
+class ModuleWatch:
+    """While entered, follows module calls on all threads. `marked` is looked at anew at every question. `begins` is
+    told of each call that is inside of no other."""
+
+    def __init__(self, marked: MarkedModules, begins: Callable[[torch.nn.Module], None] | None = None) -> None:
+        self.parameters = StorageSet()
+        self.marked = marked
+        self._begins = begins
+        self._local = threading.local()
+        self._handles: list[Any] = []
+        self._paths: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
+
+    def __enter__(self) -> ModuleWatch:
+        module_hooks = torch.nn.modules.module
+        self._handles = [
+            module_hooks.register_module_forward_pre_hook(self._enter_module),
+            module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._local = threading.local()
+
+    def _stack(self) -> list[torch.nn.Module]:
+        stack: list[torch.nn.Module] | None = getattr(self._local, "stack", None)
+        if stack is None:
+            stack = self._local.stack = []
+        return stack
+
+    def _enter_module(self, module: torch.nn.Module, args: object) -> None:
+        if torch.compiler.is_compiling():
+            return  # a traced module leaves no module behind: what it saves belongs to the region
+        stack = self._stack()
+        if not stack and self._begins is not None:
+            self._begins(module)
+        stack.append(module)
+        for group in (module._parameters, module._buffers):
+            for tensor in group.values():
+                storage = None if tensor is None else storage_of(tensor)
+                if storage is not None:
+                    self.parameters.add(storage)
+
+    def _leave_module(self, module: torch.nn.Module, args: object, output: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        stack = self._stack()
+        # An exception may have skipped the exits of inner modules, and a graph break the entry of this one.
+        while module in stack and stack.pop() is not module:
+            pass
+
+    def innermost(self) -> torch.nn.Module | None:
+        stack = self._stack()
+        return stack[-1] if stack else None
+
+    def path(self) -> str:
+        """The name of the innermost module within the outermost, as named_modules() has it; its class for itself."""
+        stack = self._stack()
+        if not stack:
+            return ""
+        root, module = stack[0], stack[-1]
+        names = self._paths.get(root)
+        if names is None or id(module) not in names:
+            names = self._paths[root] = {id(one): name for name, one in root.named_modules()}
+        return names.get(id(module)) or type(module).__name__
+
+    def in_marked(self) -> bool:
+        return bool(self.marked.references) and any(module in self.marked for module in self._stack())
+
+
+def is_conv(module: torch.nn.Module | None) -> bool:
+    return isinstance(module, _ConvNd)

@@ -1,0 +1,111 @@
+"""SavedStep: what is known of one step, as files in a folder: recording, plan, timelines, and why the plan is as it is.
+
+A run is a folder that has such steps below `steps/`; vdnn.report reads it. Each file is one value in its own form, and
+any may be missing: a step without a plan, a plan that was never run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from vdnn.errors import InvalidArgumentError
+from vdnn.step.json_form import load_file, save_text, to_json
+from vdnn.step.plan import Action, Plan
+from vdnn.step.recording import Recording
+from vdnn.step.timeline import Timeline
+
+STEPS_FOLDER = "steps"
+
+_FORM, _VERSION = "vdnn reasons", 1
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a storage got its action: the next best one would have made the step longer by `more_ns`. `second_best` is
+    None where nothing else fits, and then so is `more_ns`."""
+
+    lifetime: int
+    second_best: Action | None
+    more_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """Of some storages of one plan."""
+
+    storages: tuple[Reason, ...]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        save_text(to_json(self, _FORM, _VERSION), path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Reasons:
+        return load_file(path, Reasons, _FORM, _VERSION)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStep:
+    """`recording` speaks of the step with everything kept; `predicted` and `measured` of it under `plan`."""
+
+    name: str
+    recording: Recording | None = None
+    plan: Plan | None = None
+    predicted: Timeline | None = None
+    measured: Timeline | None = None
+    reasons: Reasons | None = None
+
+    def save(self, run: str | os.PathLike[str]) -> Path:
+        """Into the run's folder, which is made if it is not there; what it had of a step of that name is gone."""
+        _require_folder_name(self.name)
+        folder = Path(run) / STEPS_FOLDER / self.name
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, value in self._files().items():
+            if value is None:
+                (folder / name).unlink(missing_ok=True)
+            else:
+                value.save(folder / name)
+        return folder
+
+    def _files(self) -> dict[str, Recording | Plan | Timeline | Reasons | None]:
+        return {
+            "recording.json": self.recording,
+            "plan.json": self.plan,
+            "predicted.json": self.predicted,
+            "measured.json": self.measured,
+            "reasons.json": self.reasons,
+        }
+
+    @staticmethod
+    def load(folder: str | os.PathLike[str]) -> SavedStep:
+        """Of a folder that has none of the files, a step of which nothing is known."""
+        place = Path(folder)
+        return SavedStep(
+            place.name,
+            _load_if_there(place / "recording.json", Recording.load),
+            _load_if_there(place / "plan.json", Plan.load),
+            _load_if_there(place / "predicted.json", Timeline.load),
+            _load_if_there(place / "measured.json", Timeline.load),
+            _load_if_there(place / "reasons.json", Reasons.load),
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        return all(value is None for value in self._files().values())
+
+
+def _load_if_there(path: Path, load: Callable[[Path], _Value]) -> _Value | None:
+    return load(path) if path.is_file() else None
+
+
+def _require_folder_name(name: str) -> None:
+    if not name or name.startswith(".") or any(letter in "/\\" or not letter.isprintable() for letter in name):
+        raise InvalidArgumentError(
+            argument="the name of a step",
+            expected="a name for its folder, such as 'resnet50 60%': no slash, no dot in front",
+            got=repr(name),
+        )

@@ -1,0 +1,88 @@
+"""Timeline: who ran when in one step, and how many bytes were on the device. Predicted or measured: one type.
+
+So that an error of a prediction is a difference of two of these. Times are nanoseconds since the step began.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import Enum
+
+from vdnn.step.json_form import load_file, save_text, to_json
+
+_FORM, _VERSION = "vdnn timeline", 1
+
+
+class Track(Enum):
+    """What was busy."""
+
+    TO_HOST = "to host"
+    TO_DEVICE = "to device"
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One copy on its track. `lifetime` is its number in the step."""
+
+    track: Track
+    lifetime: int
+    nbytes: int
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The compute stream at one point: reached at `begin_ns`, left at `end_ns`, and in between it stood still.
+
+    `allocated_bytes` when it was left; `peak_bytes` is the highest since the mark before.
+    """
+
+    point: int
+    begin_ns: int
+    end_ns: int
+    release_stall_ns: int
+    reload_stall_ns: int
+    allocated_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One step."""
+
+    source: str  # "measured" or "predicted"
+    clock: str
+    step_ns: int
+    marks: tuple[Mark, ...]
+    copies: tuple[Copy, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        return max((mark.peak_bytes for mark in self.marks), default=0)
+
+    @property
+    def release_stall_ns(self) -> int:
+        return sum(mark.release_stall_ns for mark in self.marks)
+
+    @property
+    def reload_stall_ns(self) -> int:
+        return sum(mark.reload_stall_ns for mark in self.marks)
+
+    @property
+    def stall_ns(self) -> int:
+        return self.release_stall_ns + self.reload_stall_ns
+
+    def copied_bytes(self, track: Track) -> int:
+        return sum(copy.nbytes for copy in self.copies if copy.track is track)
+
+    def busy_ns(self, track: Track) -> int:
+        return sum(copy.end_ns - copy.begin_ns for copy in self.copies if copy.track is track)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        save_text(to_json(self, _FORM, _VERSION), path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Timeline:
+        return load_file(path, Timeline, _FORM, _VERSION)
