@@ -30,7 +30,6 @@ class AccessLog {
   void add(ByteRange range, const LoggedAccess& access,
            const std::function<void(ByteRange, const LoggedAccess&)>& conflict);
   void forget(ByteRange range);
-  [[nodiscard]] std::size_t ranges() const noexcept { return segments_.size(); }
 
  private:
   struct Segment {
