@@ -1,14 +1,14 @@
-"""The native core of vdnn: devices, pinned memory, transfers, codecs and the search for plans. Needs no torch.
+"""The native core of vdnn: devices, pinned memory, transfers, codecs and the search for plans. Does not need torch.
 
-Addresses and sizes are ints, in bytes; times are ints, in nanoseconds. Calls may be made from any thread, and
-those that may block let go of the GIL first. "Ordered on" a stream means: runs after all that was put on it
-before, and the caller does not wait. What goes wrong is a class of vdnn.errors. This file is the reviewed
-description of the extension; docs/device.md explains the whole.
+Addresses and sizes are ints, in bytes; times are ints, in nanoseconds. Every call may be made from any thread; calls
+that may block release the GIL first. "Ordered on" a stream means that the work runs after everything issued to that
+stream before, and that the caller does not wait. Errors are classes of vdnn.errors. This file is the reviewed
+description of the extension; docs/device.md explains how the parts work together.
 """
-# ruff: noqa: N999  (named as the extension is)
+# ruff: noqa: N999  (the module has the name of the extension)
 
 from collections.abc import Sequence
-from typing import ClassVar, Final, Literal, TypedDict, overload, type_check_only
+from typing import ClassVar, Final, TypedDict, overload, type_check_only
 
 import typing_extensions
 from typing_extensions import Never, Self
@@ -17,17 +17,17 @@ DEFAULT_DRIVER_LIBRARY: Final[str]
 
 @type_check_only
 class _NativeType(type):
-    """The metaclass of everything here."""
+    """The metaclass of every class in this module."""
 
 @type_check_only
 class _Native(metaclass=_NativeType):
-    """What the core makes itself: calling the class raises TypeError."""
+    """A class that only the core constructs: calling it raises TypeError."""
 
     def __init__(self, *args: Never, **kwargs: Never) -> None: ...
 
 @type_check_only
 class _NativeEnum(metaclass=_NativeType):
-    """What every enumeration here has. They are no enum.Enum: compare with `==`, list `__members__`."""
+    """What the enumerations here share. They are not enum.Enum: compare with `==`, list `__members__`."""
 
     __members__: ClassVar[dict[str, Self]]
     @property
@@ -52,14 +52,12 @@ class _DriverStatus(TypedDict):
 class Kernel(_NativeEnum):
     """The codec's kernels."""
 
-    NARROW_INTEGERS: ClassVar[Kernel]
-    WIDEN_INTEGERS: ClassVar[Kernel]
     PACK_BITS: ClassVar[Kernel]
     UNPACK_BITS: ClassVar[Kernel]
     CONTENT_HASH: ClassVar[Kernel]
 
 class KernelCall(_Native):
-    """One call of a codec kernel, checked when made. Borrows the memory it names: the caller keeps it."""
+    """One call of a codec kernel, checked when constructed. The caller keeps the memory that it names alive."""
 
     @property
     def kernel(self) -> Kernel: ...
@@ -70,34 +68,22 @@ class KernelCall(_Native):
     @property
     def count(self) -> int: ...
     @property
-    def source_width(self) -> int: ...
-    @property
-    def target_width(self) -> int: ...
-    @property
     def source_bytes(self) -> int: ...
     @property
     def target_bytes(self) -> int: ...
-    def __init__(
-        self,
-        kernel: Kernel,
-        source: int,
-        target: int,
-        count: int,
-        source_width: int = 1,
-        target_width: int = 1,
-    ) -> None: ...
+    def __init__(self, kernel: Kernel, source: int, target: int, count: int) -> None: ...
 
 def run_on_cpu(call: KernelCall) -> None:
-    """Runs the CPU reference on the calling thread; source and target are host memory. Blocks."""
+    """Runs the CPU reference on the calling thread; source and target must be host memory. Blocks."""
 
 def device_code_present() -> bool:
-    """True if this build carries the CUDA kernels."""
+    """True if this build contains the CUDA kernels."""
 
 def device_code_missing_reason() -> str:
-    """Why it does not, as a sentence; "" if it does."""
+    """Why this build lacks the CUDA kernels, as a sentence; "" if it has them."""
 
 class Stream(_Native):
-    """Names a stream of one device. A value: equal ones name the same stream, copying it copies no stream."""
+    """Names a stream of one device. A value: equal values name the same stream; a copy names it too."""
 
     @property
     def device_id(self) -> int: ...
@@ -107,7 +93,9 @@ class Stream(_Native):
     def __hash__(self) -> int: ...
 
 class Event(_Native):
-    """The point a stream had reached at a record. Immutable; `Event()` is empty and has always happened."""
+    """The point that a stream had reached when the event was recorded. Immutable. `Event()` is empty and has always
+    happened.
+    """
 
     @property
     def empty(self) -> bool: ...
@@ -116,7 +104,7 @@ class Event(_Native):
     def __init__(self) -> None: ...
 
 class DeviceInfo(_Native):
-    """What a device says of itself. `compute_capability` is 90 for 9.0; `numa_node` -1 is unknown."""
+    """Properties of a device. `compute_capability` is 90 for 9.0; a `numa_node` of -1 is unknown."""
 
     @property
     def kind(self) -> str: ...
@@ -136,75 +124,77 @@ class DeviceInfo(_Native):
     def pci_bus_id(self) -> str: ...
 
 class CopyDirection(_NativeEnum):
-    """Which side of a copy is pinned host memory."""
+    """The direction of a copy: which side is pinned host memory."""
 
     DEVICE_TO_HOST: ClassVar[CopyDirection]
     HOST_TO_DEVICE: ClassVar[CopyDirection]
 
 class Access(_NativeEnum):
-    """What happens to a range. A release is a write: whoever gets the memory next may write it at once."""
+    """How an operation accesses a range. A release counts as a write: the next owner may write the memory at once."""
 
     READ: ClassVar[Access]
     WRITE: ClassVar[Access]
     RELEASE: ClassVar[Access]
 
 class Schedule(_NativeEnum):
-    """When a simulated stream runs what it may: at once, when somebody needs it, or as the seed says."""
+    """When a simulated stream runs an operation that may run: at once, when needed, or as drawn from the seed."""
 
     EAGER: ClassVar[Schedule]
     LAZY: ClassVar[Schedule]
     RANDOM: ClassVar[Schedule]
 
 class Device(_Native):
-    """The seam to hardware: CudaDevice and SimDevice implement it, OrderingChecker wraps either."""
+    """The interface to hardware. CudaDevice and SimDevice implement it; OrderingChecker wraps either."""
 
     @property
     def info(self) -> DeviceInfo: ...
     @property
     def closed(self) -> bool: ...
     def create_stream(self, name: str) -> Stream:
-        """A stream that does not synchronise with the legacy default stream. Lives until close()."""
+        """Creates a stream that does not synchronize with the legacy default stream. It lives until close()."""
     def adopt_stream(self, native_handle: int = 0) -> Stream:
-        """Names a stream that somebody else owns and keeps alive. The same handle gives the same Stream."""
+        """Names a stream that the caller owns and keeps alive. The same handle returns the same Stream."""
     def stream_name(self, stream: Stream) -> str: ...
     def record(self, stream: Stream, timing: bool = False) -> Event:
-        """Marks the end of what is on `stream` now. Does not block."""
+        """Marks the end of the work issued to `stream` so far. Does not block."""
     def wait(self, stream: Stream, event: Event) -> None:
-        """Orders `stream` from now on behind `event`. Blocks only on an adopted stream of a SimDevice."""
+        """Work issued to `stream` from now on runs after `event`. Blocks only on an adopted stream of a SimDevice."""
     def query(self, event: Event) -> bool:
         """True if `event` has happened. Does not block."""
     def synchronize(self, event: Event) -> None:
         """Blocks the calling thread until `event` has happened."""
     def drain(self, stream: Stream) -> None:
-        """Blocks the calling thread until all that is on `stream` now has run."""
+        """Blocks the calling thread until the work issued to `stream` so far has run."""
     def elapsed_ns(self, begin: Event, end: Event) -> int:
-        """From one timed event to another. Blocks until both have happened."""
+        """The time from one timed event to another. Blocks until both have happened."""
     def copy_async(self, target: int, source: int, bytes: int, direction: CopyDirection, stream: Stream) -> None:
-        """Copies, ordered on `stream`. The host range must be pinned by this device. The caller keeps both
-        ranges as they are until an event recorded after this call has happened.
+        """Issues a copy, ordered on `stream`. The host range must be pinned by this device. The caller neither frees
+        nor changes the ranges until an event recorded after this call has happened.
         """
     def launch(self, call: KernelCall, stream: Stream) -> None:
-        """Runs a codec kernel, ordered on `stream`; the caller keeps its memory as for copy_async."""
+        """Issues a codec kernel, ordered on `stream`. The caller keeps its memory as for copy_async."""
     def allocate_pinned(self, bytes: int) -> int:
-        """Page-locked host memory, the caller's until free_pinned. Blocks; may take milliseconds."""
+        """Allocates page-locked host memory; the caller owns it until free_pinned. Blocks; may take milliseconds."""
     def free_pinned(self, address: int) -> None:
-        """Gives the pages back. Blocks until no copy can touch them."""
+        """Unpins and frees the pages. Blocks until no copy can access them."""
     def allocate_device(self, bytes: int) -> int:
-        """Device memory outside torch's allocator, the caller's until free_device: for probes and tests."""
+        """Allocates device memory outside torch's allocator, for probes and tests. The caller owns it until
+        free_device.
+        """
     def free_device(self, address: int) -> None:
-        """Gives device memory back. Blocks until the device has done with it."""
+        """Frees device memory. Blocks until the device no longer uses it."""
     def note_access(self, address: int, bytes: int, access: Access, stream: Stream, label: str = "note") -> None:
-        """Says what somebody else's work, ordered on `stream`, does to a range. A GPU does not act on it."""
+        """Reports how work of another library (torch), ordered on `stream`, accesses a range. A GPU ignores it."""
     def close(self) -> None:
-        """Finishes what is on the device's own streams and gives back all it owns. Blocks. Idempotent."""
+        """Finishes the work on the device's own streams and frees everything it owns. Blocks. Idempotent."""
 
 class CudaDevice(Device):
-    """A GPU through the driver API, in the primary context that it shares with torch."""
+    """A GPU through the driver API, in the primary context shared with torch."""
 
     def __init__(self, ordinal: int = 0, library: str = "libcuda.so.1") -> None: ...
 
 class LinkModel(_Native):
-    """The link of a simulated device. Each copy takes its latency and then its bytes at the rate it gets."""
+    """The link of a simulated device. A copy takes the latency, and then its bytes at the rate available to it."""
 
     @property
     def to_host_bytes_per_s(self) -> float: ...
@@ -223,7 +213,7 @@ class LinkModel(_Native):
     ) -> None: ...
 
 class SimDevice(Device):
-    """A device made of host threads: real ordering, virtual time. Without `moves_bytes` only time passes."""
+    """A device made of host threads: real ordering, virtual time. Without `moves_bytes` it only keeps time."""
 
     def __init__(
         self,
@@ -236,31 +226,31 @@ class SimDevice(Device):
         total_bytes: int = 17179869184,
     ) -> None: ...
     def advance(self, stream: Stream, duration_ns: int) -> None:
-        """`stream` computes for this long, in virtual time. Does not block."""
+        """Advances `stream` by `duration_ns` of computation, in virtual time. Does not block."""
     def now_ns(self, stream: Stream) -> int:
-        """The virtual time at which `stream` has done all it was given."""
+        """The virtual time at which `stream` finishes the work issued to it."""
     def stall_ns(self, stream: Stream) -> int:
-        """How much of it `stream` stood waiting for other streams."""
+        """How long `stream` has waited for other streams, in virtual time."""
     def set_eager(self, stream: Stream, eager: bool) -> None:
-        """`stream` runs at once, or only when somebody needs it. Not under Schedule.RANDOM."""
+        """Makes `stream` run at once, or only when needed. Not for Schedule.RANDOM."""
     def runnable(self) -> list[Stream]:
-        """Its own streams whose next operation may run now. For exploring schedules, under Schedule.LAZY."""
+        """The device's own streams whose next operation may run now. For exploring schedules under Schedule.LAZY."""
     def run_one(self, stream: Stream) -> None:
-        """Runs the next operation of `stream`, and blocks until it has run."""
+        """Runs the next operation of `stream`. Blocks until it has run."""
     def event_ns(self, event: Event) -> int:
-        """The virtual time of `event`. Waits for nothing and changes no time."""
+        """The virtual time of `event`. Does not wait and does not change any time."""
 
 def sim_table(device: Device) -> typing_extensions.CapsuleType:
-    """What the deferred accelerator calls of a SimDevice, or of a checker of one, as a capsule."""
+    """The functions that the deferred accelerator calls on a SimDevice, or on a checker of one, as a capsule."""
 
 class OnViolation(_NativeEnum):
-    """What a checker does with a violation."""
+    """What an OrderingChecker does with a violation: raise it, or collect it."""
 
     RAISE: ClassVar[OnViolation]
     COLLECT: ClassVar[OnViolation]
 
 class OrderingViolation(_Native):
-    """Two accesses to the same bytes that nothing orders. `missing` is the edge, as a sentence."""
+    """Two accesses to the same bytes that nothing orders. `missing` names the missing wait, as a sentence."""
 
     @property
     def address(self) -> int: ...
@@ -282,7 +272,7 @@ class OrderingViolation(_Native):
     def missing(self) -> str: ...
 
 class OrderingChecker(Device):
-    """Wraps `device` and checks every access made through it. `close()` closes the wrapped device."""
+    """Wraps `device` and checks every access made through the wrapper. `close()` closes the wrapped device."""
 
     @property
     def inner(self) -> Device: ...
@@ -290,25 +280,27 @@ class OrderingChecker(Device):
     def checked_accesses(self) -> int: ...
     def __init__(self, device: Device, on_violation: OnViolation = ...) -> None: ...
     def set_origin(self, origin: str) -> None:
-        """Where in its program the calling thread is, from now on: violations say so in `first_issued_at` and
-        `second_issued_at`."""
+        """Sets the program location of the calling thread from now on. Violations report it in `first_issued_at` and
+        `second_issued_at`.
+        """
 
     def take_violations(self) -> list[OrderingViolation]:
-        """Those collected since the last call."""
+        """The violations collected since the last call."""
 
 class IssueLog(Device):
-    """Wraps `device` and writes down what is put on its streams: "record s1 e3", "wait s2 e3", "copy_d2h s1 4096",
-    with streams and records numbered by first mention. `close()` closes the wrapped device."""
+    """Wraps `device` and logs what is issued to its streams: "record s1 e3", "wait s2 e3", "copy_d2h s1 4096".
+    Streams and records are numbered by first mention. `close()` closes the wrapped device.
+    """
 
     def __init__(self, device: Device) -> None: ...
     def take_issues(self) -> list[str]:
-        """Those since the last call, in order."""
+        """The issues logged since the last call, in order."""
 
 def driver_status(library: str = "libcuda.so.1") -> _DriverStatus:
-    """Whether the driver can be loaded, its version (12040 for 12.4), its devices; else the reason."""
+    """Reports if the driver can be loaded, its version (12040 for 12.4) and its devices; if not, the reason."""
 
 class HostLimits(_Native):
-    """What the host has and allows. None: there is no such limit."""
+    """The resources and limits of the host. None means that the host sets no such limit."""
 
     @property
     def total_bytes(self) -> int: ...
@@ -330,19 +322,19 @@ class HostLimits(_Native):
     def transparent_huge_pages(self) -> str: ...
 
 def host_limits(root: str = "/") -> HostLimits:
-    """Reads /proc and /sys below `root`. A file that is missing leaves its fact unknown."""
+    """Reads /proc and /sys below `root`. A missing file leaves its fact unknown."""
 
 def default_pinned_cap_bytes(limits: HostLimits) -> int:
-    """Four fifths of what is free, by the tighter of machine and cgroup."""
+    """Four fifths of the free host memory, by the tighter of machine and cgroup."""
 
 class Growth(_NativeEnum):
-    """What an allocation without room does: pin now, blocking, or answer None and have the pool grow."""
+    """What an allocation does when the pool is full: pin now and block, or return None and grow in the background."""
 
     NOW: ClassVar[Growth]
     LATER: ClassVar[Growth]
 
 class PoolStats(_Native):
-    """A snapshot. `live` is as requested, `pinned` as taken from the system; peaks are of the pool's life."""
+    """A snapshot. `live` counts requested bytes, `pinned` bytes taken from the system; peaks cover the pool's life."""
 
     @property
     def live_bytes(self) -> int: ...
@@ -370,7 +362,7 @@ class PoolStats(_Native):
     def last_growth_error(self) -> str: ...
 
 class PinnedBlock(_Native):
-    """A lease of host memory. Dropping the last reference gives it back: no lock, no driver call."""
+    """A lease of host memory. Dropping the last reference returns it, without a lock or a driver call."""
 
     @property
     def address(self) -> int: ...
@@ -378,40 +370,40 @@ class PinnedBlock(_Native):
     def bytes(self) -> int: ...
     @property
     def last_uses(self) -> list[Event]:
-        """Whoever writes the block makes its stream wait for these first."""
+        """A stream that writes the block must wait for these events first."""
     def note_use(self, event: Event) -> None:
-        """A read or write of the block ends at `event`. One thread at a time."""
+        """Records that a read or write of the block ends at `event`. One thread at a time."""
 
 class PinnedPool(_Native):
-    """Pinned host memory in slabs, lent in exact sizes, reused behind events, under a hard cap."""
+    """Pinned host memory in slabs, leased in exact sizes, reused behind events, under a hard cap."""
 
     @property
     def stats(self) -> PoolStats: ...
     def __init__(self, device: Device, cap_bytes: int = 0, slab_bytes: int = 1048576, slack: float = 1.05) -> None: ...
     @overload
     def allocate(self, bytes: int) -> PinnedBlock:
-        """A lease, the caller's until dropped. Blocks while memory is pinned; raises when that is refused."""
+        """Leases a block until the caller drops it. Blocks while memory is pinned; raises if it cannot be."""
     @overload
     def allocate(self, bytes: int, growth: Growth = ...) -> PinnedBlock | None:
-        """With Growth.LATER it never blocks: None means not now, and the pool's own thread grows."""
+        """With Growth.LATER it never blocks: it returns None if the pool is full, and the pool's thread grows it."""
     def reserve(self, bytes: int) -> None:
-        """Has the pool's thread pin what is missing for `bytes`. Does not block."""
+        """Makes the pool's thread pin memory until `bytes` are pinned. Does not block."""
     def wait_for_growth(self) -> None:
-        """Blocks until the pool's thread has pinned, or failed to pin, all it was asked for."""
+        """Blocks until the pool's thread has pinned, or failed to pin, everything requested of it."""
     def trim(self) -> int:
-        """Gives every idle slab back; returns the bytes. Blocks until their last uses are over."""
+        """Frees every idle slab and returns the number of bytes. Blocks until their last uses are over."""
     def close(self) -> None:
-        """Unpins everything; blocks still held keep no memory. Blocks. Idempotent."""
+        """Unpins everything; blocks that are still held lose their memory. Blocks. Idempotent."""
 
 class CopyState(_NativeEnum):
-    """Queued in a batch, submitted to the copy stream, or failed: then the source is the only copy."""
+    """Queued in a batch, submitted to the copy stream, or failed, in which case the source is the only copy."""
 
     QUEUED: ClassVar[CopyState]
     SUBMITTED: ClassVar[CopyState]
     FAILED: ClassVar[CopyState]
 
 class HostCopy(_Native):
-    """A copy off the device. May be dropped at any moment: the queue keeps what a running copy touches."""
+    """An offloaded copy. May be dropped at any moment: the queue keeps the memory that a running copy accesses."""
 
     @property
     def bytes(self) -> int: ...
@@ -419,16 +411,16 @@ class HostCopy(_Native):
     def block(self) -> PinnedBlock: ...
 
 class Reload(_Native):
-    """A copy on its way back. May be dropped at any moment."""
+    """A reload in flight. May be dropped at any moment."""
 
     @property
     def bytes(self) -> int: ...
     @property
     def span(self) -> tuple[Event, Event]:
-        """Runs between these two. The first is empty unless the queue is timed."""
+        """The events before and after the copy. The first is empty unless the queue is timed."""
 
 class QueueStats(_Native):
-    """A snapshot. `submissions` counts a batch once; `cancelled` were dropped before the device was told."""
+    """A snapshot. `submissions` counts a batch once; `cancelled` counts copies dropped before they were submitted."""
 
     @property
     def offloads(self) -> int: ...
@@ -449,15 +441,14 @@ class QueueStats(_Native):
     @property
     def refused_offloads(self) -> int: ...
     @property
-    def refused_reloads(self) -> int: ...
-    @property
     def cancelled(self) -> int: ...
     @property
     def failed(self) -> int: ...
 
 class TransferQueue(_Native):
-    """Offloads and reloads on two copy streams of its own, within byte windows. Never blocks on a GPU, save
-    where it says so. Keepalives are any objects; the queue drops them on a thread that called it.
+    """Offloads and reloads on two copy streams of its own; the bytes of offloads in flight are limited by a window.
+    Does not block on a GPU except where a method says so. A keepalive is any object; the queue drops it on a thread
+    that called the queue.
     """
 
     @property
@@ -471,7 +462,6 @@ class TransferQueue(_Native):
         device: Device,
         pool: PinnedPool,
         offload_window_bytes: int = 536870912,
-        reload_window_bytes: int = 536870912,
         small_copy_bytes: int = 65536,
         batch_bytes: int = 1048576,
         timed: bool = False,
@@ -485,58 +475,47 @@ class TransferQueue(_Native):
         keepalive: object = None,
         growth: Growth = ...,
     ) -> HostCopy | None:
-        """Copies off the device once `producer` has come this far. `owner` (else `producer`) allocated the
-        source; `keepalive` is held until take_released(). Blocks only to pin; None only with Growth.LATER.
+        """Copies to the host once `producer` has reached this point. `owner` (by default `producer`) is the stream that
+        allocated the source. The queue holds `keepalive` until take_released() returns it. Blocks only to pin memory;
+        returns None only with Growth.LATER.
         """
     def release(self, copy: HostCopy) -> bool:
-        """Orders the owner stream behind the copy and hands the source back. Idempotent. False: it failed."""
-    @overload
-    def reload(
-        self,
-        copy: HostCopy,
-        target: int,
-        consumer: Stream,
-        keepalive: object = None,
-        *,
-        demand: Literal[True],
-    ) -> Reload: ...
-    @overload
-    def reload(
-        self, copy: HostCopy, target: int, consumer: Stream, keepalive: object = None, demand: bool = False
-    ) -> Reload | None:
-        """Copies into [target, +copy.bytes), allocated on `consumer`, once that has come this far. Holds
-        `keepalive` until somebody waited. None when the window is full, unless `demand`.
+        """Makes the owner stream wait for the copy and releases the source. Idempotent. False if the copy failed."""
+    def reload(self, copy: HostCopy, target: int, consumer: Stream, keepalive: object = None) -> Reload:
+        """Copies into [target, +copy.bytes), allocated on `consumer`, once `consumer` has reached this point. Holds
+        `keepalive` until a stream waits for the reload.
         """
     def wait(self, reload: Reload, stream: Stream) -> None:
-        """Orders `stream` from now on behind the reload."""
+        """Makes `stream` wait for the reload."""
     def flush(self) -> None:
-        """Submits what waits in a batch."""
+        """Submits the copies that wait in a batch."""
     def collect(self) -> None:
-        """Takes care of copies whose handles were dropped. Most calls do it too."""
+        """Releases copies whose handles were dropped. Most calls do this too."""
     def ready(self, copy: HostCopy) -> Event:
         """The event after which the host may read the block. Submits the copy if it waits in a batch."""
     def span(self, copy: HostCopy) -> tuple[Event, Event]:
-        """The copy runs between these two; the first is empty unless the queue is `timed`. Submits as ready() does."""
-    def set_windows(self, offload_bytes: int, reload_bytes: int) -> None:
-        """From the next offload or reload on."""
+        """The events before and after the copy; the first is empty unless the queue is `timed`. Submits it too."""
+    def set_offload_window(self, bytes: int) -> None:
+        """The next offload applies a smaller window to the copies in flight."""
     def state(self, copy: HostCopy) -> CopyState: ...
     def failure(self, copy: HostCopy) -> tuple[str, object]:
-        """Of a failed copy: why, and its keepalive. Else ("", None)."""
+        """The reason and the keepalive of a failed copy; ("", None) for any other."""
     def take_released(self) -> list[object]:
-        """Keepalives of sources that may be dropped on their owner streams, in order of release. Collects first."""
+        """The keepalives of released sources, in order of release; they may be dropped now. Collects first."""
     def close(self) -> None:
-        """Waits for all copies, then hands every reference back, and raises what the device said. Blocks."""
+        """Waits for all copies, returns every reference, then raises the device's error if there was one. Blocks."""
 
 # Planning.
 
 class Room(_Native):
-    """Bytes for each interval of a step; may be negative."""
+    """The free bytes of each interval of a step. They may be negative."""
 
     def __init__(self, room_bytes: Sequence[int]) -> None: ...
     def take_down(self, wanted: Sequence[tuple[int, int, int]]) -> list[int]:
-        """For each (highest, lowest, bytes) in turn: takes so much from the highest interval on, downwards as long as
-        there is as much, at most to the lowest. The intervals below the last that it was taken from: the highest itself
-        where that has not enough."""
+        """For each (highest, lowest, bytes) in turn, subtracts `bytes` from interval `highest` and downwards, while an
+        interval has that much, at most to `lowest`. Returns for each the interval below the last that was reduced:
+        `highest` itself if that one has not enough.
+        """
 
 class StepOutcome(_Native):
     """A step under a plan. An absence is (gap, release point, reload point or -1)."""
@@ -547,10 +526,10 @@ class StepOutcome(_Native):
     def absences(self) -> list[tuple[int, int, int]]: ...
     @property
     def stalls(self) -> list[tuple[int, bool, int, list[int]]]:
-        """(gap or -1, whether for a copy back, ns, gaps whose copies the engine did just before), in time order."""
+        """(gap or -1, True for a reload, ns, gaps whose copies the engine ran just before), in time order."""
 
 class StepModel(_Native):
-    """One recorded step, for the search of a plan: schedules and replays it. See vdnn.planning.search.step_model."""
+    """One recorded step, which the search for a plan schedules and replays. See vdnn.planning.search.step_model."""
 
     def __init__(
         self,
@@ -571,30 +550,32 @@ class StepModel(_Native):
         in_order: bool = False,
         furthest_first: bool = False,
     ) -> StepOutcome | None:
-        """`may_leave` has a byte for each gap. None: the budget cannot be met with these."""
+        """`may_leave` has one byte per gap: nonzero if its storage may be offloaded. Returns None if the budget
+        cannot be met with these gaps.
+        """
     def replay(self, absences: Sequence[tuple[int, int, int]]) -> StepOutcome: ...
     def peak_bytes(self, absences: Sequence[tuple[int, int, int]]) -> int: ...
 
 class RebuiltStep(_Native):
-    """A step with what it rebuilds. `compute_ns` is that of every interval, `step_ns` their sum."""
+    """A step with recomputes. `compute_ns` has one entry per interval; `step_ns` is their sum."""
 
     @property
     def step_ns(self) -> int: ...
     @property
     def peak_bytes(self) -> int:
-        """With nothing moved."""
+        """The peak when nothing is offloaded."""
     @property
     def least_bytes(self) -> int:
-        """With everything moved that can be."""
+        """The peak when everything is offloaded that can be."""
     @property
     def compute_ns(self) -> list[int]: ...
     @property
     def gaps(self) -> list[tuple[int, int, int, int, int, int]]:
-        """(lifetime, bytes, release point, use or -1, first interval, last interval), as gaps_of() orders them."""
+        """(lifetime, bytes, release point, use or -1, first interval, last interval), in the order of gaps_of()."""
     def model(self, link: LinkModel) -> StepModel: ...
 
 class RecordedStep(_Native):
-    """A recording, for the search of what to rebuild. See vdnn.planning.recomputing."""
+    """A recording, for the search for what to recompute. See vdnn.planning.recomputing."""
 
     def __init__(
         self,
@@ -609,5 +590,5 @@ class RecordedStep(_Native):
         read: Sequence[Sequence[int]],
         rebuilds: Sequence[tuple[Sequence[int], int, int, int, int, int, int] | None],
     ) -> None:
-        """Of a rebuild: (inputs, known point, compute ns, extra bytes, kept bytes, ns and bytes of giving up)."""
+        """A rebuild is (inputs, known point, compute ns, extra bytes, kept bytes, ns and bytes of the discard)."""
     def with_rebuilds(self, chosen: Sequence[int]) -> RebuiltStep: ...

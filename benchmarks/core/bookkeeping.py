@@ -39,7 +39,7 @@ class Desk:
         self._device = _C.SimDevice(moves_bytes=False)
         self._compute = self._device.adopt_stream()
         self._pool = _C.PinnedPool(self._device, cap_bytes=2**40)
-        self._queue = _C.TransferQueue(self._device, self._pool, offload_window_bytes=2**40, reload_window_bytes=2**40)
+        self._queue = _C.TransferQueue(self._device, self._pool, offload_window_bytes=2**40)
         self._memory = self._device.allocate_device(block_bytes)
         self._unreleased = [self._submitted() for _ in range(in_flight)]
 
@@ -55,7 +55,7 @@ class Desk:
         for copy in copies:
             self._queue.release(copy)
         middle = time.perf_counter_ns()
-        reloads = [self._queue.reload(copy, self._memory, self._compute, demand=True) for copy in copies]
+        reloads = [self._queue.reload(copy, self._memory, self._compute) for copy in copies]
         for reload in reloads:
             self._queue.wait(reload, self._compute)
         end = time.perf_counter_ns()

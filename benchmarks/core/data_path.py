@@ -44,13 +44,8 @@ class Train:
         self.device = _C.SimDevice(schedule=_C.Schedule.EAGER, poison=False)
         self._compute = self.device.adopt_stream()
         self._pool = _C.PinnedPool(self.device, cap_bytes=4 * self.total_bytes + 2**20)
-        # All of a train may be in flight: windows are not what is measured here.
-        self._queue = _C.TransferQueue(
-            self.device,
-            self._pool,
-            offload_window_bytes=2 * self.total_bytes,
-            reload_window_bytes=2 * self.total_bytes,
-        )
+        # All of a train may be in flight: the window is not what is measured here.
+        self._queue = _C.TransferQueue(self.device, self._pool, offload_window_bytes=2 * self.total_bytes)
         self.source = self.device.allocate_device(self.total_bytes)
         self.target = self.device.allocate_device(self.total_bytes)
         # The same kind of pages as the pool's.
@@ -85,7 +80,7 @@ class Train:
         reloads = []
         for place, copy in enumerate(copies):
             address = self.target + place * self.block_bytes
-            reloads.append(self._queue.reload(copy, address, self._compute, demand=True))
+            reloads.append(self._queue.reload(copy, address, self._compute))
         for reload in reloads:
             self._queue.wait(reload, self._compute)
 

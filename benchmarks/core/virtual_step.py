@@ -66,9 +66,7 @@ class VirtualMachine:
         self.device = _C.SimDevice(moves_bytes=False, link=link)
         self.compute = self.device.adopt_stream()
         self.pool = _C.PinnedPool(self.device, cap_bytes=2**40)
-        self.queue = _C.TransferQueue(
-            self.device, self.pool, offload_window_bytes=window_bytes, reload_window_bytes=2**40
-        )
+        self.queue = _C.TransferQueue(self.device, self.pool, offload_window_bytes=window_bytes)
         self.memory = self.device.allocate_device(max(map(self.map_bytes, CONVOLUTIONS)))
         self.held = HeldMaps()
 
@@ -102,7 +100,7 @@ class VirtualMachine:
 
     def reload(self, copy: _C.HostCopy) -> _C.Reload:
         self.held.take(copy.bytes)
-        return self.queue.reload(copy, self.memory, self.compute, demand=True)
+        return self.queue.reload(copy, self.memory, self.compute)
 
     def _give_released(self) -> None:
         for convolution in self.queue.take_released():

@@ -1,4 +1,4 @@
-// One function per room of the core: each adds its classes to the Python module.
+// One function per part of the core: each adds its classes to the Python module.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,7 +1,7 @@
-// Python's view of the codec: a kernel call as a checked value, and its CPU reference.
+// Python bindings of the codec: a kernel call as a checked value, and its CPU reference.
 //
-// A KernelCall is checked when it is made, so whatever holds one may launch it. It borrows its memory: the caller
-// keeps source and target alive and in place until the call has run.
+// A KernelCall is checked when it is constructed, so it can be launched without another check. It borrows its memory:
+// the caller keeps source and target alive and in place until the call has run.
 
 #include "codec/codec.h"
 
@@ -15,40 +15,34 @@ namespace py = pybind11;
 namespace vdnn {
 namespace {
 
-KernelCall make_call(Kernel kernel, std::uint64_t source, std::uint64_t target, std::uint64_t count,
-                     std::uint64_t source_width, std::uint64_t target_width) {
-  const KernelCall call{kernel, source, target, count, source_width, target_width};
+KernelCall make_call(Kernel kernel, std::uint64_t source, std::uint64_t target, std::uint64_t count) {
+  const KernelCall call{kernel, source, target, count};
   check(call);
   return call;
 }
 
 std::string represent(const KernelCall& call) {
   const auto kernel = py::cast(call.kernel).attr("name").cast<std::string>();
-  char text[160];
-  std::snprintf(text, sizeof(text), "source=0x%llx, target=0x%llx, count=%llu, source_width=%llu, target_width=%llu",
+  char text[96];
+  std::snprintf(text, sizeof(text), "source=0x%llx, target=0x%llx, count=%llu",
                 static_cast<unsigned long long>(call.source), static_cast<unsigned long long>(call.target),
-                static_cast<unsigned long long>(call.count), static_cast<unsigned long long>(call.source_width),
-                static_cast<unsigned long long>(call.target_width));
+                static_cast<unsigned long long>(call.count));
   return "KernelCall(" + kernel + ", " + text + ")";
 }
 
 void bind_kernel_call(py::module_& m) {
   py::enum_<Kernel>(m, "Kernel", "The codec's kernels.")
-      .value("NARROW_INTEGERS", Kernel::NarrowIntegers, "Integers to the low target_width bytes of each.")
-      .value("WIDEN_INTEGERS", Kernel::WidenIntegers, "Unsigned integers to target_width bytes, zero-extended.")
-      .value("PACK_BITS", Kernel::PackBits, "Bytes to one bit each, set where the byte is not 0.")
-      .value("UNPACK_BITS", Kernel::UnpackBits, "Bits to one byte each, 0 or 1.")
-      .value("CONTENT_HASH", Kernel::ContentHash, "Bytes to one 64-bit word.");
+      .value("PACK_BITS", Kernel::PackBits, "Packs each byte into one bit, set if the byte is not 0.")
+      .value("UNPACK_BITS", Kernel::UnpackBits, "Unpacks each bit into one byte, 0 or 1.")
+      .value("CONTENT_HASH", Kernel::ContentHash, "Hashes the bytes into one 64-bit word.");
 
-  py::class_<KernelCall>(m, "KernelCall", "One call of a codec kernel. Checked when made; borrows the memory it names.")
-      .def(py::init(&make_call), py::arg("kernel"), py::arg("source"), py::arg("target"), py::arg("count"),
-           py::arg("source_width") = 1, py::arg("target_width") = 1)
+  py::class_<KernelCall>(m, "KernelCall",
+                         "One call of a codec kernel. Checked when constructed; borrows the memory that it names.")
+      .def(py::init(&make_call), py::arg("kernel"), py::arg("source"), py::arg("target"), py::arg("count"))
       .def_readonly("kernel", &KernelCall::kernel)
       .def_readonly("source", &KernelCall::source)
       .def_readonly("target", &KernelCall::target)
       .def_readonly("count", &KernelCall::count)
-      .def_readonly("source_width", &KernelCall::source_width)
-      .def_readonly("target_width", &KernelCall::target_width)
       .def_property_readonly("source_bytes", &source_bytes)
       .def_property_readonly("target_bytes", &target_bytes)
       .def("__repr__", &represent);
@@ -62,8 +56,9 @@ void bind_codec(py::module_& m) {
         "Runs the call's CPU reference on the calling thread; source and target are host memory. Blocks.");
   m.def(
       "device_code_present", [] { return embedded_device_code() != nullptr; },
-      "True if this build carries the CUDA kernels.");
-  m.def("device_code_missing_reason", &device_code_missing_reason, "Why it does not, as a sentence; \"\" if it does.");
+      "True if this build contains the CUDA kernels.");
+  m.def("device_code_missing_reason", &device_code_missing_reason,
+        "Why this build lacks the CUDA kernels, as a sentence; \"\" if it has them.");
 }
 
 }  // namespace vdnn

@@ -1,4 +1,4 @@
-// Devices, streams and events for Python.
+// Python bindings of devices, streams and events.
 #include "device/device.h"
 
 #include <pybind11/stl.h>
@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "device/cuda_device.h"
-#include "device/driver_library.h"
+#include "device/check/issue_log.h"
+#include "device/check/ordering_checker.h"
+#include "device/cuda/cuda_device.h"
+#include "device/cuda/driver_library.h"
 #include "device/errors.h"
-#include "device/issue_log.h"
-#include "device/ordering_checker.h"
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 
 namespace py = pybind11;
 using py::arg;
@@ -22,8 +22,8 @@ namespace {
 
 using WithoutGil = py::call_guard<py::gil_scoped_release>;
 
-// Devices still open when the interpreter ends are closed while the driver is alive; destructors that run later
-// find them closed and do nothing.
+// Closes the devices that are still open when the interpreter exits, while the driver is still alive. Destructors that
+// run later find them closed and do nothing.
 class OpenDevices {
  public:
   void add(const std::shared_ptr<Device>& device) { devices_.push_back(device); }
@@ -32,7 +32,7 @@ class OpenDevices {
       try {
         if (const auto device = weak.lock()) device->close();
       } catch (const std::exception&) {
-        continue;  // the process is ending: there is nobody to tell
+        continue;  // the process is exiting, so the error cannot be reported
       }
     }
     devices_.clear();
@@ -182,7 +182,7 @@ void bind_checker(py::module_& module) {
       .def_readonly("second_issued_at", &OrderingViolation::second_issued_at)
       .def_property_readonly("missing", &OrderingViolation::missing_edge)
       .def("__repr__", [](const OrderingViolation& violation) {
-        const auto at = [](const std::string& place) { return place.empty() ? "" : " at " + place; };
+        const auto at = [](const std::string& origin) { return origin.empty() ? "" : " at " + origin; };
         return "<OrderingViolation: " + violation.first + at(violation.first_issued_at) + ", then " + violation.second +
                at(violation.second_issued_at) + ">";
       });

@@ -1,4 +1,4 @@
-// Hands native errors to vdnn.errors, which words them.
+// Translates native errors into the classes of vdnn.errors, which build the messages.
 #include "device/errors.h"
 
 #include "bindings/bindings.h"

@@ -1,4 +1,4 @@
-// Pinned memory and host limits for Python.
+// Python bindings of pinned memory and host limits.
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"

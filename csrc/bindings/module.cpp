@@ -1,11 +1,11 @@
-// The extension module vdnn._C: the native core as Python sees it.
+// The extension module vdnn._C: Python bindings of the native core.
 //
-// Calls that may block release the GIL first and take native locks after; no native lock is held while the GIL is
-// taken. Calls that cannot block keep the GIL. _C.pyi is the reviewed description of what is here.
+// Calls that may block release the GIL before they take native locks, and no code acquires the GIL while it holds a
+// native lock. Calls that cannot block keep the GIL. _C.pyi is the reviewed description of this module.
 #include "bindings/bindings.h"
 
 PYBIND11_MODULE(_C, module) {
-  module.doc() = "The native core of vdnn: devices, pinned memory, transfers, codecs, planning. Needs no torch.";
+  module.doc() = "The native core of vdnn: devices, pinned memory, transfers, codecs, planning. Does not need torch.";
   vdnn::bind_errors(module);
   vdnn::bind_codec(module);
   vdnn::bind_device(module);

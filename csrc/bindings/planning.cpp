@@ -1,5 +1,5 @@
-// For the planner, built from lists: StepModel, asked with a flag for each gap; RecordedStep, asked with what is
-// rebuilt; Room, for policies that lay copies out.
+// Python bindings for planning, built from lists: StepModel (evaluates a choice of gaps), RecordedStep (applies a
+// choice of recomputes) and Room (for policies that assign copies to intervals).
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -87,18 +87,19 @@ std::vector<std::tuple<std::int32_t, bool, std::int64_t, std::vector<std::int32_
 }
 
 using StorageTuple = std::tuple<std::int64_t, std::int32_t, std::int32_t, std::int32_t>;
-using Places = std::vector<std::int32_t>;
+using Indices = std::vector<std::int32_t>;
 using RebuildTuple =
-    std::tuple<Places, std::int32_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+    std::tuple<Indices, std::int32_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
 
 std::unique_ptr<RecordedStep> make_recorded_step(std::vector<std::int64_t> compute_ns,
                                                  std::vector<std::int64_t> allocated_bytes,
                                                  std::vector<std::int64_t> peak_bytes, const std::vector<int>& kinds,
-                                                 Places lifetimes_of_points, const std::vector<StorageTuple>& storages,
-                                                 const std::vector<Places>& uses, const std::vector<Places>& read,
+                                                 Indices lifetimes_of_points, const std::vector<StorageTuple>& storages,
+                                                 const std::vector<Indices>& uses, const std::vector<Indices>& read,
                                                  const std::vector<std::optional<RebuildTuple>>& rebuilds) {
   if (uses.size() != storages.size() || read.size() != storages.size() || rebuilds.size() != storages.size()) {
-    throw InvalidArgument("storages", "uses, reads and a rebuild or none for each", std::to_string(storages.size()));
+    throw InvalidArgument("storages", "uses, reads and a recompute (or None) for each storage",
+                          std::to_string(storages.size()));
   }
   std::vector<RecordedLifetime> lifetimes;
   for (std::size_t index = 0; index < storages.size(); ++index) {
@@ -106,9 +107,9 @@ std::unique_ptr<RecordedStep> make_recorded_step(std::vector<std::int64_t> compu
     RecordedLifetime lifetime{
         {bytes, copy_point, free_point, end_point}, uses[index], read[index], {{}, -1, 0, 0, 0, 0, 0}};
     if (rebuilds[index].has_value()) {
-      const auto& [inputs, known_point, rebuild_ns, extra_bytes, kept_bytes, giving_up_ns, giving_up_bytes] =
+      const auto& [inputs, known_point, rebuild_ns, extra_bytes, kept_bytes, discard_ns, discard_bytes] =
           *rebuilds[index];
-      lifetime.rebuild = {inputs, known_point, rebuild_ns, extra_bytes, kept_bytes, giving_up_ns, giving_up_bytes};
+      lifetime.rebuild = {inputs, known_point, rebuild_ns, extra_bytes, kept_bytes, discard_ns, discard_bytes};
     }
     lifetimes.push_back(std::move(lifetime));
   }
@@ -118,7 +119,7 @@ std::unique_ptr<RecordedStep> make_recorded_step(std::vector<std::int64_t> compu
       std::move(lifetimes));
 }
 
-// Storage, bytes, release point, use or -1, first and last interval of each gap.
+// For each gap: storage, bytes, release point, use or -1, first interval, last interval.
 std::vector<std::tuple<std::int32_t, std::int64_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t>> gaps_of(
     const RebuiltStep& step) {
   std::vector<std::tuple<std::int32_t, std::int64_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t>> tuples;
@@ -131,7 +132,7 @@ std::vector<std::tuple<std::int32_t, std::int64_t, std::int32_t, std::int32_t, s
   return tuples;
 }
 
-// In this order; each as RoomTree::take_down.
+// Calls RoomTree::take_down() for each entry, in order.
 std::vector<std::int32_t> take_down(RoomTree& room,
                                     const std::vector<std::tuple<std::int32_t, std::int32_t, std::int64_t>>& wanted) {
   std::vector<std::int32_t> below;

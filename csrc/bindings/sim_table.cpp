@@ -1,20 +1,20 @@
-// The table through which the deferred accelerator puts torch's operations on the streams of a simulated device.
+// The table through which the deferred accelerator issues torch's operations to the streams of a simulated device.
 #include "vdnn/testing/deferred/sim_table.h"
 
 #include <memory>
 #include <utility>
 
 #include "bindings/bindings.h"
+#include "device/check/ordering_checker.h"
 #include "device/errors.h"
-#include "device/ordering_checker.h"
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 
 namespace py = pybind11;
 
 namespace vdnn {
 namespace {
 
-// The device as users made it, the checker if it is one, and the simulated one in it.
+// The device that the user constructed, the checker if it is one, and the simulated device in it.
 struct Owner {
   std::shared_ptr<Device> device;
   OrderingChecker* checker;
@@ -31,10 +31,10 @@ Stream stream_of(void* device, std::uint32_t index) {
   return Stream{owner(device).device_id, index};
 }
 
-// A task that is destroyed with the function that holds it, run or not.
+// A task that is destroyed with the function that holds it, even if it never ran.
 struct Task {
   Task(void (*run)(void*), void (*destroy)(void*), void* task) : run(run), destroy(destroy), task(task) {}
-  Task(const Task&) = delete;  // the task is one
+  Task(const Task&) = delete;  // destroy() must be called once
   Task& operator=(const Task&) = delete;
   ~Task() { destroy(task); }
   void (*run)(void*);

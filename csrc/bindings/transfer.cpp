@@ -1,4 +1,5 @@
-// The transfer queue for Python: keepalives are Python objects, destroyed only with the GIL and without native locks.
+// Python bindings of the transfer queue. Keepalives are Python objects, destroyed only with the GIL held and without
+// native locks.
 #include <pybind11/stl.h>
 
 #include <optional>
@@ -13,11 +14,11 @@ using py::arg;
 namespace vdnn {
 namespace {
 
-// The queue sees an opaque pointer; whoever drops the last one takes the GIL for the moment of the decref.
+// The queue holds an opaque pointer. Dropping the last one acquires the GIL for the decref.
 Keepalive keep_alive(py::object object) {
   if (object.is_none()) return nullptr;
   return Keepalive(object.release().ptr(), [](void* held) {
-    if (!Py_IsInitialized()) return;  // the interpreter is gone, and with it the object
+    if (!Py_IsInitialized()) return;  // the interpreter has exited, and the object no longer exists
     const py::gil_scoped_acquire gil;
     Py_DECREF(static_cast<PyObject*>(held));
   });
@@ -28,12 +29,13 @@ py::object object_of(const Keepalive& keepalive) {
   return py::reinterpret_borrow<py::object>(static_cast<PyObject*>(keepalive.get()));
 }
 
-// Runs `call` without the GIL, then destroys what the queue no longer needs, with it; also when `call` throws.
+// Runs `call` without the GIL, then destroys the references that the queue no longer needs with the GIL held, even if
+// `call` throws.
 template <class Call>
 auto on_queue(TransferQueue& queue, Call call) {
   struct Sweep {
     TransferQueue& queue;
-    ~Sweep() { static_cast<void>(queue.take_finished()); }  // destroyed here, one by one
+    ~Sweep() { static_cast<void>(queue.take_finished()); }  // destroyed here
   };
   const Sweep sweep{queue};
   const py::gil_scoped_release without_gil;
@@ -62,7 +64,6 @@ void bind_handles(py::module_& module) {
       .def_readonly("reload_in_flight_bytes", &QueueStats::reload_in_flight_bytes)
       .def_readonly("window_waits", &QueueStats::window_waits)
       .def_readonly("refused_offloads", &QueueStats::refused_offloads)
-      .def_readonly("refused_reloads", &QueueStats::refused_reloads)
       .def_readonly("cancelled", &QueueStats::cancelled)
       .def_readonly("failed", &QueueStats::failed);
 }
@@ -75,9 +76,9 @@ std::shared_ptr<HostCopy> offload(TransferQueue& queue, Address source, std::uin
 }
 
 std::shared_ptr<Reload> reload(TransferQueue& queue, const std::shared_ptr<HostCopy>& copy, Address target,
-                               Stream consumer, py::object keepalive, bool demand) {
+                               Stream consumer, py::object keepalive) {
   Keepalive kept = keep_alive(std::move(keepalive));
-  return on_queue(queue, [&] { return queue.reload(copy, target, consumer, std::move(kept), demand); });
+  return on_queue(queue, [&] { return queue.reload(copy, target, consumer, std::move(kept)); });
 }
 
 py::tuple failure(TransferQueue& queue, const std::shared_ptr<HostCopy>& copy) {
@@ -86,7 +87,7 @@ py::tuple failure(TransferQueue& queue, const std::shared_ptr<HostCopy>& copy) {
 }
 
 py::list take_released(TransferQueue& queue) {
-  if (!queue.may_have_released()) return py::list();  // without a lock, and with the GIL: it is asked at every hook
+  if (!queue.may_have_released()) return py::list();  // takes no lock and keeps the GIL: every hook calls this
   const std::vector<Keepalive> keepalives = on_queue(queue, [&] { return queue.take_released(); });
   py::list released;
   for (const Keepalive& keepalive : keepalives) released.append(object_of(keepalive));
@@ -100,16 +101,15 @@ void bind_transfer(py::module_& module) {
   const QueueOptions defaults;
   py::class_<TransferQueue, std::shared_ptr<TransferQueue>>(module, "TransferQueue")
       .def(py::init([](std::shared_ptr<Device> device, std::shared_ptr<PinnedPool> pool,
-                       std::uint64_t offload_window_bytes, std::uint64_t reload_window_bytes,
-                       std::uint64_t small_copy_bytes, std::uint64_t batch_bytes, bool timed) {
-             const QueueOptions options{offload_window_bytes, reload_window_bytes, small_copy_bytes, batch_bytes,
+                       std::uint64_t offload_window_bytes, std::uint64_t small_copy_bytes, std::uint64_t batch_bytes,
+                       bool timed) {
+             const QueueOptions options{offload_window_bytes, small_copy_bytes, batch_bytes,
                                         timed ? Timing::On : Timing::Off};
              return std::shared_ptr<TransferQueue>(new TransferQueue(std::move(device), std::move(pool), options),
                                                    LeakInForkedChild());
            }),
            arg("device").none(false), arg("pool").none(false),
            arg("offload_window_bytes") = defaults.offload_window_bytes,
-           arg("reload_window_bytes") = defaults.reload_window_bytes,
            arg("small_copy_bytes") = defaults.small_copy_bytes, arg("batch_bytes") = defaults.batch_bytes,
            arg("timed") = false)
       .def("offload", &offload, arg("source"), arg("bytes"), arg("producer"), arg("owner") = py::none(),
@@ -120,8 +120,7 @@ void bind_transfer(py::module_& module) {
             return on_queue(queue, [&] { return queue.release(copy); });
           },
           arg("copy").none(false))
-      .def("reload", &reload, arg("copy").none(false), arg("target"), arg("consumer"), arg("keepalive") = py::none(),
-           arg("demand") = false)
+      .def("reload", &reload, arg("copy").none(false), arg("target"), arg("consumer"), arg("keepalive") = py::none())
       .def(
           "wait",
           [](TransferQueue& queue, const std::shared_ptr<Reload>& reload, Stream stream) {
@@ -142,7 +141,7 @@ void bind_transfer(py::module_& module) {
             return on_queue(queue, [&] { return queue.span(copy); });
           },
           arg("copy").none(false))
-      .def("set_windows", &TransferQueue::set_windows, arg("offload_bytes"), arg("reload_bytes"))
+      .def("set_offload_window", &TransferQueue::set_offload_window, arg("bytes"))
       .def("state", &TransferQueue::state, arg("copy").none(false))
       .def("failure", &failure, arg("copy").none(false))
       .def("take_released", &take_released)

@@ -1,7 +1,7 @@
-// PackBits and UnpackBits on the CPU: boolean masks as one bit an element.
+// PackBits and UnpackBits on the CPU: boolean masks with one bit per element.
 //
-// Bit i of a byte is element 8 * byte + i, as numpy.packbits(bitorder="little") has it. The bits after the last
-// element are written as 0 and read as nothing, so that equal masks are equal bytes.
+// Bit i of byte b is element 8 * b + i, as in numpy.packbits(bitorder="little"). The bits after the last element are
+// written as 0 and ignored when read, so equal masks have equal bytes.
 
 #include <algorithm>
 #include <cstring>
@@ -11,7 +11,7 @@
 
 namespace vdnn {
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "byte i of a word is taken to be element i");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "byte i of a word must be element i");
 
 void pack_bits(const KernelCall& call) noexcept {
   const unsigned char* source = source_of(call);

@@ -1,4 +1,4 @@
-// ContentHash on the CPU. See content_hash.h for what it computes.
+// ContentHash on the CPU. content_hash.h defines what it computes.
 
 #include "codec/content_hash.h"
 
@@ -9,7 +9,7 @@
 namespace vdnn {
 namespace {
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words are read as they lie in memory");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words are read in memory order");
 
 std::uint64_t term_at(const unsigned char* source, std::uint64_t index) noexcept {
   std::uint64_t word;
@@ -23,7 +23,7 @@ void content_hash(const KernelCall& call) noexcept {
   const unsigned char* source = source_of(call);
   const std::uint64_t words = call.count / 8;
   std::uint64_t sum = hash_length_term(call.count);
-  // Four terms a turn: each is a chain of two products, and the processor runs four such chains at once.
+  // Four terms per iteration: each is a chain of two products, and the processor runs four such chains at once.
   std::uint64_t index = 0;
   for (; index + 4 <= words; index += 4) {
     sum += (term_at(source, index) + term_at(source, index + 1)) +

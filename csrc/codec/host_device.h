@@ -1,4 +1,4 @@
-// Marks the few functions that the CPU reference and the CUDA kernels share.
+// Marks the functions that the CPU reference and the CUDA kernels share.
 #pragma once
 
 #ifdef __CUDACC__

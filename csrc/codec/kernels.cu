@@ -1,9 +1,10 @@
-// The five codec kernels for CUDA. launch_geometry.h says how they are launched; the CPU reference (run_on_cpu)
-// says what they compute, bit for bit.
+// The codec kernels for CUDA. launch_geometry.h describes how they are launched; the CPU reference (run_on_cpu)
+// defines what they compute, bit for bit.
 //
-// Every kernel has two parts. The wide part moves 16 bytes of the wider side in each turn of a thread, and runs
-// only where both sides are aligned for it: what torch's allocator gives always is. The narrow part does what the
-// wide part left, the tail or everything, and reads and writes single bytes. All threads of a launch choose alike.
+// Every kernel has two loops. The wide loop moves 16 bytes of the wider side per iteration of a thread and runs only if
+// both sides are aligned for it; memory from torch's allocator always is. The narrow loop handles the remaining
+// elements (the tail, or all of them) with reads and writes of single bytes. All threads of a launch take the same
+// path.
 
 #include <cstdint>
 #include <cstring>
@@ -11,19 +12,17 @@
 #include "codec/bit_bytes.h"
 #include "codec/content_hash.h"
 #include "codec/kernel_call.h"
-#include "codec/width_pair.h"
 
 namespace {
 
 using std::uint16_t;
-using std::uint32_t;
 using std::uint64_t;
 using std::uint8_t;
 using vdnn::KernelCall;
 
 constexpr unsigned wide_bytes = 16;
 constexpr unsigned warp_threads = 32;
-constexpr unsigned most_warps = 32;  // of a block: CUDA has at most 1024 threads in one
+constexpr unsigned most_warps = 32;  // in a block: CUDA allows at most 1024 threads per block
 
 template <typename Integer, unsigned count>
 struct Lanes {
@@ -40,7 +39,7 @@ __device__ bool aligned(uint64_t address, unsigned bytes) {
   return address % bytes == 0;
 }
 
-// What one instruction moves, by size.
+// The type that one load or store instruction of `bytes` bytes moves.
 template <unsigned bytes>
 struct Raw;
 template <>
@@ -48,20 +47,13 @@ struct Raw<2> {
   using Type = unsigned short;
 };
 template <>
-struct Raw<4> {
-  using Type = unsigned int;
-};
-template <>
-struct Raw<8> {
-  using Type = unsigned long long;
-};
-template <>
 struct Raw<16> {
   using Type = ulonglong2;
 };
 
-// One load or store of sizeof(T) bytes, at an address that the caller has found aligned. Past the first-level cache,
-// as every byte is touched once, but into the second: a copy to or from the host comes next or came before.
+// One load or store of sizeof(T) bytes, at an address that the caller has found to be aligned. It bypasses the L1
+// cache, because every byte is touched once, but uses the L2 cache: a copy to or from the host follows or preceded the
+// kernel.
 template <typename T>
 __device__ T load_aligned(uint64_t address) {
   const auto raw = __ldcg(reinterpret_cast<const typename Raw<sizeof(T)>::Type*>(address));
@@ -76,7 +68,7 @@ __device__ void store_aligned(uint64_t address, const T& value) {
   __stcg(reinterpret_cast<typename Raw<sizeof(T)>::Type*>(address), raw);
 }
 
-// At any address: memcpy from a pointer to bytes becomes loads and stores of single bytes.
+// A load or store at any address: memcpy from a byte pointer compiles to loads and stores of single bytes.
 template <typename T>
 __device__ T load_bytes(uint64_t address) {
   T value;
@@ -88,7 +80,7 @@ __device__ void store_bytes(uint64_t address, T value) {
   memcpy(reinterpret_cast<uint8_t*>(address), &value, sizeof(T));
 }
 
-// Up to 8 bytes as a word, padded with zeros; never reads beyond them.
+// Loads up to 8 bytes as a word, padded with zeros, and never reads beyond them.
 __device__ uint64_t load_word(uint64_t address, uint64_t bytes) {
   if (bytes >= 8) return load_bytes<uint64_t>(address);
   uint64_t word = 0;
@@ -96,27 +88,7 @@ __device__ uint64_t load_word(uint64_t address, uint64_t bytes) {
   return word;
 }
 
-template <typename Source, typename Target>
-__device__ void convert(const KernelCall& call) {
-  constexpr unsigned lanes = wide_bytes / (sizeof(Source) > sizeof(Target) ? sizeof(Source) : sizeof(Target));
-  using SourceLanes = Lanes<Source, lanes>;
-  using TargetLanes = Lanes<Target, lanes>;
-  const bool wide = aligned(call.source, sizeof(SourceLanes)) && aligned(call.target, sizeof(TargetLanes));
-  const uint64_t wide_turns = wide ? call.count / lanes : 0;
-  for (uint64_t turn = first_turn(); turn < wide_turns; turn += turn_stride()) {
-    const auto source = load_aligned<SourceLanes>(call.source + turn * sizeof(SourceLanes));
-    TargetLanes target;
-#pragma unroll
-    for (unsigned i = 0; i < lanes; ++i) target.lane[i] = static_cast<Target>(source.lane[i]);
-    store_aligned(call.target + turn * sizeof(TargetLanes), target);
-  }
-  for (uint64_t i = wide_turns * lanes + first_turn(); i < call.count; i += turn_stride()) {
-    const Source value = load_bytes<Source>(call.source + i * sizeof(Source));
-    store_bytes(call.target + i * sizeof(Target), static_cast<Target>(value));
-  }
-}
-
-// Adds up the sums of a block's threads and adds the total to the hash: one atomic addition a block.
+// Reduces the sums of a block's threads and adds the total to the hash: one atomic addition per block.
 __device__ void add_sums_of_block(uint64_t sum, uint64_t target) {
   __shared__ uint64_t sum_of_warp[most_warps];
   for (unsigned distance = warp_threads / 2; distance > 0; distance /= 2) {
@@ -131,47 +103,7 @@ __device__ void add_sums_of_block(uint64_t sum, uint64_t target) {
 
 }  // namespace
 
-extern "C" __global__ void vdnn_narrow_integers(vdnn::KernelCall call) {
-  using vdnn::width_pair;
-  switch (width_pair(call.source_width, call.target_width)) {
-    case width_pair(2, 1):
-      return convert<uint16_t, uint8_t>(call);
-    case width_pair(4, 1):
-      return convert<uint32_t, uint8_t>(call);
-    case width_pair(4, 2):
-      return convert<uint32_t, uint16_t>(call);
-    case width_pair(8, 1):
-      return convert<uint64_t, uint8_t>(call);
-    case width_pair(8, 2):
-      return convert<uint64_t, uint16_t>(call);
-    case width_pair(8, 4):
-      return convert<uint64_t, uint32_t>(call);
-    default:
-      return;
-  }
-}
-
-extern "C" __global__ void vdnn_widen_integers(vdnn::KernelCall call) {
-  using vdnn::width_pair;
-  switch (width_pair(call.source_width, call.target_width)) {
-    case width_pair(1, 2):
-      return convert<uint8_t, uint16_t>(call);
-    case width_pair(1, 4):
-      return convert<uint8_t, uint32_t>(call);
-    case width_pair(2, 4):
-      return convert<uint16_t, uint32_t>(call);
-    case width_pair(1, 8):
-      return convert<uint8_t, uint64_t>(call);
-    case width_pair(2, 8):
-      return convert<uint16_t, uint64_t>(call);
-    case width_pair(4, 8):
-      return convert<uint32_t, uint64_t>(call);
-    default:
-      return;
-  }
-}
-
-// A thread makes whole bytes of the target, so no two threads write one byte.
+// A thread writes whole bytes of the target, so no two threads write the same byte.
 extern "C" __global__ void vdnn_pack_bits(vdnn::KernelCall call) {
   using Words = Lanes<uint64_t, 2>;
   const bool wide = aligned(call.source, wide_bytes) && aligned(call.target, 2);
@@ -204,7 +136,7 @@ extern "C" __global__ void vdnn_unpack_bits(vdnn::KernelCall call) {
   }
 }
 
-// Adds to the target, which holds zero when the kernel starts.
+// Adds to the target, which must be zero when the kernel starts.
 extern "C" __global__ void vdnn_content_hash(vdnn::KernelCall call) {
   using Words = Lanes<uint64_t, 2>;
   uint64_t sum = first_turn() == 0 ? vdnn::hash_length_term(call.count) : 0;

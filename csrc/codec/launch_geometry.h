@@ -1,9 +1,9 @@
-// How a codec kernel is launched: the convention between the kernels and whoever launches them.
+// How a codec kernel is launched: the convention between the kernels and their callers.
 //
-// One parameter, the KernelCall by value; `blocks` by `threads` in one dimension; no dynamic shared memory. The
-// kernels stride over the grid and are correct for any number of blocks and any number of threads that is a
-// multiple of 32, up to 1024; this geometry is only the fast one. ContentHash adds to its target: set the 8 bytes
-// to zero before it, on the same stream.
+// A kernel takes one parameter, the KernelCall by value, a one-dimensional grid of `blocks` by `threads`, and no
+// dynamic shared memory. Kernels stride over the grid and are correct for any number of blocks and any number of
+// threads that is a multiple of 32, up to 1024; launch_geometry() returns a fast choice. ContentHash adds to its
+// target: set the 8 bytes to zero before the launch, on the same stream.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@ struct LaunchGeometry {
   unsigned threads = 256;
 };
 
-// Enough threads for 16 bytes of the wider side each. The cap is about 16 blocks on each multiprocessor of the
-// largest GPUs: more would only add launches of blocks that find no room (and, for the hash, atomic additions).
+// Enough threads that each handles 16 bytes of the wider side. The cap is about 16 blocks per multiprocessor of the
+// largest GPUs: further blocks would only queue (and, for the hash, add atomic additions).
 [[nodiscard]] inline LaunchGeometry launch_geometry(const KernelCall& call) noexcept {
   constexpr std::uint64_t most_blocks = 2048;
   LaunchGeometry geometry;

@@ -1,6 +1,6 @@
-// The CPU reference of each kernel, one function a kernel; run_on_cpu chooses among them.
+// The CPU reference of each kernel, one function per kernel; run_on_cpu() calls the one that a call names.
 //
-// All take a call that check() accepts, at any alignment of source and target.
+// Each function takes a call that check() accepts, with source and target at any alignment.
 #pragma once
 
 #include "codec/kernel_call.h"
@@ -8,7 +8,7 @@
 namespace vdnn {
 
 // The addresses of a call, as memory of this process.
-// NOLINTBEGIN(performance-no-int-to-ptr): an address by the layout of KernelCall
+// NOLINTBEGIN(performance-no-int-to-ptr): KernelCall stores addresses as integers
 inline const unsigned char* source_of(const KernelCall& call) noexcept {
   return reinterpret_cast<const unsigned char*>(call.source);
 }
@@ -17,8 +17,6 @@ inline unsigned char* target_of(const KernelCall& call) noexcept {
 }
 // NOLINTEND(performance-no-int-to-ptr)
 
-void narrow_integers(const KernelCall& call) noexcept;
-void widen_integers(const KernelCall& call) noexcept;
 void pack_bits(const KernelCall& call) noexcept;
 void unpack_bits(const KernelCall& call) noexcept;
 void content_hash(const KernelCall& call) noexcept;

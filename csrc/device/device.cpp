@@ -1,4 +1,4 @@
-// Names and numbers that every device shares.
+// Names of enumerators, and device ids, for all devices.
 #include "device/device.h"
 
 #include <atomic>

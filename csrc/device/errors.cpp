@@ -1,4 +1,4 @@
-// Renders an Error's facts as plain text and names the kinds that vdnn/errors.py words.
+// Renders the facts of an Error as plain text and defines the kinds, for each of which vdnn/errors.py has a class.
 #include "device/errors.h"
 
 namespace vdnn {

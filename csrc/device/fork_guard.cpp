@@ -1,4 +1,4 @@
-// Counts forks with pthread_atfork: reading the count costs one load, where getpid() is a system call.
+// Counts forks with pthread_atfork. Reading the count costs one load, whereas getpid() is a system call.
 #include "device/fork_guard.h"
 
 #include <pthread.h>

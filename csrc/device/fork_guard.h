@@ -1,12 +1,12 @@
-// Tells whether this process is a forked child of the one that made an object.
+// Detects that this process is a forked child of the process that created an object.
 //
-// Threads and driver contexts do not survive fork(), so a device made by the parent must not be used in a child
-// (DataLoader workers inherit everything): its calls are refused there and its destructors let go of nothing.
+// Threads and driver contexts do not survive fork(), so a child must not use a device created by its parent (DataLoader
+// workers inherit every object): calls throw there, and destructors free nothing.
 //
-// [Note: Leaked in a forked child] Whatever has threads, locks or condition variables is leaked there, not destroyed.
-// A thread of the parent can be neither joined nor detached: its id may by now be that of a thread that the child
-// started. A condition variable that the thread waited on at the fork blocks its destructor for ever, and what a lock
-// guards may have been left half changed.
+// [Note: Leaked in a forked child] An object with threads, locks or condition variables is leaked in a forked child,
+// not destroyed. A thread of the parent can be neither joined nor detached there, because a thread that the child
+// started may have the same id. The destructor of a condition variable blocks forever if a thread waited on it at the
+// fork, and data guarded by a lock may be half modified.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,15 @@ class ForkGuard {
  public:
   ForkGuard() noexcept;
   [[nodiscard]] bool in_forked_child() const noexcept;
-  // Throws Closed there. Comes before any lock: a thread that does not exist in the child may have held it.
+  // Throws Closed in a forked child. Call it before taking any lock: a thread that does not exist in the child may have
+  // held the lock.
   void refuse_in_child(std::string_view what) const;
 
  private:
   std::uint64_t generation_;
 };
 
-// For shared objects with a ForkGuard of their own, as fork_guard(): destroys one, but leaks it in a forked child.
+// Deleter for shared objects that have a fork_guard(): destroys the object, but leaks it in a forked child.
 struct LeakInForkedChild {
   template <class Guarded>
   void operator()(Guarded* object) const noexcept {

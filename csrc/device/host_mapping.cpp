@@ -15,10 +15,10 @@ namespace vdnn {
 namespace {
 
 constexpr std::uint64_t huge_page_bytes = std::uint64_t{2} << 20;
-constexpr int mpol_preferred = 1;  // linux/mempolicy.h, which not every system ships
+constexpr int mpol_preferred = 1;  // from linux/mempolicy.h, a header that not every system has
 
 void* map_aligned_to_huge_pages(std::uint64_t bytes, int protection, int flags) {
-  // Over-map and trim, so that a mapping of several huge pages can use them from its first byte.
+  // Map too much and trim, so that a mapping of several huge pages can use them from its first byte.
   const std::uint64_t padded = bytes + huge_page_bytes;
   void* raw = mmap(nullptr, padded, protection, flags, -1, 0);
   if (raw == MAP_FAILED) return raw;
@@ -30,8 +30,8 @@ void* map_aligned_to_huge_pages(std::uint64_t bytes, int protection, int flags) 
   return reinterpret_cast<void*>(aligned);
 }
 
-void place(void* address, std::uint64_t bytes, int numa_node) {
-  // Each of these is advice: where the system refuses, the pages work all the same, only further or smaller.
+void advise(void* address, std::uint64_t bytes, int numa_node) {
+  // All of these are hints: if the system refuses one, the pages still work, but are further away or smaller.
   if (numa_node >= 0 && numa_node < 64) {
     const unsigned long nodes = 1UL << numa_node;
     syscall(SYS_mbind, address, bytes, mpol_preferred, &nodes, sizeof(nodes) * 8, 0);
@@ -55,7 +55,7 @@ HostMapping HostMapping::map(std::uint64_t bytes, int numa_node, bool reserve_on
   if (address == MAP_FAILED) {
     throw PinnedMemoryFull(rounded, 0, 0, std::string("mmap: ") + std::strerror(errno));
   }
-  if (!reserve_only) place(address, rounded, numa_node);
+  if (!reserve_only) advise(address, rounded, numa_node);
   HostMapping mapping;
   mapping.range_ = {reinterpret_cast<Address>(address), rounded};
   return mapping;

@@ -1,7 +1,7 @@
-// A range of anonymous host pages, placed near a device: what gets pinned.
+// A range of anonymous host pages near a device, which the device then pins.
 //
-// Pages are bound to the device's NUMA node where the system has several, asked to be huge, and kept out of forked
-// children (a child that wrote to them would make the kernel copy pages under a running DMA). No driver is called.
+// Pages are bound to the device's NUMA node on systems with several, advised to be huge, and excluded from forked
+// children (a child that wrote to them would make the kernel copy pages under a running DMA). Does not call the driver.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ namespace vdnn {
 
 class HostMapping {
  public:
-  // Maps at least `bytes` (rounded up to pages). With `reserve_only` the range has addresses but no memory, for
-  // devices that keep time without moving data. Throws PinnedMemoryFull when the system refuses.
+  // Maps at least `bytes` (rounded up to pages). With `reserve_only` the range has addresses but no memory, for devices
+  // that keep time without moving data. Throws PinnedMemoryFull if the system refuses.
   [[nodiscard]] static HostMapping map(std::uint64_t bytes, int numa_node, bool reserve_only = false);
 
   HostMapping() = default;
@@ -28,14 +28,14 @@ class HostMapping {
   ~HostMapping();
 
   [[nodiscard]] ByteRange range() const noexcept { return range_; }
-  // Gives up ownership without unmapping: in a forked child, or when the driver may still write to the pages.
+  // Releases ownership without unmapping: for a forked child, or when the driver may still write to the pages.
   void abandon() noexcept { range_ = {}; }
 
  private:
   ByteRange range_;
 };
 
-// The unit in which the system pins.
+// The page size of the host, which is the unit of pinning.
 [[nodiscard]] std::uint64_t host_page_bytes() noexcept;
 
 }  // namespace vdnn

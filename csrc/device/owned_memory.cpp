@@ -31,7 +31,7 @@ void PinnedMappings::add(HostMapping mapping) {
 ByteRange PinnedMappings::at(Address address) const {
   const auto found = by_address_.find(address);
   if (found == by_address_.end()) {
-    throw InvalidArgument("address", "the start of pinned memory that this device gave out and that is not yet free",
+    throw InvalidArgument("address", "the start of pinned memory that this device allocated and has not freed",
                           hex(address));
   }
   return found->second.range();
@@ -47,7 +47,7 @@ void PinnedMappings::require_inside(ByteRange range) const {
     const ByteRange mapping = std::prev(after)->second.range();
     if (range.address >= mapping.address && range.end() <= mapping.end()) return;
   }
-  throw InvalidArgument("host range", "bytes inside one piece of memory pinned by this device", describe(range));
+  throw InvalidArgument("host range", "bytes inside one allocation pinned by this device", describe(range));
 }
 
 std::vector<Address> PinnedMappings::addresses() const {
@@ -63,7 +63,7 @@ void PinnedMappings::abandon_all() noexcept {
 
 void DeviceAllocations::require(Address address) const {
   if (bytes_by_address_.count(address) == 0) {
-    throw InvalidArgument("address", "the start of device memory that this device gave out and that is not yet free",
+    throw InvalidArgument("address", "the start of device memory that this device allocated and has not freed",
                           hex(address));
   }
 }

@@ -1,7 +1,7 @@
-// The memory that a device has handed out, by address: who asks for a copy must name bytes that lie inside it.
+// The memory that a device has allocated, by address, and checks that the arguments of a copy lie inside it.
 //
-// A copy from host memory that is not pinned would silently become synchronous on a GPU, so both devices check.
-// Not synchronised: its device's lock guards it.
+// On a GPU, a copy from host memory that is not pinned would silently become synchronous, so both devices check.
+// Not synchronized: the device's lock guards it.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace vdnn {
 class PinnedMappings {
  public:
   void add(HostMapping mapping);
-  // Throws InvalidArgument unless an address starts a mapping of this device (also after a first free).
+  // Throws InvalidArgument unless `address` is the start of a mapping that this device has not freed.
   [[nodiscard]] ByteRange at(Address address) const;
   // Unmaps; the pages must no longer be pinned.
   void remove(Address address);
@@ -30,7 +30,7 @@ class PinnedMappings {
   std::map<Address, HostMapping> by_address_;
 };
 
-// Device memory from allocate_device(): sizes by address.
+// The sizes of device memory from allocate_device(), by address.
 class DeviceAllocations {
  public:
   void add(Address address, std::uint64_t bytes) { bytes_by_address_[address] = bytes; }
@@ -42,7 +42,7 @@ class DeviceAllocations {
   std::map<Address, std::uint64_t> bytes_by_address_;
 };
 
-// Checks what can be checked of a copy or an allocation before it reaches hardware.
+// Check the arguments of a copy or an allocation before the call reaches hardware. Throw InvalidArgument.
 void require_copy_arguments(Address target, Address source, std::uint64_t bytes);
 void require_allocation_bytes(std::uint64_t bytes);
 // "0x7f... (+64 bytes)", for messages.

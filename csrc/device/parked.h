@@ -1,5 +1,5 @@
-// Where the state of a thing goes that was dropped without close(): giving it back needs a driver, and a destructor
-// must not call one. The next constructor of the same kind takes the parked ones and closes them.
+// Holds the state of objects that were destroyed without close(). Freeing that state needs the driver, which a
+// destructor must not call, so the next constructor of the same class takes the parked state and frees it.
 #pragma once
 
 #include "device/return_stack.h"
@@ -8,7 +8,7 @@ namespace vdnn {
 
 template <class State>
 ReturnStack<State>& parked() {
-  static auto* stack = new ReturnStack<State>;  // leaked: things may be dropped after static destructors ran
+  static auto* stack = new ReturnStack<State>;  // leaked: objects may be destroyed after static destructors ran
   return *stack;
 }
 

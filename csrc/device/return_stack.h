@@ -1,19 +1,19 @@
-// How a destructor hands something back without taking a lock: a push-only stack that its owner empties whole.
+// A lock-free stack through which destructors return objects to their owner, which takes all of them at once.
 //
-// Any thread may push, at any moment, in a garbage collection inside somebody's critical section for instance. Only
-// take_all() removes, and it removes everything, so the classic ABA fault of lock-free stacks cannot occur.
+// Any thread may push at any moment, for example in a garbage collection inside another thread's critical section. Only
+// take_all() removes nodes, and it removes all of them, so the ABA problem of lock-free stacks cannot occur.
 #pragma once
 
 #include <atomic>
 
 namespace vdnn {
 
-// Node has a member `Node* next_returned`; a node is on at most one stack at a time.
+// Node must have a member `Node* next_returned`. A node is on at most one stack at a time.
 template <class Node>
 class ReturnStack {
  public:
   ReturnStack() = default;
-  ReturnStack(const ReturnStack&) = delete;  // nodes in it belong to one owner
+  ReturnStack(const ReturnStack&) = delete;  // its nodes belong to one owner
   ReturnStack& operator=(const ReturnStack&) = delete;
 
   void push(Node* node) noexcept {
@@ -23,7 +23,7 @@ class ReturnStack {
     } while (!head_.compare_exchange_weak(head, node, std::memory_order_release, std::memory_order_relaxed));
   }
 
-  // All pushed nodes, newest first, linked through next_returned.
+  // Returns all pushed nodes, newest first, linked through next_returned.
   [[nodiscard]] Node* take_all() noexcept { return head_.exchange(nullptr, std::memory_order_acquire); }
 
  private:

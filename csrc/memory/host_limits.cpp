@@ -1,4 +1,4 @@
-// Reads /proc and /sys for HostLimits. A file that is missing leaves its fact unknown.
+// Reads /proc and /sys for HostLimits. A missing file leaves its fact unknown.
 #include "memory/host_limits.h"
 
 #include <sys/resource.h>
@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// cgroup v1 writes "no limit" as the largest multiple of a page.
+// cgroup v1 reports "no limit" as the largest multiple of a page.
 constexpr std::uint64_t beyond_any_machine = std::uint64_t{1} << 60;
 
 std::optional<std::string> read_text(const fs::path& path) {
@@ -31,7 +31,7 @@ std::optional<std::uint64_t> read_number(const fs::path& path) {
   return number;
 }
 
-// "Name:  123 kB" lines of /proc/meminfo, "name 123" lines of memory.stat.
+// Reads a number from "Name:  123 kB" lines of /proc/meminfo or "name 123" lines of memory.stat.
 std::optional<std::uint64_t> field(const std::string& text, const std::string& name) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -47,15 +47,15 @@ struct CgroupFiles {
   fs::path mount;
   const char* limit;
   const char* used;
-  const char* droppable;  // line of memory.stat
+  const char* reclaimable;  // line of memory.stat
 };
 
 void tighten(HostLimits& limits, const fs::path& group, const CgroupFiles& files) {
   const auto limit = read_number(group / files.limit);
   const auto used = read_number(group / files.used);
   if (!limit || !used || *limit >= beyond_any_machine) return;
-  const std::uint64_t droppable = field(read_text(group / "memory.stat").value_or(""), files.droppable).value_or(0);
-  const std::uint64_t held = *used - std::min(*used, droppable);
+  const std::uint64_t reclaimable = field(read_text(group / "memory.stat").value_or(""), files.reclaimable).value_or(0);
+  const std::uint64_t held = *used - std::min(*used, reclaimable);
   const std::uint64_t headroom = *limit - std::min(*limit, held);
   if (limits.cgroup_limit_bytes) {
     const std::uint64_t known = *limits.cgroup_limit_bytes;
@@ -65,7 +65,7 @@ void tighten(HostLimits& limits, const fs::path& group, const CgroupFiles& files
   limits.cgroup_used_bytes = held;
 }
 
-// A limit of any ancestor binds too.
+// The limits of all ancestors apply too.
 void walk_up(HostLimits& limits, const std::string& group, const CgroupFiles& files) {
   fs::path relative = fs::path(group).relative_path();
   while (true) {

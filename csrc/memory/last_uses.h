@@ -1,4 +1,4 @@
-// The events after which a piece of host memory may be written again: at most one per stream, the latest.
+// The events after which a range of host memory may be written again: at most one per stream, the latest.
 #pragma once
 
 #include <utility>

@@ -1,4 +1,4 @@
-// Leases, growth and give-back of the PinnedPool.
+// Leases, growth and shrinking of the PinnedPool.
 #include "memory/pinned_pool.h"
 
 #include <algorithm>
@@ -53,8 +53,8 @@ PinnedPool::PinnedPool(std::shared_ptr<Device> device, const PoolOptions& option
   stats_.cap_bytes = options_.cap_bytes;
 }
 
-// The lock it takes is its own: nobody can hold it, since whoever did would also hold the pool.
-// Not run in a forked child, see LeakInForkedChild.
+// Taking the pool's own lock cannot block: a thread that holds it also holds a reference to the pool.
+// Does not run in a forked child, see LeakInForkedChild.
 PinnedPool::~PinnedPool() {
   if (grower_.joinable()) {
     {
@@ -77,12 +77,12 @@ void PinnedPool::free_leftovers() {
   for (Leftovers* left = parked<Leftovers>().take_all(); left != nullptr;) {
     const std::unique_ptr<Leftovers> owned(left);
     left = owned->next_returned;
-    if (owned->device->closed()) continue;  // or inherited by a forked child
+    if (owned->device->closed()) continue;  // or in a forked child
     for (const Address slab : owned->slabs) {
       try {
         owned->device->free_pinned(slab);
       } catch (const Error&) {
-        break;  // closed or lost: the device's own close() frees what it can
+        break;  // closed or lost: the device's own close() frees the rest
       }
     }
   }
@@ -94,7 +94,7 @@ void PinnedPool::require_open() const {
 }
 
 void PinnedPool::take_back(PinnedBlock* block) noexcept {
-  const std::shared_ptr<PinnedPool> home = std::move(block->home_);  // may be the last to hold the pool
+  const std::shared_ptr<PinnedPool> home = std::move(block->home_);  // may be the last reference to the pool
   home->returned_.push(block);
 }
 
@@ -144,7 +144,7 @@ std::shared_ptr<PinnedBlock> PinnedPool::allocate(std::uint64_t bytes, Growth gr
     if (!awaited) ++stats_.growths_awaited;
     awaited = true;
     if (growing_bytes_ >= rounded) {
-      growth_done_.wait(lock);  // the pool's thread is pinning enough already
+      growth_done_.wait(lock);  // another thread is already pinning enough
     } else {
       grow(lock, rounded);
     }
@@ -166,7 +166,7 @@ bool PinnedPool::give_slab_back(Lock& lock) {
     throw;
   }
   lock.lock();
-  if (!closed_) stats_.pinned_bytes -= slab.range.bytes;  // close() has counted it already
+  if (!closed_) stats_.pinned_bytes -= slab.range.bytes;  // a closed pool counts 0
   ++stats_.slabs_given_back;
   return true;
 }
@@ -182,7 +182,7 @@ void PinnedPool::make_room(Lock& lock, std::uint64_t bytes) {
 
 void PinnedPool::grow(Lock& lock, std::uint64_t bytes) {
   make_room(lock, bytes);
-  if (space_.largest_free_bytes() >= bytes) return;  // somebody else made room while the lock was open
+  if (space_.largest_free_bytes() >= bytes) return;  // another thread made room while the lock was released
   const std::uint64_t page = host_page_bytes();
   const std::uint64_t used = stats_.pinned_bytes + growing_bytes_;
   const std::uint64_t left = (options_.cap_bytes - std::min(options_.cap_bytes, used)) / page * page;

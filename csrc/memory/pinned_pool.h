@@ -1,9 +1,9 @@
 // Pinned host memory for copies: exact sizes, reused behind events, under a hard cap.
 //
-// A block that is given back carries its last uses; whoever writes it next makes its stream wait for them, so a CPU
-// that runs ahead reuses memory at once and never polls. Growing pins exactly what is missing (a slab of at least
-// slab_bytes), on the calling thread or, ahead of need, on the pool's own. Idle slabs are given back before growth
-// takes the pool beyond `slack` times the most that was ever requested at once, and before the cap refuses.
+// A returned block carries the events of its last uses. The stream that writes it next waits for them, so a CPU that
+// runs ahead reuses memory at once and never polls. Growth pins the missing bytes (a slab of at least slab_bytes), on
+// the calling thread or, ahead of need, on the pool's own thread. The pool frees idle slabs before growth would exceed
+// `slack` times the peak of requested bytes, and before the cap refuses an allocation.
 #pragma once
 
 #include <condition_variable>
@@ -38,20 +38,20 @@ struct PoolStats {
   std::uint64_t growths_awaited = 0;  // an allocation had to wait for pinning
   std::uint64_t growths_ahead = 0;    // pinned by the pool's own thread
   std::uint64_t slabs_given_back = 0;
-  std::uint64_t refusals = 0;     // allocations answered with "not now"
+  std::uint64_t refusals = 0;     // allocations that the cap refused, or that returned null
   std::string last_growth_error;  // of the pool's own thread
 };
 
 class PinnedPool;
 
-// A lease of host memory. Dropping the last reference gives it back: no lock, no driver call.
+// A lease of host memory. Dropping the last reference returns it, without a lock or a driver call.
 class PinnedBlock {
  public:
   [[nodiscard]] Address address() const noexcept { return range_.address; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return requested_bytes_; }
-  // Whoever writes the block makes its stream wait for these first.
+  // A stream that writes the block must wait for these events first.
   [[nodiscard]] const LastUses& last_uses() const noexcept { return last_uses_; }
-  // A read or write of the block ends at `event`. One thread at a time.
+  // Records that a read or write of the block ends at `event`. One thread at a time.
   void note_use(const Event& event) { last_uses_.add(event); }
 
  private:
@@ -68,38 +68,38 @@ enum class Growth { Now, Later };
 
 class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
  public:
-  // Throws InvalidArgument on a cap or slab size that makes no sense.
+  // Throws InvalidArgument for a cap, slab size or slack out of range.
   [[nodiscard]] static std::shared_ptr<PinnedPool> create(std::shared_ptr<Device> device, const PoolOptions& options);
   PinnedPool(const PinnedPool&) = delete;  // blocks refer to their pool
   PinnedPool& operator=(const PinnedPool&) = delete;
-  // Parks the slabs if close() was not called; the next pool of this process frees them.
+  // Parks the slabs if close() was not called; the next pool of the process frees them.
   ~PinnedPool();
 
-  // Growth::Now blocks while memory is pinned and throws PinnedMemoryFull when that is refused. Growth::Later never
-  // blocks: without room it returns null, counts a refusal and has the pool's thread grow.
+  // With Growth::Now, blocks while memory is pinned and throws PinnedMemoryFull if that fails. With Growth::Later,
+  // never blocks: if the pool is full, it returns null, counts a refusal and lets the pool's thread grow.
   [[nodiscard]] std::shared_ptr<PinnedBlock> allocate(std::uint64_t bytes, Growth growth);
-  // Has the pool's thread pin what is missing for `bytes` in one slab. Returns at once.
+  // Makes the pool's thread pin one slab with the bytes that are missing from `bytes`. Returns at once.
   void reserve(std::uint64_t bytes);
   void wait_for_growth();
-  // Gives every idle slab back; returns the bytes.
+  // Frees every idle slab and returns the number of bytes.
   std::uint64_t trim();
   [[nodiscard]] PoolStats stats();
   [[nodiscard]] const std::shared_ptr<Device>& device() const noexcept { return device_; }
   [[nodiscard]] const ForkGuard& fork_guard() const noexcept { return fork_guard_; }
-  // Unpins everything. Blocks still held keep no memory: using them through a device is refused.
+  // Unpins everything. Blocks that are still held lose their memory: a device refuses to use them.
   void close();
 
  private:
-  struct Leftovers;  // what a pool without close() leaves behind
+  struct Leftovers;  // the slabs of a pool that was destroyed without close()
   PinnedPool(std::shared_ptr<Device> device, const PoolOptions& options);
   using Lock = std::unique_lock<std::mutex>;
   [[nodiscard]] std::shared_ptr<PinnedBlock> lease(std::uint64_t bytes, SlabSpace::Placement placement);
   static void take_back(PinnedBlock* block) noexcept;
   void collect_returned();
   void require_open() const;
-  // These let go of the lock while the device works.
+  // These functions release the lock while the device works.
   void grow(Lock& lock, std::uint64_t bytes);
-  // The one that has been idle longest, after its last uses; false if none is idle.
+  // Frees the slab that has been idle longest, after its last uses. Returns false if no slab is idle.
   bool give_slab_back(Lock& lock);
   void make_room(Lock& lock, std::uint64_t bytes);
   void grow_ahead();
@@ -110,7 +110,7 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   const PoolOptions options_;
   const ForkGuard fork_guard_;
   ReturnStack<PinnedBlock> returned_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable growth_done_;
   std::condition_variable growth_wanted_;
   std::deque<std::uint64_t> wanted_bytes_;
@@ -118,7 +118,7 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   SlabSpace space_;
   PoolStats stats_;
   bool closed_ = false;
-  std::thread grower_;  // started when first wanted
+  std::thread grower_;  // started on first use
 };
 
 }  // namespace vdnn

@@ -1,4 +1,4 @@
-// Best fit with coalescing inside a slab.
+// Implements best fit, and coalescing inside a slab.
 #include "memory/slab_space.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
-// Which bytes of which slab are free: best fit, exact sizes, neighbours joined again.
+// Tracks which bytes of which slab are free: best fit, exact sizes, and adjacent free ranges are joined.
 //
-// Pure bookkeeping over addresses: no memory is touched, no device called, no lock taken. A free range remembers the
-// last uses of what was there, and whoever gets it inherits them.
+// This class only does bookkeeping over addresses: it accesses no memory, calls no device and takes no lock. A free
+// range keeps the last uses of the blocks that were there, and the next block in it inherits them.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace vdnn {
 
-// Every block starts and ends on a multiple of this: a DMA-friendly alignment, and small enough to waste nothing.
+// Every block starts and ends on a multiple of this: an alignment that suits DMA, and small enough to waste little.
 inline constexpr std::uint64_t granule_bytes = 256;
 
 class SlabSpace {
@@ -30,13 +30,14 @@ class SlabSpace {
   };
 
   void add_slab(ByteRange range, LastUses last_uses = {});
-  // Wholly free slabs, the least recently emptied first.
+  // The slabs that are completely free, the least recently emptied first.
   [[nodiscard]] std::vector<Slab> idle_slabs() const;
-  // Forgets the slab, and with it whatever is taken from it.
+  // Removes the slab, including the ranges that are taken from it.
   void remove_slab(Address address);
   [[nodiscard]] std::vector<Address> slabs() const;
 
-  // The smallest free range that holds `bytes` (a multiple of the granule), the lowest address among equals.
+  // Takes `bytes` (a multiple of the granule) from the smallest free range that holds them; among ranges of equal size,
+  // from the one with the lowest address.
   [[nodiscard]] std::optional<Placement> take(std::uint64_t bytes);
   void give_back(ByteRange range, const LastUses& last_uses);
   [[nodiscard]] std::uint64_t largest_free_bytes() const;

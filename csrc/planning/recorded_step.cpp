@@ -1,4 +1,4 @@
-// The step with its rebuilds: rebuilding.py tells how, gaps.py what gaps are.
+// Computes the step with recomputes. recomputing.py explains the algorithm, gaps.py defines gaps.
 #include "planning/recorded_step.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace vdnn {
 namespace {
 
 void require(bool holds, const char* what, const std::string& expected) {
-  if (!holds) throw InvalidArgument(what, expected, "something else");
+  if (!holds) throw InvalidArgument(what, expected, "inconsistent values");
 }
 
 struct Read {
@@ -22,8 +22,8 @@ struct Read {
   bool operator<(const Read& other) const { return std::make_pair(use, done) < std::make_pair(other.use, other.done); }
 };
 
-// Places are points of the new step. `first_of` a point of the old is what happens first at it now, `place_of` it where
-// it is itself.
+// Inserts the encodings and recomputes of the chosen lifetimes into the step. Every old point becomes some new points:
+// first_of_ has the first of them, and point_of_ the one that is the old point itself.
 class Rewriting {
  public:
   Rewriting(const RecordedStep& step, std::vector<std::int32_t> chosen)
@@ -32,27 +32,27 @@ class Rewriting {
         chosen_(std::move(chosen)),
         is_missing_(lifetimes_.size(), false),
         is_chosen_(lifetimes_.size(), false),
-        back_(lifetimes_.size(), -1),
-        left_(lifetimes_.size(), -1),
-        numbers_(lifetimes_.size(), -1),
+        recomputed_at_(lifetimes_.size(), -1),
+        encoded_at_(lifetimes_.size(), -1),
+        encoding_numbers_(lifetimes_.size(), -1),
         ends_(lifetimes_.size()),
-        read_anew_(lifetimes_.size()),
-        given_up_(points_.kinds.size()) {
+        added_reads_(lifetimes_.size()),
+        encoded_before_(points_.kinds.size()) {
     for (std::size_t index = 0; index < lifetimes_.size(); ++index) ends_[index] = lifetimes_[index].storage.end_point;
     std::sort(chosen_.begin(), chosen_.end());
     for (const std::int32_t index : chosen_) {
       require(index >= 0 && index < static_cast<std::int32_t>(lifetimes_.size()) &&
                   lifetimes_[index].rebuild.known_point >= 0,
-              "chosen", "lifetimes that can be rebuilt");
+              "chosen", "lifetimes that can be recomputed");
       const RecordedLifetime& lifetime = lifetimes_[index];
       is_missing_[index] = is_chosen_[index] = true;
       for (const std::int32_t source : lifetime.rebuild.inputs) {
         ends_[source] = std::max(ends_[source], lifetime.storage.end_point);
       }
       if (lifetime.rebuild.kept_bytes == 0) continue;
-      given_up_[lifetime.rebuild.known_point].push_back(index);
-      numbers_[index] = static_cast<std::int32_t>(read_anew_.size());
-      read_anew_.emplace_back();
+      encoded_before_[lifetime.rebuild.known_point].push_back(index);
+      encoding_numbers_[index] = static_cast<std::int32_t>(added_reads_.size());
+      added_reads_.emplace_back();
     }
   }
 
@@ -61,27 +61,27 @@ class Rewriting {
       const std::int64_t allocated = points_.allocated_bytes[index];
       compute_ns_ = points_.compute_ns[index];
       peak_ = points_.peak_bytes[index];
-      first_of_.push_back(places());
-      for (const std::int32_t given : given_up_[index]) encode(given, allocated);
+      first_of_.push_back(new_points());
+      for (const std::int32_t lifetime : encoded_before_[index]) encode(lifetime, allocated);
       const std::int32_t used = points_.lifetimes[index];
       if (points_.kinds[index] == StepPoint::Use && used >= 0 && is_missing_[used])
         rebuild_with_inputs(used, allocated);
-      place_of_.push_back(places());
-      place(points_.kinds[index], used, allocated);
+      point_of_.push_back(new_points());
+      add_point(points_.kinds[index], used, allocated);
     }
     count_bytes();
     for (std::size_t index = 0; index < lifetimes_.size(); ++index) add_lifetime(static_cast<std::int32_t>(index));
     for (const std::int32_t index : chosen_) {
-      if (numbers_[index] >= 0) add_storage(left_of(index), read_anew_[numbers_[index]]);
+      if (encoding_numbers_[index] >= 0) add_storage(encoding_of(index), added_reads_[encoding_numbers_[index]]);
     }
     sort_gaps();
     return std::move(rebuilt_);
   }
 
  private:
-  [[nodiscard]] std::int32_t places() const { return static_cast<std::int32_t>(rebuilt_.shape.kinds.size()); }
+  [[nodiscard]] std::int32_t new_points() const { return static_cast<std::int32_t>(rebuilt_.shape.kinds.size()); }
 
-  void place(StepPoint kind, std::int32_t used, std::int64_t allocated) {
+  void add_point(StepPoint kind, std::int32_t used, std::int64_t allocated) {
     rebuilt_.shape.kinds.push_back(kind);
     rebuilt_.shape.storages_of_points.push_back(used);
     rebuilt_.shape.compute_ns.push_back(compute_ns_);
@@ -90,7 +90,7 @@ class Rewriting {
     peak_ = allocated;
   }
 
-  // What it is made from and that is missing too comes before it. A chain may be as long as the network is deep.
+  // Recomputes its missing inputs first. Iterative, because a chain may be as long as the network is deep.
   void rebuild_with_inputs(std::int32_t index, std::int64_t allocated) {
     std::vector<std::pair<std::int32_t, bool>> waiting{{index, false}};
     while (!waiting.empty()) {
@@ -107,32 +107,32 @@ class Rewriting {
     }
   }
 
-  // What a codec leaves is saved where it is made.
+  // The encoding that a codec keeps is saved at the point at which it is computed.
   void encode(std::int32_t index, std::int64_t allocated) {
     const StepRebuild& rebuild = lifetimes_[index].rebuild;
-    compute_ns_ += rebuild.giving_up_ns;
-    peak_ = std::max(peak_, allocated + std::max(rebuild.kept_bytes, rebuild.giving_up_bytes));
-    left_[index] = places();
-    place(StepPoint::Save, numbers_[index], allocated);
+    compute_ns_ += rebuild.discard_ns;
+    peak_ = std::max(peak_, allocated + std::max(rebuild.kept_bytes, rebuild.discard_bytes));
+    encoded_at_[index] = new_points();
+    add_point(StepPoint::Save, encoding_numbers_[index], allocated);
   }
 
-  [[nodiscard]] StepStorage left_of(std::int32_t index) const {
-    const std::int32_t place = left_[index];
-    return {lifetimes_[index].rebuild.kept_bytes, place, place, std::max(place, first_of_[ends_[index]])};
+  [[nodiscard]] StepStorage encoding_of(std::int32_t index) const {
+    const std::int32_t saved = encoded_at_[index];
+    return {lifetimes_[index].rebuild.kept_bytes, saved, saved, std::max(saved, first_of_[ends_[index]])};
   }
 
   void rebuild(std::int32_t index, std::int64_t allocated) {
     const RecordedLifetime& lifetime = lifetimes_[index];
-    const std::int32_t begin = places();
+    const std::int32_t begin = new_points();
     std::vector<std::int32_t> inputs = lifetime.rebuild.inputs;
-    if (numbers_[index] >= 0) inputs.push_back(numbers_[index]);
-    for (const std::int32_t source : inputs) place(StepPoint::Use, source, allocated);
+    if (encoding_numbers_[index] >= 0) inputs.push_back(encoding_numbers_[index]);
+    for (const std::int32_t source : inputs) add_point(StepPoint::Use, source, allocated);
     compute_ns_ += lifetime.rebuild.compute_ns;
     peak_ = std::max(peak_, allocated + lifetime.rebuild.extra_bytes) - lifetime.storage.bytes;
-    back_[index] = places();
+    recomputed_at_[index] = new_points();
     is_missing_[index] = false;
     std::int32_t use = begin;
-    for (const std::int32_t source : inputs) read_anew_[source].push_back({use++, places()});
+    for (const std::int32_t source : inputs) added_reads_[source].push_back({use++, new_points()});
   }
 
   void count_bytes() {
@@ -144,17 +144,18 @@ class Rewriting {
       for (std::size_t use = 0; use < lifetime.uses.size() && lifetime.uses[use] <= known; ++use) {
         held = std::max(held, lifetime.read[use]);
       }
-      std::int32_t begin = held + 1 < static_cast<std::int32_t>(first_of_.size()) ? first_of_[held + 1] : places();
-      if (left_[index] >= 0 && held == known) begin = left_[index] + 1;
-      const std::int32_t end = back_[index] >= 0 ? back_[index] : first_of_[lifetime.storage.end_point] + 1;
+      std::int32_t begin = held + 1 < static_cast<std::int32_t>(first_of_.size()) ? first_of_[held + 1] : new_points();
+      if (encoded_at_[index] >= 0 && held == known) begin = encoded_at_[index] + 1;
+      const std::int32_t end =
+          recomputed_at_[index] >= 0 ? recomputed_at_[index] : first_of_[lifetime.storage.end_point] + 1;
       if (begin < end) {
         change[begin] -= lifetime.storage.bytes;
         change[end] += lifetime.storage.bytes;
       }
-      if (left_[index] < 0) continue;
-      const StepStorage left = left_of(index);
-      change[left.copy_point + 1] += left.bytes;
-      change[left.end_point + 1] -= left.bytes;
+      if (encoded_at_[index] < 0) continue;
+      const StepStorage encoding = encoding_of(index);
+      change[encoding.copy_point + 1] += encoding.bytes;
+      change[encoding.end_point + 1] -= encoding.bytes;
     }
     for (std::size_t index = 0; index < lifetimes_.size(); ++index) {
       const StepStorage& storage = lifetimes_[index].storage;
@@ -163,23 +164,23 @@ class Rewriting {
       change[first_of_[ends_[index]] + 1] -= storage.bytes;
     }
     std::int64_t more = 0;
-    for (std::size_t place = 0; place < rebuilt_.shape.peak_bytes.size(); ++place) {
-      more += change[place];
-      rebuilt_.shape.peak_bytes[place] += more;
+    for (std::size_t point = 0; point < rebuilt_.shape.peak_bytes.size(); ++point) {
+      more += change[point];
+      rebuilt_.shape.peak_bytes[point] += more;
     }
   }
 
   void add_lifetime(std::int32_t index) {
     const RecordedLifetime& old = lifetimes_[index];
     const std::int32_t end = first_of_[ends_[index]];
-    const StepStorage storage{old.storage.bytes, place_of_[old.storage.copy_point],
+    const StepStorage storage{old.storage.bytes, point_of_[old.storage.copy_point],
                               is_chosen_[index] ? end : first_of_[old.storage.free_point], end};
     std::vector<Read> reads;
-    reads.reserve(old.uses.size() + read_anew_[index].size());
+    reads.reserve(old.uses.size() + added_reads_[index].size());
     for (std::size_t use = 0; use < old.uses.size(); ++use) {
-      reads.push_back({place_of_[old.uses[use]], first_of_[old.read[use]]});
+      reads.push_back({point_of_[old.uses[use]], first_of_[old.read[use]]});
     }
-    reads.insert(reads.end(), read_anew_[index].begin(), read_anew_[index].end());
+    reads.insert(reads.end(), added_reads_[index].begin(), added_reads_[index].end());
     std::sort(reads.begin(), reads.end());
     add_storage(storage, reads);
   }
@@ -206,7 +207,7 @@ class Rewriting {
     rebuilt_.release_points.push_back(release_point);
   }
 
-  // In the order in which copies out are issued.
+  // Sorts gaps by the order in which offloads are issued.
   void sort_gaps() {
     std::vector<std::int32_t> order(rebuilt_.shape.gaps.size());
     std::iota(order.begin(), order.end(), 0);
@@ -229,18 +230,18 @@ class Rewriting {
   const std::vector<RecordedLifetime>& lifetimes_;
   std::vector<std::int32_t> chosen_;
   RebuiltStep rebuilt_;
-  std::int64_t compute_ns_ = 0;  // of the interval that the next place ends
+  std::int64_t compute_ns_ = 0;  // of the interval that the next new point ends
   std::int64_t peak_ = 0;
   std::vector<std::int32_t> first_of_;
-  std::vector<std::int32_t> place_of_;
-  std::vector<bool> is_missing_;  // chosen, and not rebuilt yet
+  std::vector<std::int32_t> point_of_;
+  std::vector<bool> is_missing_;  // chosen, and not recomputed yet
   std::vector<bool> is_chosen_;
-  std::vector<std::int32_t> back_;     // the interval in which it is rebuilt, or -1
-  std::vector<std::int32_t> left_;     // where what a codec leaves of it is saved, or -1
-  std::vector<std::int32_t> numbers_;  // of that, behind the lifetimes
-  std::vector<std::int32_t> ends_;  // in points of the old step: what others are made from stays as long as their graph
-  std::vector<std::vector<Read>> read_anew_;
-  std::vector<std::vector<std::int32_t>> given_up_;  // before a point of the old step, leaving something behind
+  std::vector<std::int32_t> recomputed_at_;     // the interval in which it is recomputed, or -1
+  std::vector<std::int32_t> encoded_at_;        // the new point at which its encoding is saved, or -1
+  std::vector<std::int32_t> encoding_numbers_;  // the index of its encoding, after the lifetimes, or -1
+  std::vector<std::int32_t> ends_;              // old points; an input stays until the graphs of its users end
+  std::vector<std::vector<Read>> added_reads_;
+  std::vector<std::vector<std::int32_t>> encoded_before_;  // by old point: lifetimes that a codec encodes before it
 };
 
 }  // namespace
@@ -274,10 +275,10 @@ RecordedStep::RecordedStep(Points points, std::vector<RecordedLifetime> lifetime
   const std::size_t size = points_.kinds.size();
   require(size > 0 && points_.compute_ns.size() == size && points_.allocated_bytes.size() == size &&
               points_.peak_bytes.size() == size && points_.lifetimes.size() == size,
-          "points", "at least one, and one compute time, size, peak and lifetime for each");
+          "points", "at least one point, and a compute time, allocated bytes, a peak and a lifetime for each");
   const auto storages = static_cast<std::int32_t>(lifetimes_.size());
   for (const std::int32_t lifetime : points_.lifetimes) {
-    require(lifetime >= -1 && lifetime < storages, "lifetimes of points", "numbers of lifetimes, or -1");
+    require(lifetime >= -1 && lifetime < storages, "lifetimes of points", "indices of lifetimes, or -1");
   }
   const auto is_point = [&](std::int32_t point) { return point >= 0 && point < count; };
   for (const RecordedLifetime& one : lifetimes_) {
@@ -285,8 +286,8 @@ RecordedStep::RecordedStep(Points points, std::vector<RecordedLifetime> lifetime
                 is_point(one.storage.end_point) && one.uses.size() == one.read.size() &&
                 std::all_of(one.uses.begin(), one.uses.end(), is_point) &&
                 std::all_of(one.read.begin(), one.read.end(), is_point),
-            "lifetimes", "sizes above zero, and points of the step");
-    require(one.rebuild.known_point < count && one.rebuild.kept_bytes >= 0 && one.rebuild.giving_up_bytes >= 0 &&
+            "lifetimes", "positive sizes, points of the step, and a read for each use");
+    require(one.rebuild.known_point < count && one.rebuild.kept_bytes >= 0 && one.rebuild.discard_bytes >= 0 &&
                 std::all_of(
                     one.rebuild.inputs.begin(), one.rebuild.inputs.end(),
                     [&](std::int32_t source) { return source >= 0 && source < storages; }),

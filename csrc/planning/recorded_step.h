@@ -1,7 +1,7 @@
-// A recorded step, and what becomes of it when some storages are given up without a copy and rebuilt from others.
+// A recorded step, and the step that results when some storages are discarded and recomputed instead of copied.
 //
-// vdnn/planning has the same in Python (rebuilding.py, gaps.py), which says why it is so; tests hold that both agree on
-// any recording. Here is what a search for what to rebuild asks for every choice that it tries.
+// vdnn/planning has the same algorithm in Python (recomputing.py, gaps.py), which explains it; tests check that both
+// agree on any recording. The search for what to recompute calls this version for every choice that it tries.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@ namespace vdnn {
 
 struct StepRebuild {
   std::vector<std::int32_t> inputs;
-  std::int32_t known_point;  // -1: it cannot be rebuilt
+  std::int32_t known_point;  // -1 if it cannot be recomputed
   std::int64_t compute_ns;
   std::int64_t extra_bytes;
   std::int64_t kept_bytes;
-  std::int64_t giving_up_ns;
-  std::int64_t giving_up_bytes;
+  std::int64_t discard_ns;
+  std::int64_t discard_bytes;
 };
 
 struct RecordedLifetime {
@@ -28,14 +28,14 @@ struct RecordedLifetime {
   StepRebuild rebuild;
 };
 
-// `shape` is that of the step with its rebuilds, whose storages are the lifetimes and, behind them, what codecs leave;
-// `release_points` are those at which each of its gaps may begin.
+// A step with recomputes. The storages of `shape` are the lifetimes, followed by the encodings that codecs keep;
+// `release_points` has the point at which each gap of `shape` may begin.
 struct RebuiltStep {
   StepModel::Shape shape;
   std::vector<std::int32_t> release_points;
   [[nodiscard]] std::int64_t compute_ns() const;
-  [[nodiscard]] std::int64_t peak_bytes() const;   // with nothing moved
-  [[nodiscard]] std::int64_t least_bytes() const;  // with everything moved that can be
+  [[nodiscard]] std::int64_t peak_bytes() const;   // when nothing is offloaded
+  [[nodiscard]] std::int64_t least_bytes() const;  // when everything is offloaded that can be
 };
 
 class RecordedStep {
@@ -48,10 +48,10 @@ class RecordedStep {
     std::vector<std::int32_t> lifetimes;  // -1 for none
   };
 
-  // Throws InvalidArgument if indices or sizes do not fit together.
+  // Throws InvalidArgument if indices or sizes are inconsistent.
   RecordedStep(Points points, std::vector<RecordedLifetime> lifetimes);
 
-  // Throws InvalidArgument for what cannot be rebuilt.
+  // Throws InvalidArgument for a lifetime that cannot be recomputed.
   [[nodiscard]] RebuiltStep with_rebuilds(const std::vector<std::int32_t>& chosen) const;
 
   [[nodiscard]] const Points& points() const { return points_; }

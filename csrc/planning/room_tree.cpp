@@ -1,4 +1,4 @@
-// The leaves of the tree are behind its inner nodes: block 0 is at leaves_, and a node's parent at half its index.
+// The leaves of the tree follow its inner nodes: block 0 is at index leaves_, and a node's parent at half its index.
 #include "planning/room_tree.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace vdnn {
 RoomTree::RoomTree(const std::vector<std::int64_t>& room) {
   const std::size_t blocks = room.size() / block + 1;
   while (leaves_ < blocks) leaves_ *= 2;
-  constexpr std::int64_t endless = std::numeric_limits<std::int64_t>::max() / 2;  // beyond the step there is room
+  constexpr std::int64_t endless = std::numeric_limits<std::int64_t>::max() / 2;  // intervals beyond the step have room
   room_.assign(blocks * block, endless);
   std::copy(room.begin(), room.end(), room_.begin());
   added_.assign(2 * leaves_, 0);
@@ -59,7 +59,7 @@ void RoomTree::add_to_blocks(std::size_t begin, std::size_t end, std::int64_t by
   }
 }
 
-// From the leaves of the blocks in which a range begins and ends: above those between them nothing else changes.
+// Updates the ancestors of the first and the last block of a range. The blocks between them share those ancestors.
 void RoomTree::settle_above(std::size_t first, std::size_t last) {
   const auto settle = [this](std::size_t node) {
     least_[node] = std::min(least_[2 * node], least_[2 * node + 1]) + added_[node];
@@ -75,11 +75,11 @@ void RoomTree::settle_above(std::size_t first, std::size_t last) {
 std::int32_t RoomTree::last_below(std::int32_t end, std::int64_t bytes) const {
   if (end <= 0) return -1;
   std::size_t node = leaves_ + static_cast<std::size_t>(end - 1) / block;
-  std::int64_t added = 0;  // to the node's range, above it
+  std::int64_t added = 0;  // bytes added to the ancestors of the node
   for (std::size_t above = node / 2; above > 0; above /= 2) added += added_[above];
   const std::int32_t here = last_in_block(static_cast<std::size_t>(end), added + added_[node], bytes);
   if (here >= 0) return here;
-  // Up to the first node that has one on its left, and down again to the rightmost of these.
+  // Climb until the left sibling contains such an interval, then descend to the rightmost one.
   while (node % 2 == 0 || least_[node - 1] + added >= bytes) {
     node /= 2;
     if (node <= 1) return -1;

@@ -1,7 +1,8 @@
-// One recorded step as the search for a plan sees it: points, storages, and the gaps in which they may be away.
+// One recorded step as the search for a plan uses it: points, storages, and the gaps in which storages may be absent.
 //
-// vdnn/planning has the same algorithms in Python (schedule.py, simulate.py), readable and slow; tests hold that both
-// agree on any recording. Here are those that the search runs thousands of times.
+// The same algorithms exist in readable but slow Python (tests/planning/reference/schedule.py,
+// vdnn/planning/simulate.py); tests check that both agree on any recording. The search runs this version thousands of
+// times.
 #pragma once
 
 #include <array>
@@ -10,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "device/virtual_clock.h"
+#include "device/sim/virtual_clock.h"
 
 namespace vdnn {
 
@@ -23,7 +24,7 @@ struct StepStorage {
   std::int32_t end_point;
 };
 
-// Away from interval `first` to interval `last`, both included, at most. `use` is -1 if it is not used again.
+// The storage may be absent from interval `first` to interval `last`, both inclusive. `use` is -1 if no use follows.
 struct StepGap {
   std::int32_t storage;
   std::int32_t use;
@@ -31,18 +32,18 @@ struct StepGap {
   std::int32_t last;
 };
 
-// Of one gap. `reload_point` is -1 if the copy back is issued only when it is used.
+// The absence of a storage within one gap. `reload_point` is -1 if the reload is issued only at the use.
 struct StepAbsence {
   std::int32_t gap;
   std::int32_t release_point;
   std::int32_t reload_point;
 };
 
-// The compute stream stood still for a copy. The first so many of `before` are gaps whose copies the engine did just
-// before that one, the last first. They are held in place: a step has a thousand stalls, and a search ten thousand
-// steps.
+// The compute stream waited for a copy. The first `count_before` entries of `before` are the gaps whose copies the
+// engine ran just before that copy, the latest first. The array avoids an allocation: a step has a thousand stalls, and
+// a search ten thousand steps.
 struct StepStall {
-  std::int32_t gap;  // -1: of a storage whose graph ended with a copy in flight
+  std::int32_t gap;  // -1 if the graph of the storage ended with the copy in flight
   bool is_reload;
   std::int64_t ns;
   std::array<std::int32_t, 6> before;
@@ -55,10 +56,10 @@ struct StepOutcome {
   std::vector<StepStall> stalls;  // in the order of the step
 };
 
-// How a schedule is made of a choice.
+// How schedule() turns a choice of gaps into absences.
 struct ScheduleOptions {
-  bool in_order = false;        // no copy back is issued before one that is needed earlier
-  bool furthest_first = false;  // what is used last goes first, instead of what was copied first
+  bool in_order = false;        // no reload is issued before a reload that is needed earlier
+  bool furthest_first = false;  // release the storage with the furthest use first, not the one that was copied first
 };
 
 struct MoreRoom {
@@ -74,18 +75,19 @@ class StepModel {
     std::vector<StepPoint> kinds;
     std::vector<std::int32_t> storages_of_points;  // -1 for none
     std::vector<StepStorage> storages;
-    std::vector<StepGap> gaps;  // in the order in which copies out are issued
+    std::vector<StepGap> gaps;  // in the order in which offloads are issued
   };
 
-  // Throws InvalidArgument if indices or sizes do not fit together.
+  // Throws InvalidArgument if indices or sizes are inconsistent.
   StepModel(Shape shape, const LinkModel& link);
 
-  // Gives up late, brings back early; nothing if the budget cannot be met. `may_leave` has a flag for each gap.
+  // Releases storages as late and reloads them as early as the budget allows; nullopt if the budget cannot be met.
+  // `may_leave` has a flag for each gap.
   [[nodiscard]] std::optional<std::vector<StepAbsence>> schedule(const std::string& may_leave,
                                                                  std::int64_t budget_bytes,
                                                                  const std::vector<MoreRoom>& more_room,
                                                                  ScheduleOptions options) const;
-  // The step in time. Absences in any order, of one gap at most one.
+  // Replays the step in virtual time. `absences` may be in any order, with at most one per gap.
   [[nodiscard]] StepOutcome replay(const std::vector<StepAbsence>& absences) const;
   [[nodiscard]] std::int64_t peak_bytes(const std::vector<StepAbsence>& absences) const;
 
@@ -101,17 +103,17 @@ class StepModel {
                                                       std::int64_t budget_bytes, bool in_order) const;
   [[nodiscard]] std::int64_t bytes_of(std::int32_t gap) const;
   void require_gap(const StepAbsence& absence) const;
-  // Intervals of a gap that lie between a release and a reload: [first, second).
+  // The intervals of a gap between the release and the reload: [first, second).
   [[nodiscard]] std::pair<std::int32_t, std::int32_t> away(const StepAbsence& absence) const;
 
   const Shape shape_;
   const LinkModel link_;
   std::vector<std::int32_t> gaps_by_first_;  // indices of gaps
   std::vector<std::int32_t> gaps_by_last_;
-  std::vector<std::int32_t> places_from_furthest_;  // of each gap: 0 is that of the gap whose use comes last
-  std::vector<std::int32_t> gaps_from_furthest_;    // the gap at each place
+  std::vector<std::int32_t> ranks_from_furthest_;  // per gap: its rank, where 0 is the gap whose use is furthest
+  std::vector<std::int32_t> gaps_from_furthest_;   // the inverse of ranks_from_furthest_
   std::vector<std::int32_t> gaps_by_storage_;
-  std::vector<std::int32_t> gaps_by_use_;  // those of no further use last; of one use by storage
+  std::vector<std::int32_t> gaps_by_use_;  // gaps without a use last; gaps with the same use by storage
 };
 
 }  // namespace vdnn

@@ -1,4 +1,4 @@
-// A step under a plan, in time and in bytes: simulate.py tells how.
+// Computes the time and the peak of a step under a plan. simulate.py explains the algorithm.
 #include <algorithm>
 #include <utility>
 
@@ -12,7 +12,7 @@ namespace {
 constexpr std::uint32_t compute = 0;
 constexpr std::uint32_t to_host = 1;
 constexpr std::uint32_t to_device = 2;
-// What happens at the points of a step, grouped by point.
+// Items (storages or absences) grouped by the point at which they are handled.
 class ByPoint {
  public:
   explicit ByPoint(std::size_t points) : begin_(points + 1, 0) {}
@@ -33,15 +33,15 @@ class ByPoint {
 };
 
 struct Moved {
-  std::int32_t gap = -1;  // the one it is in, or was in last
+  std::int32_t gap = -1;  // the current gap, or the last one
   bool is_copied = false;
   bool is_waited_for = false;
-  bool is_given_up = false;
-  bool is_reloading = false;  // or back
+  bool is_released = false;
+  bool is_reloading = false;  // or already reloaded
   bool is_back = false;
   std::int64_t copied_ns = 0;
   std::int64_t reload_ns = 0;
-  std::size_t places[2] = {0, 0};  // among the copies out, and of the last copy back
+  std::size_t positions[2] = {0, 0};  // in the order of offloads, and of reloads (the last one)
 };
 
 class Replay {
@@ -52,7 +52,7 @@ class Replay {
     for (std::vector<std::int32_t>& order : order_) order.reserve(shape.gaps.size());
   }
 
-  // `absences` by their storages and gaps; `by_use` has their indices, in the order in which they are brought back.
+  // `absences` are sorted by storage and gap; `by_use` has their indices in the order of their reloads.
   StepOutcome run(std::vector<StepAbsence> absences, const std::vector<std::int32_t>& by_use) {
     const auto storage_of = [&](const StepAbsence& one) { return shape_.gaps[one.gap].storage; };
     const std::size_t points = shape_.kinds.size();
@@ -77,7 +77,7 @@ class Replay {
         }
         note(releases, absences[index].release_point, static_cast<std::int32_t>(index));
       }
-      // Of copies back at one point what is used first goes first.
+      // Of the reloads at one point, the one that is used first is issued first.
       for (const std::int32_t index : by_use) {
         if (absences[index].reload_point < 0) continue;
         note(reloads, absences[index].reload_point, storage_of(absences[index]));
@@ -108,16 +108,16 @@ class Replay {
   }
 
   [[nodiscard]] bool is_on_device(std::int32_t storage) const {
-    return !moved_[storage].is_given_up || point_ < shape_.storages[storage].free_point;
+    return !moved_[storage].is_released || point_ < shape_.storages[storage].free_point;
   }
 
-  // In VirtualClock a stream that waits for the compute stream's now is one that waits for a record of it.
+  // In VirtualClock, waiting for a record of the compute stream is waiting for its current time.
   std::int64_t copy(std::uint32_t stream, std::int32_t storage, std::int64_t ready_ns) {
     clock_.wait_until(stream, ready_ns);
     const auto direction = stream == to_host ? CopyDirection::DeviceToHost : CopyDirection::HostToDevice;
     clock_.copy(stream, static_cast<std::uint64_t>(shape_.storages[storage].bytes), direction);
     std::vector<std::int32_t>& order = order_[stream - to_host];
-    moved_[storage].places[stream - to_host] = order.size();
+    moved_[storage].positions[stream - to_host] = order.size();
     order.push_back(moved_[storage].gap);
     return clock_.now_ns(stream);
   }
@@ -133,7 +133,7 @@ class Replay {
     moved.is_reloading = true;
   }
 
-  // Of a storage whose graph ended no gap is named.
+  // A stall for a storage whose graph has ended names no gap.
   void wait(std::int64_t time_ns, const Moved& moved, bool is_reload, bool has_ended) {
     const std::int64_t stalled_ns = time_ns - clock_.now_ns(compute);
     if (stalled_ns <= 0) return;
@@ -141,9 +141,9 @@ class Replay {
     StepStall stall{has_ended ? -1 : moved.gap, is_reload, stalled_ns, {}, 0};
     if (!has_ended) {
       const std::vector<std::int32_t>& order = order_[is_reload ? 1 : 0];
-      const std::size_t place = moved.places[is_reload ? 1 : 0];
-      stall.count_before = std::min(place, stall.before.size());
-      for (std::size_t one = 0; one < stall.count_before; ++one) stall.before[one] = order[place - 1 - one];
+      const std::size_t position = moved.positions[is_reload ? 1 : 0];
+      stall.count_before = std::min(position, stall.before.size());
+      for (std::size_t one = 0; one < stall.count_before; ++one) stall.before[one] = order[position - 1 - one];
     }
     stalls_.push_back(stall);
   }
@@ -158,9 +158,9 @@ class Replay {
     Moved& moved = moved_[shape_.gaps[absence.gap].storage];
     moved.gap = absence.gap;
     if (moved.is_back) moved.is_reloading = moved.is_back = false;
-    if (!moved.is_copied || moved.is_given_up) return;
+    if (!moved.is_copied || moved.is_released) return;
     wait_for_copy_out(moved, false);
-    moved.is_given_up = true;
+    moved.is_released = true;
   }
 
   void reload_early(std::int32_t storage) {
@@ -186,7 +186,7 @@ class Replay {
   VirtualClock clock_;
   std::vector<Moved> moved_;
   std::int32_t point_ = 0;
-  std::vector<std::int32_t> order_[2];  // gaps, by the order of copies out and back
+  std::vector<std::int32_t> order_[2];  // gaps in the order of offloads and of reloads
   std::vector<StepStall> stalls_;
 };
 
@@ -201,22 +201,22 @@ void StepModel::require_gap(const StepAbsence& absence) const {
 }
 
 StepOutcome StepModel::replay(const std::vector<StepAbsence>& absences) const {
-  std::vector<std::int32_t> places(gaps(), -1);  // of the absence of each gap
-  for (std::size_t place = 0; place < absences.size(); ++place) {
-    require_gap(absences[place]);
-    places[absences[place].gap] = static_cast<std::int32_t>(place);
+  std::vector<std::int32_t> absence_of_gap(gaps(), -1);  // per gap: the index of its absence, or -1
+  for (std::size_t index = 0; index < absences.size(); ++index) {
+    require_gap(absences[index]);
+    absence_of_gap[absences[index].gap] = static_cast<std::int32_t>(index);
   }
   std::vector<StepAbsence> by_storage;
   by_storage.reserve(absences.size());
   for (const std::int32_t gap : gaps_by_storage_) {
-    if (places[gap] < 0) continue;
-    by_storage.push_back(absences[places[gap]]);
-    places[gap] = static_cast<std::int32_t>(by_storage.size()) - 1;
+    if (absence_of_gap[gap] < 0) continue;
+    by_storage.push_back(absences[absence_of_gap[gap]]);
+    absence_of_gap[gap] = static_cast<std::int32_t>(by_storage.size()) - 1;
   }
   std::vector<std::int32_t> by_use;
   by_use.reserve(by_storage.size());
   for (const std::int32_t gap : gaps_by_use_) {
-    if (places[gap] >= 0) by_use.push_back(places[gap]);
+    if (absence_of_gap[gap] >= 0) by_use.push_back(absence_of_gap[gap]);
   }
   return Replay(shape_, link_).run(std::move(by_storage), by_use);
 }

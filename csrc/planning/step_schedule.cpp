@@ -1,4 +1,4 @@
-// When to give up and when to bring back, for a choice of gaps: schedule.py tells how.
+// Decides when to release and when to reload, for a choice of gaps. schedule.py in the tests explains the algorithm.
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
@@ -13,25 +13,25 @@ namespace vdnn {
 namespace {
 
 void require(bool holds, const char* what, const std::string& expected) {
-  if (!holds) throw InvalidArgument(what, expected, "something else");
+  if (!holds) throw InvalidArgument(what, expected, "inconsistent values");
 }
 
-// Places that wait, the lowest first: a bit for each, in words of which the first that may have one is known. Gaps
-// mostly come in their order, so that word hardly goes back, and a heap of all of them would do more.
-class WaitingPlaces {
+// A priority queue of ranks, the lowest first: one bit per rank, and the index of the first word that may have a bit
+// set. Gaps arrive mostly in order, so that index rarely decreases, and this is faster than a heap.
+class WaitingRanks {
  public:
-  explicit WaitingPlaces(std::size_t places) : words_(places / word_bits + 1, 0), first_(words_.size() - 1) {}
+  explicit WaitingRanks(std::size_t ranks) : words_(ranks / word_bits + 1, 0), first_(words_.size() - 1) {}
 
-  void push(std::int32_t place) {
-    const std::size_t word = static_cast<std::size_t>(place) / word_bits;
-    words_[word] |= std::uint64_t{1} << (static_cast<std::size_t>(place) % word_bits);
+  void push(std::int32_t rank) {
+    const std::size_t word = static_cast<std::size_t>(rank) / word_bits;
+    words_[word] |= std::uint64_t{1} << (static_cast<std::size_t>(rank) % word_bits);
     first_ = std::min(first_, word);
   }
   [[nodiscard]] bool empty() {
     while (words_[first_] == 0 && first_ + 1 < words_.size()) ++first_;
     return words_[first_] == 0;
   }
-  // Of these there is one.
+  // Requires that the queue is not empty.
   [[nodiscard]] std::int32_t lowest() const {
     return static_cast<std::int32_t>(first_ * word_bits) + __builtin_ctzll(words_[first_]);
   }
@@ -50,16 +50,16 @@ StepModel::StepModel(Shape shape, const LinkModel& link) : shape_(std::move(shap
   require(points > 0, "kinds", "at least one point");
   require(shape_.compute_ns.size() == points && shape_.peak_bytes.size() == points &&
               shape_.storages_of_points.size() == points,
-          "points", "one compute time, peak, kind and storage for each");
+          "points", "a compute time, a peak, a kind and a storage for each");
   const auto last = static_cast<std::int32_t>(points) - 1;
   const auto storages = static_cast<std::int32_t>(shape_.storages.size());
   for (const std::int32_t storage : shape_.storages_of_points) {
-    require(storage >= -1 && storage < storages, "storages_of_points", "numbers of storages, or -1");
+    require(storage >= -1 && storage < storages, "storages_of_points", "indices of storages, or -1");
   }
   for (const StepStorage& storage : shape_.storages) {
     require(storage.bytes > 0 && storage.copy_point >= 0 && storage.copy_point <= last && storage.free_point >= 0 &&
                 storage.end_point >= 0,
-            "storages", "sizes above zero, and points of the step");
+            "storages", "positive sizes, and points of the step");
   }
   for (const StepGap& gap : shape_.gaps) {
     require(gap.storage >= 0 && gap.storage < storages && gap.use >= -1 && gap.use <= last && gap.first > 0 &&
@@ -81,15 +81,16 @@ StepModel::StepModel(Shape shape, const LinkModel& link) : shape_(std::move(shap
   std::stable_sort(gaps_by_storage_.begin(), gaps_by_storage_.end(), by(&StepGap::storage));
   gaps_from_furthest_.resize(gaps());
   std::iota(gaps_from_furthest_.begin(), gaps_from_furthest_.end(), 0);
-  const auto use = [this](std::int32_t gap) { return static_cast<std::uint32_t>(shape_.gaps[gap].use); };  // -1: last
+  // As an unsigned number, a use of -1 (none) is the largest.
+  const auto use = [this](std::int32_t gap) { return static_cast<std::uint32_t>(shape_.gaps[gap].use); };
   std::stable_sort(gaps_from_furthest_.begin(), gaps_from_furthest_.end(),
                    [&](std::int32_t one, std::int32_t other) { return use(one) > use(other); });
   gaps_by_use_ = gaps_by_storage_;
   std::stable_sort(gaps_by_use_.begin(), gaps_by_use_.end(),
                    [&](std::int32_t one, std::int32_t other) { return use(one) < use(other); });
-  places_from_furthest_.resize(gaps());
-  for (std::size_t place = 0; place < gaps(); ++place) {
-    places_from_furthest_[gaps_from_furthest_[place]] = static_cast<std::int32_t>(place);
+  ranks_from_furthest_.resize(gaps());
+  for (std::size_t rank = 0; rank < gaps(); ++rank) {
+    ranks_from_furthest_[gaps_from_furthest_[rank]] = static_cast<std::int32_t>(rank);
   }
 }
 
@@ -117,9 +118,9 @@ std::optional<std::vector<StepAbsence>> StepModel::release_late(const std::strin
   }
   std::vector<StepAbsence> released;
   std::vector<std::int64_t> back(points() + 1, 0);
-  // Places: by number, in the order of copies, or from the furthest use.
-  WaitingPlaces waiting(gaps());
-  const auto gap_at = [&](std::int32_t place) { return furthest_first ? gaps_from_furthest_[place] : place; };
+  // The rank of a gap is its index (the order of offloads), or its position by the furthest use.
+  WaitingRanks waiting(gaps());
+  const auto gap_at = [&](std::int32_t rank) { return furthest_first ? gaps_from_furthest_[rank] : rank; };
   std::size_t next = 0;
   std::int64_t absent = 0;
   for (std::int32_t interval = 0; interval < static_cast<std::int32_t>(points()); ++interval) {
@@ -127,7 +128,7 @@ std::optional<std::vector<StepAbsence>> StepModel::release_late(const std::strin
     for (; next < gaps() && shape_.gaps[gaps_by_first_[next]].first <= interval; ++next) {
       if (may_leave[gaps_by_first_[next]] != 0) {
         const std::int32_t gap = gaps_by_first_[next];
-        waiting.push(furthest_first ? places_from_furthest_[gap] : gap);
+        waiting.push(furthest_first ? ranks_from_furthest_[gap] : gap);
       }
     }
     const std::int64_t missing = shape_.peak_bytes[interval] - budget_bytes;
@@ -177,7 +178,7 @@ std::vector<StepAbsence> StepModel::reload_early(const std::vector<StepAbsence>&
     std::int32_t blocked = std::max(tree.last_below(gap.last + 1, bytes_of(index)), release_point);
     if (in_order) blocked = earliest = std::max(blocked, std::min(earliest, gap.last));
     tree.add(blocked + 1, gap.last + 1, -bytes_of(index));
-    if (blocked == release_point) continue;  // there is room for it all the time
+    if (blocked == release_point) continue;  // there is room for it during the whole gap
     absences.push_back({index, release_point, blocked == gap.use ? -1 : blocked});
   }
   return absences;

@@ -1,7 +1,7 @@
-// What a TransferQueue hands out: the copy of a storage off the device, and a copy on its way back.
+// The handles that a TransferQueue returns: the host copy of an offloaded storage, and a reload.
 //
-// Both are shared with the queue while work is in flight, so dropping either at any moment is safe: the queue keeps
-// what running copies touch, and the host block goes back behind its last use.
+// The queue shares both while work is in flight, so they may be dropped at any moment: the queue keeps the memory that
+// running copies access, and the host block returns to the pool with the event of its last use.
 #pragma once
 
 #include <atomic>
@@ -14,13 +14,13 @@
 
 namespace vdnn {
 
-// Whatever must live as long as a copy may touch its memory (a tensor, for Python). The queue never looks inside.
+// An object that must live as long as a copy may access its memory (for Python, a tensor). Opaque to the queue.
 using Keepalive = std::shared_ptr<void>;
 
 enum class CopyState {
-  Queued,     // waits in a batch; the device has not been told
-  Submitted,  // on the copy stream: ready() says when it is complete
-  Failed,     // the device refused it; the source is still the only copy and is held here
+  Queued,     // waits in a batch and is not submitted yet
+  Submitted,  // on the copy stream: ready() is the event after which it is complete
+  Failed,     // the device refused it; the source is the only copy, and the handle keeps it
 };
 
 class HostCopy {
@@ -29,11 +29,11 @@ class HostCopy {
 
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] const std::shared_ptr<PinnedBlock>& block() const noexcept { return block_; }
-  // Whether the queue still holds its source. A hint for whoever drops it: may be read at any moment.
+  // True while the queue holds the source. A hint for the code that drops the handle; may be read at any moment.
   [[nodiscard]] bool in_flight() const noexcept { return in_flight_.load(std::memory_order_relaxed); }
 
  private:
-  friend class TransferQueue;  // whose lock guards what follows
+  friend class TransferQueue;  // its lock guards the members below
   std::shared_ptr<PinnedBlock> block_;
   std::uint64_t bytes_;
   std::atomic<bool> in_flight_{true};
@@ -48,10 +48,10 @@ class Reload {
  public:
   explicit Reload(std::uint64_t bytes) : bytes_(bytes) {}
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
-  // The copy runs between these two; the first is empty unless the queue times its copies.
+  // The events before and after the copy; the first is empty unless the queue times its copies.
   [[nodiscard]] const Event& began() const noexcept { return began_; }
   [[nodiscard]] const Event& done() const noexcept { return done_; }
-  // Whether the queue still holds its target. A hint, as for HostCopy.
+  // True while the queue holds the target. A hint, as for HostCopy.
   [[nodiscard]] bool in_flight() const noexcept { return in_flight_.load(std::memory_order_relaxed); }
 
  private:
@@ -59,7 +59,7 @@ class Reload {
   std::uint64_t bytes_;
   std::atomic<bool> in_flight_{true};
   Event began_;
-  Event done_;  // set before anybody else has the handle
+  Event done_;  // set before users get the handle
 };
 
 }  // namespace vdnn

@@ -1,4 +1,4 @@
-// Parking and taking over.
+// Parks the references of a destroyed queue, and takes them over.
 #include "transfer/leftovers.h"
 
 #include <iterator>
@@ -24,7 +24,7 @@ std::vector<Keepalive> Leftovers::take_all() {
       } catch (const DriverFailure&) {
         running = true;
       } catch (const Error&) {
-        continue;  // closed, and so drained; or lost, and nothing runs on it any more
+        continue;  // a closed device was drained; on a lost device nothing runs any more
       }
     }
     if (running) {

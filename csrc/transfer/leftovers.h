@@ -1,6 +1,7 @@
-// What a queue that was dropped without close() leaves behind: everything that its copies may still touch.
+// The memory that running copies may still access after their queue was destroyed without close().
 //
-// A destructor may not wait for copies, so this is parked; the next queue waits and takes the references.
+// A destructor must not wait for copies, so it parks these references; the next queue waits for the copies and takes
+// the references.
 #pragma once
 
 #include <memory>
@@ -20,7 +21,7 @@ struct Leftovers {
   Leftovers* next_returned = nullptr;
 
   static void park(std::unique_ptr<Leftovers> leftovers) noexcept;
-  // Waits for the copies of every parked queue and returns the references that nobody needs any more.
+  // Waits for the copies of every parked queue and returns the references that are no longer needed.
   [[nodiscard]] static std::vector<Keepalive> take_all();
 };
 

@@ -1,4 +1,4 @@
-// Issuing, waiting for and letting go of reloads.
+// Issues reloads, waits for them and releases them.
 #include "transfer/reload_lane.h"
 
 #include <utility>
@@ -8,10 +8,10 @@ namespace vdnn {
 std::shared_ptr<Reload> ReloadLane::issue(const std::shared_ptr<HostCopy>& copy, const Event& ready, Address target,
                                           Stream consumer, Keepalive target_keepalive) {
   auto reload = std::make_shared<Reload>(copy->bytes());
-  reloads_.reserve(reloads_.size() + 1);  // so that a copy that was issued is also written down
+  reloads_.reserve(reloads_.size() + 1);  // so that an issued copy is always recorded
   bool issued = false;
   try {
-    // The target's memory may have been freed by work that the consumer stream has yet to run.
+    // The previous owner of the target's memory may have work on the consumer stream that has not run yet.
     device_.wait(stream_, device_.record(consumer));
     device_.wait(stream_, ready);
     if (timing_ == Timing::On) reload->began_ = device_.record(stream_, timing_);
@@ -37,7 +37,7 @@ bool ReloadLane::settle() const noexcept {
   }
 }
 
-// The consumer stream owns the target's memory, so it must wait even if another stream is the first to use it.
+// The consumer stream owns the target's memory, so it must wait even if another stream uses the memory first.
 void ReloadLane::finish(std::size_t index, std::vector<Keepalive>& finished) {
   InFlight& in_flight = reloads_[index];
   device_.wait(in_flight.consumer, in_flight.reload->done_);
@@ -72,7 +72,7 @@ void ReloadLane::hand_back(std::vector<Keepalive>& finished) {
   in_flight_bytes_ = 0;
 }
 
-void ReloadLane::leave(Leftovers& leftovers) {
+void ReloadLane::move_to(Leftovers& leftovers) {
   for (auto* held : {&reloads_, &quarantine_}) {
     for (InFlight& in_flight : *held) {
       leftovers.keepalives.push_back(std::move(in_flight.keepalive));

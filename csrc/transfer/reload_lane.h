@@ -1,7 +1,7 @@
-// Reloads in flight: from the moment a copy back is issued until a stream has been made to wait for it.
+// Reloads in flight: from the moment a reload is issued until a stream waits for it.
 //
-// Owns what running copies touch: the target's keepalive and the host copy. Not synchronised: the queue's lock guards
-// it. References that are no longer needed are appended to a list that the queue destroys where that is safe.
+// Holds what running copies access: the target's keepalive and the host copy. Not synchronized: the queue's lock guards
+// it. References that are no longer needed are appended to a list, which the queue destroys where that is safe.
 #pragma once
 
 #include <memory>
@@ -23,18 +23,18 @@ class ReloadLane {
   [[nodiscard]] std::uint64_t in_flight_bytes() const noexcept { return in_flight_bytes_; }
   [[nodiscard]] bool empty() const noexcept { return reloads_.empty() && quarantine_.empty(); }
 
-  // `ready` is the event after which the host copy is complete. If the device refuses, what it may still touch is
-  // kept until close, and the error goes on.
+  // `ready` is the event after which the host copy is complete. If the device refuses, the lane keeps the memory that a
+  // copy may still access until close(), and throws the device's error.
   [[nodiscard]] std::shared_ptr<Reload> issue(const std::shared_ptr<HostCopy>& copy, const Event& ready, Address target,
                                               Stream consumer, Keepalive target_keepalive);
-  // Makes `stream` wait for the reload, and the consumer stream too.
+  // Makes both `stream` and the consumer stream wait for the reload.
   void wait(const std::shared_ptr<Reload>& reload, Stream stream, std::vector<Keepalive>& finished);
-  // Finishes the reloads whose handles are gone.
+  // Finishes the reloads whose handles were dropped.
   void finish_dropped(std::vector<Keepalive>& finished);
-  // Nothing is running any more.
+  // Appends all references to `finished`. Requires that no copy is running.
   void hand_back(std::vector<Keepalive>& finished);
-  // Something may be running, and nobody will wait for it.
-  void leave(Leftovers& leftovers);
+  // Moves all references to `leftovers`, because copies may be running and the queue will not wait for them.
+  void move_to(Leftovers& leftovers);
 
  private:
   struct InFlight {
@@ -52,7 +52,7 @@ class ReloadLane {
   const DropCount drops_;
   std::vector<InFlight> reloads_;
   std::uint64_t in_flight_bytes_ = 0;
-  std::vector<InFlight> quarantine_;  // may be touched by copies whose end nobody can tell
+  std::vector<InFlight> quarantine_;  // for copies that may run without an event that marks their end
 };
 
 }  // namespace vdnn

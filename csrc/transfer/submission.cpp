@@ -1,4 +1,4 @@
-// The order of device calls that an offload needs.
+// The device calls of an offload, in order.
 #include "transfer/submission.h"
 
 namespace vdnn {
@@ -8,7 +8,7 @@ Event Submission::put_on_stream(const std::vector<OutgoingCopy>& batch) {
   if (timing_ == Timing::On) began_ = device_.record(copy_stream_, timing_);
   for (const OutgoingCopy& outgoing : batch) {
     const PinnedBlock& block = *outgoing.copy->block();
-    // Its last reader may not have run yet: the stream waits for it, and the host does not.
+    // The last reader of the block may not have run yet: the stream waits for it, the host does not.
     for (const Event& use : block.last_uses().events()) device_.wait(copy_stream_, use);
     device_.copy_async(block.address(), outgoing.source, outgoing.copy->bytes(), CopyDirection::DeviceToHost,
                        copy_stream_);

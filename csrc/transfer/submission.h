@@ -1,7 +1,7 @@
-// Putting a batch of offloads on the copy stream: one ready event, one wait, the copies, one done event.
+// Issues a batch of offloads to the copy stream: one ready event, one wait, the copies, one done event.
 //
-// All or a prefix of the batch reaches the device. When a call is refused after copies were issued there is no event
-// to tell when they end: settle() waits for them, so that what they touch can be let go.
+// All or a prefix of the batch reaches the device. If the device refuses a call after copies were issued, no event
+// marks their end; settle() waits for them, so that the memory that they access can be released.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace vdnn {
 
-// An offload on its way: its handle, and what must live until its owner stream has waited for it.
+// An offload in flight: its handle, and the objects that must live until the owner stream waits for the copy.
 struct OutgoingCopy {
   std::shared_ptr<HostCopy> copy;
   Address source = 0;
@@ -26,13 +26,13 @@ class Submission {
   Submission(Device& device, Stream copy_stream, Timing timing)
       : device_(device), copy_stream_(copy_stream), timing_(timing) {}
 
-  // The event after which all copies of the batch are complete. The batch has one producer stream.
+  // Issues the batch and returns the event after which all its copies are complete. A batch has one producer stream.
   [[nodiscard]] Event put_on_stream(const std::vector<OutgoingCopy>& batch);
-  // Before its first copy; empty without timing.
+  // The event before the first copy; empty without timing.
   [[nodiscard]] const Event& began() const noexcept { return began_; }
-  // How many of the batch the device took before it refused something.
+  // The number of copies that the device accepted before it refused a call.
   [[nodiscard]] std::size_t copies_issued() const noexcept { return copies_issued_; }
-  // Waits for them; false if even that is refused.
+  // Waits for the issued copies. Returns false if the device refuses that too.
   [[nodiscard]] bool settle() const noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// Submission, windows, release and recovery of the TransferQueue.
+// Submission, window, release and recovery of the TransferQueue.
 #include "transfer/transfer_queue.h"
 
 #include <algorithm>
@@ -12,12 +12,12 @@ namespace vdnn {
 
 namespace {
 
-// Before a stream is made: a queue that is refused must leave nothing on the device.
+// Runs before a stream is created: a constructor that throws must leave nothing on the device.
 std::shared_ptr<Device> checked(std::shared_ptr<Device> device, const std::shared_ptr<PinnedPool>& pool,
                                 const QueueOptions& options) {
-  if (device == nullptr || pool == nullptr) throw InvalidArgument("device and pool", "one of each", "none");
+  if (device == nullptr || pool == nullptr) throw InvalidArgument("device and pool", "a device and a pool", "none");
   if (pool->device() != device) throw DeviceMismatch("pinned pool", device->info().name);
-  require_windows(options.offload_window_bytes, options.reload_window_bytes);
+  require_window(options.offload_window_bytes);
   return device;
 }
 
@@ -43,7 +43,7 @@ TransferQueue::~TransferQueue() {
     left->keepalives.push_back(std::move(offload.keepalive));
     left->blocks.push_back(offload.copy->block_);
   }
-  reloads_.leave(*left);
+  reloads_.move_to(*left);
   std::move(quarantine_.begin(), quarantine_.end(), std::back_inserter(left->keepalives));
   std::move(quarantined_blocks_.begin(), quarantined_blocks_.end(), std::back_inserter(left->blocks));
   Leftovers::park(std::move(left));
@@ -62,11 +62,11 @@ std::shared_ptr<HostCopy> TransferQueue::offload(Address source, std::uint64_t b
                                                  Keepalive source_keepalive, Growth growth) {
   require_copy_arguments(source, source, bytes);
   if (bytes == 0) throw InvalidArgument("bytes", "at least 1 byte", "0");
-  // Refuses streams of other devices before anything is held.
+  // Throws for streams of other devices before the queue holds anything.
   static_cast<void>(device_->stream_name(producer));
   if (!(owner == producer)) static_cast<void>(device_->stream_name(owner));
-  collect();  // first, so that the blocks of dropped copies can be had again
-  // Outside the lock: this may pin memory, and other threads have copies to wait for.
+  collect();  // first, so that the blocks of dropped copies can be reused
+  // Outside the lock: this may pin memory, and other threads may need the queue meanwhile.
   std::shared_ptr<PinnedBlock> block = pool_->allocate(bytes, growth);
   const auto locked = lock();
   require_open();
@@ -76,7 +76,7 @@ std::shared_ptr<HostCopy> TransferQueue::offload(Address source, std::uint64_t b
   }
   keep_window(bytes);
   auto copy = std::make_shared<HostCopy>(std::move(block), bytes);
-  // Before the source is ours: if this throws, the source must not be dropped under our lock.
+  // Before the queue owns the source: if this throws, the source must not be destroyed under the queue's lock.
   if (!batch_.empty() && (!is_small(bytes) || !(batch_.front().producer == producer))) flush_batch();
   OutgoingCopy offload{copy, source, producer, owner, std::move(source_keepalive)};
   ++stats_.offloads;
@@ -85,7 +85,7 @@ std::shared_ptr<HostCopy> TransferQueue::offload(Address source, std::uint64_t b
   try {
     submit_or_queue(std::move(offload));
   } catch (...) {
-    // The caller gets no handle: the source of a copy that failed goes back here, one that was taken as if dropped.
+    // The caller gets no handle. Return the source of a failed copy here; treat a submitted copy as dropped.
     if (copy->kept_source_ != nullptr) finished_.push_back(std::move(copy->kept_source_));
     drops_->fetch_add(1);
     throw;
@@ -142,7 +142,7 @@ void TransferQueue::submit(std::vector<OutgoingCopy> batch) {
   }
 }
 
-// Copies of the batch that the device took may still run, with no event to tell when they end.
+// Copies of the batch that the device accepted may still run, and no event marks their end.
 void TransferQueue::recover(std::vector<OutgoingCopy>& batch, const Submission& submission,
                             const std::string& failure) {
   const std::size_t copies_issued = submission.copies_issued();
@@ -150,7 +150,7 @@ void TransferQueue::recover(std::vector<OutgoingCopy>& batch, const Submission& 
   for (std::size_t index = 0; index < batch.size(); ++index) {
     OutgoingCopy& offload = batch[index];
     if (settled && index < copies_issued) {
-      // Complete: it has happened, so the empty event says all there is to say.
+      // The copy is complete, so the empty event, which has happened, is its ready event.
       offload.copy->state_ = CopyState::Submitted;
       in_flight_.push_back(std::move(offload));
       continue;
@@ -168,7 +168,7 @@ void TransferQueue::mark_failed(OutgoingCopy& offload, const std::string& failur
   ++stats_.failed;
   offload.copy->state_ = CopyState::Failed;
   offload.copy->failure_ = failure;
-  // Never dropped here: that could run Python code under our lock.
+  // Not destroyed here: that could run Python code under the queue's lock.
   Keepalive& home = offload.copy.use_count() > 1 ? offload.copy->kept_source_ : finished_.emplace_back();
   home = std::move(offload.keepalive);
 }
@@ -206,7 +206,7 @@ bool TransferQueue::release(const std::shared_ptr<HostCopy>& copy) {
 }
 
 std::shared_ptr<Reload> TransferQueue::reload(const std::shared_ptr<HostCopy>& copy, Address target, Stream consumer,
-                                              Keepalive target_keepalive, bool demand) {
+                                              Keepalive target_keepalive) {
   const auto locked = lock();
   require_open();
   collect_dropped();
@@ -214,16 +214,10 @@ std::shared_ptr<Reload> TransferQueue::reload(const std::shared_ptr<HostCopy>& c
   if (copy->state_ == CopyState::Failed) {
     throw InvalidArgument("copy", "a copy that reached the host", "one that failed: " + copy->failure_);
   }
-  const std::uint64_t bytes = copy->bytes_;
-  const std::uint64_t in_flight_bytes = reloads_.in_flight_bytes();
-  if (!demand && in_flight_bytes > 0 && in_flight_bytes + bytes > options_.reload_window_bytes) {
-    ++stats_.refused_reloads;
-    return nullptr;
-  }
   try {
     auto reload = reloads_.issue(copy, copy->ready_, target, consumer, std::move(target_keepalive));
     ++stats_.reloads;
-    stats_.reloaded_bytes += bytes;
+    stats_.reloaded_bytes += copy->bytes_;
     return reload;
   } catch (const std::exception&) {
     ++stats_.failed;
@@ -241,8 +235,9 @@ void TransferQueue::wait(const std::shared_ptr<Reload>& reload, Stream stream) {
 void TransferQueue::collect_dropped() {
   const std::uint64_t drops = drops_->load(std::memory_order_acquire);
   if (drops == drops_seen_) return;
-  std::uint64_t missing = drops - drops_seen_.exchange(drops);  // looked for from the newest: it goes first
-  // use_count() == 1: only the queue still refers to it. Nobody can get a new reference meanwhile.
+  // Search from the newest, which is usually dropped first.
+  std::uint64_t missing = drops - drops_seen_.exchange(drops);
+  // use_count() == 1: only the queue refers to the copy, and no thread can get a new reference.
   const auto dropped = [](const OutgoingCopy& offload) { return offload.copy.use_count() == 1; };
   for (std::size_t index = batch_.size(); index-- > 0 && missing > 0;) {
     if (!dropped(batch_[index])) continue;
@@ -283,11 +278,10 @@ std::pair<Event, Event> TransferQueue::span(const std::shared_ptr<HostCopy>& cop
   return {copy->began_, std::move(done)};
 }
 
-void TransferQueue::set_windows(std::uint64_t offload_bytes, std::uint64_t reload_bytes) {
-  require_windows(offload_bytes, reload_bytes);
+void TransferQueue::set_offload_window(std::uint64_t bytes) {
+  require_window(bytes);
   const auto locked = lock();
-  options_.offload_window_bytes = offload_bytes;
-  options_.reload_window_bytes = reload_bytes;
+  options_.offload_window_bytes = bytes;
 }
 
 CopyState TransferQueue::state(const std::shared_ptr<HostCopy>& copy) {
@@ -302,13 +296,14 @@ std::pair<std::string, Keepalive> TransferQueue::failure(const std::shared_ptr<H
 
 std::vector<Keepalive> TransferQueue::take_released() {
   const auto locked = lock();
-  // A graph may have gone since the last call: what its copies held can go too, and nobody else may call for long.
+  // A graph may have been freed since the last call: release what its copies hold now, because the next call may come
+  // late.
   if (!closed_) collect_dropped();
   return std::exchange(released_, {});
 }
 
 std::vector<Keepalive> TransferQueue::take_finished() {
-  if (fork_guard_.in_forked_child() || !has_finished_) return {};  // asked on every way out, of refused calls too
+  if (fork_guard_.in_forked_child() || !has_finished_) return {};  // called after every queue call, even one that threw
   const auto locked = lock();
   return std::exchange(finished_, {});
 }
@@ -332,9 +327,10 @@ void TransferQueue::close() {
     try {
       if (!device_->closed()) device_->drain(stream);
     } catch (const DeviceLost&) {
-      lost = std::current_exception();  // nothing runs on it any more
+      lost = std::current_exception();  // nothing runs on a lost device any more
     }
-    // Any other refusal leaves copies running: what they touch stays here, for the next close() or the destructor.
+    // After any other error copies may still run. The error propagates, and the queue keeps the memory that they access
+    // for the next close() or the destructor.
   }
   for (OutgoingCopy& offload : in_flight_) released_.push_back(std::move(offload.keepalive));
   reloads_.hand_back(finished_);

@@ -1,12 +1,12 @@
-// The mover: offloads and reloads on two copy streams of their own, within byte windows.
+// Offloads and reloads storages on two copy streams of its own. A window limits the bytes of offloads in flight.
 //
-// What must outlive what is written down: an offload's source is held from offload() until its owner stream has been
-// made to wait for the copy; a reload's target until its consumer stream has been made to wait; a host block until
-// the event of its last use. Nothing is polled and the host never blocks on a GPU: windows are kept by making streams
-// wait. References to sources are handed back through take_released(), never dropped inside.
+// Lifetimes: the queue holds the source of an offload until the owner stream waits for the copy, the target of a reload
+// until the consumer stream waits, and a host block until the event of its last use. The queue does not poll, and the
+// host does not block on a GPU: to keep the window, the queue makes streams wait. References to sources are returned
+// through take_released(); the queue itself does not destroy them.
 //
-// Small offloads are batched: one ready event, one wait and one done event for all of them, submitted when the batch
-// is full or anybody needs one of them.
+// Small offloads are batched: they share one ready event, one wait and one done event. A batch is submitted when it is
+// full or when one of its copies is needed.
 #pragma once
 
 #include <atomic>
@@ -33,10 +33,9 @@ struct QueueStats {
   std::uint64_t submissions = 0;  // batches count once
   std::uint64_t offload_in_flight_bytes = 0;
   std::uint64_t reload_in_flight_bytes = 0;
-  std::uint64_t window_waits = 0;      // a stream was made to wait because the offload window was full
-  std::uint64_t refused_offloads = 0;  // no host memory: the storage stays on the device
-  std::uint64_t refused_reloads = 0;   // the reload window was full
-  std::uint64_t cancelled = 0;         // dropped before the device was told
+  std::uint64_t window_waits = 0;      // times that a stream had to wait because the offload window was full
+  std::uint64_t refused_offloads = 0;  // no host memory, so the storage stays on the device
+  std::uint64_t cancelled = 0;         // dropped before they were submitted
   std::uint64_t failed = 0;
 };
 
@@ -45,59 +44,61 @@ class TransferQueue {
   TransferQueue(std::shared_ptr<Device> device, std::shared_ptr<PinnedPool> pool, const QueueOptions& options);
   TransferQueue(const TransferQueue&) = delete;  // copies in flight refer to it
   TransferQueue& operator=(const TransferQueue&) = delete;
-  // Calls no driver: without close(), what copies may still touch is parked, and the next queue lets go of it. Not to
-  // run in a forked child, where nothing may be waited for, ever: see LeakInForkedChild.
+  // Does not call the driver. Without close(), the memory that copies may still access is parked, and the next queue
+  // releases it. Must not run in a forked child, which can never wait for copies: see LeakInForkedChild.
   ~TransferQueue();
 
-  // Copies [source, +bytes) off the device once `producer` has come this far. `owner` is the stream on which the
-  // source was allocated. Null when there is no host memory now (see Growth); then nothing is held.
+  // Copies [source, +bytes) to the host once `producer` has reached this point. `owner` is the stream on which the
+  // source was allocated. Returns null, and holds nothing, if there is no host memory now (see Growth).
   [[nodiscard]] std::shared_ptr<HostCopy> offload(Address source, std::uint64_t bytes, Stream producer, Stream owner,
                                                   Keepalive source_keepalive, Growth growth);
-  // Makes the owner stream wait for the copy and hands the source back. Idempotent. False if the copy failed.
+  // Makes the owner stream wait for the copy and releases the source. Idempotent. Returns false if the copy failed.
   bool release(const std::shared_ptr<HostCopy>& copy);
-  // Copies back into [target, +bytes), allocated on `consumer`. Null when the window is full, unless `demand`.
+  // Copies back into [target, +bytes), allocated on `consumer`, once `consumer` has reached this point.
   [[nodiscard]] std::shared_ptr<Reload> reload(const std::shared_ptr<HostCopy>& copy, Address target, Stream consumer,
-                                               Keepalive target_keepalive, bool demand);
-  // Whatever is put on `stream` from now on sees the reloaded bytes.
+                                               Keepalive target_keepalive);
+  // Work issued to `stream` from now on sees the reloaded bytes.
   void wait(const std::shared_ptr<Reload>& reload, Stream stream);
-  // Submits what waits in a batch.
+  // Submits the copies that wait in a batch.
   void flush();
-  // Takes care of copies whose handles were dropped. Also done by every offload, reload, release and wait.
+  // Releases copies whose handles were dropped. Every offload, reload, release and wait does this too.
   void collect();
 
-  // What is in flight shrinks to a smaller window at the next offload.
-  void set_windows(std::uint64_t offload_bytes, std::uint64_t reload_bytes);
+  // The next offload applies a smaller window to the copies in flight.
+  void set_offload_window(std::uint64_t bytes);
 
   // The event after which the host may read the block; submits the copy if it still waits in a batch.
   [[nodiscard]] Event ready(const std::shared_ptr<HostCopy>& copy);
-  // The copy runs between these two; submits it if it still waits in a batch. For a queue that times its copies.
+  // The events before and after the copy, for a queue that times its copies. Submits the copy if it waits in a batch.
   [[nodiscard]] std::pair<Event, Event> span(const std::shared_ptr<HostCopy>& copy);
   [[nodiscard]] CopyState state(const std::shared_ptr<HostCopy>& copy);
-  // For a failed copy: why, and the source it was made from.
+  // For a failed copy: the reason, and the source.
   [[nodiscard]] std::pair<std::string, Keepalive> failure(const std::shared_ptr<HostCopy>& copy);
-  // Sources that may be dropped on their owner streams, in order of release.
+  // Returns the released sources, in order of release; they may be dropped now.
   [[nodiscard]] std::vector<Keepalive> take_released();
-  // False if nothing would be taken now. Takes no lock: every hook asks. In a forked child the answer is the refusal.
+  // False if take_released() would return nothing. Takes no lock, because every hook calls it. True in a forked child,
+  // where take_released() throws.
   [[nodiscard]] bool may_have_released() const noexcept {
     return has_released_ || *drops_ != drops_seen_ || fork_guard_.in_forked_child();
   }
-  // References that the queue itself no longer needs; the caller destroys them where that is safe.
+  // Returns references that the queue no longer needs; the caller destroys them where that is safe.
   [[nodiscard]] std::vector<Keepalive> take_finished();
 
   [[nodiscard]] QueueStats stats();
   [[nodiscard]] const ForkGuard& fork_guard() const noexcept { return fork_guard_; }
   [[nodiscard]] Stream offload_stream() const noexcept { return to_host_; }
   [[nodiscard]] Stream reload_stream() const noexcept { return reloads_.stream(); }
-  // Waits for all copies, then hands every reference back. Where the device refuses to be waited for, copies may still
-  // run: what they touch is kept and the next close() tries again. Throws DeviceLost after letting go.
+  // Waits for all copies, then returns every reference. If the device refuses to wait, copies may still run: the queue
+  // keeps the memory that they access, and the next close() tries again. Throws DeviceLost after returning references.
   void close();
 
  private:
-  // Says on leaving, to those who ask without a lock, what there is to be taken.
+  // Holds the lock. On destruction, publishes whether there is anything to take, for callers that read this without the
+  // lock.
   class Locked {
    public:
     explicit Locked(TransferQueue& queue) : queue_(queue), lock_(queue.mutex_) {}
-    Locked(const Locked&) = delete;  // left once
+    Locked(const Locked&) = delete;  // unlocks once
     Locked& operator=(const Locked&) = delete;
     ~Locked() {
       queue_.has_released_.store(!queue_.released_.empty(), std::memory_order_release);
@@ -126,19 +127,19 @@ class TransferQueue {
   const DropCount drops_;
   const Stream to_host_;
   const ForkGuard fork_guard_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   QueueOptions options_;
   std::vector<OutgoingCopy> batch_;
   std::uint64_t batch_bytes_ = 0;
-  std::deque<OutgoingCopy> in_flight_;  // submitted, source still held; oldest first
+  std::deque<OutgoingCopy> in_flight_;  // submitted copies whose source is still held, oldest first
   ReloadLane reloads_;
   std::vector<Keepalive> released_;
   std::vector<Keepalive> finished_;
-  std::vector<Keepalive> quarantine_;  // may be touched by copies whose end nobody can tell
+  std::vector<Keepalive> quarantine_;  // for copies that may run without an event that marks their end
   std::vector<std::shared_ptr<PinnedBlock>> quarantined_blocks_;
   std::atomic<std::uint64_t> drops_seen_{0};
   std::atomic<bool> has_released_{false};
-  std::atomic<bool> has_finished_{true};  // what other queues left behind
+  std::atomic<bool> has_finished_{true};  // true at first, for the references of parked queues
   QueueStats stats_;
   bool closed_ = false;
 };

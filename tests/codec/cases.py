@@ -16,35 +16,17 @@ from vdnn import _C
 
 Kernel = _C.Kernel
 
-_INTEGER_PAIRS = [(1, 2), (1, 4), (1, 8), (2, 4), (2, 8), (4, 8)]
 _COUNTS = [0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 1000, 4099, 1000003]
 _COUNTS_AT_EACH_OFFSET = [33, 1000]
 HASH_BYTES = 8
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A kernel with its widths."""
-
-    kernel: Kernel
-    source_width: int = 1
-    target_width: int = 1
-
-    def __str__(self) -> str:
-        name = str(self.kernel.name).lower()
-        if self.source_width == self.target_width:
-            return name
-        return f"{name}_{self.source_width}_to_{self.target_width}"
-
-    def source_bytes(self, count: int) -> int:
-        return -(-count // 8) if self.kernel == Kernel.UNPACK_BITS else count * self.source_width
+KERNELS = [Kernel.PACK_BITS, Kernel.UNPACK_BITS, Kernel.CONTENT_HASH]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call: a shape, a count, and how far source and target lie behind an address divisible by 16."""
+    """One call: a kernel, a count, and how far source and target lie behind an address divisible by 16."""
 
-    shape: Shape
+    kernel: Kernel
     count: int
     source_offset: int = 0
     target_offset: int = 0
@@ -52,45 +34,41 @@ class Case:
     def source(self) -> bytes:
         """The same bytes in every run. A third are 0, so that a mask has elements of both kinds."""
         random = np.random.default_rng(seed=self.count)
-        source = random.integers(0, 256, self.shape.source_bytes(self.count), dtype=np.uint8)
+        source = random.integers(0, 256, source_bytes(self.kernel, self.count), dtype=np.uint8)
         source[random.random(source.size) < 1 / 3] = 0
         return source.tobytes()
 
     def call(self, *, source: int, target: int) -> _C.KernelCall:
-        shape = self.shape
-        return _C.KernelCall(shape.kernel, source, target, self.count, shape.source_width, shape.target_width)
+        return _C.KernelCall(self.kernel, source, target, self.count)
 
 
-SHAPES = [
-    *(Shape(Kernel.NARROW_INTEGERS, wide, narrow) for narrow, wide in _INTEGER_PAIRS),
-    *(Shape(Kernel.WIDEN_INTEGERS, narrow, wide) for narrow, wide in _INTEGER_PAIRS),
-    Shape(Kernel.PACK_BITS),
-    Shape(Kernel.UNPACK_BITS),
-    Shape(Kernel.CONTENT_HASH),
-]
+def kernel_name(kernel: Kernel) -> str:
+    return str(kernel.name).lower()
 
 
-def cases_of(shape: Shape) -> Iterator[Case]:
+def source_bytes(kernel: Kernel, count: int) -> int:
+    return -(-count // 8) if kernel == Kernel.UNPACK_BITS else count
+
+
+def cases_of(kernel: Kernel) -> Iterator[Case]:
     # The target of a hash is always aligned to its 8 bytes.
-    step = HASH_BYTES if shape.kernel == Kernel.CONTENT_HASH else 1
+    step = HASH_BYTES if kernel == Kernel.CONTENT_HASH else 1
     for count in _COUNTS:
-        yield Case(shape, count)
+        yield Case(kernel, count)
     for count in _COUNTS_AT_EACH_OFFSET:
         for offset in range(16):
-            yield Case(shape, count, source_offset=offset)
-            yield Case(shape, count, target_offset=offset // step * step)
+            yield Case(kernel, count, source_offset=offset)
+            yield Case(kernel, count, target_offset=offset // step * step)
             # 7 is prime to 16: every offset of one side meets another of the other.
-            yield Case(shape, count, source_offset=offset, target_offset=offset * 7 % 16 // step * step)
+            yield Case(kernel, count, source_offset=offset, target_offset=offset * 7 % 16 // step * step)
 
 
-def expected_target(shape: Shape, count: int, source: bytes) -> bytes:
+def expected_target(kernel: Kernel, count: int, source: bytes) -> bytes:
     """What the kernel leaves at its target, by numpy and plain Python."""
-    if shape.kernel in (Kernel.NARROW_INTEGERS, Kernel.WIDEN_INTEGERS):
-        return np.frombuffer(source, f"<u{shape.source_width}").astype(f"<u{shape.target_width}").tobytes()
     values = np.frombuffer(source, np.uint8)
-    if shape.kernel == Kernel.PACK_BITS:
+    if kernel == Kernel.PACK_BITS:
         return np.packbits(values != 0, bitorder="little").tobytes()
-    if shape.kernel == Kernel.UNPACK_BITS:
+    if kernel == Kernel.UNPACK_BITS:
         return np.unpackbits(values, bitorder="little", count=count).tobytes()
     return slow_content_hash(source).to_bytes(HASH_BYTES, "little")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.codec.cases import SHAPES, Case, Kernel, Shape, cases_of
+from tests.codec.cases import KERNELS, Case, Kernel, cases_of, kernel_name, source_bytes
 from tests.codec.host_memory import GUARD, GUARD_BYTES, reference_target, target_bytes
 from vdnn import _C
 
@@ -59,7 +59,7 @@ class Bench:
         """The target as the device left it, and the guards before and after it."""
         source = self._source + case.source_offset
         target = self._target + GUARD_BYTES + case.target_offset
-        size = target_bytes(case.shape, case.count)
+        size = target_bytes(case.kernel, case.count)
         self.upload(source, content)
         self.upload(target - GUARD_BYTES, bytes([GUARD]) * (size + 2 * GUARD_BYTES))
         self._device.launch(case.call(source=source, target=target), self._stream)
@@ -69,8 +69,8 @@ class Bench:
 
 @contextmanager
 def _bench(device: Any, cases: list[Case]) -> Iterator[Bench]:
-    most_source = max(case.shape.source_bytes(case.count) for case in cases) + 2 * PADDING_BYTES
-    most_target = max(target_bytes(case.shape, case.count) for case in cases)
+    most_source = max(source_bytes(case.kernel, case.count) for case in cases) + 2 * PADDING_BYTES
+    most_target = max(target_bytes(case.kernel, case.count) for case in cases)
     most_target += 2 * (PADDING_BYTES + GUARD_BYTES)
     stream = device.create_stream("codec test")
     source = device.allocate_device(most_source)
@@ -85,9 +85,9 @@ def _bench(device: Any, cases: list[Case]) -> Iterator[Bench]:
         device.free_pinned(staging)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_launched_kernel_gives_the_bytes_of_the_reference(device: Any, shape: Shape) -> None:
-    cases = list(cases_of(shape))
+@pytest.mark.parametrize("kernel", KERNELS, ids=kernel_name)
+def test_a_launched_kernel_gives_the_bytes_of_the_reference(device: Any, kernel: Kernel) -> None:
+    cases = list(cases_of(kernel))
     guards = bytes([GUARD]) * GUARD_BYTES
     with _bench(device, cases) as bench:
         for case in cases:
@@ -100,7 +100,7 @@ def test_a_launched_kernel_gives_the_bytes_of_the_reference(device: Any, shape: 
 
 def test_a_hash_launched_twice_on_one_target_is_the_same_hash(device: Any) -> None:
     # A GPU's blocks add to the target: a launch that did not clear it first would give the double.
-    case = Case(Shape(Kernel.CONTENT_HASH), 100_000)
+    case = Case(Kernel.CONTENT_HASH, 100_000)
     content = case.source()
     with _bench(device, [case]) as bench:
         first = bench.run(case, content)
@@ -109,7 +109,7 @@ def test_a_hash_launched_twice_on_one_target_is_the_same_hash(device: Any) -> No
 
 def test_kernels_of_one_stream_run_in_the_order_of_their_launches(device: Any) -> None:
     count = 4099
-    mask = Case(Shape(Kernel.PACK_BITS), count).source()
+    mask = Case(Kernel.PACK_BITS, count).source()
     packed_bytes = -(-count // 8)
     expected = bytes(int(element != 0) for element in mask)
     stream = device.create_stream("codec test")

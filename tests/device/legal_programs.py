@@ -23,7 +23,7 @@ BUFFERS = 3  # on each side
 class Step:
     """One operation: which, on which stream, between which buffers, over which bytes, and how to wait."""
 
-    kind: str  # "offload", "reload", "fill", "narrow", "release"
+    kind: str  # "offload", "reload", "fill", "pack", "release"
     stream: int
     device_buffer: int
     host_buffer: int
@@ -36,7 +36,7 @@ class Step:
 def steps() -> st.SearchStrategy[list[Step]]:
     step = st.builds(
         Step,
-        kind=st.sampled_from(["offload", "offload", "reload", "reload", "fill", "narrow", "release"]),
+        kind=st.sampled_from(["offload", "offload", "reload", "reload", "fill", "pack", "release"]),
         stream=st.integers(0, 2),
         device_buffer=st.integers(0, BUFFERS - 1),
         host_buffer=st.integers(0, BUFFERS - 1),
@@ -106,13 +106,14 @@ class Program:
         target.content[step.begin : end] = source.content[step.begin : end]
         self.touched(stream, [source], [target])
 
-    def narrow(self, step: Step, source: Buffer, target: Buffer) -> None:
-        """Keeps the low byte of each 8-byte integer of another buffer."""
-        count = BUFFER_BYTES // 8
+    def pack(self, step: Step, source: Buffer, target: Buffer) -> None:
+        """Packs each byte of another buffer into a bit."""
         stream = self.touch(step, [source], [target])
-        call = _C.KernelCall(_C.Kernel.NARROW_INTEGERS, source.address, target.address, count, 8, 1)
+        call = _C.KernelCall(_C.Kernel.PACK_BITS, source.address, target.address, BUFFER_BYTES)
         self.device.launch(call, stream)
-        target.content[:count] = source.content[::8]
+        for byte in range(-(-BUFFER_BYTES // 8)):
+            elements = source.content[8 * byte : 8 * byte + 8]
+            target.content[byte] = sum(1 << bit for bit, element in enumerate(elements) if element != 0)
         self.touched(stream, [source], [target])
 
     def fill(self, step: Step, buffer: Buffer, value: int, access: _C.Access) -> None:
@@ -134,9 +135,9 @@ class Program:
                 self.copy(step, device_buffer, host_buffer, TO_HOST)
             elif step.kind == "reload":
                 self.copy(step, host_buffer, device_buffer, TO_DEVICE)
-            elif step.kind == "narrow":
+            elif step.kind == "pack":
                 other = self.on_device[(step.device_buffer + 1) % BUFFERS]
-                self.narrow(step, device_buffer, other)
+                self.pack(step, device_buffer, other)
             elif step.kind == "fill":
                 self.fill(step, device_buffer, step.value, _C.Access.WRITE)
             else:

@@ -160,7 +160,7 @@ def test_host_memory_that_is_not_pinned_is_refused(device: _C.Device) -> None:
     """On a GPU such a copy would work, and silently be synchronous."""
     stream = device.create_stream("s")
     memory, host = device.allocate_device(8192), device.allocate_pinned(4096)
-    expected = "inside one piece of memory pinned by this device"
+    expected = "inside one allocation pinned by this device"
     for address, size in [(memory, 64), (host + 4096, 1), (host, 4097), (host - 1, 2)]:
         with pytest.raises(errors.InvalidArgumentError, match=expected):
             device.copy_async(address, memory, size, TO_HOST, stream)
@@ -172,9 +172,9 @@ def test_freeing_twice_is_refused(device: _C.Device) -> None:
     host, memory = device.allocate_pinned(64), device.allocate_device(64)
     device.free_pinned(host)
     device.free_device(memory)
-    with pytest.raises(errors.InvalidArgumentError, match="pinned memory that this device gave out"):
+    with pytest.raises(errors.InvalidArgumentError, match="pinned memory that this device allocated"):
         device.free_pinned(host)
-    with pytest.raises(errors.InvalidArgumentError, match="device memory that this device gave out"):
+    with pytest.raises(errors.InvalidArgumentError, match="device memory that this device allocated"):
         device.free_device(memory)
 
 

@@ -149,7 +149,7 @@ def test_the_checker_catches(fault: Callable[[Rig, bool], None], rig: Rig) -> No
     assert error.second.startswith(second)
     assert error.second_stream == second_stream
     assert error.range_bytes == SIZE
-    for part in (first, second, first_stream, second_stream, "has waited for no event recorded", "4.00 KiB"):
+    for part in (first, second, first_stream, second_stream, "has not waited for any event recorded", "4.00 KiB"):
         assert part in str(error), str(error)
 
 
@@ -179,7 +179,7 @@ def test_violations_can_be_collected_and_the_run_goes_on(rig: Rig) -> None:
     (violation,) = device.take_violations()
     assert violation.first == "write by first (operation 1)"
     assert violation.second_stream == "back"
-    assert violation.missing.startswith("stream 'back' has waited for no event recorded on stream 'out'")
+    assert violation.missing.startswith("stream 'back' has not waited for any event recorded on stream 'out'")
     assert device.take_violations() == []
 
 

@@ -3,7 +3,7 @@
 // The sources that define them include this, so a definition whose parameters differ from the list does not compile.
 #pragma once
 
-#include "device/driver_api.h"
+#include "device/cuda/driver_api.h"
 
 namespace vdnn::driver {
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-#include "device/driver_api.h"
+#include "device/cuda/driver_api.h"
 
 namespace vdnn::fake {
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "device/driver_api.h"
+#include "device/cuda/driver_api.h"
 #include "fake_context.h"
 #include "fake_event.h"
 #include "fake_memory.h"

@@ -9,7 +9,7 @@
 #include <map>
 #include <optional>
 
-#include "device/driver_api.h"
+#include "device/cuda/driver_api.h"
 
 namespace vdnn::fake {
 

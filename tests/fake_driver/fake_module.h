@@ -1,4 +1,4 @@
-// Modules whose code is the codec's CPU reference: any image will do, and the five kernels are in each.
+// Modules whose code is the codec's CPU reference: any image will do, and the kernels are in each.
 //
 // Guarded by the driver's lock, except run_kernel, which a stream calls while it runs a launch.
 #pragma once
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "codec/kernel_call.h"
-#include "device/driver_api.h"
+#include "device/cuda/driver_api.h"
 #include "handle_table.h"
 
 namespace vdnn::fake {

@@ -15,7 +15,7 @@
 #include <random>
 #include <vector>
 
-#include "device/driver_api.h"
+#include "device/cuda/driver_api.h"
 #include "fake_event.h"
 #include "fault_injection.h"
 #include "handle_table.h"

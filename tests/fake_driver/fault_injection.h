@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "device/driver_api.h"
+#include "device/cuda/driver_api.h"
 
 namespace vdnn::fake {
 

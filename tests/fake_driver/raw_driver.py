@@ -1,4 +1,4 @@
-"""Driver entry points called by name from Python, with signatures read from csrc/device/driver_api.h.
+"""Driver entry points called by name from Python, with signatures read from csrc/device/cuda/driver_api.h.
 
 For tests of the fake driver itself: nothing of vdnn's native code is between the test and the driver. What
 the convenience methods create is destroyed by `close()` unless the test has done so.
@@ -10,7 +10,7 @@ import ctypes
 import re
 from pathlib import Path
 
-HEADER = Path(__file__).resolve().parents[2] / "csrc" / "device" / "driver_api.h"
+HEADER = Path(__file__).resolve().parents[2] / "csrc" / "device" / "cuda" / "driver_api.h"
 
 _VALUES: dict[str, type] = {
     "unsigned": ctypes.c_uint,
@@ -39,9 +39,7 @@ def _parameter_type(parameter: str) -> type:
 class KernelCall(ctypes.Structure):
     """csrc/codec/kernel_call.h."""
 
-    _fields_ = [
-        (name, ctypes.c_uint64) for name in ("kernel", "source", "target", "count", "source_width", "target_width")
-    ]
+    _fields_ = [(name, ctypes.c_uint64) for name in ("kernel", "source", "target", "count")]
 
 
 class RawDriver:

@@ -1,7 +1,7 @@
 // The driver's result codes that only a driver returns, and the names of all that tests inject or see.
 #pragma once
 
-#include "device/driver_api.h"
+#include "device/cuda/driver_api.h"
 
 namespace vdnn::fake {
 

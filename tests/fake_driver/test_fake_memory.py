@@ -107,7 +107,7 @@ def test_unregistering_waits_for_every_stream(fake: FakeDriver, cuda: RawDriver)
 def test_launch_copies_its_argument_and_runs_the_reference(fake: FakeDriver, cuda: RawDriver) -> None:
     stream, function = cuda.stream(), cuda.function("vdnn_pack_bits")
     source, target = cuda.device_bytes(bytes([1, 0, 0, 1, 1, 0, 0, 0, 1])), cuda.device_bytes(b"\xff\xff")
-    call = KernelCall(kernel=2, source=source, target=target, count=9, source_width=1, target_width=1)
+    call = KernelCall(kernel=0, source=source, target=target, count=9)
     fake.hold_streams()
     assert cuda.launch(function, call, stream) == 0
     call.count = 0
@@ -119,7 +119,7 @@ def test_launch_copies_its_argument_and_runs_the_reference(fake: FakeDriver, cud
 def test_content_hash_is_added_to_its_target(cuda: RawDriver) -> None:
     function, source = cuda.function("vdnn_content_hash"), cuda.device_bytes(b"some bytes")
     target = cuda.device_bytes(bytes(8))
-    call = KernelCall(kernel=4, source=source, target=target, count=10, source_width=1, target_width=1)
+    call = KernelCall(kernel=2, source=source, target=target, count=10)
     assert cuda.launch(function, call, None) == 0
     once = int.from_bytes(read(target, 8), "little")
     assert cuda.launch(function, call, None) == 0

@@ -29,7 +29,7 @@ VERSIONED = {
 
 
 def declared() -> list[str]:
-    return re.findall(r"^  X\((cu\w+),", (ROOT / "csrc" / "device" / "driver_api.h").read_text(), re.MULTILINE)
+    return re.findall(r"^  X\((cu\w+),", (ROOT / "csrc" / "device" / "cuda" / "driver_api.h").read_text(), re.MULTILINE)
 
 
 def missing_from(library: ctypes.CDLL, symbols: list[str]) -> list[str]:

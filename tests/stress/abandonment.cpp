@@ -100,9 +100,8 @@ class Abandoner {
   void reload() {
     const auto& copy = handles_.copies[dice_.below(handles_.copies.size())];
     std::shared_ptr<Buffer> target = compute_.allocate(copy->bytes());
-    auto reload = dropping_nothing(
-        [&] { return rig_.queue->reload(copy, target->address(), compute_.stream(), target, dice_.percent(30)); });
-    if (reload == nullptr) return;
+    auto reload =
+        dropping_nothing([&] { return rig_.queue->reload(copy, target->address(), compute_.stream(), target); });
     run_.counts.add("reloads never waited for");
     if (dice_.percent(70)) handles_.reloads.push_back(std::move(reload));
     if (dice_.percent(70)) handles_.targets.push_back(std::move(target));

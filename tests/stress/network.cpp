@@ -74,24 +74,21 @@ void Network::backward() {
 
 void Network::reload_ahead(std::size_t index, std::size_t look_ahead) {
   for (std::size_t ahead = 0; ahead <= look_ahead && ahead <= index; ++ahead) {
-    if (!issue(activations_[index - ahead], ahead == 0)) return;
+    issue(activations_[index - ahead]);
   }
 }
 
-bool Network::issue(Activation& activation, bool demand) {
-  if (activation.resident != nullptr || activation.reload != nullptr) return true;
+void Network::issue(Activation& activation) {
+  if (activation.resident != nullptr || activation.reload != nullptr) return;
   static_cast<void>(queue_->ready(activation.copy));  // submits it: only then it is known whether that works
   if (queue_->state(activation.copy) == CopyState::Failed) {
     keep_failed_source(activation);
-    return true;
+    return;
   }
   activation.target = compute_.allocate(activation.bytes);
   activation.reload = dropping_nothing([&] {
-    return queue_->reload(activation.copy, activation.target->address(), compute_.stream(), activation.target, demand);
+    return queue_->reload(activation.copy, activation.target->address(), compute_.stream(), activation.target);
   });
-  require(activation.reload != nullptr || !demand, "a reload on demand must not be refused");
-  if (activation.reload == nullptr) activation.target.reset();
-  return activation.reload != nullptr;
 }
 
 void Network::keep_failed_source(Activation& activation) {

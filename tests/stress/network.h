@@ -36,8 +36,7 @@ class Network {
   void after_layer();
   void backward();
   void reload_ahead(std::size_t index, std::size_t look_ahead);
-  // False if the window refuses it.
-  bool issue(Activation& activation, bool demand);
+  void issue(Activation& activation);
   void keep_failed_source(Activation& activation);
   void check_on_host(const Activation& activation);
   void consume(Activation& activation);

@@ -1,8 +1,8 @@
 // Making a rig and taking it down.
 #include "rig.h"
 
-#include "device/cuda_device.h"
-#include "device/sim_device.h"
+#include "device/cuda/cuda_device.h"
+#include "device/sim/sim_device.h"
 #include "fake_driver_controls.h"
 
 namespace vdnn::stress {
@@ -45,7 +45,6 @@ void furnish(Rig& rig, Dice& dice, HostMemory host_memory) {
 void add_queue(Rig& rig, Dice& dice) {
   QueueOptions queue;
   queue.offload_window_bytes = dice.between(256 << 10, 4 << 20);
-  queue.reload_window_bytes = dice.between(256 << 10, 2 << 20);
   queue.small_copy_bytes = std::uint64_t{16} << 10;
   queue.batch_bytes = dice.between(8 << 10, 128 << 10);
   rig.queue = std::make_shared<TransferQueue>(rig.device, rig.pool, queue);
@@ -94,7 +93,7 @@ void finish(Run& run, Rig& rig) {
   require(rig.heap->wrongly_dropped() == 0, "the queue must hand references back, not drop them");
   run.counts.add("offloads", transfers.offloads);
   run.counts.add("reloads", transfers.reloads);
-  run.counts.add("refused", transfers.refused_offloads + transfers.refused_reloads);
+  run.counts.add("refused", transfers.refused_offloads);
   run.counts.add("window waits", transfers.window_waits);
   run.counts.add("ordered accesses", rig.device->checked_accesses());
   rig.heap.reset();

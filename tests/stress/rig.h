@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "device/ordering_checker.h"
-#include "device/sim_streams.h"
+#include "device/check/ordering_checker.h"
+#include "device/sim/sim_streams.h"
 #include "device_heap.h"
 #include "dice.h"
 #include "memory/pinned_pool.h"

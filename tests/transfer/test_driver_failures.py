@@ -74,8 +74,7 @@ class Round:
             for copy, content in zip(reversed(copies), reversed(contents), strict=True):
                 assert copy is not None
                 taken.append(device.allocate_device(copy.bytes))
-                reload = self.queue.reload(copy, taken[-1], self.compute, demand=True)
-                assert reload is not None
+                reload = self.queue.reload(copy, taken[-1], self.compute)
                 self.queue.wait(reload, self.compute)
                 device.copy_async(staging, taken[-1], copy.bytes, _C.CopyDirection.DEVICE_TO_HOST, self.compute)
                 device.drain(self.compute)
@@ -178,7 +177,7 @@ def test_every_refusal_is_told_clearly_and_the_next_round_works(fake_driver: Fak
         del faulty, caught, error
         assert leaks_of(fake_driver) == {}, f"after call {nth}, {names[nth - 1]}"
     # Every entry point that a round makes was failed; what no round makes is the doctor's.
-    header = Path(__file__).resolve().parents[2] / "csrc" / "device" / "driver_api.h"
+    header = Path(__file__).resolve().parents[2] / "csrc" / "device" / "cuda" / "driver_api.h"
     listed = set(re.findall(r"X\((cu\w+)", header.read_text()))
     doctor_only = {"cuDriverGetVersion", "cuGetErrorName"}
     assert set(told) == listed - doctor_only - (set() if _C.device_code_present() else DEVICE_CODE_CALLS)

@@ -142,7 +142,7 @@ def test_keepalives_are_destroyed_where_python_code_may_run(lazy: _C.Device) -> 
 
     copy = rig.offload(rig.storage(MIB))
     target = rig.device.allocate_device(MIB)
-    reload = rig.queue.reload(copy, target, rig.compute, keepalive=Reentrant(), demand=True)
+    reload = rig.queue.reload(copy, target, rig.compute, keepalive=Reentrant())
     rig.queue.wait(reload, rig.compute)
     assert rig.gone == ["saw 1 reloads"]
     rig.close()

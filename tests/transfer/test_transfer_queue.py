@@ -115,9 +115,8 @@ def test_a_queue_takes_only_a_pool_of_its_own_device(lazy: _C.Device) -> None:
     other = _C.SimDevice()
     with pytest.raises(errors.DeviceMismatchError, match="pinned pool does not belong to device"):
         _C.TransferQueue(lazy, _C.PinnedPool(other, cap_bytes=MIB))
-    for window in ("offload_window_bytes", "reload_window_bytes"):
-        with pytest.raises(errors.InvalidArgumentError, match=f"{window}: expected at least 1 byte, got 0"):
-            _C.TransferQueue(lazy, _C.PinnedPool(lazy, cap_bytes=MIB), **{window: 0})
+    with pytest.raises(errors.InvalidArgumentError, match="offload_window_bytes: expected at least 1 byte, got 0"):
+        _C.TransferQueue(lazy, _C.PinnedPool(lazy, cap_bytes=MIB), offload_window_bytes=0)
     other.close()
 
 
@@ -133,8 +132,7 @@ def test_threads_with_streams_of_their_own_share_a_queue(rig: TransferRig) -> No
                 assert copy is not None
                 rig.queue.release(copy)
                 target = rig.device.allocate_device(copy.bytes)
-                reload = rig.queue.reload(copy, target, stream, demand=True)
-                assert reload is not None
+                reload = rig.queue.reload(copy, target, stream)
                 rig.queue.wait(reload, stream)
                 assert download(rig.device, stream, target, storage.size) == storage.content
         except BaseException as error:

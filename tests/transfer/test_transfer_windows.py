@@ -19,31 +19,22 @@ def test_the_offload_window_makes_the_owner_stream_wait_and_never_the_host(lazy:
 
 
 def test_a_copy_larger_than_the_window_goes_alone(lazy: _C.Device) -> None:
-    rig = TransferRig(lazy, {"offload_window_bytes": MIB, "reload_window_bytes": MIB})
+    rig = TransferRig(lazy, {"offload_window_bytes": MIB})
     rig.offload(rig.storage(MIB // 2), "small")
     large = rig.offload(rig.storage(3 * MIB), "large")
     assert [hold.name for hold in rig.queue.take_released()] == ["small"]
-    target = rig.device.allocate_device(3 * MIB)
-    assert rig.queue.reload(large, target, rig.compute) is not None
+    rig.reload(large)
     rig.close()
 
 
-def test_a_full_reload_window_refuses_all_but_demand(lazy: _C.Device) -> None:
-    rig = TransferRig(lazy, {"reload_window_bytes": 2 * MIB})
-    copies = [rig.offload(rig.storage(MIB, seed)) for seed in range(4)]
-    targets = [rig.device.allocate_device(MIB) for _ in copies]
-    first = rig.queue.reload(copies[3], targets[3], rig.compute)
-    second = rig.queue.reload(copies[2], targets[2], rig.compute)
-    assert first is not None
-    assert second is not None
-    assert rig.queue.reload(copies[1], targets[1], rig.compute) is None
-    assert rig.queue.stats.refused_reloads == 1
-    on_demand = rig.queue.reload(copies[1], targets[1], rig.compute, demand=True)
-    assert on_demand is not None
+def test_reloads_in_flight_are_counted_until_a_stream_waits_for_them(lazy: _C.Device) -> None:
+    rig = TransferRig(lazy)
+    copies = [rig.offload(rig.storage(MIB, seed)) for seed in range(3)]
+    reloads = [rig.reload(copy)[0] for copy in copies]
     assert rig.queue.stats.reload_in_flight_bytes == 3 * MIB
-    for reload in (first, second, on_demand):
+    for reload in reloads:
         rig.queue.wait(reload, rig.compute)
-    assert rig.queue.reload(copies[0], targets[0], rig.compute) is not None
+    assert rig.queue.stats.reload_in_flight_bytes == 0
     rig.close()
 
 

@@ -64,9 +64,7 @@ class TransferRig:
     def reload(self, copy: _C.HostCopy, name: str = "") -> tuple[_C.Reload, int]:
         target = self.device.allocate_device(copy.bytes)
         keepalive = self.hold(name) if name else None
-        reload = self.queue.reload(copy, target, self.compute, keepalive=keepalive, demand=True)
-        assert reload is not None
-        return reload, target
+        return self.queue.reload(copy, target, self.compute, keepalive=keepalive), target
 
     def read(self, address: int, size: int) -> bytes:
         return download(self.device, self.compute, address, size)

@@ -243,7 +243,7 @@ class ManagedStorage:
             self.observer.about_to_reload(self)
         geometry = self.geometry if self.is_dense else None
         target = allocate_target(transport, self.nbytes, self.misalignment, geometry)
-        reload = in_span("reload", transport.queue.reload)(copy, target.address, stream, target.tensor, demand=True)
+        reload = in_span("reload", transport.queue.reload)(copy, target.address, stream, target.tensor)
         self._reload = reload
         self._target = target
         self._reload_stream = stream

@@ -106,7 +106,6 @@ class Transport:
             device,
             self.pool,
             offload_window_bytes=options.offload_window_bytes,
-            reload_window_bytes=options.reload_window_bytes,
             timed=options.timed,
             **batching,
         )
@@ -151,7 +150,7 @@ class Transport:
         """How much the device may hold for copies in flight from the next copy on: what was asked for, or anything."""
         offload_bytes = _NO_LIMIT_BYTES if open_wide else self._options.offload_window_bytes
         self.reload_window_bytes = _NO_LIMIT_BYTES if open_wide else self._options.reload_window_bytes
-        self.queue.set_windows(offload_bytes, self.reload_window_bytes)
+        self.queue.set_offload_window(offload_bytes)
 
     def reload_window_is_full(self, nbytes: int) -> bool:
         """For so many more. Also for what is larger than the window: what waits to be used is not to cost more."""

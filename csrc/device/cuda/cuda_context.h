@@ -1,35 +1,35 @@
-// One GPU's primary context, shared with torch, and the one place where a driver's answer becomes an error.
+// The primary context of one GPU, shared with torch. Every result code of the driver is turned into an error here.
 //
-// A refused call throws DriverFailure and leaves the device usable. An asynchronous error marks the device lost:
-// from then on every Scope throws DeviceLost, naming the call that found it.
+// A refused call throws DriverFailure and leaves the device usable. An asynchronous error marks the device as lost:
+// from then on every Scope throws DeviceLost and names the call that reported the error.
 #pragma once
 
 #include <atomic>
 #include <mutex>
 #include <string>
 
+#include "device/cuda/driver_library.h"
 #include "device/device.h"
-#include "device/driver_library.h"
 
 namespace vdnn {
 
 class CudaContext {
  public:
-  // Retains the primary context as its last step, so that a constructor that throws holds nothing.
+  // Retains the primary context as the last step, so that a constructor that throws retains nothing.
   CudaContext(const DriverLibrary& driver, int ordinal);
   CudaContext(const CudaContext&) = delete;  // one retain, one release
   CudaContext& operator=(const CudaContext&) = delete;
-  ~CudaContext() = default;  // calls no driver: release() does
+  ~CudaContext() = default;  // does not call the driver: release() does
 
   [[nodiscard]] const DriverLibrary& driver() const noexcept { return driver_; }
   [[nodiscard]] const DeviceInfo& info() const noexcept { return info_; }
   [[nodiscard]] bool lost() const noexcept { return lost_.load(std::memory_order_acquire); }
 
-  // Throws unless `result` is success. `bytes` is the size the call asked for, 0 where it has none.
+  // Throws unless `result` is success. `bytes` is the size that the call asked for, 0 for a call without a size.
   void check(driver::Result result, const char* call, std::uint64_t bytes = 0);
   [[noreturn]] void fail(driver::Result result, const char* call, std::uint64_t bytes);
-  // For giving things back. An earlier asynchronous error reported here only marks the device lost: the driver has
-  // released the object all the same. Throws if it kept the object.
+  // For calls that free an object. An earlier asynchronous error that such a call reports only marks the device as
+  // lost, because the driver has freed the object nevertheless. Throws if the driver kept the object.
   void check_released(driver::Result result, const char* call, std::uint64_t bytes = 0);
   void throw_if_lost();
   void release();
@@ -37,14 +37,14 @@ class CudaContext {
   enum class Purpose { Work, Close };
   enum class Capture { Leave, Relax };
 
-  // Makes the context current on this thread while it lives. With Capture::Relax, calls that may not be made during
-  // a CUDA-graph capture of another thread do not disturb it.
+  // Makes the context current on this thread for the lifetime of the Scope. With Capture::Relax, calls that are
+  // forbidden during a CUDA-graph capture of another thread do not invalidate that capture.
   class Scope {
    public:
     explicit Scope(CudaContext& context, Capture capture = Capture::Leave, Purpose purpose = Purpose::Work);
     Scope(const Scope&) = delete;  // pops exactly once
     Scope& operator=(const Scope&) = delete;
-    // Restores what was; a driver that refuses this is reported by the next Scope, since a destructor cannot throw.
+    // Restores the previous state. A destructor cannot throw, so the next Scope reports a failure to do so.
     ~Scope();
 
    private:
@@ -57,7 +57,7 @@ class CudaContext {
     int previous_capture_mode_ = 0;
   };
 
-  // Throws what a Scope could not restore, once.
+  // Throws the deferred error of a Scope that could not restore the previous state, once.
   void throw_deferred();
 
  private:

@@ -1,9 +1,11 @@
 // Wraps any device and proves, call by call, that accesses to the same bytes are ordered by streams and events.
 //
-// A vector clock per stream and event; every copy, kernel and noted access is checked against the accesses before it.
-// [Note: Release is a write] Memory that is given back may be written by its next owner at once, so a release must be
-// ordered behind every reader and writer, exactly like a write. The check does not depend on timing: a missing edge
-// is found even when this run happened to be lucky. Host threads are taken to be ordered as their calls came in.
+// Each stream and event has a vector clock; every copy, kernel and noted access is checked against the accesses before
+// it. The check does not depend on timing: it finds a missing wait even if this run did not hit the race. The calls of
+// host threads count as ordered in the order in which they arrive.
+//
+// [Note: Release is a write] The next owner of released memory may write it at once, so a release must be ordered after
+// every reader and writer, exactly like a write.
 #pragma once
 
 #include <map>
@@ -13,20 +15,20 @@
 #include <thread>
 #include <vector>
 
-#include "device/access_log.h"
+#include "device/check/access_log.h"
+#include "device/check/vector_clock.h"
 #include "device/device.h"
-#include "device/vector_clock.h"
 
 namespace vdnn {
 
-// Two accesses to the same bytes with nothing that orders them.
+// Two accesses to the same bytes that nothing orders.
 struct OrderingViolation {
   ByteRange range;
-  std::string first;  // what the earlier one was, e.g. "write by copy device to host (operation 3)"
+  std::string first;  // the earlier access, e.g. "write by copy device to host (operation 3)"
   std::string first_stream;
   std::string second;
   std::string second_stream;
-  std::string first_issued_at;  // see set_origin; empty if nobody has said
+  std::string first_issued_at;  // see set_origin(); empty if it was not called
   std::string second_issued_at;
   [[nodiscard]] std::string missing_edge() const;
 };
@@ -37,11 +39,11 @@ class OrderingChecker final : public Device {
  public:
   OrderingChecker(std::shared_ptr<Device> inner, OnViolation on_violation);
 
-  // Those collected since the last call.
+  // Returns the violations collected since the last call.
   [[nodiscard]] std::vector<OrderingViolation> take_violations();
-  // Says where in its program the calling thread is, from now on: violations repeat it. Nobody has to say.
+  // Sets the program location of the calling thread from now on; violations report it. Optional.
   void set_origin(std::string_view origin);
-  // Accesses checked so far: a test that checked nothing proves nothing.
+  // The number of accesses checked so far, so that a test can assert that it checked any.
   [[nodiscard]] std::uint64_t checked_accesses() const;
   [[nodiscard]] const std::shared_ptr<Device>& inner() const noexcept { return inner_; }
 
@@ -72,7 +74,7 @@ class OrderingChecker final : public Device {
     ByteRange range;
     Access access;
   };
-  // Checks and logs one operation that makes these accesses, as the next one of `stream`.
+  // Checks and logs the next operation of `stream`, which makes these accesses.
   void check_operation(Stream stream, const std::vector<Claim>& claims, const std::string& label);
   void withdraw(const std::vector<ByteRange>& ranges);
   Address remember(Address address, std::uint64_t bytes);
@@ -83,12 +85,12 @@ class OrderingChecker final : public Device {
 
   const std::shared_ptr<Device> inner_;
   const OnViolation on_violation_;
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::uint32_t device_id_ = 0;
   std::map<std::uint32_t, VectorClock> clocks_;  // by stream index
   VectorClock host_clock_;
   AccessLog log_;
-  std::map<Address, std::uint64_t> bytes_by_address_;  // of what was allocated through the checker
+  std::map<Address, std::uint64_t> bytes_by_address_;  // of memory allocated through the checker
   std::vector<OrderingViolation> violations_;
   std::uint64_t checked_accesses_ = 0;
   std::map<std::thread::id, std::shared_ptr<const std::string>> origins_;

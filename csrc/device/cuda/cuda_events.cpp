@@ -1,5 +1,5 @@
-// Recycling of CUDA events.
-#include "device/cuda_events.h"
+// Recycles CUDA events.
+#include "device/cuda/cuda_events.h"
 
 namespace vdnn {
 
@@ -8,7 +8,7 @@ CudaEvents::~CudaEvents() {
 }
 
 void CudaEvents::give_back(Record* record) noexcept {
-  // The last Event may outlive its device: let go of the home only after the push.
+  // The last Event may outlive its device: release the home only after the push.
   const std::shared_ptr<CudaEvents> home = std::move(record->home);
   record->clock.reset();
   home->returned_.push(record);
@@ -32,7 +32,7 @@ std::unique_ptr<CudaEvents::Record> CudaEvents::take(CudaContext& context, Timin
   }
   auto record = std::make_unique<Record>();
   record->timed = timing == Timing::On;
-  handles_.reserve(handles_.size() + 1);  // so that a handle that was created is also written down
+  handles_.reserve(handles_.size() + 1);  // so that a created handle is always recorded
   const unsigned flags = timing == Timing::On ? 0 : driver::event_disable_timing;
   context.check(context.driver().cuEventCreate(&record->handle, flags), "cuEventCreate");
   handles_.push_back(record->handle);

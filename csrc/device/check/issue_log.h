@@ -1,7 +1,7 @@
-// Wraps any device and writes down what is put on its streams, in order: to compare what two devices were told.
+// Wraps any device and logs, in order, what is issued to its streams, so that tests can compare two devices.
 //
-// A line for each call: "record s1 e3", "wait s2 e3", "copy_d2h s1 4096", "launch s1 hash". Streams and records are
-// numbered from 1 in the order of their first mention. What the host only asks or waits for is not written down.
+// One line per call: "record s1 e3", "wait s2 e3", "copy_d2h s1 4096", "launch s1 vdnn_content_hash". Streams and
+// records are numbered from 1 in the order of their first mention. Queries and waits of the host are not logged.
 #pragma once
 
 #include <map>
@@ -18,7 +18,7 @@ class IssueLog final : public Device {
  public:
   explicit IssueLog(std::shared_ptr<Device> inner);
 
-  // Since the last call.
+  // Returns the lines logged since the last call.
   [[nodiscard]] std::vector<std::string> take_issues();
 
   [[nodiscard]] const DeviceInfo& info() const override { return inner_->info(); }
@@ -49,15 +49,15 @@ class IssueLog final : public Device {
 
  private:
   void add(const char* verb, Stream stream, const std::string& detail);
-  // Under the mutex.
+  // Requires the mutex.
   [[nodiscard]] std::string event_name(const Event& event);
 
   const std::shared_ptr<Device> inner_;
-  std::mutex mutex_;  // guards what follows, and holds calls in the order of their lines
+  std::mutex mutex_;  // guards the members below, and keeps the lines in the order of the calls
   std::vector<std::string> issues_;
   std::map<std::uint32_t, std::size_t> streams_;
   std::map<const EventRecord*, std::size_t> records_;
-  std::vector<Event> seen_;  // alive, so that no other record gets its address
+  std::vector<Event> seen_;  // kept alive, so that no other record gets the same address
 };
 
 }  // namespace vdnn

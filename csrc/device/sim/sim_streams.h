@@ -1,12 +1,15 @@
-// The streams of a simulated device, run as early, as late or as randomly as is legal.
+// The streams of a simulated device, which run as early, as late or as randomly as is legal.
 //
-// An operation may run once everything before it on its stream has run and what its stream waits for has happened.
-// Within that freedom the schedule decides: `eager` runs at once; `lazy` runs nothing until somebody needs it (a
-// host wait, an adopted stream's wait, close), which is the latest legal moment. Both have a worker thread for each
-// stream; real concurrency is `eager`'s. `random` draws from the seed how hurried each stream is, and at every call
-// made to the device how many operations each runs, one by one in an order that is drawn too, on the calling thread:
-// what ran when depends only on the seed and the order of calls, so a failing schedule can be repeated, and no time
-// goes by in changing threads. Adopted streams have no worker: their work is the calling thread's.
+// An operation may run once every earlier operation of its stream has run and every event that its stream waits for has
+// happened. Within these limits the schedule decides:
+//   eager   runs an operation at once;
+//   lazy    runs an operation only when it is needed (by a wait of the host, a wait of an adopted stream, or close()),
+//           which is the latest legal moment;
+//   random  draws from the seed how fast each stream is and, at every call to the device, how many operations each
+//           stream runs and in which order.
+// `eager` and `lazy` have one worker thread per stream, and only `eager` runs operations concurrently. `random` runs
+// them on the calling thread: the order depends only on the seed and the order of calls, so a failing schedule can be
+// repeated, and no time is spent on thread switches. An adopted stream has no worker: the calling thread does its work.
 #pragma once
 
 #include <condition_variable>
@@ -28,24 +31,26 @@ class SimStreams {
   SimStreams(Schedule schedule, std::uint64_t seed);
   SimStreams(const SimStreams&) = delete;  // threads refer to it
   SimStreams& operator=(const SimStreams&) = delete;
-  // Ends the workers; what has not run never will. Not in a forked child: see [Note: Leaked in a forked child].
+  // Ends the workers; operations that have not run are dropped. Must not run in a forked child, see
+  // [Note: Leaked in a forked child].
   ~SimStreams();
 
   std::uint32_t add_worker();
-  // From now on the stream runs at once, or only when somebody needs it, whatever the schedule. Not for `random`.
+  // From now on the stream runs at once, or only when needed, whatever the schedule. Not for `random`.
   void set_eager(std::uint32_t stream, bool eager);
   std::uint32_t add_adopted();
-  // For exploring schedules one by one, under `lazy`: streams whose next operation may run now; running just that one.
+  // For exploring schedules one by one, under `lazy`: runnable() returns the streams whose next operation may run now,
+  // and run_one() runs the next operation of a stream.
   [[nodiscard]] std::vector<std::uint32_t> runnable();
   void run_one(std::uint32_t stream);
-  // Puts `work` on a stream; on an adopted stream it runs now, on this thread.
+  // Issues `work` to a stream; on an adopted stream it runs now, on this thread.
   void submit(std::uint32_t stream, std::function<void()> work);
-  // How much has been put on the stream.
+  // The number of operations issued to the stream.
   [[nodiscard]] std::uint64_t position(std::uint32_t stream);
-  // Nothing later on `waiter` runs before `stream` has run `position` operations.
+  // Later operations of `waiter` run only after `stream` has run `position` operations.
   void wait(std::uint32_t waiter, std::uint32_t stream, std::uint64_t position);
   [[nodiscard]] bool done(std::uint32_t stream, std::uint64_t position);
-  // Blocks the calling thread; makes what is needed run.
+  // Blocks the calling thread and makes the operations run that are needed.
   void synchronize(std::uint32_t stream, std::uint64_t position);
   void drain_all();
 
@@ -57,12 +62,12 @@ class SimStreams {
   };
   struct StreamState {
     bool adopted = false;
-    bool running = false;      // `random`: some thread runs its next operation
-    std::uint64_t temper = 0;  // `random`: how hurried it is
+    bool running = false;      // `random`: a thread is running its next operation
+    std::uint64_t temper = 0;  // `random`: its row of `bursts`, which says how fast it is
     std::uint64_t issued = 0;
     std::uint64_t completed = 0;
-    std::uint64_t granted = 0;  // may run up to here
-    std::uint64_t forced = 0;   // up to here, all that this stream waits for has been granted too
+    std::uint64_t granted = 0;  // it may run operations up to this position
+    std::uint64_t forced = 0;   // up to this position, everything that the stream waits for is granted too
     std::uint32_t fruitless_queries = 0;
     std::deque<Operation> queue;
     std::condition_variable has_work;

@@ -1,14 +1,14 @@
-// CudaDevice: every Device call as driver calls, with its checks. See device.h for what each promises.
-#include "device/cuda_device.h"
+// CudaDevice: implements each Device call with driver calls and checks. device.h documents the calls.
+#include "device/cuda/cuda_device.h"
 
 #include <mutex>
 #include <shared_mutex>
 
 #include "codec/codec.h"
-#include "device/cuda_context.h"
-#include "device/cuda_events.h"
-#include "device/cuda_kernels.h"
-#include "device/cuda_streams.h"
+#include "device/cuda/cuda_context.h"
+#include "device/cuda/cuda_events.h"
+#include "device/cuda/cuda_kernels.h"
+#include "device/cuda/cuda_streams.h"
 #include "device/errors.h"
 #include "device/fork_guard.h"
 #include "device/owned_memory.h"
@@ -30,11 +30,11 @@ struct CudaDevice::State {
   CudaContext context;
   const std::shared_ptr<CudaEvents> events = std::make_shared<CudaEvents>();
 
-  // Calls hold `life` shared, close() alone: nothing is destroyed under a running call.
+  // Calls hold `life` shared and close() holds it exclusively, so nothing is destroyed under a running call.
   mutable std::shared_mutex life;
-  bool closing = false;      // nothing runs on its streams any more, and calls are refused; guarded by life
-  bool closed = false;       // and all has been given back; guarded by life
-  mutable std::mutex mutex;  // guards what follows
+  bool closing = false;      // no work runs on its streams and calls are refused; guarded by life
+  bool closed = false;       // everything has been freed as well; guarded by life
+  mutable std::mutex mutex;  // guards the members below
   CudaStreams streams;
   PinnedMappings pinned;
   DeviceAllocations allocations;
@@ -86,7 +86,7 @@ void CudaDevice::close_parked() {
     try {
       owned->close_all();
     } catch (const Error&) {
-      owned->pinned.abandon_all();  // still registered with the driver: the pages must stay
+      owned->pinned.abandon_all();  // still registered with the driver, so the pages must stay mapped
     }
     state = next;
   }
@@ -118,7 +118,7 @@ std::string CudaDevice::stream_name(Stream stream) const {
 Event CudaDevice::record(Stream stream, Timing timing) {
   const auto alive = state_->enter();
   const CudaContext::Scope scope(state_->context);
-  // Held over the driver call: positions must grow in the order in which the driver saw the records.
+  // Held during the driver call: positions must increase in the order in which the driver receives the records.
   const std::lock_guard<std::mutex> lock(state_->mutex);
   CudaStreams::Entry& entry = state_->entry(stream);
   return state_->events->record(state_->context, entry.handle, stream, ++entry.position, timing);
@@ -228,7 +228,7 @@ void CudaDevice::free_pinned(Address address) {
   const auto alive = state_->enter();
   std::unique_lock<std::mutex> lock(state_->mutex);
   const ByteRange range = state_->pinned.at(address);
-  lock.unlock();  // the driver waits for the device here, and other threads need their streams
+  lock.unlock();  // the driver waits for the device here, while other threads need their streams
   const CudaContext::Scope scope(state_->context, Capture::Relax);
   state_->context.check(state_->context.driver().cuMemHostUnregister(reinterpret_cast<void*>(address)),
                         "cuMemHostUnregister", range.bytes);
@@ -260,7 +260,7 @@ void CudaDevice::free_device(Address address) {
 
 void CudaDevice::note_access(ByteRange, Access, Stream stream, std::string_view) {
   const auto alive = state_->enter();
-  static_cast<void>(state_->handle(stream));  // wrong use is wrong on every device
+  static_cast<void>(state_->handle(stream));  // refuse a wrong stream as the other devices do
 }
 
 void CudaDevice::State::close_all() {
@@ -268,8 +268,8 @@ void CudaDevice::State::close_all() {
   const bool was_lost = context.lost();
   {
     const CudaContext::Scope scope(context, Capture::Relax, Purpose::Close);
-    // A driver that refuses this leaves copies running: then the device stays open, and nobody may take what they
-    // touch for free. From here on nothing runs.
+    // If the driver refuses this, copies may still run: the device stays open, and the memory that they access must not
+    // be reused. After this call no work runs.
     streams.synchronize_owned(context);
     closing = true;
     kernels.unload(context);
@@ -288,7 +288,7 @@ void CudaDevice::State::close_all() {
   context.release();
   closed = true;
   context.throw_deferred();
-  if (!was_lost) context.throw_if_lost();  // nobody has been told yet
+  if (!was_lost) context.throw_if_lost();  // the loss has not been reported yet
 }
 
 void CudaDevice::close() {

@@ -1,10 +1,10 @@
-// The codec's device code on one GPU: loaded when first asked for, launched on any of its streams.
+// The codec's device code on one GPU: loaded on first use, launched on any stream of the device.
 //
-// Not synchronised: the device's lock guards function() and unload(). The context must be current.
+// Not synchronized: the device's lock guards function() and unload(). The context must be current.
 #pragma once
 
 #include "codec/codec.h"
-#include "device/cuda_context.h"
+#include "device/cuda/cuda_context.h"
 
 namespace vdnn {
 

@@ -1,5 +1,5 @@
-// dlopen and dlsym behind DriverLibrary.
-#include "device/driver_library.h"
+// Implements DriverLibrary with dlopen and dlsym.
+#include "device/cuda/driver_library.h"
 
 #include <dlfcn.h>
 
@@ -25,7 +25,7 @@ DriverLibrary::DriverLibrary(std::string path) : path_(std::move(path)) {
 
 const DriverLibrary& DriverLibrary::load(const std::string& path) {
   static std::mutex mutex;
-  // Leaked on purpose: devices may be closed by exit handlers that run after static destructors.
+  // Leaked on purpose: exit handlers that run after static destructors may close devices.
   static auto* loaded = new std::map<std::string, std::unique_ptr<DriverLibrary>>;
   const std::lock_guard<std::mutex> lock(mutex);
   auto found = loaded->find(path);
@@ -52,7 +52,7 @@ DriverStatus driver_status(const std::string& library) {
     if (result == driver::success) result = driver.cuDeviceGetCount(&status.device_count);
     if (result != driver::success) {
       status.device_count = 0;
-      status.reason = "the driver answered " + driver.name_of(result);
+      status.reason = "the driver returned " + driver.name_of(result);
     } else if (status.device_count == 0) {
       status.reason = "the driver sees no device";
     }

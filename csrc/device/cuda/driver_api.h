@@ -1,8 +1,8 @@
-// The CUDA driver entry points this package uses, declared here so that no toolkit is needed to build it.
+// The CUDA driver entry points that this package uses, declared here so that the build needs no CUDA toolkit.
 //
-// One list, VDNN_DRIVER_CALLS, is the whole dependency: the loader resolves each name (the versioned symbol, since
-// dlsym does not see the header's macros), the fake driver of the tests defines each of them, and a test compares
-// the two. Types and constants follow the driver's documented ABI.
+// VDNN_DRIVER_CALLS lists all of them. The loader resolves each name (the versioned symbol, because dlsym does not see
+// the macros of cuda.h), the fake driver of the tests defines each of them, and a test compares the two. Types and
+// constants follow the driver's documented ABI.
 #pragma once
 
 #include <cstddef>
@@ -75,7 +75,7 @@ inline constexpr int attribute_compute_capability_minor = 76;
      unsigned block_z, unsigned shared_bytes, StreamHandle stream, void** params, void** extra))               \
   X(cuThreadExchangeStreamCaptureMode, (int* mode))
 
-// An error after which the context is lost: it came from work that had already been accepted.
+// True for an error of work that the driver had already accepted: the context is lost after it.
 [[nodiscard]] constexpr bool is_asynchronous(Result result) noexcept {
   switch (result) {
     case 214:  // ECC_UNCORRECTABLE

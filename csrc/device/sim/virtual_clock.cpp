@@ -1,5 +1,5 @@
-// The arithmetic of VirtualClock.
-#include "device/virtual_clock.h"
+// Implements VirtualClock.
+#include "device/sim/virtual_clock.h"
 
 #include <algorithm>
 #include <cmath>
@@ -32,7 +32,7 @@ VirtualClock::VirtualClock(const LinkModel& link) : link_(link) {
                           std::to_string(duplex));
   }
   if (link.latency_ns < 0) throw InvalidArgument("latency_ns", "0 or more", std::to_string(link.latency_ns));
-  // What the other leaves, but never nothing: a copy that can make no progress at all would be a different machine.
+  // The rest of the duplex rate, but at least a sixteenth of its own rate: a copy always makes progress.
   const auto shared = [&](double own, double other) { return std::clamp(duplex - other, own / 16, own); };
   to_host_.shared_bytes_per_s = shared(to_host_.bytes_per_s, to_device_.bytes_per_s);
   to_device_.shared_bytes_per_s = shared(to_device_.bytes_per_s, to_host_.bytes_per_s);
@@ -87,7 +87,7 @@ void VirtualClock::copy(std::uint32_t stream, std::uint64_t bytes, CopyDirection
   engine.busy.push_back({begin, end});
   engine.free_ns = end;
   clock.now_ns = end;
-  // What ended before this engine can start again matters to no later copy of this engine.
+  // Later copies of this engine start after `issue`, so intervals that end before it do not affect them.
   while (!other.busy.empty() && other.busy.front().end_ns <= issue) other.busy.pop_front();
 }
 

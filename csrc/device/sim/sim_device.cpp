@@ -1,5 +1,5 @@
-// SimDevice: every Device call as work for SimStreams and time for VirtualClock.
-#include "device/sim_device.h"
+// SimDevice: turns each Device call into work for SimStreams and time for VirtualClock.
+#include "device/sim/sim_device.h"
 
 #include <atomic>
 #include <cstdlib>
@@ -44,17 +44,17 @@ struct SimDevice::State {
   const std::uint32_t id = next_device_id();
   const ForkGuard fork_guard;
   DeviceInfo info;
-  // Calls hold `life` shared, close() alone: the workers are not ended under a running call.
+  // Calls hold `life` shared and close() holds it exclusively, so the workers do not end under a running call.
   mutable std::shared_mutex life;
   bool closed = false;  // guarded by life
   std::unique_ptr<SimStreams> streams;
-  mutable std::mutex mutex;  // guards what follows
+  mutable std::mutex mutex;  // guards the members below
   VirtualClock clock;
   std::vector<std::string> names;
   std::map<std::uintptr_t, std::uint32_t> adopted;
   PinnedMappings pinned;
   DeviceAllocations allocations;
-  std::map<Address, HostMapping> reserved;  // stands for device memory when no bytes move
+  std::map<Address, HostMapping> reserved;  // stands for device memory if moves_bytes is off
 
   [[nodiscard]] std::shared_lock<std::shared_mutex> enter() const {
     fork_guard.refuse_in_child("device " + info.name);
@@ -68,7 +68,7 @@ struct SimDevice::State {
   void require_mine(const Event& event) const {
     if (event.record().stream.device_id != id) throw DeviceMismatch("event", info.name);
   }
-  // What was not moved needs no worker: in time-only mode streams stay empty and every event has happened.
+  // With moves_bytes off there is no work: streams stay empty, and every event has happened.
   void submit(Stream stream, std::function<void()> work) {
     if (options.moves_bytes) streams->submit(stream.index, std::move(work));
   }
@@ -249,7 +249,7 @@ void SimDevice::free_pinned(Address address) {
     const std::lock_guard<std::mutex> lock(state_->mutex);
     static_cast<void>(state_->pinned.at(address));
   }
-  // As a driver does: pages are not given back under running copies.
+  // Like a driver, wait for running copies before freeing pages.
   state_->streams->drain_all();
   const std::lock_guard<std::mutex> lock(state_->mutex);
   state_->pinned.remove(address);

@@ -1,8 +1,8 @@
 // A GPU, through the driver API.
 //
-// Shares the primary context with torch, so torch's pointers and stream handles are used as they are. close() gives
-// everything back; a device dropped without close() is parked and closed by the next one that is opened, because a
-// destructor may run anywhere and must not call a driver.
+// Shares the primary context with torch, so torch's pointers and stream handles can be used directly. close() frees
+// everything. A device that is destroyed without close() is parked, and the next device that is opened closes it,
+// because a destructor may run anywhere and must not call the driver.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// Opening a GPU, judging its driver's answers, and keeping its context current.
-#include "device/cuda_context.h"
+// Opens a GPU, checks the result codes of its driver and keeps its context current.
+#include "device/cuda/cuda_context.h"
 
 #include <algorithm>
 #include <cctype>
@@ -129,7 +129,7 @@ CudaContext::Scope::Scope(CudaContext& context, Capture capture, Purpose purpose
   }
 }
 
-// A lost device refuses even this, and close() must get past it.
+// A lost device refuses even this, and close() must continue nevertheless.
 bool CudaContext::Scope::entered(driver::Result result, const char* call) {
   if (result == driver::success) return true;
   if (purpose_ == Purpose::Close && driver::is_asynchronous(result)) {
@@ -146,7 +146,7 @@ void CudaContext::Scope::pop() noexcept {
   const driver::Result result = context_.driver_.cuCtxPopCurrent_v2(&popped);
   if (result == driver::success) return;
   context_.defer(result, "cuCtxPopCurrent_v2");
-  // Once more: a context left on the stack would change what other libraries on this thread see as current.
+  // Try again: a context left on the stack would stay current for other libraries on this thread.
   context_.driver_.cuCtxPopCurrent_v2(&popped);
 }
 

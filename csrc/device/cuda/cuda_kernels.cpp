@@ -1,5 +1,5 @@
-// Loading and launching the embedded device code.
-#include "device/cuda_kernels.h"
+// Loads and launches the embedded device code.
+#include "device/cuda/cuda_kernels.h"
 
 #include "codec/launch_geometry.h"
 #include "device/errors.h"
@@ -31,7 +31,7 @@ void CudaKernels::launch(CudaContext& context, driver::Function function, const 
                          driver::StreamHandle stream) {
   const DriverLibrary& driver = context.driver();
   if (call.kernel == Kernel::ContentHash) {
-    // Its blocks add to the target.
+    // The kernel's blocks add to the target.
     context.check(driver.cuMemsetD8Async(call.target, 0, target_bytes(call), stream), "cuMemsetD8Async",
                   target_bytes(call));
   }

@@ -1,10 +1,10 @@
 // A device made of host threads, for machines without a GPU: real ordering, virtual time.
 //
-// Ordinary host memory stands for device memory. Created streams really copy, later than the call and in any legal
-// order (see sim_streams.h); adopted streams are the calling thread, where torch's CPU operations run. Memory that is
-// released is overwritten with 0xFF (a NaN in every float type), so that a late reader cannot be right by luck. Time
-// is kept by a VirtualClock. With moves_bytes off nothing is copied or allocated and only time is kept, for tensors
-// without data.
+// Ordinary host memory stands for device memory. Created streams really copy, after the call and in any legal order
+// (see sim_streams.h); adopted streams are the calling thread, on which torch's CPU operations run. Released memory is
+// overwritten with 0xFF (a NaN in every float type), so that a late read cannot return correct data by luck. A
+// VirtualClock keeps the time. With moves_bytes off, the device copies and allocates nothing and only keeps time, for
+// tensors without data.
 #pragma once
 
 #include <functional>
@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "device/device.h"
-#include "device/sim_streams.h"
-#include "device/virtual_clock.h"
+#include "device/sim/sim_streams.h"
+#include "device/sim/virtual_clock.h"
 
 namespace vdnn {
 
@@ -32,7 +32,7 @@ struct SimOptions {
 class SimDevice final : public Device {
  public:
   explicit SimDevice(const SimOptions& options);
-  // What is still queued is dropped, not run: its memory may be gone.
+  // Operations that are still queued are dropped, not run: their memory may already be freed.
   ~SimDevice() override;
 
   [[nodiscard]] const DeviceInfo& info() const override;
@@ -55,20 +55,22 @@ class SimDevice final : public Device {
   void close() override;
   [[nodiscard]] bool closed() const override;
 
-  // Puts somebody else's work on one of the device's own streams.
+  // Issues arbitrary work to one of the device's own streams.
   void enqueue(Stream stream, std::function<void()> work);
-  // One of the device's own streams runs at once, or only when somebody needs it. Not under the random schedule.
+  // Makes one of the device's own streams run at once, or only when needed. Not for the random schedule.
   void set_eager(Stream stream, bool eager);
   [[nodiscard]] std::uint32_t id() const noexcept;
-  // Under the lazy schedule: its own streams whose next operation may run now, and running just that one. Blocks.
+  // Under the lazy schedule, runnable() returns the device's own streams whose next operation may run now. run_one()
+  // runs the next operation of a stream and blocks until it has run.
   [[nodiscard]] std::vector<Stream> runnable() const;
   void run_one(Stream stream);
 
-  // Virtual time: the stream computes for this long; where it is; how long it stood waiting for other streams.
+  // Virtual time. advance(): the stream computes for this long. now_ns(): the time at which it finishes the work issued
+  // to it. stall_ns(): how long it has waited for other streams.
   void advance(Stream stream, std::int64_t duration_ns);
   [[nodiscard]] std::int64_t now_ns(Stream stream) const;
   [[nodiscard]] std::int64_t stall_ns(Stream stream) const;
-  // The time an event has; unlike elapsed_ns it waits for nothing, so asking changes no time.
+  // The virtual time of an event. Unlike elapsed_ns() it does not wait, so it does not change any time.
   [[nodiscard]] std::int64_t event_ns(const Event& event) const;
 
  private:

@@ -1,14 +1,15 @@
-// The CUDA events of one device: made once, handed out by record(), taken back when the last copy of an Event drops.
+// The CUDA events of one device: created once, handed out by record(), and returned when the last copy of an Event is
+// destroyed.
 //
-// A handle is reused only when no Event refers to its record any more, and the driver binds a wait to the record that
-// existed when the wait was made: so reuse cannot change what an earlier wait means. Dropping an Event calls no
-// driver and takes no lock; the next record picks the handle up.
+// A handle is reused only when no Event refers to its record any more. The driver binds a wait to the record that
+// existed when the wait was issued, so reuse cannot change the meaning of an earlier wait. Destroying an Event does not
+// call the driver and takes no lock; a later record() reuses the handle.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "device/cuda_context.h"
+#include "device/cuda/cuda_context.h"
 #include "device/return_stack.h"
 
 namespace vdnn {
@@ -20,18 +21,18 @@ class CudaEvents : public std::enable_shared_from_this<CudaEvents> {
   CudaEvents& operator=(const CudaEvents&) = delete;
   ~CudaEvents();
 
-  // Not synchronised: the device's lock guards it. The context must be current.
+  // Not synchronized: the device's lock guards it. The context must be current.
   [[nodiscard]] Event record(CudaContext& context, driver::StreamHandle handle, Stream stream, std::uint64_t position,
                              Timing timing);
   [[nodiscard]] static driver::EventHandle handle_of(const Event& event);
-  // Destroys every handle, also those that live Events still name (the device refuses such Events once closed).
+  // Destroys every handle, including those of live Events (a closed device refuses such Events).
   void destroy_all(CudaContext& context);
 
  private:
   struct Record final : EventRecord {
     driver::EventHandle handle = nullptr;
     Record* next_returned = nullptr;
-    std::shared_ptr<CudaEvents> home;  // set while an Event refers to it
+    std::shared_ptr<CudaEvents> home;  // set while an Event refers to this record
   };
   [[nodiscard]] std::unique_ptr<Record> take(CudaContext& context, Timing timing);
   void collect_returned();

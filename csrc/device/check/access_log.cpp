@@ -1,5 +1,5 @@
 // Splitting and filling the ranges of an AccessLog.
-#include "device/access_log.h"
+#include "device/check/access_log.h"
 
 #include <algorithm>
 #include <iterator>
@@ -16,7 +16,7 @@ void AccessLog::split_at(Address address) {
   segments_.emplace_hint(after, address, std::move(right));
 }
 
-// Makes segments that cover `range` exactly, filling gaps with segments nobody has touched.
+// Creates segments that cover `range` exactly; segments that fill gaps have no accesses.
 void AccessLog::cover(ByteRange range) {
   split_at(range.address);
   split_at(range.end());
@@ -43,7 +43,7 @@ void AccessLog::log(Segment& segment, const LoggedAccess& access) {
   if (same_stream == segment.reads.end()) {
     segment.reads.push_back(access);
   } else {
-    *same_stream = access;  // later reads of one stream follow from earlier ones
+    *same_stream = access;  // an operation ordered after a read is ordered after earlier reads of the same stream
   }
 }
 

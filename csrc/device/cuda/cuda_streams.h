@@ -1,13 +1,13 @@
-// The streams of one GPU by index: those it made and must destroy, and those it was told of.
+// The streams of one GPU by index: those that the device created and must destroy, and those that it adopted.
 //
-// Not synchronised: the device's lock guards it. The context must be current where a driver is called.
+// Not synchronized: the device's lock guards it. The context must be current for the functions that take it.
 #pragma once
 
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "device/cuda_context.h"
+#include "device/cuda/cuda_context.h"
 
 namespace vdnn {
 
@@ -24,7 +24,7 @@ class CudaStreams {
   [[nodiscard]] std::uint32_t adopt(std::uintptr_t native_handle);
   [[nodiscard]] bool has(std::uint32_t index) const noexcept { return index < entries_.size(); }
   [[nodiscard]] Entry& at(std::uint32_t index) { return entries_[index]; }
-  // Waits for all that is on the owned ones.
+  // Waits for all work on the streams that the device created.
   void synchronize_owned(CudaContext& context) const;
   void destroy_all(CudaContext& context);
 

@@ -1,4 +1,4 @@
-// Who knows what: for each stream, how many of its operations are ordered before this point.
+// A vector clock: for each stream, how many of its operations are ordered before a point.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ class VectorClock {
   [[nodiscard]] std::uint64_t at(std::uint32_t stream) const noexcept {
     return stream < counts_.size() ? counts_[stream] : 0;
   }
-  // One more operation of `stream`; returns its number, from 1.
+  // Counts one more operation of `stream` and returns its number, from 1.
   std::uint64_t tick(std::uint32_t stream) {
     if (stream >= counts_.size()) counts_.resize(stream + 1, 0);
     return ++counts_[stream];
@@ -28,7 +28,7 @@ class VectorClock {
   std::vector<std::uint64_t> counts_;
 };
 
-// What an event carries: the clock of its stream when it was recorded.
+// The clock of a stream when an event was recorded on it; carried by the event.
 struct ClockSnapshot {
   VectorClock clock;
 };

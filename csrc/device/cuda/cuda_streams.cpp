@@ -1,15 +1,15 @@
-// Making, adopting and destroying CUDA streams.
-#include "device/cuda_streams.h"
+// Creates, adopts and destroys CUDA streams.
+#include "device/cuda/cuda_streams.h"
 
 namespace vdnn {
 
 std::uint32_t CudaStreams::create(CudaContext& context, std::string_view name) {
-  entries_.reserve(entries_.size() + 1);  // so that a stream that was created is also written down
+  entries_.reserve(entries_.size() + 1);  // so that a created stream is always recorded
   Entry entry;
   entry.name = name;
   entry.owned = true;
-  // Non-blocking: torch's default stream is the legacy one, with which an ordinary stream would synchronise at every
-  // call, and overlap would silently vanish.
+  // Non-blocking: torch's default stream is the legacy one. An ordinary stream would synchronize with it at every call,
+  // and copies would silently not overlap with computation.
   context.check(context.driver().cuStreamCreate(&entry.handle, driver::stream_non_blocking), "cuStreamCreate");
   entries_.push_back(std::move(entry));
   return static_cast<std::uint32_t>(entries_.size() - 1);

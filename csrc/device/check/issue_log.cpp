@@ -1,5 +1,5 @@
-// Lines of the IssueLog.
-#include "device/issue_log.h"
+// Formats the lines of the IssueLog.
+#include "device/check/issue_log.h"
 
 #include <utility>
 
@@ -23,9 +23,9 @@ void IssueLog::add(const char* verb, Stream stream, const std::string& detail) {
 }
 
 std::string IssueLog::event_name(const Event& event) {
-  const auto [place, is_new] = records_.try_emplace(&event.record(), records_.size() + 1);
+  const auto [known, is_new] = records_.try_emplace(&event.record(), records_.size() + 1);
   if (is_new) seen_.push_back(event);
-  return "e" + std::to_string(place->second);
+  return "e" + std::to_string(known->second);
 }
 
 Event IssueLog::record(Stream stream, Timing timing) {

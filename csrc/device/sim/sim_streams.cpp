@@ -1,5 +1,5 @@
-// Workers, grants and forcing.
-#include "device/sim_streams.h"
+// Workers, grants and forced progress of SimStreams.
+#include "device/sim/sim_streams.h"
 
 #include <algorithm>
 #include <iterator>
@@ -10,19 +10,20 @@ namespace vdnn {
 namespace {
 
 constexpr std::uint64_t everything = std::numeric_limits<std::uint64_t>::max();
-// "As late as legal" would be never for a program that polls; after this many fruitless queries the work is done.
+// For a program that polls, the latest legal moment would never come: after this many queries without success, the work
+// runs.
 constexpr std::uint32_t patience_with_queries = 8;
 
-// How many operations a stream runs at a call, under `random`: one of eight, drawn each time. Which row, is drawn once
-// for each stream: so there are seeds under which one is far ahead of another, for as long as nobody waits.
+// Under `random`, the number of operations that a stream runs at a call: one of the eight of a row, drawn at each call.
+// The row is drawn once per stream, so under some seeds one stream runs far ahead of another until a wait orders them.
 constexpr std::uint64_t all = 1 << 20;
 constexpr std::uint64_t bursts[][8] = {
     {0, 0, 0, 0, 1, 2, 4, all},              // delays of every length
     {0, 0, 0, 0, 1, 2, 4, all},              //
     {0, 0, 0, 0, 0, 0, 0, 1},                // slow
-    {0, 0, 0, 0, 0, 0, 0, all},              // by fits and starts
-    {0, all, all, all, all, all, all, all},  // hurried
-    {0, 0, 0, 0, 0, 0, 0, 0},                // stopped, but for one call in two hundred
+    {0, 0, 0, 0, 0, 0, 0, all},              // in rare bursts
+    {0, all, all, all, all, all, all, all},  // fast
+    {0, 0, 0, 0, 0, 0, 0, 0},                // stopped, except for one call in two hundred
 };
 constexpr std::uint64_t stopped = std::size(bursts) - 1;
 constexpr std::uint64_t stopped_calls = 200;
@@ -139,7 +140,7 @@ void SimStreams::wait(std::uint32_t waiter, std::uint32_t stream, std::uint64_t 
   std::unique_lock<std::mutex> lock(mutex_);
   run_randomly(lock);
   StreamState& state = *streams_[waiter];
-  if (waiter == stream) return;  // its own order already says so
+  if (waiter == stream) return;  // a stream runs its operations in order anyway
   if (state.adopted) {
     block_until_done(lock, stream, position);
     return;
@@ -190,7 +191,7 @@ void SimStreams::block_until_done(std::unique_lock<std::mutex>& lock, std::uint3
   progress_.wait(lock, [&] { return state.completed >= position; });
 }
 
-// Runs on this thread what the stream needs to get there: its own operations, and what those wait for.
+// Runs operations on this thread until the stream has reached `position`: its own, and those that they wait for.
 void SimStreams::run_until(std::unique_lock<std::mutex>& lock, std::uint32_t stream, std::uint64_t position) {
   std::vector<std::pair<std::uint32_t, std::uint64_t>> needed{{stream, position}};
   while (!needed.empty()) {
@@ -199,9 +200,9 @@ void SimStreams::run_until(std::unique_lock<std::mutex>& lock, std::uint32_t str
     if (state.completed >= until) {
       needed.pop_back();
     } else if (state.running || state.queue.empty()) {
-      progress_.wait(lock);  // another thread is at it
+      progress_.wait(lock);  // another thread is running it
     } else if (must_wait(state.queue.front())) {
-      // Waits refer to what was issued before them, so this ends.
+      // A wait refers to operations issued before it, so this terminates.
       needed.emplace_back(state.queue.front().awaited_stream, state.queue.front().awaited_position);
     } else {
       run_next(lock, state);
@@ -209,14 +210,14 @@ void SimStreams::run_until(std::unique_lock<std::mutex>& lock, std::uint32_t str
   }
 }
 
-// Without the lock: an operation may be slow, or need what another thread holds while it asks for this lock.
+// Runs the operation without the lock: it may be slow, or need a lock that a thread holds while it waits for this one.
 void SimStreams::run_next(std::unique_lock<std::mutex>& lock, StreamState& state) {
   auto work = std::move(state.queue.front().work);
   if (work) {
     state.running = true;
     lock.unlock();
     work();
-    work = nullptr;  // what it holds may not be let go of under our lock either
+    work = nullptr;  // objects that it captures must not be destroyed under this lock either
     lock.lock();
     state.running = false;
   }
@@ -227,14 +228,14 @@ void SimStreams::run_next(std::unique_lock<std::mutex>& lock, StreamState& state
 
 void SimStreams::force(std::uint32_t stream, std::uint64_t position) {
   StreamState& state = *streams_[stream];
-  // Without remembering what was forced before, streams that wait for each other in turn would be walked through as
-  // often as there are paths: exponentially often.
+  // Remembering what was forced avoids exponential time: otherwise, streams that wait for each other in turn would be
+  // visited once per path.
   const std::uint64_t already = std::max(state.completed, state.forced);
   if (already >= position) return;
   state.forced = position;
   if (state.granted < position) state.granted = position;
   state.has_work.notify_one();
-  // Waits refer to what was issued before them, so this ends.
+  // A wait refers to operations issued before it, so this terminates.
   std::uint64_t at = state.completed;
   for (const Operation& operation : state.queue) {
     if (++at > position) break;
@@ -246,7 +247,7 @@ bool SimStreams::must_wait(const Operation& operation) const {
   return !operation.work && streams_[operation.awaited_stream]->completed < operation.awaited_position;
 }
 
-// It has run all it may, or waits for what another stream may not run yet, or another thread runs it.
+// True if the stream has run everything it may, waits for another stream, or is being run by another thread.
 bool SimStreams::at_rest(const StreamState& state) const {
   return state.running || state.queue.empty() || state.completed >= state.granted || must_wait(state.queue.front());
 }

@@ -1,5 +1,5 @@
 // Clocks, claims and violations of the OrderingChecker.
-#include "device/ordering_checker.h"
+#include "device/check/ordering_checker.h"
 
 #include <algorithm>
 
@@ -18,7 +18,7 @@ std::string phrase(const LoggedAccess& access) {
 }  // namespace
 
 std::string OrderingViolation::missing_edge() const {
-  return "stream '" + second_stream + "' has waited for no event recorded on stream '" + first_stream +
+  return "stream '" + second_stream + "' has not waited for any event recorded on stream '" + first_stream +
          "' after that " + first.substr(0, first.find(' '));
 }
 
@@ -44,7 +44,7 @@ std::uint64_t OrderingChecker::checked_accesses() const {
 
 VectorClock& OrderingChecker::clock_of(Stream stream) {
   VectorClock& clock = clocks_[stream.index];
-  // Whatever is put on a stream comes after what the host has waited for.
+  // Work issued to a stream is ordered after everything that the host has waited for.
   clock.join(host_clock_);
   return clock;
 }
@@ -62,7 +62,7 @@ OrderingViolation OrderingChecker::describe(ByteRange range, const LoggedAccess&
 }
 
 void OrderingChecker::check_operation(Stream stream, const std::vector<Claim>& claims, const std::string& label) {
-  static_cast<void>(inner_->stream_name(stream));  // refuses a stream of another device before anything is logged
+  static_cast<void>(inner_->stream_name(stream));  // throws for a stream of another device before anything is logged
   const std::lock_guard<std::mutex> lock(mutex_);
   device_id_ = stream.device_id;
   VectorClock& clock = clock_of(stream);
@@ -96,12 +96,12 @@ void OrderingChecker::check_operation(Stream stream, const std::vector<Claim>& c
 }
 
 Event OrderingChecker::record(Stream stream, Timing timing) {
-  // One lock over both, so that the clock attached is that of the point recorded.
+  // One lock over both, so that the attached clock is that of the recorded point.
   const std::lock_guard<std::mutex> lock(mutex_);
   const Event event = inner_->record(stream, timing);
   auto snapshot = std::make_shared<ClockSnapshot>();
   snapshot->clock = clock_of(stream);
-  // Nobody else has seen the record yet; the device that made it keeps the field for this.
+  // No other code has seen the record yet; the device reserves this field for the checker.
   const_cast<EventRecord&>(event.record()).clock = std::move(snapshot);
   return event;
 }
@@ -148,8 +148,8 @@ std::int64_t OrderingChecker::elapsed_ns(const Event& begin, const Event& end) {
   return elapsed;
 }
 
-// The device refused the operation, so nobody can be ordered behind it. What it replaced in the log is not restored: a
-// missing edge to something earlier may go unseen, but none is made up.
+// The device refused the operation, so nothing can be ordered after it. The accesses that it replaced in the log are
+// not restored: a missing wait for one of those may go unnoticed, but no false violation is reported.
 void OrderingChecker::withdraw(const std::vector<ByteRange>& ranges) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const ByteRange range : ranges) log_.forget(range);
@@ -189,8 +189,8 @@ Address OrderingChecker::remember(Address address, std::uint64_t bytes) {
   return address;
 }
 
-// The free waits for the device: whoever gets these addresses next is ordered behind all that was logged of them. It is
-// forgotten before the free, because after it another thread may have been given the same addresses already.
+// Freeing waits for the device, so the next owner of these addresses is ordered after everything logged for them. The
+// log forgets them before the free, because afterwards another thread may already have the same addresses.
 void OrderingChecker::forget_and_free(Address address, void (Device::*free)(Address)) {
   std::uint64_t bytes = 0;
   {
@@ -205,7 +205,7 @@ void OrderingChecker::forget_and_free(Address address, void (Device::*free)(Addr
   try {
     (inner_.get()->*free)(address);
   } catch (...) {
-    if (bytes != 0) remember(address, bytes);  // refused: it is still there
+    if (bytes != 0) remember(address, bytes);  // refused: the memory is still allocated
     throw;
   }
 }
