@@ -556,7 +556,7 @@ class StepModel(_Native):
     def replay(self, absences: Sequence[tuple[int, int, int]]) -> StepOutcome: ...
     def peak_bytes(self, absences: Sequence[tuple[int, int, int]]) -> int: ...
 
-class RebuiltStep(_Native):
+class RecomputedStep(_Native):
     """A step with recomputes. `compute_ns` has one entry per interval; `step_ns` is their sum."""
 
     @property
@@ -588,7 +588,7 @@ class RecordedStep(_Native):
         storages: Sequence[tuple[int, int, int, int]],
         uses: Sequence[Sequence[int]],
         read: Sequence[Sequence[int]],
-        rebuilds: Sequence[tuple[Sequence[int], int, int, int, int, int, int] | None],
+        recomputes: Sequence[tuple[Sequence[int], int, int, int, int, int, int] | None],
     ) -> None:
-        """A rebuild is (inputs, known point, compute ns, extra bytes, kept bytes, ns and bytes of the discard)."""
-    def with_rebuilds(self, chosen: Sequence[int]) -> RebuiltStep: ...
+        """A recompute is (inputs, known point, compute ns, extra bytes, kept bytes, ns and bytes of the discard)."""
+    def with_recomputes(self, chosen: Sequence[int]) -> RecomputedStep: ...

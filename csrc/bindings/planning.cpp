@@ -88,7 +88,7 @@ std::vector<std::tuple<std::int32_t, bool, std::int64_t, std::vector<std::int32_
 
 using StorageTuple = std::tuple<std::int64_t, std::int32_t, std::int32_t, std::int32_t>;
 using Indices = std::vector<std::int32_t>;
-using RebuildTuple =
+using RecomputeTuple =
     std::tuple<Indices, std::int32_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
 
 std::unique_ptr<RecordedStep> make_recorded_step(std::vector<std::int64_t> compute_ns,
@@ -96,8 +96,8 @@ std::unique_ptr<RecordedStep> make_recorded_step(std::vector<std::int64_t> compu
                                                  std::vector<std::int64_t> peak_bytes, const std::vector<int>& kinds,
                                                  Indices lifetimes_of_points, const std::vector<StorageTuple>& storages,
                                                  const std::vector<Indices>& uses, const std::vector<Indices>& read,
-                                                 const std::vector<std::optional<RebuildTuple>>& rebuilds) {
-  if (uses.size() != storages.size() || read.size() != storages.size() || rebuilds.size() != storages.size()) {
+                                                 const std::vector<std::optional<RecomputeTuple>>& recomputes) {
+  if (uses.size() != storages.size() || read.size() != storages.size() || recomputes.size() != storages.size()) {
     throw InvalidArgument("storages", "uses, reads and a recompute (or None) for each storage",
                           std::to_string(storages.size()));
   }
@@ -106,10 +106,10 @@ std::unique_ptr<RecordedStep> make_recorded_step(std::vector<std::int64_t> compu
     const auto& [bytes, copy_point, free_point, end_point] = storages[index];
     RecordedLifetime lifetime{
         {bytes, copy_point, free_point, end_point}, uses[index], read[index], {{}, -1, 0, 0, 0, 0, 0}};
-    if (rebuilds[index].has_value()) {
-      const auto& [inputs, known_point, rebuild_ns, extra_bytes, kept_bytes, discard_ns, discard_bytes] =
-          *rebuilds[index];
-      lifetime.rebuild = {inputs, known_point, rebuild_ns, extra_bytes, kept_bytes, discard_ns, discard_bytes};
+    if (recomputes[index].has_value()) {
+      const auto& [inputs, known_point, recompute_ns, extra_bytes, kept_bytes, discard_ns, discard_bytes] =
+          *recomputes[index];
+      lifetime.recompute = {inputs, known_point, recompute_ns, extra_bytes, kept_bytes, discard_ns, discard_bytes};
     }
     lifetimes.push_back(std::move(lifetime));
   }
@@ -121,7 +121,7 @@ std::unique_ptr<RecordedStep> make_recorded_step(std::vector<std::int64_t> compu
 
 // For each gap: storage, bytes, release point, use or -1, first interval, last interval.
 std::vector<std::tuple<std::int32_t, std::int64_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t>> gaps_of(
-    const RebuiltStep& step) {
+    const RecomputedStep& step) {
   std::vector<std::tuple<std::int32_t, std::int64_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t>> tuples;
   tuples.reserve(step.shape.gaps.size());
   for (std::size_t index = 0; index < step.shape.gaps.size(); ++index) {
@@ -169,20 +169,22 @@ void bind_planning(py::module_& module) {
             return model.peak_bytes(from_tuples(absences));
           },
           arg("absences"));
-  py::class_<RebuiltStep>(module, "RebuiltStep")
-      .def_property_readonly("step_ns", &RebuiltStep::compute_ns)
-      .def_property_readonly("peak_bytes", &RebuiltStep::peak_bytes)
-      .def_property_readonly("least_bytes", &RebuiltStep::least_bytes)
-      .def_property_readonly("compute_ns", [](const RebuiltStep& step) { return step.shape.compute_ns; })
+  py::class_<RecomputedStep>(module, "RecomputedStep")
+      .def_property_readonly("step_ns", &RecomputedStep::compute_ns)
+      .def_property_readonly("peak_bytes", &RecomputedStep::peak_bytes)
+      .def_property_readonly("least_bytes", &RecomputedStep::least_bytes)
+      .def_property_readonly("compute_ns", [](const RecomputedStep& step) { return step.shape.compute_ns; })
       .def_property_readonly("gaps", &gaps_of)
       .def(
           "model",
-          [](const RebuiltStep& step, const LinkModel& link) { return std::make_unique<StepModel>(step.shape, link); },
+          [](const RecomputedStep& step, const LinkModel& link) {
+            return std::make_unique<StepModel>(step.shape, link);
+          },
           arg("link"));
   py::class_<RecordedStep>(module, "RecordedStep")
       .def(py::init(&make_recorded_step), py::kw_only(), arg("compute_ns"), arg("allocated_bytes"), arg("peak_bytes"),
-           arg("kinds"), arg("lifetimes_of_points"), arg("storages"), arg("uses"), arg("read"), arg("rebuilds"))
-      .def("with_rebuilds", &RecordedStep::with_rebuilds, arg("chosen"));
+           arg("kinds"), arg("lifetimes_of_points"), arg("storages"), arg("uses"), arg("read"), arg("recomputes"))
+      .def("with_recomputes", &RecordedStep::with_recomputes, arg("chosen"));
 }
 
 }  // namespace vdnn

@@ -42,21 +42,21 @@ class Rewriting {
     std::sort(chosen_.begin(), chosen_.end());
     for (const std::int32_t index : chosen_) {
       require(index >= 0 && index < static_cast<std::int32_t>(lifetimes_.size()) &&
-                  lifetimes_[index].rebuild.known_point >= 0,
+                  lifetimes_[index].recompute.known_point >= 0,
               "chosen", "lifetimes that can be recomputed");
       const RecordedLifetime& lifetime = lifetimes_[index];
       is_missing_[index] = is_chosen_[index] = true;
-      for (const std::int32_t source : lifetime.rebuild.inputs) {
+      for (const std::int32_t source : lifetime.recompute.inputs) {
         ends_[source] = std::max(ends_[source], lifetime.storage.end_point);
       }
-      if (lifetime.rebuild.kept_bytes == 0) continue;
-      encoded_before_[lifetime.rebuild.known_point].push_back(index);
+      if (lifetime.recompute.kept_bytes == 0) continue;
+      encoded_before_[lifetime.recompute.known_point].push_back(index);
       encoding_numbers_[index] = static_cast<std::int32_t>(added_reads_.size());
       added_reads_.emplace_back();
     }
   }
 
-  RebuiltStep run() {
+  RecomputedStep run() {
     for (std::size_t index = 0; index < points_.kinds.size(); ++index) {
       const std::int64_t allocated = points_.allocated_bytes[index];
       compute_ns_ = points_.compute_ns[index];
@@ -65,7 +65,7 @@ class Rewriting {
       for (const std::int32_t lifetime : encoded_before_[index]) encode(lifetime, allocated);
       const std::int32_t used = points_.lifetimes[index];
       if (points_.kinds[index] == StepPoint::Use && used >= 0 && is_missing_[used])
-        rebuild_with_inputs(used, allocated);
+        recompute_with_inputs(used, allocated);
       point_of_.push_back(new_points());
       add_point(points_.kinds[index], used, allocated);
     }
@@ -75,60 +75,60 @@ class Rewriting {
       if (encoding_numbers_[index] >= 0) add_storage(encoding_of(index), added_reads_[encoding_numbers_[index]]);
     }
     sort_gaps();
-    return std::move(rebuilt_);
+    return std::move(recomputed_);
   }
 
  private:
-  [[nodiscard]] std::int32_t new_points() const { return static_cast<std::int32_t>(rebuilt_.shape.kinds.size()); }
+  [[nodiscard]] std::int32_t new_points() const { return static_cast<std::int32_t>(recomputed_.shape.kinds.size()); }
 
   void add_point(StepPoint kind, std::int32_t used, std::int64_t allocated) {
-    rebuilt_.shape.kinds.push_back(kind);
-    rebuilt_.shape.storages_of_points.push_back(used);
-    rebuilt_.shape.compute_ns.push_back(compute_ns_);
-    rebuilt_.shape.peak_bytes.push_back(peak_);
+    recomputed_.shape.kinds.push_back(kind);
+    recomputed_.shape.storages_of_points.push_back(used);
+    recomputed_.shape.compute_ns.push_back(compute_ns_);
+    recomputed_.shape.peak_bytes.push_back(peak_);
     compute_ns_ = 0;
     peak_ = allocated;
   }
 
   // Recomputes its missing inputs first. Iterative, because a chain may be as long as the network is deep.
-  void rebuild_with_inputs(std::int32_t index, std::int64_t allocated) {
+  void recompute_with_inputs(std::int32_t index, std::int64_t allocated) {
     std::vector<std::pair<std::int32_t, bool>> waiting{{index, false}};
     while (!waiting.empty()) {
       const auto [one, is_ready] = waiting.back();
       waiting.pop_back();
       if (!is_missing_[one]) continue;
       if (is_ready) {
-        rebuild(one, allocated);
+        recompute(one, allocated);
         continue;
       }
       waiting.emplace_back(one, true);
-      const std::vector<std::int32_t>& inputs = lifetimes_[one].rebuild.inputs;
+      const std::vector<std::int32_t>& inputs = lifetimes_[one].recompute.inputs;
       for (auto source = inputs.rbegin(); source != inputs.rend(); ++source) waiting.emplace_back(*source, false);
     }
   }
 
   // The encoding that a codec keeps is saved at the point at which it is computed.
   void encode(std::int32_t index, std::int64_t allocated) {
-    const StepRebuild& rebuild = lifetimes_[index].rebuild;
-    compute_ns_ += rebuild.discard_ns;
-    peak_ = std::max(peak_, allocated + std::max(rebuild.kept_bytes, rebuild.discard_bytes));
+    const StepRecompute& recompute = lifetimes_[index].recompute;
+    compute_ns_ += recompute.discard_ns;
+    peak_ = std::max(peak_, allocated + std::max(recompute.kept_bytes, recompute.discard_bytes));
     encoded_at_[index] = new_points();
     add_point(StepPoint::Save, encoding_numbers_[index], allocated);
   }
 
   [[nodiscard]] StepStorage encoding_of(std::int32_t index) const {
     const std::int32_t saved = encoded_at_[index];
-    return {lifetimes_[index].rebuild.kept_bytes, saved, saved, std::max(saved, first_of_[ends_[index]])};
+    return {lifetimes_[index].recompute.kept_bytes, saved, saved, std::max(saved, first_of_[ends_[index]])};
   }
 
-  void rebuild(std::int32_t index, std::int64_t allocated) {
+  void recompute(std::int32_t index, std::int64_t allocated) {
     const RecordedLifetime& lifetime = lifetimes_[index];
     const std::int32_t begin = new_points();
-    std::vector<std::int32_t> inputs = lifetime.rebuild.inputs;
+    std::vector<std::int32_t> inputs = lifetime.recompute.inputs;
     if (encoding_numbers_[index] >= 0) inputs.push_back(encoding_numbers_[index]);
     for (const std::int32_t source : inputs) add_point(StepPoint::Use, source, allocated);
-    compute_ns_ += lifetime.rebuild.compute_ns;
-    peak_ = std::max(peak_, allocated + lifetime.rebuild.extra_bytes) - lifetime.storage.bytes;
+    compute_ns_ += lifetime.recompute.compute_ns;
+    peak_ = std::max(peak_, allocated + lifetime.recompute.extra_bytes) - lifetime.storage.bytes;
     recomputed_at_[index] = new_points();
     is_missing_[index] = false;
     std::int32_t use = begin;
@@ -136,10 +136,10 @@ class Rewriting {
   }
 
   void count_bytes() {
-    std::vector<std::int64_t> change(rebuilt_.shape.kinds.size() + 1, 0);
+    std::vector<std::int64_t> change(recomputed_.shape.kinds.size() + 1, 0);
     for (const std::int32_t index : chosen_) {
       const RecordedLifetime& lifetime = lifetimes_[index];
-      const std::int32_t known = lifetime.rebuild.known_point;
+      const std::int32_t known = lifetime.recompute.known_point;
       std::int32_t held = std::max(known, lifetime.storage.free_point);
       for (std::size_t use = 0; use < lifetime.uses.size() && lifetime.uses[use] <= known; ++use) {
         held = std::max(held, lifetime.read[use]);
@@ -164,9 +164,9 @@ class Rewriting {
       change[first_of_[ends_[index]] + 1] -= storage.bytes;
     }
     std::int64_t more = 0;
-    for (std::size_t point = 0; point < rebuilt_.shape.peak_bytes.size(); ++point) {
+    for (std::size_t point = 0; point < recomputed_.shape.peak_bytes.size(); ++point) {
       more += change[point];
-      rebuilt_.shape.peak_bytes[point] += more;
+      recomputed_.shape.peak_bytes[point] += more;
     }
   }
 
@@ -186,9 +186,9 @@ class Rewriting {
   }
 
   void add_storage(const StepStorage& storage, const std::vector<Read>& reads) {
-    const auto index = static_cast<std::int32_t>(rebuilt_.shape.storages.size());
+    const auto index = static_cast<std::int32_t>(recomputed_.shape.storages.size());
     const std::int32_t end = storage.end_point;
-    rebuilt_.shape.storages.push_back(storage);
+    recomputed_.shape.storages.push_back(storage);
     std::int32_t release = storage.copy_point;
     std::int32_t held = std::max(release, storage.free_point);
     for (const Read& one : reads) {
@@ -203,33 +203,33 @@ class Rewriting {
   }
 
   void add_gap(const StepGap& gap, std::int32_t release_point) {
-    rebuilt_.shape.gaps.push_back(gap);
-    rebuilt_.release_points.push_back(release_point);
+    recomputed_.shape.gaps.push_back(gap);
+    recomputed_.release_points.push_back(release_point);
   }
 
   // Sorts gaps by the order in which offloads are issued.
   void sort_gaps() {
-    std::vector<std::int32_t> order(rebuilt_.shape.gaps.size());
+    std::vector<std::int32_t> order(recomputed_.shape.gaps.size());
     std::iota(order.begin(), order.end(), 0);
     const auto copy_point = [this](std::int32_t gap) {
-      return rebuilt_.shape.storages[rebuilt_.shape.gaps[gap].storage].copy_point;
+      return recomputed_.shape.storages[recomputed_.shape.gaps[gap].storage].copy_point;
     };
     std::stable_sort(order.begin(), order.end(),
                      [&](std::int32_t one, std::int32_t other) { return copy_point(one) < copy_point(other); });
     std::vector<StepGap> gaps;
     std::vector<std::int32_t> release_points;
     for (const std::int32_t gap : order) {
-      gaps.push_back(rebuilt_.shape.gaps[gap]);
-      release_points.push_back(rebuilt_.release_points[gap]);
+      gaps.push_back(recomputed_.shape.gaps[gap]);
+      release_points.push_back(recomputed_.release_points[gap]);
     }
-    rebuilt_.shape.gaps = std::move(gaps);
-    rebuilt_.release_points = std::move(release_points);
+    recomputed_.shape.gaps = std::move(gaps);
+    recomputed_.release_points = std::move(release_points);
   }
 
   const RecordedStep::Points& points_;
   const std::vector<RecordedLifetime>& lifetimes_;
   std::vector<std::int32_t> chosen_;
-  RebuiltStep rebuilt_;
+  RecomputedStep recomputed_;
   std::int64_t compute_ns_ = 0;  // of the interval that the next new point ends
   std::int64_t peak_ = 0;
   std::vector<std::int32_t> first_of_;
@@ -246,15 +246,15 @@ class Rewriting {
 
 }  // namespace
 
-std::int64_t RebuiltStep::compute_ns() const {
+std::int64_t RecomputedStep::compute_ns() const {
   return std::accumulate(shape.compute_ns.begin(), shape.compute_ns.end(), std::int64_t{0});
 }
 
-std::int64_t RebuiltStep::peak_bytes() const {
+std::int64_t RecomputedStep::peak_bytes() const {
   return *std::max_element(shape.peak_bytes.begin(), shape.peak_bytes.end());
 }
 
-std::int64_t RebuiltStep::least_bytes() const {
+std::int64_t RecomputedStep::least_bytes() const {
   std::vector<std::int64_t> change(shape.peak_bytes.size() + 1, 0);
   for (const StepGap& gap : shape.gaps) {
     change[gap.first] += shape.storages[gap.storage].bytes;
@@ -287,15 +287,15 @@ RecordedStep::RecordedStep(Points points, std::vector<RecordedLifetime> lifetime
                 std::all_of(one.uses.begin(), one.uses.end(), is_point) &&
                 std::all_of(one.read.begin(), one.read.end(), is_point),
             "lifetimes", "positive sizes, points of the step, and a read for each use");
-    require(one.rebuild.known_point < count && one.rebuild.kept_bytes >= 0 && one.rebuild.discard_bytes >= 0 &&
+    require(one.recompute.known_point < count && one.recompute.kept_bytes >= 0 && one.recompute.discard_bytes >= 0 &&
                 std::all_of(
-                    one.rebuild.inputs.begin(), one.rebuild.inputs.end(),
+                    one.recompute.inputs.begin(), one.recompute.inputs.end(),
                     [&](std::int32_t source) { return source >= 0 && source < storages; }),
-            "rebuilds", "points and lifetimes of the step");
+            "recomputes", "points and lifetimes of the step");
   }
 }
 
-RebuiltStep RecordedStep::with_rebuilds(const std::vector<std::int32_t>& chosen) const {
+RecomputedStep RecordedStep::with_recomputes(const std::vector<std::int32_t>& chosen) const {
   return Rewriting(*this, chosen).run();
 }
 

@@ -11,7 +11,7 @@
 
 namespace vdnn {
 
-struct StepRebuild {
+struct StepRecompute {
   std::vector<std::int32_t> inputs;
   std::int32_t known_point;  // -1 if it cannot be recomputed
   std::int64_t compute_ns;
@@ -25,12 +25,12 @@ struct RecordedLifetime {
   StepStorage storage;
   std::vector<std::int32_t> uses;
   std::vector<std::int32_t> read;
-  StepRebuild rebuild;
+  StepRecompute recompute;
 };
 
 // A step with recomputes. The storages of `shape` are the lifetimes, followed by the encodings that codecs keep;
 // `release_points` has the point at which each gap of `shape` may begin.
-struct RebuiltStep {
+struct RecomputedStep {
   StepModel::Shape shape;
   std::vector<std::int32_t> release_points;
   [[nodiscard]] std::int64_t compute_ns() const;
@@ -52,7 +52,7 @@ class RecordedStep {
   RecordedStep(Points points, std::vector<RecordedLifetime> lifetimes);
 
   // Throws InvalidArgument for a lifetime that cannot be recomputed.
-  [[nodiscard]] RebuiltStep with_rebuilds(const std::vector<std::int32_t>& chosen) const;
+  [[nodiscard]] RecomputedStep with_recomputes(const std::vector<std::int32_t>& chosen) const;
 
   [[nodiscard]] const Points& points() const { return points_; }
   [[nodiscard]] const std::vector<RecordedLifetime>& lifetimes() const { return lifetimes_; }

@@ -23,7 +23,7 @@ def test_recomputes_make_the_step_that_the_reference_makes(
     candidates = candidates_of(recording)
     chosen = data.draw(strategies.sets(strategies.sampled_from(candidates))) if candidates else set()
     followed = with_recomputes(recording, chosen)
-    recomputed = make_recorded_step(recording).with_rebuilds(sorted(chosen))
+    recomputed = make_recorded_step(recording).with_recomputes(sorted(chosen))
     assert recomputed.compute_ns == [point.compute_ns for point in followed.points]
     assert recomputed.step_ns == followed.compute_ns
     assert recomputed.peak_bytes == followed.peak_bytes
@@ -43,4 +43,4 @@ def test_what_nobody_can_recompute_is_refused() -> None:
     step = make_recorded_step(chain([10, 20]))
     for chosen in ([0], [2], [-1]):
         with pytest.raises(InvalidArgumentError, match="chosen"):
-            step.with_rebuilds(chosen)
+            step.with_recomputes(chosen)

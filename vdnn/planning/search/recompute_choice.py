@@ -83,7 +83,7 @@ class RecomputeChoice:
         waiting = [order]
         while waiting:
             group = waiting.pop()
-            if self._step.with_rebuilds([*fitting, *group]).least_bytes <= self._budget_bytes:
+            if self._step.with_recomputes([*fitting, *group]).least_bytes <= self._budget_bytes:
                 fitting += group
             elif len(group) > 1:
                 half = len(group) // 2
@@ -174,7 +174,7 @@ class RecomputeChoice:
         return self._tried.get(chosen)
 
     def _trial(self, chosen: frozenset[int]) -> RecomputeTrial | None:
-        recomputed = self._step.with_rebuilds(sorted(chosen))
+        recomputed = self._step.with_recomputes(sorted(chosen))
         if recomputed.peak_bytes <= self._budget_bytes:
             return RecomputeTrial(recomputed.step_ns, chosen)
         if recomputed.least_bytes > self._budget_bytes:

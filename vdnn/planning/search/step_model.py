@@ -53,7 +53,7 @@ def make_recorded_step(recording: Recording) -> _C.RecordedStep:
         storages=[(one.nbytes, one.copy_point, one.free_point, one.end_point) for one in lifetimes],
         uses=[one.uses for one in lifetimes],
         read=[one.read for one in lifetimes],
-        rebuilds=[None if one.recompute is None else _tuple_of(one.recompute) for one in lifetimes],
+        recomputes=[None if one.recompute is None else _tuple_of(one.recompute) for one in lifetimes],
     )
 
 
@@ -69,7 +69,7 @@ def _tuple_of(recompute: Recompute) -> tuple[tuple[int, ...], int, int, int, int
     )
 
 
-def gaps_of_recomputed(recomputed: _C.RebuiltStep) -> tuple[Gap, ...]:
+def gaps_of_recomputed(recomputed: _C.RecomputedStep) -> tuple[Gap, ...]:
     """Those of the step with its recomputes."""
     found: list[Gap] = []
     numbers: dict[int, int] = {}
