@@ -56,10 +56,17 @@ $(VENV)/with-everything: $(VENV)/with-torch pyproject.toml setup.py
 	VDNN_BUILD_TESTING=ON $(PIP) install --quiet --no-build-isolation --editable '.[dev]'
 	touch $@
 
-# What the demo needs: two extras for users, and none of the packages that only tests, lint and the site use.
+# Smaller environments, for the demo and for lint alone: without transformers, Lightning and the tests' packages.
 $(VENV)/with-demo: $(VENV)/with-torch pyproject.toml setup.py
 	$(PIP) install --quiet --no-build-isolation --editable '.[plan,report]'
 	touch $@
+
+$(VENV)/with-lint: $(VENV)/with-torch pyproject.toml setup.py
+	$(PIP) install --quiet --no-build-isolation --editable '.[lint]'
+	touch $@
+
+# The environment of `make test` serves these too, once it is there.
+HAS_EVERYTHING := $(wildcard $(VENV)/with-everything)
 
 .PHONY: venv
 venv: $(VENV)/with-everything
@@ -68,14 +75,9 @@ venv: $(VENV)/with-everything
 build: venv
 	VDNN_BUILD_TESTING=ON $(PY) setup.py --quiet build_ext --inplace
 
-# In the environment of `make test` where that is there already.
 .PHONY: demo
-ifneq ($(wildcard $(VENV)/with-everything),)
-demo: build
-else
-demo: $(VENV)/with-demo
-	$(PY) setup.py --quiet build_ext --inplace
-endif
+demo: $(if $(HAS_EVERYTHING),build,$(VENV)/with-demo)
+	$(if $(HAS_EVERYTHING),,$(PY) setup.py --quiet build_ext --inplace)
 	$(PY) -m benchmarks.demo
 
 # Timings are off here: two workers disturb each other. `make figures` takes them.
@@ -130,17 +132,17 @@ stress-deferred: build
 	VDNN_DEFERRED_SEEDS=10000 $(PY) -m pytest -n 2 tests/deferred/test_vdnn_on_it.py \
 	  -k "random and (life and linear or streams_of_the_users)"
 
-# What needs no build. .pre-commit-config.yaml has the same, each on the files that a commit changes.
+# .pre-commit-config.yaml has the same, on the files that a commit changes.
 .PHONY: lint-quick
-lint-quick: venv
+lint-quick: $(if $(HAS_EVERYTHING),venv,$(VENV)/with-lint)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(CPP_FILES) | xargs -0 $(PY) -c 'from clang_format import clang_format; clang_format()' --dry-run -Werror
 
-# clang-tidy reads the commands of the build.
+# clang-tidy reads the commands of the build; installing for lint alone builds too.
 .PHONY: lint
-lint: build lint-quick
+lint: $(if $(HAS_EVERYTHING),build) lint-quick
 	find csrc -name '*.cpp' -print0 | xargs -0 -n 1 -P 2 $(PY) -c 'from clang_tidy import clang_tidy; clang_tidy()' \
 	  -p build/inplace --quiet --warnings-as-errors='*'
 
