@@ -129,6 +129,7 @@ def _gpu_tests(places: Sequence[str], limit_s: float, results: Path, **environme
         run(
             [*command, f"--junitxml={results}"],
             limit_s,
+            cwd=ROOT,
             VDNN_REQUIRE_CUDA="1",
             CUBLAS_WORKSPACE_CONFIG=CUBLAS_WORKSPACE,
             **environment,

@@ -42,7 +42,7 @@ def test_lint_never_reads_transformers_or_lightning() -> None:
     """So it passes with them and without them."""
     skipped = re.search(r"module = \[([^\]]*)\]\nignore_missing_imports = true\nfollow_imports = \"skip\"", PROJECT)
     assert skipped is not None
-    assert skipped[1] == '"lightning.*", "transformers.*"'
+    assert {'"lightning.*"', '"transformers.*"'} <= set(skipped[1].split(", "))
     lint = re.search(r"^lint = \[(.+)\]$", PROJECT, re.MULTILINE)
     assert lint is not None
     assert set(re.findall(r'"([\w-]+)==', lint[1])) == {"clang-format", "clang-tidy", "mypy", "ruff"}
