@@ -25,7 +25,14 @@ WORK = ROOT / "build" / "gpu-proof"
 SITE = WORK / "site"
 RUN = WORK / "run"
 # Where tests marked gpu are. Others are not even collected: they may need packages that this machine has not.
-CUDA_TESTS = ("tests/codec", "tests/device", "tests/memory", "tests/transfer", "tests/runtime/test_on_cuda.py")
+CUDA_TESTS = (
+    "tests/codec",
+    "tests/device",
+    "tests/memory",
+    "tests/transfer",
+    "tests/runtime/test_on_cuda.py",
+    "tests/benchmarks/test_demo_on_cuda.py",
+)
 RACES = ("tests/runtime/test_delays_on_cuda.py",)
 SCHEDULES = "6"
 # cuBLAS repeats its sums in the same order only with a workspace of a fixed size.

@@ -17,7 +17,6 @@ from benchmarks.demo.results import PAGE, PICTURE, RUN, written_whole
 from benchmarks.demo.training import GPU_SIZE, SideBySide, Size, TrainingRun, text_of, train_side_by_side
 from benchmarks.demo.wording import training_text, verdict
 from benchmarks.models import vgg16
-from tests.conftest import require_cuda
 from vdnn.report import read_run
 from vdnn.report.plan_report import PlanReport
 from vdnn.step_plan import Action
@@ -171,14 +170,6 @@ def test_with_a_gpu_the_same_runs_there(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert demo.main(["--folder", str(tmp_path)]) == 0
     assert demo.main(["--folder", str(tmp_path), "--no-gpu"]) == 0
     assert called == [(CudaDevice, GPU_SIZE), (VirtualDevice, demo.CPU_SIZE)]
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_both_runs_are_equal_and_the_budget_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    require_cuda()
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    found = train_side_by_side(CudaDevice, dataclasses.replace(GPU_SIZE, steps=4))
-    assert found.is_right, verdict(found)
 
 
 def test_the_text_is_read_in_order_of_its_pages(tmp_path: Path) -> None:
