@@ -1,4 +1,5 @@
-# Everything a developer runs. `make test` and `make bench` need only Python 3.10+, a C++17 compiler and make.
+# Everything that users and developers run. `make demo` and `make test` make the environment and build by themselves:
+# they need Linux, Python 3.10+, a C++17 compiler and make.
 #
 # Programs of the environment are called as `.venv/bin/python -m ...`, by relative paths: a path with a space in it
 # then works, where the scripts that pip installs would not.
@@ -11,7 +12,8 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 # What must be there before pyproject.toml can be installed. Torch goes in first and alone, so that nothing else
-# chooses another one. The other versions are in pyproject.toml.
+# chooses another one. The other versions are in pyproject.toml. Without a GPU, PyTorch's build for the CPU is a tenth
+# of the download: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
 TORCH := torch==2.13.0
 BUILD_TOOLS := setuptools==84.2.1 wheel==0.48.0 pybind11==3.1.0 cmake==4.4.4 ninja==1.13.2
 
@@ -20,18 +22,22 @@ CPP_FILES := find csrc tests vdnn/testing \( -name '*.h' -o -name '*.cpp' -o -na
 
 .PHONY: help
 help:
-	@echo "make test         build and run all tests (first time: makes .venv)"
+	@echo "On a fresh machine, each makes .venv and builds by itself:"
+	@echo "make demo         the main job: a small GPT under a budget beside plain PyTorch, then a page and a picture"
+	@echo "make test         all tests"
+	@echo "For work on vdnn:"
+	@echo "make test-fast    the tests without those marked slow"
 	@echo "make test-full    every sample of torch's operation database, in every mode"
 	@echo "make fuzz         100,000 random training programs, each against plain PyTorch, bit for bit"
-	@echo "make test-fast    the same without those marked slow"
+	@echo "make stress       the C++ stress program under ThreadSanitizer, AddressSanitizer and UBSan; stress-deferred"
+	@echo "make stress-deferred  the runtime on the deferred accelerator under 10,000 schedules"
+	@echo "make lint         ruff, mypy, clang-format, clang-tidy"
+	@echo "make lint-quick   the same without clang-tidy: what the commit hooks run"
+	@echo "make docs         the documentation as a site in build/site, warnings are errors"
 	@echo "make bench        five minutes: with a GPU a measured comparison, without one vDNN's table in virtual time"
 	@echo "make sweep        vdnn beside torch's own ways of saving memory, in virtual time: about two minutes"
 	@echo "make bench-core   what a transfer and a hook cost"
 	@echo "make figures      the pytest-benchmark figures"
-	@echo "make stress       the C++ stress program under ThreadSanitizer, AddressSanitizer and UBSan; stress-deferred"
-	@echo "make stress-deferred  the runtime on the deferred accelerator under 10,000 schedules"
-	@echo "make lint         ruff, mypy, clang-format, clang-tidy"
-	@echo "make docs         the documentation as a site in build/site, warnings are errors"
 	@echo "make gpu-proof    on a CUDA machine, with what is installed there; PART=cnn,llm for some of its parts"
 	@echo "make wheel-check  wheels without and with nvcc, in a bare environment and used by their commands"
 	@echo "make build        build the native core in place; make venv: only make .venv; make clean"
@@ -50,12 +56,29 @@ $(VENV)/with-everything: $(VENV)/with-torch pyproject.toml setup.py
 	VDNN_BUILD_TESTING=ON $(PIP) install --quiet --no-build-isolation --editable '.[dev]'
 	touch $@
 
+# Smaller environments, for the demo and for lint alone: without transformers, Lightning and the tests' packages.
+$(VENV)/with-demo: $(VENV)/with-torch pyproject.toml setup.py
+	$(PIP) install --quiet --no-build-isolation --editable '.[plan,report]'
+	touch $@
+
+$(VENV)/with-lint: $(VENV)/with-torch pyproject.toml setup.py
+	$(PIP) install --quiet --no-build-isolation --editable '.[lint]'
+	touch $@
+
+# The environment of `make test` serves these too, once it is there.
+HAS_EVERYTHING := $(wildcard $(VENV)/with-everything)
+
 .PHONY: venv
 venv: $(VENV)/with-everything
 
 .PHONY: build
 build: venv
 	VDNN_BUILD_TESTING=ON $(PY) setup.py --quiet build_ext --inplace
+
+.PHONY: demo
+demo: $(if $(HAS_EVERYTHING),build,$(VENV)/with-demo)
+	$(if $(HAS_EVERYTHING),,$(PY) setup.py --quiet build_ext --inplace)
+	$(PY) -m benchmarks.demo
 
 # Timings are off here: two workers disturb each other. `make figures` takes them.
 .PHONY: test
@@ -109,12 +132,17 @@ stress-deferred: build
 	VDNN_DEFERRED_SEEDS=10000 $(PY) -m pytest -n 2 tests/deferred/test_vdnn_on_it.py \
 	  -k "random and (life and linear or streams_of_the_users)"
 
-.PHONY: lint
-lint: build
+# .pre-commit-config.yaml has the same, on the files that a commit changes.
+.PHONY: lint-quick
+lint-quick: $(if $(HAS_EVERYTHING),venv,$(VENV)/with-lint)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(CPP_FILES) | xargs -0 $(PY) -c 'from clang_format import clang_format; clang_format()' --dry-run -Werror
+
+# clang-tidy reads the commands of the build; installing for lint alone builds too.
+.PHONY: lint
+lint: $(if $(HAS_EVERYTHING),build) lint-quick
 	find csrc -name '*.cpp' -print0 | xargs -0 -n 1 -P 2 $(PY) -c 'from clang_tidy import clang_tidy; clang_tidy()' \
 	  -p build/inplace --quiet --warnings-as-errors='*'
 

@@ -100,7 +100,9 @@ def a_third_less_for_little(cells: Sequence[Cell]) -> Claim:
     asked = False
     for (workload, *_), group in _grouped(_ran(cells)).items():
         plain = _plain(group)
-        for one in group if plain is not None else ():
+        if plain is None:
+            continue
+        for one in group:
             if not is_ours(one):
                 continue
             asked = True

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from typing import TextIO
 
 PATIENCE_S = 2.0
+BAR_LETTERS = 20
 _ERASE_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """Of `total` parts. On a terminal the line is overwritten and in the end erased; elsewhere lines follow lines."""
+    """Of `total` parts. On a terminal the line has a bar, is overwritten and in the end erased; elsewhere lines follow
+    lines."""
 
     def __init__(
         self,
@@ -38,11 +40,18 @@ class Progress:
         self._done += 1
         if self._now_s() - self._begin_s < PATIENCE_S:
             return
-        line = f"{self._program}: {self._done} of {self._total}, {part} ..."
+        line = f"{self._done} of {self._total}, {part} ..."
         on_terminal = self._stream.isatty()
-        self._stream.write(_ERASE_LINE + line if on_terminal else line + "\n")
+        self._stream.write(
+            f"{_ERASE_LINE}{self._program}: {self._bar()} {line}" if on_terminal else f"{self._program}: {line}\n"
+        )
         self._stream.flush()
         self._is_shown = on_terminal
+
+    def _bar(self) -> str:
+        """Filled by the parts that are over."""
+        filled = BAR_LETTERS * min(self._done - 1, self._total) // self._total
+        return f"[{'#' * filled}{'.' * (BAR_LETTERS - filled)}]"
 
     def end(self) -> None:
         """All is done."""

@@ -165,7 +165,8 @@ class CudaPlace(Place):
         )
 
     def versions(self) -> dict[str, str]:
-        return {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        return {"cuda": str(torch.version.cuda), "cudnn": str(cudnn)}
 
 
 class MachinePlace(Place):

@@ -99,4 +99,5 @@ def bert(batch: int, tokens: int, layers: int, width: int, vocabulary: int = VOC
 
 
 def _by_head(x: Tensor) -> Tensor:
-    return x.unflatten(-1, (-1, HEAD_WIDTH)).transpose(1, 2)
+    heads: Tensor = x.unflatten(-1, (-1, HEAD_WIDTH))  # type: ignore[no-untyped-call]
+    return heads.transpose(1, 2)

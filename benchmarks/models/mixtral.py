@@ -46,10 +46,12 @@ class Experts(nn.Module):
         row = torch.where(place < room, experts.flatten() * room + place, EXPERTS * room)
         sent = tokens.repeat_interleave(CHOSEN, 0)
         gathered = sent.new_zeros(EXPERTS * room + 1, sent.shape[-1]).index_copy(0, row, sent)
-        by_expert = gathered[:-1].unflatten(0, (EXPERTS, room))
+        by_expert = gathered[:-1].unflatten(0, (EXPERTS, room))  # type: ignore[no-untyped-call]
         made = torch.bmm(functional.silu(torch.bmm(by_expert, self.gate)) * torch.bmm(by_expert, self.up), self.down)
         back = torch.cat([made.flatten(0, 1), made.new_zeros(1, made.shape[-1])]).index_select(0, row)
-        return (back.unflatten(0, (-1, CHOSEN)) * weights[..., None]).sum(1).view_as(x)
+        chosen: Tensor = back.unflatten(0, (-1, CHOSEN))  # type: ignore[no-untyped-call]
+        out: Tensor = (chosen * weights[..., None]).sum(1).view_as(x)
+        return out
 
 
 def mixtral(batch: int, tokens: int = TOKENS, layers: int = 1) -> Workload:

@@ -7,6 +7,7 @@ from the way down to the way up: the longest lifetimes that a convolutional netw
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ class TwoConvolutions(nn.Sequential):
         )
 
 
-def down_and_up(network: nn.Module, x: Tensor) -> Tensor:
+def down_and_up(network: Any, x: Tensor) -> Tensor:
     """Through a U-Net's levels, in 2 or 3 dimensions; each level up reads the middle of what is left from down."""
     across = []
     for level in network.down[:-1]:

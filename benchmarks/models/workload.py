@@ -24,7 +24,7 @@ class Workload(NamedTuple):
     loss: Callable[[Any], Tensor]
 
     def step(self) -> None:
-        self.loss(self.model(*self.inputs)).backward()
+        self.loss(self.model(*self.inputs)).backward()  # type: ignore[no-untyped-call]
 
     @property
     def parameter_count(self) -> int:

@@ -25,7 +25,14 @@ WORK = ROOT / "build" / "gpu-proof"
 SITE = WORK / "site"
 RUN = WORK / "run"
 # Where tests marked gpu are. Others are not even collected: they may need packages that this machine has not.
-CUDA_TESTS = ("tests/codec", "tests/device", "tests/memory", "tests/transfer", "tests/runtime/session/test_on_cuda.py")
+CUDA_TESTS = (
+    "tests/codec",
+    "tests/device",
+    "tests/memory",
+    "tests/transfer",
+    "tests/runtime/session/test_on_cuda.py",
+    "tests/benchmarks/test_demo_on_cuda.py",
+)
 RACES = ("tests/runtime/session/test_delays_on_cuda.py",)
 SCHEDULES = "6"
 # cuBLAS repeats its sums in the same order only with a workspace of a fixed size.
@@ -129,6 +136,7 @@ def _gpu_tests(places: Sequence[str], limit_s: float, results: Path, **environme
         run(
             [*command, f"--junitxml={results}"],
             limit_s,
+            cwd=ROOT,
             VDNN_REQUIRE_CUDA="1",
             CUBLAS_WORKSPACE_CONFIG=CUBLAS_WORKSPACE,
             **environment,

@@ -58,7 +58,7 @@ class BlockCheckpoint(Peer):
 
 def _contexts(*, selective: bool, place: Place) -> Contexts:
     forward, recompute = (
-        create_selective_checkpoint_contexts(_keeps)
+        create_selective_checkpoint_contexts(_keeps)  # type: ignore[no-untyped-call]
         if selective
         else (contextlib.nullcontext(), contextlib.nullcontext())
     )

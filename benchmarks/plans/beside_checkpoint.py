@@ -50,7 +50,7 @@ def checkpointed(model: nn.Module, kinds: Sequence[str]) -> int:
     blocks = [module for module in model.modules() if type(module).__name__ in kinds]
     for block in blocks:
         # In the backward torch has put function modes aside: what is recomputed would be shaped as on the CPU.
-        block.forward = partial(  # type: ignore[method-assign]
+        block.forward = partial(
             checkpoint, block.forward, use_reentrant=False, context_fn=lambda: (nullcontext(), CudaShaped())
         )
     return len(blocks)

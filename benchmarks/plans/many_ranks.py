@@ -15,6 +15,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -82,14 +83,14 @@ def _trained(
         mesh = init_device_mesh("cpu", (ranks,))
         with vdnn.VirtualMachine(hardware) as machine:
             workload = llama(batch, tokens, shape)
-            model = workload.model
+            model: Any = workload.model
             for layer in model.layers:
                 fully_shard(layer, mesh=mesh)
             fully_shard(model, mesh=mesh)
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
             with vdnn.offload(policy, device=machine, measure=True) as session:
                 for _ in range(_STEPS):
-                    workload.loss(model(*workload.inputs)).backward()
+                    workload.loss(model(*workload.inputs)).backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
                     optimizer.zero_grad()
         return session.recording, session.timeline

@@ -19,6 +19,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,7 +165,10 @@ class Card:
 
 
 def largest_batches(network: str, card: Card) -> dict[str, int]:
-    return {way: largest(lambda batch, way=way: card.needs(network, batch)[way], card.budget_bytes) for way in _WAYS}
+    def needs(way: str, batch: int) -> int:
+        return card.needs(network, batch)[way]
+
+    return {way: largest(partial(needs, way), card.budget_bytes) for way in _WAYS}
 
 
 def batches_row(network: str, found: dict[str, int]) -> tuple[str, ...]:

@@ -121,7 +121,7 @@ class GreedyHooks:
             note_saved(node, tensor.output_nr, view)
         return view
 
-    def unpack(self, packed: KeptTensor | View) -> torch.Tensor:
+    def unpack(self, packed: KeptTensor | PackedView) -> torch.Tensor:
         raise AssertionError("no backward is run")
 
     def _look(self, view: View, tensor: torch.Tensor, node: Any) -> None:

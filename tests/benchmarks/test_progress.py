@@ -38,7 +38,9 @@ def test_the_line_on_a_terminal_is_overwritten_and_erased() -> None:
     progress.begin("two")
     progress.begin("three")
     progress.end()
-    assert stream.getvalue() == "\r\x1b[Kbench: 2 of 3, two ...\r\x1b[Kbench: 3 of 3, three ...\r\x1b[K"
+    second = "\r\x1b[Kbench: [######..............] 2 of 3, two ..."
+    third = "\r\x1b[Kbench: [#############.......] 3 of 3, three ..."
+    assert stream.getvalue() == second + third + "\r\x1b[K"
 
 
 def test_in_a_file_lines_follow_lines() -> None:

@@ -44,6 +44,13 @@ def test_several_workloads_are_a_range_of_which_none_is_picked() -> None:
     )
 
 
+def test_one_workload_beside_one_that_has_no_plain_is_singular() -> None:
+    lonely = replace(own(700, 1000), workload="other")
+    assert said(PLAIN, own(410, 1023), lonely) == (
+        "1 workload: 41 % of the memory at 2.3 % more time (virtual h100); 1 more has no plain to compare with."
+    )
+
+
 def test_measured_and_virtual_are_not_compared() -> None:
     real = replace(PLAIN, place="cuda", clock="device", device="H100", step_ns=2000)
     cells = PLAIN, own(500, 1010), real

@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
 _OURS = "vdnn's OffloadCallback"
 
 
-class OffloadCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # untyped where it is not installed
+class OffloadCallback(TrainerCallback):  # type: ignore[misc]
     """Takes OffloadArguments, or the options of vdnn.offload. What cannot work is refused when a
     trainer is made with it, and when training begins."""
 

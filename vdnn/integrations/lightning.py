@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
 _REFUSED = ("DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy", "XLAFSDPStrategy")
 
 
-class OffloadCallback(Callback):  # type: ignore[misc, unused-ignore]  # untyped where it is not installed
+class OffloadCallback(Callback):  # type: ignore[misc]
     """Takes OffloadArguments, or the options of vdnn.offload. What cannot work is refused when fitting begins."""
 
     def __init__(self, arguments: OffloadArguments | None = None, **options: Any) -> None:

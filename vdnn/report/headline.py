@@ -80,9 +80,11 @@ def headline(compared: Sequence[Comparison]) -> str:
     where = places[0] if len(places) == 1 else f"{len(places)} devices"
     if len(places) > 1 and all(one.comparison.is_virtual for one in found):
         where = f"{len(places)} virtual devices"
-    beside = "" if len(shares) == len(found) else f"; {len(found) - len(shares)} more have no plain to compare with"
+    alone = len(found) - len(shares)
+    beside = f"; {alone} more {'has' if alone == 1 else 'have'} no plain to compare with" if alone else ""
+    things = _things(found).removesuffix("s" if len(shares) == 1 else "")
     return (
-        f"{len(shares)} {_things(found)}: {_range(share_text(shares[0]), share_text(shares[-1]))} of the memory at "
+        f"{len(shares)} {things}: {_range(share_text(shares[0]), share_text(shares[-1]))} of the memory at "
         f"{_range(more_time_text(times[0]), more_time_text(times[-1]))} ({where}){beside}."
     )
 
