@@ -26,7 +26,7 @@ author = "The vdnn authors"
 copyright = author
 version = release = vdnn.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 # The libraries of integrations are not needed to read what the integrations say of themselves.

@@ -49,7 +49,7 @@ class ExecutedSteps:
             self._entered.enter_context(CudaShaped())
             self._staged = self._subject.make()
             self._machine.tracker.track([self._staged.model, self._staged.inputs])
-        with offload(plan, device=self._machine, measure=True, warmup_steps=1) as session:
+        with offload(plan=plan, device=self._machine, measure=True, warmup_steps=1) as session:
             for _ in range(2):
                 self._staged.step()
                 session.step()

@@ -66,17 +66,17 @@ class RankStep:
 def rank_step(ranks: int, shape: LlamaShape, batch: int, tokens: int, hardware: str, budget: str) -> RankStep:
     """Of rank 0; all have the same step."""
     profile = load_profile(hardware)
-    recording, _ = _trained(ranks, shape, batch, tokens, hardware, "vdnn-all")
+    recording, _ = _trained(ranks, shape, batch, tokens, hardware, {"policy": "vdnn-all"})
     assert recording is not None, "a step was recorded"
     budget_bytes = parse_budget(budget).bytes_for(profile.memory_bytes, least_bytes(recording))
     planned = plan_step(recording, profile_costs(profile), budget_bytes)
-    _, executed = _trained(ranks, shape, batch, tokens, hardware, planned.plan)
+    _, executed = _trained(ranks, shape, batch, tokens, hardware, {"plan": planned.plan})
     assert executed is not None, "a step was measured"
     return RankStep(ranks, recording, planned, executed)
 
 
 def _trained(
-    ranks: int, shape: LlamaShape, batch: int, tokens: int, hardware: str, policy: str | vdnn.Plan
+    ranks: int, shape: LlamaShape, batch: int, tokens: int, hardware: str, decided_by: dict[str, Any]
 ) -> tuple[Recording | None, Timeline | None]:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
@@ -88,7 +88,7 @@ def _trained(
                 fully_shard(layer, mesh=mesh)
             fully_shard(model, mesh=mesh)
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-            with vdnn.offload(policy, device=machine, measure=True) as session:
+            with vdnn.offload(**decided_by, device=machine, measure=True) as session:
                 for _ in range(_STEPS):
                     workload.loss(model(*workload.inputs)).backward()  # type: ignore[no-untyped-call]
                     optimizer.step()

@@ -47,7 +47,8 @@ def seeds_of(mode: Mode) -> Sequence[int]:
 
 def open_session(accelerator: DeferredAccelerator, policy: Any = "vdnn-all", **options: Any) -> Session:
     sizes = {"min_bytes": 0, "offload_window": "2KiB", "reload_window": "6KiB", **options}
-    return vdnn.offload(policy, device=accelerator, **sizes)
+    decided = {"plan" if isinstance(policy, vdnn.Plan) else "policy": policy}
+    return vdnn.offload(**decided, device=accelerator, **sizes)
 
 
 def on_cpu(named: list[tuple[str, torch.Tensor | None]]) -> list[tuple[str, torch.Tensor | None]]:

@@ -88,7 +88,7 @@ def beside_plain(rank: int, how: str, loop: Loop) -> dict[str, Any]:
         "storage_bytes": session.counters.storage_bytes,
         "planned_bytes": 0 if session.plan is None else session.plan.offloaded_bytes,
         "kept": {reason.name: count for reason, count in session.counters.kept.items()},
-        "steps": session.steps,
+        "steps": session.num_steps,
         "report": session.report(),
     }
 

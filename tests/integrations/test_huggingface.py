@@ -83,7 +83,7 @@ def test_the_trainer_trains_the_same(tmp_path: Path, options: dict[str, Any]) ->
     session = callback.session
     assert session is not None
     assert session.counters.storages, callback.report
-    assert session.steps == STEPS
+    assert session.num_steps == STEPS
     assert "offloaded" in callback.report
 
 
@@ -294,7 +294,7 @@ def test_a_loop_of_accelerate_trains_the_same(how: str, precision: str) -> None:
         ours = accelerated(precision)
     assert_same(plain, ours)
     assert session.counters.storages
-    assert session.steps == 8
+    assert session.num_steps == 8
 
 
 # TRL.

@@ -76,7 +76,7 @@ def test_lightning_trains_the_same(tmp_path: Path, options: dict[str, Any]) -> N
     session = callback.session
     assert session is not None
     assert session.counters.storages, callback.report
-    assert session.steps == STEPS
+    assert session.num_steps == STEPS
 
 
 def test_lightning_follows_a_plan(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def check(how: str, loop: Callable[[], Values], steps: int = STEPS) -> None:
     differing = [index for index, pair in enumerate(zip(plain, ours, strict=True)) if not same_bits(*pair)]
     assert not differing, differing
     assert session.counters.storages + session.counters.discarded, session.report()
-    assert session.steps == steps
+    assert session.num_steps == steps
     if how != "moves":
         assert session.plan is not None
         assert session.plan.offloaded_bytes, session.report()

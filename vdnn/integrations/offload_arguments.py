@@ -11,6 +11,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from vdnn.step.plan import Plan
+
 _PREFIX = "vdnn_"
 
 
@@ -20,24 +22,42 @@ class OffloadArguments:
     configurations look for defaults on the class."""
 
     # Optional[...], not `| None`: argument parsers read these annotations.
-    vdnn_policy: str = field(default="auto", metadata={"help": "what decides: a policy by name"})
+    vdnn_policy: str = field(default="auto", metadata={"help": "name of a policy"})
     vdnn_budget: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "what a step may take of the device: 12GiB, 80%, min; none: what it has"}
+        default=None, metadata={"help": "device memory a step may take: 12GiB, 80%, min; default: what the device has"}
+    )
+    vdnn_plan: Optional[str] = field(  # noqa: UP045
+        default=None, metadata={"help": "file of a plan to follow, instead of a policy and a budget"}
     )
     vdnn_device: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "cuda; sim to try it on the CPU; none: the GPU that the tensors are on"}
+        default=None, metadata={"help": "cuda; sim to try it on the CPU; default: the GPU that the tensors are on"}
     )
-    vdnn_min_bytes: str = field(default="1MiB", metadata={"help": "smaller saves stay on the device"})
-    vdnn_host_budget: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "how much host memory may be pinned"}
-    )
-    vdnn_warmup_steps: int = field(default=1, metadata={"help": "steps before the one that is recorded"})
     vdnn_recompute: bool = field(default=True, metadata={"help": "a plan may recompute instead of moving"})
-    vdnn_integrity: bool = field(default=False, metadata={"help": "compare what comes back with what left"})
+    vdnn_lossy: Optional[str] = field(  # noqa: UP045
+        default=None, metadata={"help": "lossy codec that a plan may use as well: bf16 or fp8"}
+    )
+    vdnn_tolerance: Optional[float] = field(  # noqa: UP045
+        default=None, metadata={"help": "relative error up to which a recompute may differ; default: none"}
+    )
+    vdnn_recheck: int = field(
+        default=64, metadata={"help": "one step in this many compares what is recomputed; 0 never"}
+    )
+    vdnn_integrity: bool = field(default=False, metadata={"help": "compare what is reloaded with what was offloaded"})
+    vdnn_measure: bool = field(default=False, metadata={"help": "record a step and measure each step"})
+    vdnn_warmup_steps: int = field(default=1, metadata={"help": "steps before the one that is recorded"})
+    vdnn_min_bytes: str = field(default="1MiB", metadata={"help": "smaller storages stay on the device"})
+    vdnn_host_budget: Optional[str] = field(  # noqa: UP045
+        default=None, metadata={"help": "limit of pinned host memory; default: this rank's share"}
+    )
+    vdnn_offload_window: str = field(default="256MiB", metadata={"help": "limit of copies to the host in flight"})
+    vdnn_reload_window: str = field(default="256MiB", metadata={"help": "limit of what is reloaded ahead of its use"})
 
     def options(self) -> dict[str, Any]:
-        """As vdnn.offload takes them."""
-        return {name.removeprefix(_PREFIX): _read(value) for name, value in dataclasses.asdict(self).items()}
+        """The keyword arguments of vdnn.offload, with the plan loaded from its file."""
+        options = {name.removeprefix(_PREFIX): _read(value) for name, value in dataclasses.asdict(self).items()}
+        if options["plan"] is not None:
+            options["plan"] = Plan.load(options["plan"])
+        return options
 
     @classmethod
     def from_options(cls, **options: Any) -> OffloadArguments:

@@ -114,7 +114,7 @@ class TogetherSession(contextlib.AbstractContextManager["TogetherSession"]):
         self.session.__exit__(None, None, None)
         self.session.close()
         self.plan = plan
-        self.session = offload(plan, **self._options)
+        self.session = offload(plan=plan, **self._options)
         self.session.__enter__()
         logger.info("vdnn: %d ranks agreed; %s leave the device here.", dist.get_world_size(), self._moved())
 

@@ -90,7 +90,7 @@ def test_strides_come_back(transport: Transport) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_a_plan_with_a_lossy_codec_runs_as_predicted(model: str, name: str, *, offload_rest: bool) -> None:
     """Also where encoding sets the peak; and what leaves is what the codec left."""
-    recording = trained_virtually(model, codecs=[name]).recording
+    recording = trained_virtually(model, lossy=name).recording
     assert recording is not None
     lossy = [one for one in recording.lifetimes if one.recompute is not None and one.recompute.operation == name]
     assert lossy
@@ -98,7 +98,7 @@ def test_a_plan_with_a_lossy_codec_runs_as_predicted(model: str, name: str, *, o
     count, left = len(recording.lifetimes), sum(one.action is Action.COMPRESS for one in plan.lifetimes)
     assert left == len(plan.lifetimes) - count > 0
     predicted = simulate(recording, plan, profile_costs(load_profile("titan-x")))
-    session = trained_virtually(model, plan, codecs=[name])
+    session = trained_virtually(model, plan, lossy=name)
     executed = session.timeline
     assert executed is not None
     assert (executed.step_ns, executed.peak_bytes) == (predicted.step_ns, predicted.peak_bytes)
@@ -113,7 +113,7 @@ def test_a_plan_with_a_lossy_codec_runs_as_predicted(model: str, name: str, *, o
 
 @pytest.mark.parametrize("name", ["bf16", "fp8"])
 def test_a_lossy_codec_leaves_the_share_it_says(name: str) -> None:
-    recording = trained_virtually("perceptron", codecs=[name]).recording
+    recording = trained_virtually("perceptron", lossy=name).recording
     assert recording is not None
     for one in recording.lifetimes:
         if one.recompute is not None and one.recompute.operation == name:
@@ -131,17 +131,17 @@ def test_what_a_codec_leaves_comes_back_as_it_left(schedule: Any) -> None:
             session.close()
         return session, found
 
-    recording = trained_virtually("perceptron", codecs=["bf16"]).recording
+    recording = trained_virtually("perceptron", lossy="bf16").recording
     assert recording is not None
     leaves = recompute_all(recording, offload_rest=True)
-    session, found = gradients(leaves, codecs=["bf16"])
+    session, found = gradients(leaves, lossy="bf16")
     assert session.counters.recomputes
     assert "differs from the plan" not in session.report()
     keep = [
         replace(one, action=Action.KEEP, absences=()) if one.action is Action.OFFLOAD else one
         for one in leaves.lifetimes
     ]
-    _, same = gradients(replace(leaves, lifetimes=tuple(keep)), codecs=["bf16"])
+    _, same = gradients(replace(leaves, lifetimes=tuple(keep)), lossy="bf16")
     assert all(same_bits(one, other) for one, other in zip(found, same, strict=True))
     without, exact = gradients(leaves)
     assert "it expects bf16 of TanhBackward0" in without.report()
@@ -150,12 +150,12 @@ def test_what_a_codec_leaves_comes_back_as_it_left(schedule: Any) -> None:
 
 def test_gradients_are_close_with_a_lossy_codec_and_equal_without() -> None:
     with VirtualMachine("titan-x", fake=False) as machine:
-        recorded, plain = train(machine, "perceptron", codecs=["bf16"])
+        recorded, plain = train(machine, "perceptron", lossy="bf16")
         recorded.close()
     assert recorded.recording is not None
     plan = recompute_all(recorded.recording, offload_rest=False)
     with VirtualMachine("titan-x", fake=False) as machine:
-        session, packed = train(machine, "perceptron", plan, codecs=["bf16"], integrity=True)
+        session, packed = train(machine, "perceptron", plan, lossy="bf16", integrity=True)
         session.close()
     assert session.counters.recomputes
     pairs = [(one, other) for one, other in zip(plain, packed, strict=True) if one is not None is not other]
@@ -174,7 +174,7 @@ class RecomputesEverything(PlanPolicy):
 def test_integrity_mode_does_not_compare_what_is_made_of_what_a_lossy_codec_made() -> None:
     first, second = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
     x = torch.randn(16, 32)
-    options: dict[str, Any] = {"min_bytes": 0, "codecs": ["bf16"], "integrity": True}
+    options: dict[str, Any] = {"min_bytes": 0, "lossy": "bf16", "integrity": True}
     with VirtualMachine("titan-x", fake=False) as machine:
         with vdnn.offload(RecomputesEverything(), device=machine, **options) as session:
             for _ in range(3):
@@ -201,11 +201,11 @@ def test_nothing_lossy_is_used_by_itself() -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"codecs": ["zip"]}, ValueError, "codecs: expected names among 'bits', 'bf16', 'fp8', got 'zip'"),
-        ({"codecs": "bf16"}, TypeError, "codecs: expected a list of names, got 'bf16'"),
-        ({"codecs": ["bf16", "fp8"]}, ValueError, "one lossy codec at a time, got 'bf16' and 'fp8'"),
-        ({"codecs": ["bf16"], "policy": "vdnn-all"}, ValueError, "only a plan chooses what is packed"),
-        ({"codecs": ["bf16"], "recompute": False}, ValueError, "recompute=False plans moves only"),
+        ({"lossy": "zip"}, ValueError, "lossy: expected 'bf16' or 'fp8', or None, got 'zip'"),
+        ({"lossy": "bits"}, ValueError, "lossy: expected 'bf16' or 'fp8', or None, got 'bits'"),
+        ({"lossy": ["bf16"]}, ValueError, r"lossy: expected 'bf16' or 'fp8', or None, got \['bf16'\]"),
+        ({"lossy": "bf16", "policy": "vdnn-all"}, ValueError, "only a plan chooses what is packed"),
+        ({"lossy": "bf16", "recompute": False}, ValueError, "recompute=False plans moves only"),
     ],
 )
 def test_bad_input(options: dict[str, Any], kind: type[Exception], message: str) -> None:

@@ -50,7 +50,7 @@ def test_under_a_plan_a_recipe_whose_operand_is_modified_for_the_first_time_rais
                 step()
         assert recorded.recording is not None
         plan = recompute_all(recorded.recording, offload_rest=False)
-        with vdnn.offload(plan, device=machine, min_bytes=0) as session:
+        with vdnn.offload(plan=plan, device=machine, min_bytes=0) as session:
             step()
             assert session.counters.recomputes
             with pytest.raises(RuntimeError, match="modified"):
@@ -104,7 +104,7 @@ def test_what_is_written_behind_autograd_is_noticed_at_every_place(
         model.writes = True
         assert recorded.recording is not None
         plan = recompute_all(recorded.recording, offload_rest=False)
-        assert_same_as_plain(vdnn.offload(plan, device=machine, min_bytes=0), step, model)
+        assert_same_as_plain(vdnn.offload(plan=plan, device=machine, min_bytes=0), step, model)
 
 
 def test_integrity_mode_finds_a_write_that_is_not_always_there() -> None:
@@ -116,7 +116,7 @@ def test_integrity_mode_finds_a_write_that_is_not_always_there() -> None:
                 model(x).sum().backward()
         assert recorded.recording is not None
         plan = recompute_all(recorded.recording, offload_rest=False)
-        with vdnn.offload(plan, device=machine, min_bytes=0, integrity=True) as session:
+        with vdnn.offload(plan=plan, device=machine, min_bytes=0, integrity=True) as session:
             model(x).sum().backward()
             session.step()
             model.writes = True

@@ -13,7 +13,14 @@ import vdnn
 from tests.runtime.conftest import OpenSession
 from tests.runtime.rigs.networks import conv_chain, images
 from tests.runtime.rigs.side_by_side import alive, assert_nothing_alive, assert_same_as_plain
-from tests.runtime.rigs.virtual_training import MODELS, recompute_all, recording_of, train, trained_virtually
+from tests.runtime.rigs.virtual_training import (
+    MODELS,
+    decided_by,
+    recompute_all,
+    recording_of,
+    train,
+    trained_virtually,
+)
 from vdnn.hardware import load_profile
 from vdnn.planning.costs import profile_costs
 from vdnn.planning.least_memory import least_bytes
@@ -143,7 +150,7 @@ def test_masks_are_kept_as_bits(open_session: OpenSession) -> None:
 def masked_steps(plan: Plan | str, **options: Any) -> Session:
     with VirtualMachine("titan-x") as machine:
         model, x = Dropping(), torch.randn(4096, 32)
-        with vdnn.offload(plan, device=machine, measure=True, min_bytes=0, **options) as session:
+        with vdnn.offload(**decided_by(plan), device=machine, measure=True, min_bytes=0, **options) as session:
             for _ in range(3):
                 model(x).square().sum().backward()
                 session.step()
@@ -181,15 +188,15 @@ def test_a_plan_with_masks_as_bits_runs_as_predicted() -> None:
         assert bits == 8 * [4096 * 4] * offload_rest, "each there and back"
 
 
-@pytest.mark.parametrize("codecs", [[], ["bf16"], ["fp8"]], ids=["lossless", "bf16", "fp8"])
-def test_auto_moves_what_codecs_leave_and_runs_as_predicted(codecs: list[str]) -> None:
-    recording = masked_steps("vdnn-all", codecs=codecs).recording
+@pytest.mark.parametrize("lossy", [None, "bf16", "fp8"], ids=["lossless", "bf16", "fp8"])
+def test_auto_moves_what_codecs_leave_and_runs_as_predicted(lossy: str | None) -> None:
+    recording = masked_steps("vdnn-all", lossy=lossy).recording
     assert recording is not None
     least, moved = least_bytes(recording), 0
     for share in range(4):
         budget = least + (recording.peak_bytes - least) * share // 5
         planned = plan_step(recording, COSTS, budget, "auto")
-        require_as_predicted(recording, planned.plan, masked_steps(planned.plan, codecs=codecs))
+        require_as_predicted(recording, planned.plan, masked_steps(planned.plan, lossy=lossy))
         assert planned.timeline.peak_bytes <= budget
         moved += sum(one.action is Action.OFFLOAD for one in planned.plan.lifetimes[len(recording.lifetimes) :])
     assert moved, "else nothing was shown"

@@ -17,7 +17,7 @@ from torch import nn
 import vdnn
 from tests.runtime.conftest import OpenSession
 from tests.runtime.rigs.side_by_side import assert_same_as_plain
-from tests.runtime.rigs.virtual_training import recompute_all
+from tests.runtime.rigs.virtual_training import decided_by, recompute_all
 from vdnn.planning.recomputing import candidates_of
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.recompute import table
@@ -117,7 +117,7 @@ def test_a_plan_recomputes_within_the_tolerance_and_integrity_mode_agrees() -> N
     with VirtualMachine("titan-x", fake=False) as machine:
 
         def trained(policy: Plan | str, **options: Any) -> tuple[Session, list[torch.Tensor]]:
-            session = vdnn.offload(policy, device=machine, measure=True, min_bytes=0, **options)
+            session = vdnn.offload(**decided_by(policy), device=machine, measure=True, min_bytes=0, **options)
             for _ in range(3):
                 gradients = gradients_under(session, model, x)
             return session, gradients

@@ -54,6 +54,11 @@ def loss_of(output: Any) -> torch.Tensor:
     return tensor.square().sum()
 
 
+def decided_by(policy: Any) -> dict[str, Any]:
+    """The argument of vdnn.offload that a plan or a policy is given as."""
+    return {"plan" if isinstance(policy, Plan) else "policy": policy}
+
+
 def train(
     machine: VirtualMachine, name: str, policy: Any = None, steps: int = 3, **options: Any
 ) -> tuple[Session, list[torch.Tensor | None]]:
@@ -64,7 +69,7 @@ def train(
     model, inputs = MODELS[name]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     gradients: list[torch.Tensor | None] = []
-    with vdnn.offload(policy, device=machine, **{"min_bytes": 0, "measure": True, **options}) as session:
+    with vdnn.offload(**decided_by(policy), device=machine, **{"min_bytes": 0, "measure": True, **options}) as session:
         for _ in range(steps):
             optimizer.zero_grad()
             loss_of(model(*inputs)).backward()

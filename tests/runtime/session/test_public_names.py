@@ -58,7 +58,7 @@ def test_a_session_yields_itself_and_what_it_knows(session: vdnn.Session) -> Non
         assert entered is session
         assert same(train(model, x), plain)
         session.step()
-    assert session.steps == 1
+    assert session.num_steps == 1
     assert session.counters.storages == 3  # x, the two results of tanh
     assert "offloaded 3 storages" in session.report()
     assert (session.plan, session.recording, session.timeline) == (None, None, None)  # without measure=True

@@ -192,7 +192,7 @@ def test_one_save_more_does_not_shift_those_behind_it(schedule: Any) -> None:
         plain = [one.grad for one in model.parameters()]
         for one in model.parameters():
             one.grad = None
-        with vdnn.offload(plan, device=machine, min_bytes=0) as session:
+        with vdnn.offload(plan=plan, device=machine, min_bytes=0) as session:
             model(x).sum().backward()
         assert session._steps is not None
         assert session._steps.first_difference is not None
@@ -212,7 +212,7 @@ def test_a_branch_that_never_runs_holds_nothing_up() -> None:
         assert session.recording is not None
         plan = make_plan(session.recording, "everything", offload_everything(session.recording))
         model.asked = False
-        with vdnn.offload(plan, device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
+        with vdnn.offload(plan=plan, device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
             for _ in range(3):
                 model(x).sum().backward()
                 session.step()

@@ -36,10 +36,10 @@ def test_an_optimizers_step_ends_a_step(machine: VirtualMachine) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with opened(machine) as session:
         for done in range(4):
-            assert session.steps == done
+            assert session.num_steps == done
             model(x).sum().backward()
             optimizer.step()
-    assert session.steps == 4
+    assert session.num_steps == 4
 
 
 def test_accumulated_gradients_are_one_step(machine: VirtualMachine) -> None:
@@ -51,7 +51,7 @@ def test_accumulated_gradients_are_one_step(machine: VirtualMachine) -> None:
                 model(x).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert session.steps == 3
+    assert session.num_steps == 3
     one = _saves_of(model, x, machine)
     assert saves_of_last_step(session) == 4 * one
 
@@ -90,7 +90,7 @@ def test_several_forwards_before_backwards_are_one_step(
             schedule(model, x)
             if with_optimizer:
                 optimizer.step()
-    assert session.steps == 3
+    assert session.num_steps == 3
     batches = 3 if schedule is forward_forward_backward_backward else 6
     assert saves_of_last_step(session) == batches * _saves_of(model, x, machine)
 
@@ -104,7 +104,7 @@ def test_a_program_that_steps_by_hand_says_so(machine: VirtualMachine) -> None:
             loss.backward(retain_graph=True)
             kept.append(loss)  # its graph lives on, so nobody could see where the step ends
             session.step()
-    assert session.steps == 3
+    assert session.num_steps == 3
     assert saves_of_last_step(session) == _saves_of(model, x, machine)
 
 
@@ -112,10 +112,10 @@ def test_leaving_ends_a_step_whose_graphs_are_gone_and_no_other(machine: Virtual
     model, x = perceptron(), torch.randn(8, 16)
     with opened(machine) as session:
         loss = model(x).sum()
-    assert session.steps == 0
+    assert session.num_steps == 0
     with session:
         loss.backward()
-    assert session.steps == 1
+    assert session.num_steps == 1
 
 
 def test_steps_without_a_save_are_none(machine: VirtualMachine) -> None:
@@ -125,7 +125,7 @@ def test_steps_without_a_save_are_none(machine: VirtualMachine) -> None:
         for _ in range(3):
             optimizer.step()
         session.step()
-    assert session.steps == 0
+    assert session.num_steps == 0
 
 
 def test_an_optimizer_that_comes_late_makes_the_count_begin_anew(machine: VirtualMachine) -> None:
@@ -141,7 +141,7 @@ def test_an_optimizer_that_comes_late_makes_the_count_begin_anew(machine: Virtua
         for _ in range(4):
             model(x).sum().backward()
         optimizer.step()
-    assert session.steps == 2
+    assert session.num_steps == 2
     assert saves_of_last_step(session) == 4 * _saves_of(model, x, machine)
 
 
@@ -154,6 +154,6 @@ def test_an_optimizer_of_another_thread_ends_no_step(machine: VirtualMachine) ->
         thread = threading.Thread(target=torch.optim.SGD(other, 0.1).step)
         thread.start()
         thread.join()
-        assert session.steps == 0
+        assert session.num_steps == 0
         loss.backward()
-    assert session.steps == 1
+    assert session.num_steps == 1

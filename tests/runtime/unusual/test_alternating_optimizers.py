@@ -66,12 +66,12 @@ def test_one_optimizer_ends_its_step_whatever_lives_on() -> None:
         kept = []
         with vdnn.offload("vdnn-all", device=machine, min_bytes=0, measure=True) as session:
             for done in range(5):
-                assert session.steps == done
+                assert session.num_steps == done
                 kept.append(model(torch.randn(BATCH, WIDTH)).square().mean())
                 kept[-1].backward(retain_graph=True)
                 optimizer.step()
                 optimizer.zero_grad()
-        assert session.steps == 5
+        assert session.num_steps == 5
 
 
 def test_a_graph_that_lives_for_ever_delays_the_end_of_one_step_alone() -> None:
@@ -82,10 +82,10 @@ def test_a_graph_that_lives_for_ever_delays_the_end_of_one_step_alone() -> None:
         with vdnn.offload("vdnn-all", device=machine, min_bytes=0, measure=True) as session:
             step(0)
             step(1)
-            before = session.steps
+            before = session.num_steps
             output = held(torch.randn(BATCH, WIDTH))
             for index in range(12):
                 step(index)
-            assert before + 6 <= session.steps
+            assert before + 6 <= session.num_steps
             del output
-        assert session.steps < before + 12
+        assert session.num_steps < before + 12

@@ -93,7 +93,7 @@ def test_a_lossy_codec_is_not_asked_of_a_storage_that_is_read_as_integers() -> N
     plain = gradient()
     assert plain is not None
     with VirtualMachine("titan-x", fake=False) as machine:
-        session = vdnn.offload(budget="min", device=machine, min_bytes=0, codecs=["bf16"])
+        session = vdnn.offload(budget="min", device=machine, min_bytes=0, lossy="bf16")
         with session:
             for _ in range(5):
                 found = gradient()

@@ -30,7 +30,7 @@ def test_a_step_is_a_whole_pass(program: str) -> None:
             for index in range(6):
                 step(index)
     # Three batches before the first optimizer look like a step each: they are counted anew.
-    assert session.steps == 6
+    assert session.num_steps == 6
 
 
 @PROGRAMS
@@ -79,6 +79,6 @@ def test_without_a_session_nothing_is_left_of_it() -> None:
         with vdnn.offload("vdnn-all", device=machine, min_bytes=0, measure=True) as session:
             step = one_for_each_parameter()()
             step(0)
-        done = session.steps
+        done = session.num_steps
         step(1)
-    assert session.steps == done == 1
+    assert session.num_steps == done == 1

@@ -67,7 +67,7 @@ def follow(machine: VirtualMachine, step: Step, **options: Any) -> Session:
             step(index)
     assert recorded.recording is not None
     plan = recompute_all(recorded.recording, offload_rest=False)
-    return vdnn.offload(plan, device=machine, min_bytes=0, **options)
+    return vdnn.offload(plan=plan, device=machine, min_bytes=0, **options)
 
 
 @pytest.mark.parametrize("turns_at", [6, 70, 131])

@@ -181,19 +181,7 @@ class Float8(Codec):
 
 CODECS: dict[str, type[Codec]] = {codec.name: codec for codec in (Bits, BFloat16, Float8)}
 LOSSLESS = tuple(name for name, codec in CODECS.items() if codec.is_exact)
-
-
-def check_codecs(names: object) -> tuple[str, ...]:
-    """The names, if they are some; with the lossless ones."""
-    if isinstance(names, str) or not isinstance(names, Sequence):
-        raise TypeError(f"codecs: expected a list of names, got {names!r}.")
-    for name in names:
-        if name not in CODECS:
-            raise ValueError(f"codecs: expected names among {', '.join(map(repr, CODECS))}, got {name!r}.")
-    lossy = [name for name in names if name not in LOSSLESS]
-    if len(lossy) > 1:
-        raise ValueError(f"codecs: one lossy codec at a time, got {' and '.join(map(repr, lossy))}.")
-    return (*LOSSLESS, *lossy)
+LOSSY = tuple(name for name in CODECS if name not in LOSSLESS)
 
 
 def codec_for(tensor: torch.Tensor, names: Sequence[str]) -> type[Codec] | None:

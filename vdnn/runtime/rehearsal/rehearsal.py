@@ -137,8 +137,8 @@ def rehearse(
         model, step = staged.model, staged.step
         machine.tracker.track([model, staged.inputs])
         updates = None if optimizer is None else OPTIMIZERS[optimizer](model.parameters())
-        policy = "vdnn-all" if plan is None else plan
-        with offload(policy, device=machine, measure=True, warmup_steps=1, min_bytes=min_bytes) as session:
+        policy = "vdnn-all" if plan is None else "auto"
+        with offload(policy, plan=plan, device=machine, measure=True, warmup_steps=1, min_bytes=min_bytes) as session:
             for _ in range(2):
                 step()
                 gradient_bytes = _bytes_of(one.grad for one in model.parameters() if one.grad is not None)

@@ -87,7 +87,7 @@ class Packer:
         self._modules = modules
         self._transports = transports
         self._steps = steps
-        may_recompute = policy.recomputes if steps is None else steps.ways.recomputes
+        may_recompute = policy.recomputes if steps is None else steps.options.recomputes
         self._recipes = SessionRecipes(self.unpack, steps, tolerance, rechecks) if may_recompute else None
         self.exemptions = Exemptions(policy, modules, marked, recasts=self._recipes is not None)
         self._missing = Missing(self.unpack, steps, Readers() if self._recipes is None else self._recipes.readers)

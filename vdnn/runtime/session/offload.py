@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import Literal, TypeVar
 
 import torch
 
@@ -18,53 +18,75 @@ from vdnn.planning.policies import OnlinePolicy, PlanPolicy
 from vdnn.runtime.machine.gauges import CudaGauges, Gauges, VirtualGauges
 from vdnn.runtime.machine.tensor_device import TensorDevice
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
-from vdnn.runtime.recompute.codecs import LOSSLESS, check_codecs
+from vdnn.runtime.recompute.codecs import LOSSLESS, LOSSY
 from vdnn.runtime.recompute.rechecks import DEFAULT_ONE_IN
 from vdnn.runtime.recompute.tolerance import check_tolerance
 from vdnn.runtime.session.host_share import host_bytes_of_rank
 from vdnn.runtime.session.session import Session, active_session, mark_to_keep
-from vdnn.runtime.steps.options import Ways
+from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.runtime.storage.transport import Transport, TransportOptions
 from vdnn.step.plan import Plan
 
 
 def offload(
-    policy: str | OnlinePolicy | PlanPolicy | Plan = "auto",
+    policy: str | OnlinePolicy | PlanPolicy = "auto",
     *,
     budget: int | str | None = None,
-    device: str | _C.Device | TensorDevice | None = None,
+    plan: Plan | None = None,
+    device: str | TensorDevice | None = None,
+    recompute: bool = True,
+    lossy: Literal["bf16", "fp8"] | None = None,
+    tolerance: float | None = None,
+    recheck: int = DEFAULT_ONE_IN,
+    integrity: bool = False,
+    measure: bool = False,
+    warmup_steps: int = 1,
     min_bytes: int | str = "1MiB",
     host_budget: int | str | None = None,
     offload_window: int | str = "256MiB",
     reload_window: int | str = "256MiB",
-    warmup_steps: int = 1,
-    measure: bool = False,
-    integrity: bool = False,
-    recompute: bool = True,
-    codecs: Sequence[str] = (),
-    tolerance: float | None = None,
-    recheck: int = DEFAULT_ONE_IN,
 ) -> Session:
-    """A session that offloads what autograd saves inside `with`.
+    """Returns a session: inside ``with``, it offloads what autograd saves.
 
-    `policy` is a name of vdnn.planning.policies, a policy of your own, or a Plan to follow. `budget` is what the step
-    may take of the device: "12GiB", "80%" of it, "min" for the least there is; None: what the device has. The first
-    steps run under a policy that needs no recording and moves everything; one is recorded and planned, and from then
-    on the plan is followed. "keep", "vdnn-all" and "vdnn-conv" without a budget decide at every save and plan nothing.
-    `device` is "cuda", "sim" (tensors on the CPU, on a simulated device), a VirtualMachine, a native device to stand
-    for the CPU's tensors, or None for whatever GPU the tensors are on. Where there is no clock and no count of memory
-    ("sim", native devices) nothing can be planned: there "auto" moves everything. Saves smaller than `min_bytes` stay.
-    `host_budget` caps pinned memory; without it the ranks of a node share what there is. The windows cap what copies in
-    flight hold on the device. `measure`: after `warmup_steps` steps one is recorded (`session.recording`), and each is
-    measured (`session.timeline`). `integrity`: what comes back is compared with what left. `recompute`: a plan may
-    recompute what one cheap operation makes of something else that is saved, instead of moving it; masks it may keep as
-    bits. `codecs` names a lossy codec that it may use besides: "bf16" or "fp8". `tolerance`: None recomputes bit for
-    bit; 1e-6 also what comes out within a millionth of the largest magnitude in the value, each operation of which is
-    named. `recheck`: one step in so many compares what is recomputed with what was discarded; 0: none.
+    The first steps run under a policy that needs no recording and moves everything. Then one step is recorded and
+    planned for the budget, and later steps follow the plan. Where there is neither a clock nor a count of memory
+    (``device="sim"``), nothing can be planned, and ``"auto"`` moves everything.
 
-        with vdnn.offload("vdnn-all") as session:
-            model(x).sum().backward()
+    Args:
+        policy: The name of a policy (docs/policies.md), or a policy of your own. ``"keep"``, ``"vdnn-all"`` and
+            ``"vdnn-conv"`` without a budget decide at every save and plan nothing.
+        budget: Device memory that a step may take: ``"12GiB"``, a share of the device (``"80%"``), a number of bytes,
+            or ``"min"`` for the least that any plan reaches. Default: the memory that the device has.
+        plan: A plan to follow, such as ``Plan.load("plan.json")``. It replaces ``policy`` and ``budget``.
+        device: ``"cuda"``; ``"sim"`` for tensors on the CPU and a simulated device; a :class:`vdnn.VirtualMachine`.
+            Default: the GPU that the tensors are on.
+        recompute: Whether a plan may recompute a storage from others that are saved, instead of moving it, and pack
+            masks as bits. Gradients stay the same bit for bit.
+        lossy: A lossy codec that a plan may use as well. It changes gradients (docs/recompute.md has the error bounds).
+        tolerance: ``None`` recomputes only what comes out bit for bit. ``1e-6`` also recomputes what differs by at most
+            a millionth of the largest magnitude in the value; each such operation is named in the log.
+        recheck: One step in this many compares what is recomputed with what was discarded. ``0`` never compares.
+        integrity: Whether every storage is hashed before it leaves the device and compared when it is back.
+        measure: Whether to record a step (``session.recording``) and to measure each step (``session.timeline``), with
+            or without a plan.
+        warmup_steps: Steps before the one that is recorded.
+        min_bytes: Tensors whose storage is smaller stay on the device.
+        host_budget: Limit of pinned host memory. Default: this rank's share of the node's memory.
+        offload_window: Limit of the bytes that copies to the host in flight hold on the device.
+        reload_window: Limit of the bytes that are reloaded ahead of their use.
+
+    Raises:
+        ValueError, TypeError: An argument is wrong, or two arguments contradict each other.
+        VdnnError: The device has no clock and no count of memory, which ``budget`` and ``measure`` need.
+
+    Example::
+
+        with vdnn.offload(budget="12GiB") as session:
+            for x, y in loader:
+                criterion(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
         print(session.report())
     """
     check_device(device)
@@ -72,44 +94,63 @@ def offload(
         raise ValueError(f"warmup_steps: expected a number of steps, 0 or more, got {warmup_steps!r}.")
     if not isinstance(recompute, bool):
         raise TypeError(f"recompute: expected True or False, got {recompute!r}.")
-    chosen = check_codecs(codecs)
-    if chosen != LOSSLESS and not recompute:
-        raise ValueError("codecs: recompute=False plans moves only: leave one of the two out.")
+    codecs = _codecs_with(lossy)
+    if lossy is not None and not recompute:
+        raise ValueError("lossy: recompute=False plans moves only. Leave one of the two out.")
     limit = check_tolerance(tolerance)
     if type(recheck) is not int or recheck < 0:
         raise ValueError(f"recheck: expected one step in so many, or 0 for none, got {recheck!r}.")
     if limit is not None and not recompute:
-        raise ValueError("tolerance: recompute=False recomputes nothing: leave one of the two out.")
+        raise ValueError("tolerance: recompute=False recomputes nothing. Leave one of the two out.")
     wanted = None if budget is None else parse_budget(budget)
-    plan = policy if isinstance(policy, Plan) else None
-    if plan is not None and wanted is not None:
-        raise ValueError("budget: a plan brings its own; give one of the two.")
+    _check_plan(plan, policy, wanted)
     if integrity and isinstance(device, TensorDevice) and device.fake:
         raise ValueError("integrity: tensors without data cannot be compared; make the VirtualMachine with fake=False.")
     host_bytes = host_bytes_of_rank() if host_budget is None else _bytes_of("host_budget", host_budget)
-    online, planner = _policies(policy, wanted, device, host_bytes or None)
-    ways = None
+    online, planner = _policies(policy, wanted, device, host_bytes or None, is_planned=plan is not None)
+    steps = None
     if plan is not None or planner is not None or measure:
         gauges_for = None
         if measure or planner is not None:
             _require_clock(device)
             gauges_for = functools.partial(_gauges, device)
-        ways = Ways(gauges_for, warmup_steps, plan, planner, recompute, chosen)
-    if ways is None and chosen != LOSSLESS:
-        raise ValueError("codecs: only a plan chooses what is packed: give a budget, a plan, or measure=True.")
-    if ways is None and limit is not None and not online.recomputes:
+        steps = StepOptions(gauges_for, warmup_steps, plan, planner, recompute, codecs)
+    if steps is None and lossy is not None:
+        raise ValueError("lossy: only a plan chooses what is packed. Give a budget, a plan, or measure=True.")
+    if steps is None and limit is not None and not online.recomputes:
         raise ValueError(
-            "tolerance: here nothing is recomputed: give a budget, a plan, measure=True, or the policy 'recompute-all'."
+            "tolerance: nothing is recomputed here. Give a budget, a plan, measure=True, or the policy 'recompute-all'."
         )
     options = TransportOptions(
         host_bytes,
         _bytes_of("offload_window", offload_window),
         _bytes_of("reload_window", reload_window),
-        timed=ways is not None and ways.gauges_for is not None,
+        timed=steps is not None and steps.gauges_for is not None,
     )
     everything = min_bytes == 0 and not isinstance(min_bytes, bool)
     least = 0 if everything else _bytes_of("min_bytes", min_bytes)
-    return Session(online, device, least, options, steps=ways, integrity=integrity, tolerance=limit, recheck=recheck)
+    return Session(online, device, least, options, steps=steps, integrity=integrity, tolerance=limit, recheck=recheck)
+
+
+def _codecs_with(lossy: object) -> tuple[str, ...]:
+    if lossy is None:
+        return LOSSLESS
+    if lossy not in LOSSY:
+        raise ValueError(f"lossy: expected {' or '.join(map(repr, LOSSY))}, or None, got {lossy!r}.")
+    return (*LOSSLESS, str(lossy))
+
+
+def _check_plan(plan: object, policy: object, budget: Budget | None) -> None:
+    if isinstance(policy, Plan):
+        raise TypeError("policy: expected a name or a policy, got a Plan: give it as plan=.")
+    if plan is None:
+        return
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan: expected a Plan, got {type(plan).__name__}; Plan.load reads one from a file.")
+    if budget is not None:
+        raise ValueError("budget: a plan has its own. Give one of the two.")
+    if policy != "auto":
+        raise ValueError("policy: a plan is followed as it is. Give one of the two.")
 
 
 def check_device(device: object) -> None:
@@ -130,10 +171,10 @@ def _bytes_of(argument: str, size: int | str) -> int:
 
 
 def _policies(
-    policy: object, budget: Budget | None, device: object, host_bytes: int | None
+    policy: object, budget: Budget | None, device: object, host_bytes: int | None, *, is_planned: bool
 ) -> tuple[OnlinePolicy, BudgetPlanner | None]:
     """What decides at the saves, and what plans; the latter only where it is asked for and can."""
-    if isinstance(policy, Plan):
+    if is_planned:
         return make_policy("vdnn-all"), None
     if isinstance(policy, OnlinePolicy):
         planned: PlanPolicy | None = None if budget is None else make_planner("auto")
@@ -183,8 +224,15 @@ def _gauges(device: object, transport: Transport) -> Gauges:
     return CudaGauges(transport.torch_device, transport.device)
 
 
-def keep(what: torch.Tensor | torch.nn.Module) -> Any:
-    """Marks a tensor's storage, or whatever is saved inside a module's forward, to stay on the device. Returns it."""
+_Kept = TypeVar("_Kept", bound=torch.Tensor | torch.nn.Module)
+
+
+def keep(what: _Kept) -> _Kept:
+    """Marks something to stay on the device, and returns it.
+
+    Args:
+        what: A tensor, whose storage stays; or a module, and then whatever is saved inside its forward.
+    """
     if not isinstance(what, (torch.nn.Module, torch.Tensor)):
         raise TypeError(f"keep: expected a tensor or a module, got {type(what).__name__}.")
     mark_to_keep(what)

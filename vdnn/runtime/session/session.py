@@ -28,7 +28,7 @@ from vdnn.runtime.session.function_transforms import hooks_that_step_aside
 from vdnn.runtime.session.hooks import Packer
 from vdnn.runtime.session.report import session_report
 from vdnn.runtime.steps.ends import in_backward
-from vdnn.runtime.steps.options import Ways
+from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.watch import StepWatch
 from vdnn.runtime.storage.counters import Counters
 from vdnn.runtime.storage.integrity import IntegrityCheck
@@ -86,7 +86,7 @@ class Session(contextlib.ContextDecorator):
         min_bytes: int,
         options: TransportOptions,
         *,
-        steps: Ways | None = None,
+        steps: StepOptions | None = None,
         integrity: bool = False,
         nests: bool = False,
         tolerance: float | None = None,
@@ -204,7 +204,7 @@ class Session(contextlib.ContextDecorator):
                 self._step_ended()
 
     @property
-    def steps(self) -> int:
+    def num_steps(self) -> int:
         """How many are over. Where nothing needs to know, those that session.step() or an optimizer ended."""
         return self._steps_ended if self._steps is None else self._steps.steps
 
@@ -238,7 +238,7 @@ class Session(contextlib.ContextDecorator):
 
     def _compare_hashes(self) -> None:
         for check in self._checks():
-            check.finish_step(self.steps)
+            check.finish_step(self.num_steps)
         self._rechecks.step_ended()
 
     @property

@@ -91,7 +91,7 @@ class SessionRecipes:
         tolerance: Tolerance,
         rechecks: Rechecks,
     ) -> None:
-        self._codecs = LOSSLESS if steps is None else steps.ways.codecs
+        self._codecs = LOSSLESS if steps is None else steps.options.codecs
         self._our_unpack = our_unpack
         self._steps = steps
         self._proofs = Proofs(tolerance)

@@ -13,7 +13,7 @@ from vdnn.step.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class StepOptions:
     """Without gauges nothing is recorded and measured: a plan needs none. `recomputes`: what can be may be recomputed,
     or packed by these codecs."""
 

@@ -21,7 +21,7 @@ from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.steps.ends import Alive, Found, StepEnds
 from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.meter import Meter
-from vdnn.runtime.steps.options import Ways
+from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.plan_book import PlanBook
 from vdnn.runtime.steps.recorder import Recorder
 from vdnn.runtime.steps.save_keys import SaveKeys
@@ -36,11 +36,11 @@ from vdnn.step.timeline import Timeline, Track
 class StepWatch:
     """Of one session."""
 
-    def __init__(self, ways: Ways, modules: ModuleWatch, on_step_end: Callable[[], None]) -> None:
-        self.ways = ways
+    def __init__(self, options: StepOptions, modules: ModuleWatch, on_step_end: Callable[[], None]) -> None:
+        self.options = options
         self._on_step_end = on_step_end
         self._modules = modules
-        self._plans = PlanBook(ways.plan, ways.planner)
+        self._plans = PlanBook(options.plan, options.planner)
         self.steps = 0  # that are over
         self.recording: Recording | None = None
         self._meter_of_last_step: Meter | None = None
@@ -118,9 +118,9 @@ class StepWatch:
             return
         self._begin = self.gauges.mark(self._transport.current_stream())
         self.gauges.take_peaks()
-        if self.steps >= self.ways.warmup_steps:
+        if self.steps >= self.options.warmup_steps:
             self._meter = Meter(self.gauges, self._begin)
-            if self.ways.planner is not None or self.recording is None:
+            if self.options.planner is not None or self.recording is None:
                 self._recorder = Recorder(self.gauges, self._begin, self._modules.parameters.nbytes())
 
     def _drop_recorder(self) -> None:
@@ -155,7 +155,7 @@ class StepWatch:
         """Around all that a hook does to the device."""
         if self._transport is None:
             self._transport = transport
-            self.gauges = None if self.ways.gauges_for is None else self.ways.gauges_for(transport)
+            self.gauges = None if self.options.gauges_for is None else self.options.gauges_for(transport)
             self._begin_observers()
         if self._busy or transport is not self._transport:
             yield
@@ -237,7 +237,7 @@ class StepWatch:
     @property
     def looks_for_recomputes(self) -> bool:
         """As long as nothing is planned, and somebody may."""
-        has_use = self.ways.planner is not None or self.recording is None
+        has_use = self.options.planner is not None or self.recording is None
         return self._here and has_use and self._executor is None and self.gauges is not None
 
     def can_be_recomputed(
@@ -299,7 +299,7 @@ class StepWatch:
             self._transport.set_windows(open_wide=self._executor is not None)
         if self._executor is not None:
             self._executor.begin_step()
-            if self.ways.planner is not None:
+            if self.options.planner is not None:
                 self._drop_recorder()
 
     def used(self, managed: ManagedStorage) -> bool:
