@@ -1,5 +1,4 @@
-"""What a GPU's gauges make of timed events and of torch's statistics; the driver is the fake one, the statistics made
-up."""
+"""The gauges of a GPU, computed from timed events of the fake driver and from made-up memory statistics."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from vdnn.runtime.machine.gauges import CudaGauges
 
 
 class Statistics:
-    """torch.cuda.memory_stats_as_nested_dict, as an allocator would fill it."""
+    """A stand-in for torch.cuda.memory_stats_as_nested_dict, with the figures that an allocator would report."""
 
     def __init__(self) -> None:
         self.current = self.total = self.peak = 0
@@ -69,7 +68,7 @@ def test_a_peak_below_an_older_one_is_bounded_by_what_was_allocated(gauges: Cuda
     statistics.allocate(30)
     statistics.free(30)
     statistics.allocate(40)
-    # 100 + 40 really; of 100 + 30 + 40 the statistics cannot tell that the 30 had gone.
+    # The true peak is 100 + 40. The statistics do not show that the 30 were freed before: the bound is 100 + 30 + 40.
     assert gauges.take_peaks()[0] == 170
     statistics.allocate(960)
     statistics.free(960)

@@ -1,9 +1,9 @@
 """The peak of a virtual step equals a closed form, to the byte, for the ten networks of the vDNN paper.
 
-The forms are written down from the tables of layers below, by hand and without torch: each term is one line with its
-reason. With everything kept the peak is amid the backward pass, where the gradients of the maps are already large and
-few maps are given up yet: in a chain of convolutions at the ReLU behind one of the last of them, in GoogLeNet at the
-pooling before the classifier.
+The forms are computed without torch from the tables of layers below. Each term is one line with its reason. With
+everything kept, the peak is in the backward pass, where the gradients of the maps are already large and few maps have
+been released: in a chain of convolutions at the ReLU after one of the last of them, in GoogLeNet at the pooling before
+the classifier.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLASSES = 1000
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer and the map it makes: `outputs` channels of `side` x `side`. A pooling has no kernel to learn."""
+    """A layer and the map it makes: `outputs` channels of `side` x `side`. A pooling has `kernel` 0: no parameters."""
 
     name: str
     inputs: int
@@ -41,7 +41,7 @@ class Layer:
 
     @property
     def map_elements(self) -> int:
-        """Of one image."""
+        """The number of elements of the map of one image."""
         return self.outputs * self.side**2
 
 
@@ -97,7 +97,7 @@ OVERFEAT = (
     full("fc7", 3072, 4096),
     full("fc8", 4096, CLASSES),
 )
-# Of each module of GoogLeNet: side; 1x1; 3x3 reduction, 3x3; 5x5 reduction, 5x5; behind the pooling.
+# The modules of GoogLeNet: side; channels of 1x1; 3x3 reduction, 3x3; 5x5 reduction, 5x5; after the pooling.
 INCEPTION = (
     (28, 64, 96, 128, 16, 32, 32),
     (28, 128, 128, 192, 32, 96, 64),
@@ -113,7 +113,7 @@ INCEPTION = (
 
 @dataclass(frozen=True)
 class Chain:
-    """A network without forks, the side of its images, and the layer behind which its peak is."""
+    """A network without forks, the side of its images, and the layer after which the peak is."""
 
     layers: tuple[Layer, ...]
     image_side: int
@@ -123,7 +123,7 @@ class Chain:
 CHAINS = {
     "AlexNet": Chain(ALEXNET, 224, "conv5"),
     "OverFeat": Chain(OVERFEAT, 231, "conv5"),
-    # Where the maps of a group are few, giving up group 5 frees less than the larger gradients of group 4 take; with
+    # With few maps in each group, releasing those of group 5 frees less than the larger gradients of group 4 take; with
     # twenty more maps in each group it frees more.
     "VGG-16": Chain(vgg_layers(0), 224, "conv4_3"),
     "VGG-116": Chain(vgg_layers(20), 224, "conv5_23"),
@@ -142,23 +142,23 @@ def maps_of(layers: Sequence[Layer]) -> int:
 
 
 def chain_terms(chain: Chain, batch: int) -> dict[str, int]:
-    """Bytes at the peak: while the ReLU behind `chain.peak` turns the gradient that arrives into its own."""
+    """Bytes at the peak: while the ReLU after `chain.peak` computes the gradient of its input."""
     at = [layer.name for layer in chain.layers].index(chain.peak)
     still_held, done = chain.layers[: at + 1], chain.layers[at + 1 :]
     return {
         "parameters": FLOAT32 * parameters_of(chain.layers),
-        # Backward has been through the layers behind; the convolution itself is next.
+        # The backward pass is done with all later layers; the convolution itself is next.
         "gradients of parameters": FLOAT32 * parameters_of(done),
         "images": FLOAT32 * batch * 3 * chain.image_side**2,
         "targets": INT64 * batch,
-        # What a convolution makes its ReLU overwrites in place: one map for both. It is the ReLU's saved result, the
-        # next layer's saved input and the pooling's, all one storage. Maps of layers that are done are given up.
+        # The ReLU overwrites the output of its convolution in place: one map for both. One storage is the saved result
+        # of the ReLU and the saved input of the next layer or pooling. The maps of layers that are done are released.
         "maps": FLOAT32 * batch * maps_of(still_held),
-        # torch's max pooling saves where each maximum was, in 64 bits.
+        # torch's max pooling saves the index of each maximum, in 64 bits.
         "indices of poolings": INT64 * batch * maps_of([layer for layer in still_held if not layer.kernel]),
-        # From the layer behind, and the ReLU's own beside it: autograd does not write the one over the other.
+        # The gradients of the output and of the input of the ReLU: autograd does not compute one in place of the other.
         "two gradients of the map": 2 * FLOAT32 * batch * chain.layers[at].map_elements,
-        # The caller holds the loss, and backward() its gradient of one.
+        # The caller holds the loss, and backward() holds its gradient, which is one.
         "two scalars": 2 * FLOAT32,
     }
 
@@ -173,7 +173,7 @@ def googlenet_terms(batch: int) -> dict[str, int]:
         pool("pool2", 192, 28),
     )
     layers = list(stem)
-    joined = []  # torch.cat makes a map of its own, beside those of the branches
+    joined = []  # torch.cat makes another map beside those of the branches
     inputs = 192
     for module, following in pairwise((*INCEPTION, None)):
         side, one, reduce_three, three, reduce_five, five, pooled = module
@@ -197,12 +197,12 @@ def googlenet_terms(batch: int) -> dict[str, int]:
         "gradients of the classifier": FLOAT32 * classifier.parameters,
         "images": FLOAT32 * batch * 3 * 224**2,
         "targets": INT64 * batch,
-        # Of convolutions with their ReLU in place, and of poolings: all are saved by what reads them.
+        # The maps of convolutions, with their ReLU in place, and of poolings: the operations that read them save them.
         "maps": FLOAT32 * batch * maps_of(layers),
-        # Those of the branches stay too: each is its ReLU's saved result.
+        # The maps of the branches stay too: each is the saved result of its ReLU.
         "joined maps": FLOAT32 * batch * maps_of(joined),
         "indices of poolings": INT64 * batch * maps_of([layer for layer in layers if not layer.kernel]),
-        # One value for each channel arrives at the average pooling, and 7 x 7 leave it.
+        # The gradient of the output of the average pooling has one value for each channel, that of its input 7 x 7.
         "gradient of the averages": FLOAT32 * batch * inputs,
         "gradient of the last joined map": FLOAT32 * batch * last,
         "two scalars": 2 * FLOAT32,
@@ -230,7 +230,7 @@ def test_the_peak_of_a_step_is_the_closed_form_to_the_byte(network: VdnnNetwork)
         assert machine.allocated_bytes == resident
         stepped(machine, workload, "keep")
         assert machine.peak_bytes == sum(terms.values()), terms
-        # Of the step only the gradients of the parameters are left.
+        # After the step only the gradients of the parameters are left of it.
         assert machine.allocated_bytes == resident + terms["parameters"]
 
 
@@ -255,17 +255,18 @@ def test_vgg16_at_256_fits_the_titan_x_with_vdnn_all_and_does_not_without() -> N
 
 
 def least_bytes_of_vgg16(batch: int) -> int:
-    """No plan that moves whole maps comes below: what the backward of conv1_2 works on, and what stays anyway."""
+    """A lower bound of the peak of every plan that moves whole maps: what the backward pass of conv1_2 needs at once,
+    and what always stays on the device."""
     layers = vgg_layers(0)
     first, second = layers[:2]
     return sum(
         (
             FLOAT32 * parameters_of(layers),
-            # conv1_1 has none yet; conv1_2's is being made.
+            # Gradients of parameters: conv1_1 has none yet, and that of conv1_2 is being computed.
             FLOAT32 * (parameters_of(layers) - first.parameters),
             FLOAT32 * batch * 3 * 224**2,
             INT64 * batch,
-            # Its input, the gradient that arrives and the one that leaves.
+            # The input of conv1_2, and the gradients of its output and of its input.
             FLOAT32 * batch * (first.map_elements + second.map_elements + first.map_elements),
             2 * FLOAT32,
         )
@@ -273,8 +274,8 @@ def least_bytes_of_vgg16(batch: int) -> int:
 
 
 def test_what_fits_without_offloading_is_what_the_paper_says_but_for_one() -> None:
-    """VGG-16 at 128 takes 9.8 GiB here. The paper's 14 GB have cuDNN's workspaces in them and every map for the whole
-    step, where torch gives a map up when its backward is done."""
+    """VGG-16 at batch 128 takes 9.8 GiB here. The paper's 14 GB include cuDNN's workspaces and every map for the whole
+    step, while torch releases a map when its backward pass is done."""
     fits = {network.title: sum(terms_of(network).values()) <= 12 * 2**30 for network in VDNN_NETWORKS}
     by_the_paper = {network.title: network.trains_without for network in VDNN_NETWORKS}
     assert {title for title in fits if fits[title] != by_the_paper[title]} == {"VGG-16 (128)"}

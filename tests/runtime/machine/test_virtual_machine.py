@@ -1,4 +1,4 @@
-"""The machine that is not there: exact bytes, the roofline's time, the same with and without data."""
+"""The virtual machine counts bytes exactly and takes the roofline's time, the same with and without data."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_was_there_before_can_be_counted_too() -> None:
         held = [torch.zeros(2)]
         assert tracker.live_bytes == 4 * (8 * 8 + 8) + 4 * 2
         del held
-    assert tracker.peak_bytes == 4 * (8 * 8 + 8) + 4 * 4, "the tensor of four went before the tensor of two came"
+    assert tracker.peak_bytes == 4 * (8 * 8 + 8) + 4 * 4, "the tensor of four was freed before that of two was made"
 
 
 def test_time_is_arithmetic_or_traffic_whichever_is_longer() -> None:
@@ -82,7 +82,8 @@ def test_time_is_arithmetic_or_traffic_whichever_is_longer() -> None:
 
 
 def test_fused_attention_takes_the_time_of_its_products() -> None:
-    """Scores and mixing forward; backward the scores again and two gradients of each: 2 and 5 products."""
+    """The forward pass takes 2 products, the scores and the mixing. The backward pass takes 5: the scores again, and
+    two gradients of each."""
     batch, heads, tokens, width = 2, 8, 2048, 64
     with VirtualMachine("h100") as machine:
         profile = machine.profile
@@ -118,7 +119,7 @@ def test_convolutions_use_tf32_where_the_hardware_and_torch_do() -> None:
     assert slow[1] == fast[1]
 
 
-# Not the recurrent one: oneDNN's kernel for it makes a workspace, and torch's fake of the kernel makes none.
+# Without the recurrent model: oneDNN's kernel makes a workspace for it, and torch's fake kernel makes none.
 @pytest.mark.parametrize("name", sorted(set(MODELS) - {"recurrent"}))
 @pytest.mark.parametrize("policy", ["keep", "vdnn-all"])
 def test_time_and_bytes_are_the_same_with_and_without_data(name: str, policy: str) -> None:
@@ -134,7 +135,7 @@ def test_time_and_bytes_are_the_same_with_and_without_data(name: str, policy: st
 
 
 def test_the_deepest_network_of_the_vdnn_paper_trains_under_twelve_gibibytes() -> None:
-    """VGG-416 at batch 32 would take 63 GiB; the paper's card has 12."""
+    """VGG-416 at batch 32 would take 63 GiB; the paper's card has 12 GiB."""
     with VirtualMachine("titan-x") as machine:
         workload = vgg416(32)
         optimizer = torch.optim.SGD(workload.model.parameters(), lr=0.01)
@@ -162,7 +163,7 @@ def test_a_machine_leaves_nothing_behind() -> None:
 
 
 class Squares(torch.utils.data.Dataset[torch.Tensor]):
-    """Made in a worker, by operations."""
+    """A data set whose items a worker makes by torch operations."""
 
     def __len__(self) -> int:
         return 4

@@ -152,7 +152,7 @@ def test_a_cuda_graph_captured_inside_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_a_virtual_machine_is_entered_once() -> None:
     with VirtualMachine("titan-x") as machine:
-        with pytest.raises(RuntimeError, match="this virtual machine is entered already: make another one."), machine:
+        with pytest.raises(RuntimeError, match="this virtual machine is already entered: make another one."), machine:
             pass
         assert torch.ones(3).sum().shape == ()
     with machine:  # left, it may be entered again

@@ -53,7 +53,7 @@ def test_what_another_stream_allocated_goes_back_only_behind_its_copy(streams: S
         warm_up = early[0].sin().cos()  # the session has seen the first stream
         # On the host no stream orders what is given up: the checker would see that, and nothing of the copy behind it.
         (transport,) = session._opened()
-        transport.departures = replace(transport.departures, takes_releases=False)
+        transport.release_context = replace(transport.release_context, notes_releases=False)
         address, nbytes = h.data_ptr(), h.nbytes
         streams.switch(streams.second)
         y = h.sin()

@@ -1,4 +1,4 @@
-"""What was copied and did not go: the report says who holds it, by the name the program gives it."""
+"""The report names the holder of a storage that was copied but not freed, by its name in the program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _global: list[torch.Tensor] = []
 
 
 class Remembers(nn.Module):
-    """Keeps its last output, as models do that show their feature maps."""
+    """Keeps a tensor of its last forward pass, as models do that show their feature maps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def test_a_list_is_named_by_its_kind() -> None:
     (line,) = held_lines(session)
     assert re.search(r"held by a list of 1$", line), line
     _global.clear()
-    assert held_lines(session) == [], "it has gone since"
+    assert held_lines(session) == [], "it was freed"
     session.close()
 
 
@@ -68,7 +68,7 @@ def test_what_no_python_object_explains_is_native() -> None:
     with opened() as session:
         x = torch.randn(64, requires_grad=True)
         with vdnn.paused():
-            kept = x.tanh().exp()  # its graph holds tanh's result as it is
+            kept = x.tanh().exp()  # its graph holds the result of tanh itself
         (kept.grad_fn.next_functions[0][0]._saved_result * x).sin().sum().backward()  # type: ignore[union-attr]
     assert all("held by" in line for line in held_lines(session))
     session.close()

@@ -1,4 +1,4 @@
-"""Integrity mode: what comes back is compared with what left, and a single wrong bit on the way is an error."""
+"""Integrity mode compares reloaded storages with the bytes that were offloaded; a single wrong bit is an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vdnn.runtime.session.session import Session
 
 
 def checked(session: Session) -> tuple[int, int]:
-    """Storages compared, and those that differ."""
+    """The number of storages compared, and of those that differ."""
     (check,) = session._checks()
     return check.compared, check.failed
 
@@ -29,7 +29,7 @@ def test_what_moves_correctly_passes(open_session: OpenSession, make: Any) -> No
     model, x = make(), images()
     assert_same_as_plain(session, lambda: _train_step(model, x), model)
     compared, failed = checked(session)
-    assert 4 < compared <= session.counters.reloads  # one that nobody came for is not compared
+    assert 4 < compared <= session.counters.reloads  # a reload without a use is not compared
     assert failed == 0
     assert f"integrity: {compared} storages compared, 0 differ" in session.report()
 
@@ -41,12 +41,12 @@ def _train_step(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def corrupt_host_memory(session: Session, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """Flips one bit of the `at`-th host copy, once it is complete and before it goes back."""
+    """Flips one bit of the `at`-th host copy, after the offload is complete and before the reload."""
     (transport,) = [one for one in session._transports.values() if one is not None]
     reload, made = transport.queue.reload, []
 
     class Queue:
-        """The real one, but for one reload."""
+        """The real queue, except for one reload."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(queue, name)
@@ -83,7 +83,7 @@ def test_one_bit_that_flips_on_the_way_is_an_error(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_same_bit_goes_unseen_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the test above cannot pass for another reason."""
+    """Shows that the test above passes because of integrity mode and not for another reason."""
     session = vdnn.offload(device="sim", min_bytes=0, offload_window=1)
     model, x = perceptron(32, 4), torch.randn(8, 32)
     with session:

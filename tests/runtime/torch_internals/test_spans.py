@@ -1,4 +1,4 @@
-"""Every phase of the runtime is a span in a profiler's trace; without a profiler nothing is recorded."""
+"""A profiler's trace has a span for every phase of the runtime; without a profiler nothing is recorded."""
 
 from __future__ import annotations
 

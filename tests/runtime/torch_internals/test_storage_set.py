@@ -1,4 +1,4 @@
-"""The set that recognises parameters: by storage, without keeping any alive, and without growing for ever."""
+"""The storage set recognizes parameters by storage, keeps no storage alive, and does not grow without bound."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def test_a_storage_is_recognised_through_any_view() -> None:
 
 
 def test_storages_that_are_gone_are_forgotten_while_new_ones_come() -> None:
-    """FSDP gives a parameter a new storage at every call; a set that forgot when left grew with every step."""
+    """FSDP gives a parameter a new storage at every call. A set that was only pruned at the end of a session grew with
+    every step."""
     known = StorageSet()
     living = [torch.empty(8) for _ in range(50)]
     for tensor in living:

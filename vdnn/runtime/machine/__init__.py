@@ -1,1 +1,1 @@
-"""What runs a step: the clock and memory gauges of a GPU, and a virtual machine that charges for each operation."""
+"""Clocks and memory counts of a step: gauges of a GPU, and a virtual machine that simulates one."""

@@ -1,8 +1,8 @@
-"""Bytes of storages that are alive, exactly, as torch makes them: a dispatch mode with a weak reference to each.
+"""Counts the bytes of all live storages exactly, by a dispatch mode that keeps a weak reference to each.
 
-Counts what programs ask for (what torch.cuda calls requested bytes), not what an allocator rounds up, and not the
-workspaces that kernels allocate for themselves. Holds no storage. Works on fake tensors, so that the memory of a step
-that fits no machine can be known.
+Counts the bytes that programs ask for (torch.cuda calls them requested bytes), not the sizes that an allocator rounds
+up to, and not the workspaces that kernels allocate for themselves. Holds no storage. Works on fake tensors too, so
+that the memory of a step that fits no machine can be counted.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _entered: list[AllocationTracker] = []
 _resize = torch.UntypedStorage.resize_
 
 
-def _resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:
-    outcome = _resize(storage, size)
+def _resize_and_notify(storage: torch.UntypedStorage, size: int) -> Any:
+    result = _resize(storage, size)
     for tracker in _entered:
         tracker.resized(storage)
-    return outcome
+    return result
 
 
 class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered, sees what this thread allocates on devices of type `device_type`, and in backward too.
+    """While entered, counts the allocations of this thread and of its backward passes on devices of `device_type`.
 
     `on_operation(func, args, kwargs, out)` is called after each operation that torch ran.
     """
@@ -42,16 +42,16 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._on_operation = on_operation
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._forks = forks.count
-        self._lock = threading.RLock()  # storages may die on any thread, also amid what happens here
+        self._lock = threading.RLock()  # storages may be freed on any thread, and while a method below runs
         self.live_bytes = 0
         self.peak_bytes = 0
         self._mark_peak_bytes = 0
-        self.on_growth: Callable[[int], None] | None = None  # told the live bytes whenever they have grown
+        self.on_growth: Callable[[int], None] | None = None  # called with live_bytes whenever they have grown
 
     def __enter__(self) -> AllocationTracker:
         super().__enter__()  # type: ignore[no-untyped-call]
         _entered.append(self)
-        torch.UntypedStorage.resize_ = _resize_and_tell  # type: ignore[assignment]
+        torch.UntypedStorage.resize_ = _resize_and_notify  # type: ignore[assignment]
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -61,7 +61,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """By its owner, without an operation: FSDP2 frees unsharded parameters so."""
+        """Called if the owner of a storage resized it without an operation, as FSDP2 does to free parameters."""
         with self._lock:
             known = self._known.get(storage._cdata)
             if known is not None and known[0]() is storage:
@@ -69,16 +69,16 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._count(storage.nbytes() - known[1])
 
     def track(self, tree: Any) -> None:
-        """Counts what was allocated before: models, inputs, lists of tensors."""
+        """Counts tensors that were allocated before entry: models, inputs, lists of tensors."""
         for leaf in tree_leaves(tree):
             if isinstance(leaf, torch.nn.Module):
                 for tensor in [*leaf.parameters(), *leaf.buffers()]:
-                    self._see(tensor)
+                    self._observe(tensor)
             elif isinstance(leaf, torch.Tensor):
-                self._see(leaf)
+                self._observe(leaf)
 
     def take_peak_bytes(self) -> int:
-        """The highest since it was taken last, or since now if that was never."""
+        """The peak since the last call, or since the beginning at the first call."""
         peak, self._mark_peak_bytes = self._mark_peak_bytes, self.live_bytes
         return peak
 
@@ -89,33 +89,33 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            # Of a tensor that wraps others (DTensor) the storage is as large as all ranks' together. Its own dispatch
-            # goes first, and what it does with what it wraps comes here.
+            # The storage of a wrapper such as DTensor has the size of all ranks' parts together. Its own dispatch runs
+            # first, and calls this for the operations on the wrapped tensor.
             return NotImplemented
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if self._forks != forks.count:
-            return out  # in a loader's worker, which has our mode and none of our memory
+            return out  # a DataLoader worker inherits this mode, but its memory is its own
         if isinstance(out, torch.Tensor):
-            self._see(out)
+            self._observe(out)
         elif isinstance(out, (tuple, list)):
             for one in out:
                 if isinstance(one, torch.Tensor):
-                    self._see(one)
+                    self._observe(one)
         if self._on_operation is not None:
             self._on_operation(func, args, kwargs, out)
         return out
 
-    def _see(self, tensor: torch.Tensor) -> None:
+    def _observe(self, tensor: torch.Tensor) -> None:
         if tensor.layout is not torch.strided or tensor.device.type != self._device_type:
             return
         if tensor._is_zerotensor():
-            return  # forward mode's zeros have a size and no memory
+            return  # forward mode's zeros have a size but no memory
         storage = tensor.untyped_storage()
         key = storage._cdata
         nbytes = storage.nbytes()
         if type(nbytes) is not int:
-            return  # a size that a tracer follows: to count it would fix it
+            return  # a symbolic size: counting it would make it a constant of the traced program
         with self._lock:
             known = self._known.get(key)
             if known is not None and known[0]() is storage:
@@ -124,16 +124,16 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._known[key] = (known[0], nbytes)  # resized by an operation
                 self._count(nbytes - known[1])
                 return
-            if known is not None:  # its address was taken by another before its end was told
+            if known is not None:  # the address was reused before the callback of the old storage ran
                 self._count(-known[1])
-            # The wrapper lives as long as the native storage: it is kept for whoever asks for it next.
-            self._known[key] = (weakref.ref(storage, lambda gone: self._forget(key, gone)), nbytes)
+            # torch keeps the Python wrapper of a storage alive as long as the native storage.
+            self._known[key] = (weakref.ref(storage, lambda reference: self._forget(key, reference)), nbytes)
             self._count(nbytes)
 
-    def _forget(self, key: int, gone: weakref.ref[torch.UntypedStorage]) -> None:
+    def _forget(self, key: int, reference: weakref.ref[torch.UntypedStorage]) -> None:
         with self._lock:
             known = self._known.get(key)
-            if known is not None and known[0] is gone:
+            if known is not None and known[0] is reference:
                 del self._known[key]
                 self._count(-known[1])
 

@@ -1,7 +1,7 @@
-"""What time it is on a device, and how much of its memory is allocated: read at the hooks of a watched step.
+"""The clock of a device and the count of its allocated memory, which the hooks of a watched step read.
 
-A mark is a point on the compute stream; what it means in nanoseconds is asked later, when the device has passed it, so
-that reading waits for nothing. Memory is in requested bytes. Nothing here resets statistics that belong to the user.
+A mark is a point on a stream. Its time is read later, when the device has passed it, so that no hook waits. Memory is
+in requested bytes. Gauges never reset the memory statistics of torch, which belong to the user.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import torch
 from vdnn import _C
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 
-Mark = Any  # opaque to all but the gauges that made it
+Mark = Any  # opaque: only the gauges that made a mark can read it
 
 
 class Gauges(ABC):
-    """Of one device. `absent_bytes` is what would be allocated in addition if nothing had been moved: the recorder's.
+    """The clock and memory count of one device.
 
-    A keep-all peak is the highest of both together.
+    The recorder sets `absent_bytes`: the bytes that would be allocated in addition if everything were kept. A keep-all
+    peak is the highest sum of allocated and absent bytes.
     """
 
     clock: str
@@ -32,33 +33,33 @@ class Gauges(ABC):
 
     @abstractmethod
     def mark(self, stream: _C.Stream) -> Mark:
-        """The point that `stream` has reached."""
+        """Marks the point that `stream` has reached. Does not block."""
 
     @abstractmethod
     def ns_between(self, begin: Mark, end: Mark) -> int:
-        """May block until both have been passed."""
+        """Nanoseconds from one mark to another. May block until the device has passed both."""
 
     @abstractmethod
     def ns_until(self, begin: Mark, event: _C.Event) -> int:
-        """From a mark to a timed event of a copy."""
+        """Nanoseconds from a mark to a timed event of a copy."""
 
     @abstractmethod
     def allocated_bytes(self) -> int: ...
 
     @abstractmethod
     def take_peaks(self) -> tuple[int, int]:
-        """The highest allocated, and the highest of allocated and absent together, since asked last."""
+        """The peak of allocated bytes, and of allocated and absent bytes together, since the last call."""
 
     @contextlib.contextmanager
     def unnoticed(self) -> Iterator[None]:
-        """A trial. What is allocated meanwhile counts for no peak but the one that is taken inside; on a clock that can
-        be stopped it takes no time but what the marks inside say."""
+        """A context for a trial: its allocations count only for a peak that is taken inside. On a virtual machine the
+        clock of the step stands still, and marks that are made inside measure the trial."""
         yield
         self.take_peaks()
 
 
 class VirtualGauges(Gauges):
-    """Of a machine that is not there: exact, and the same everywhere."""
+    """Gauges of a virtual machine: exact, and the same on every machine that runs it."""
 
     clock = "virtual"
 
@@ -105,11 +106,11 @@ class VirtualGauges(Gauges):
 
 
 class CudaGauges(Gauges):
-    """Of a GPU: timed events, and torch's statistics.
+    """Gauges of a GPU: timed events, and torch's memory statistics.
 
-    Those know one peak since the user's last reset. Between two hooks it cannot have been higher than what was
-    allocated at the first and whatever was allocated since, nor than that peak if it did not rise: the lower of the
-    two counts.
+    The statistics have one peak, since the user's last reset. If that peak rose between two hooks, it is the peak
+    between them. Otherwise there are two upper bounds: the unchanged peak, and the bytes allocated at the first hook
+    plus all allocations since. The lower bound of the two is used.
     """
 
     clock = "device"

@@ -1,7 +1,7 @@
-"""The GPU that is here, as a hardware profile: its link, its arithmetic and its memory measured in a second or two.
+"""A hardware profile of the GPU in this machine, with link, arithmetic and memory measured in a second or two.
 
-So that `python -m vdnn plan --hardware measured` plans for this very machine. What cannot be measured from outside, the
-latency of a copy and of a launch, is timed on the smallest there are.
+`python -m vdnn plan --hardware measured` plans with this profile. The latencies of a copy and of a kernel launch are
+the times of a copy of 4096 bytes and of a kernel on one element.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from vdnn.hardware import HardwareProfile
 from vdnn.hardware.hardware_profile import FRACTIONS, WHOLE_FIGURES
 from vdnn.hardware.link_probe import measure_link
 
-_SIDE = 4096  # of the square matrices that are multiplied
+_SIDE = 4096  # rows and columns of the matrices that are multiplied
 _BLOCK_BYTES = 256 << 20
 _REPEATS = 20
 _SMALL_BYTES = 4096
-_LEAST_NS = 1  # a figure is above zero, whatever the clock says
+_LEAST_NS = 1  # a profile refuses figures of zero
 _SOURCE = "measured on this machine"
 
 
 def measured_profile(ordinal: int = 0) -> HardwareProfile:
-    """Needs a GPU that torch can use."""
+    """Measures GPU number `ordinal`. Raises VdnnError if torch cannot use a GPU."""
     if not torch.cuda.is_available():
         raise VdnnError(
-            "hardware: 'measured' needs a GPU that torch can use, and there is none here: name a profile instead."
+            "hardware: 'measured' needs a GPU that torch can use, but there is none: name a profile instead."
         )
     device = torch.device("cuda", ordinal)
     properties = torch.cuda.get_device_properties(device)
@@ -53,14 +53,14 @@ def measured_profile(ordinal: int = 0) -> HardwareProfile:
         duplex_bytes_per_s=max(fastest, int(link.both_ways_bytes_per_s)),
         link_latency_ns=_link_latency_ns(device),
         kernel_launch_ns=_kernel_launch_ns(device),
-        compute_efficiency=1.0,  # what was measured is what kernels reach
+        compute_efficiency=1.0,  # the measured rates are those that kernels reach
         bandwidth_efficiency=1.0,
         sources=dict.fromkeys((*WHOLE_FIGURES, *FRACTIONS, *(f"flop_per_s.{name}" for name in flop_per_s)), _SOURCE),
     )
 
 
 def _seconds(device: torch.device, work: Callable[[], object]) -> float:
-    """Of one call, by the device's own clock, after one that warms up."""
+    """The mean time of one call by the device's clock, after a call that warms up."""
     work()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     with torch.cuda.device(device):
@@ -78,7 +78,7 @@ def _flop_per_s(device: torch.device, dtype: torch.dtype) -> int:
 
 
 def _memory_bytes_per_s(device: torch.device) -> int:
-    """Read once and written once."""
+    # The copy reads each byte once and writes it once.
     block = torch.empty(_BLOCK_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(block)
     return int(2 * _BLOCK_BYTES / _seconds(device, lambda: target.copy_(block)))

@@ -1,8 +1,8 @@
-"""What an operation costs on given hardware: the longer of its arithmetic and its memory traffic, plus its launch.
+"""The time of an operation on given hardware: the longer of its arithmetic and its memory traffic, plus its launch.
 
-Arithmetic comes from torch's own FLOP formulas; traffic is what the operation reads and writes, each tensor once. Views
-and bare allocations cost nothing. Measured times differ: what matters here is that the same step costs the same on
-every machine, and that the proportions of layers are right.
+Arithmetic follows torch's own FLOP formulas. Traffic is the bytes that the operation reads and writes, each tensor
+once. Views and bare allocations take no time. Measured times differ. The model promises that a step takes the same time
+on every machine that simulates it, and that the proportions of layers are right.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _DTYPE_NAMES = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
 }
-# They make or re-point tensors and run no kernel.
+# These operations make tensors or change their storage, and run no kernel.
 _NO_KERNEL = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "resize_", "detach_", "device"}
 )
 
 
 def operation_ns(profile: HardwareProfile, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Of one call of an aten operation. Works on tensors without data."""
+    """The time of one call of an aten operation. Works on tensors without data."""
     packet = func._overloadpacket
     if func.is_view or packet.__name__ in _NO_KERNEL:
         return 0
@@ -47,8 +47,8 @@ def operation_ns(profile: HardwareProfile, func: Any, args: tuple[Any, ...], kwa
 
 
 def _flop(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """The CPU's fused attention, which stands for a GPU's in a rehearsal, is not in torch's registry."""
     name = packet.__name__
+    # torch's registry lacks the CPU's fused attention, which stands for a GPU's in a rehearsal.
     if name == "_scaled_dot_product_flash_attention_for_cpu":
         return int(sdpa_flop_count(*(one.shape for one in args[:3])))  # type: ignore[no-untyped-call]
     if name == "_scaled_dot_product_flash_attention_for_cpu_backward":
@@ -57,8 +57,8 @@ def _flop(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) 
 
 
 def _touched_bytes(tensor: torch.Tensor) -> int:
-    """Of an expanded tensor, what is really there."""
-    if tensor.is_nested and tensor.layout is torch.strided:  # it has no sizes
+    """Bytes of distinct elements: an expanded dimension counts once."""
+    if tensor.is_nested and tensor.layout is torch.strided:  # a nested tensor has no shape
         return int(tensor.numel() * tensor.itemsize)
     touched = tensor.itemsize
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if tensor.layout is torch.strided else ():
@@ -74,6 +74,6 @@ def _flop_per_s(profile: HardwareProfile, operation: str, tensors: list[torch.Te
 
 
 def _uses_tf32(operation: str) -> bool:
-    """As torch's switches say: by default convolutions do, where the hardware can, and products do not."""
-    convolution = "convolution" in operation
-    return torch.backends.cudnn.allow_tf32 if convolution else torch.backends.cuda.matmul.allow_tf32
+    """Reads torch's switches. By default convolutions use TF32 if the hardware has it, and matrix products do not."""
+    is_convolution = "convolution" in operation
+    return torch.backends.cudnn.allow_tf32 if is_convolution else torch.backends.cuda.matmul.allow_tf32

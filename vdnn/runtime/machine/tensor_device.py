@@ -1,4 +1,4 @@
-"""What stands for a torch device where no GPU does: which tensors it means, and the native device they lie on."""
+"""A stand-in for a torch device without a GPU: the tensors that it applies to, and their native device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vdnn import _C
 
 
 class TensorDevice(ABC):
-    """Tensors whose device is of type `torch_type` lie on `device`. `fake`: they have no data."""
+    """Treats tensors on torch devices of type `torch_type` as memory of `device`. `fake`: the tensors have no data."""
 
     torch_type: str = "cpu"
     fake: bool = False

@@ -1,9 +1,9 @@
-"""A machine that is not there: tensors without data, a simulated device that keeps its time, and its memory counted.
+"""A virtual machine: tensors without data, a simulated device with a clock, and an exact count of memory.
 
 Unmodified training code runs inside, VGG-16 at batch 256 in a fraction of a second. Every operation advances the
-compute stream by its cost on the named hardware, every copy takes its time on that hardware's link, and every storage
-is counted from its birth to its end. With `fake=False` the tensors are real ones on the CPU and copies move their
-bytes, with the same time and the same count.
+compute stream by its time on the named hardware, every copy takes its time on that hardware's link, and every storage
+counts from its allocation to its release. With `fake=False` the tensors are real ones on the CPU and copies move their
+bytes, with the same times and the same count.
 
     with VirtualMachine("titan-x") as machine:
         model, x = vgg16(), torch.empty(256, 3, 224, 224)
@@ -29,7 +29,7 @@ from vdnn.runtime.machine.tensor_device import TensorDevice
 
 
 class VirtualMachine(TensorDevice):
-    """Enter it, make the model and its inputs inside, and train. Only for one thread."""
+    """A context manager: make the model and its inputs inside, and train. For one thread only."""
 
     def __init__(
         self,
@@ -58,12 +58,12 @@ class VirtualMachine(TensorDevice):
         self._compute = self.device.adopt_stream()
         self.tracker = AllocationTracker(on_operation=self._advance)
         self.operations = 0
-        self.aside_ns: int | None = None  # of operations on trial, while there are any: they take no time
+        self.aside_ns: int | None = None  # in a trial, the time of its operations, which do not advance the clock
         self._entered: contextlib.ExitStack | None = None
 
     def __enter__(self) -> VirtualMachine:
         if self._entered is not None:
-            raise RuntimeError("this virtual machine is entered already: make another one.")
+            raise RuntimeError("this virtual machine is already entered: make another one.")
         with contextlib.ExitStack() as stack:
             if self.fake:
                 stack.enter_context(FakeTensorMode())
@@ -72,7 +72,8 @@ class VirtualMachine(TensorDevice):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        assert self._entered is not None, "left without having been entered"
+        if self._entered is None:
+            raise RuntimeError("this virtual machine was not entered: use it in a `with` statement.")
         self._entered.__exit__(None, None, None)
         self._entered = None
 
@@ -89,12 +90,12 @@ class VirtualMachine(TensorDevice):
 
     @property
     def now_ns(self) -> int:
-        """Virtual time at which all computing so far is done."""
+        """The virtual time at which all operations so far are complete."""
         return self.device.now_ns(self._compute)
 
     @property
     def stall_ns(self) -> int:
-        """How much of it the compute stream stood still."""
+        """The part of `now_ns` in which the compute stream stalled."""
         return self.device.stall_ns(self._compute)
 
     @property
@@ -103,7 +104,7 @@ class VirtualMachine(TensorDevice):
 
     @property
     def peak_bytes(self) -> int:
-        """The highest since reset_peak(), or since the beginning. More than profile.memory_bytes: it does not fit."""
+        """The peak since reset_peak() or since the beginning. It may exceed profile.memory_bytes: see `fits`."""
         return self.tracker.peak_bytes
 
     def reset_peak(self) -> None:
@@ -116,5 +117,5 @@ class VirtualMachine(TensorDevice):
     def __str__(self) -> str:
         return (
             f"{self.profile.name}: peak {format_bytes(self.peak_bytes)} of {format_bytes(self.profile.memory_bytes)}, "
-            f"{self.now_ns / 1e6:.1f} ms, of which {self.stall_ns / 1e6:.1f} ms stood still"
+            f"{self.now_ns / 1e6:.1f} ms, of which {self.stall_ns / 1e6:.1f} ms stalled"
         )

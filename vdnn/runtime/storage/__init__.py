@@ -1,1 +1,1 @@
-"""One saved storage: on the device, on the host, in flight or discarded, and what identifies it."""
+"""Saved storages: their identity, and their copies on the device, on the host or in flight."""

@@ -1,4 +1,4 @@
-"""Whom a managed storage tells what becomes of it: the table that knows it, and whoever follows the step."""
+"""The two interfaces that a managed storage calls: its table, and the observer that follows the step."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ if TYPE_CHECKING:
 
 
 class Table(Protocol):
-    """Knows managed storages, weakly."""
+    """Holds weak references to managed storages; a storage removes itself when it is destroyed."""
 
     def forget(self, managed: ManagedStorage) -> None: ...
 
 
 class CopyObserver(Protocol):
-    """Is told of every copy: when it may be made, when it was, and before the target of one back is allocated."""
+    """Called at each stage of the copies of a managed storage, on the thread of the hook."""
 
-    def completed(self, managed: ManagedStorage) -> None: ...
+    def completed(self, managed: ManagedStorage) -> None:
+        """The operation that saved the storage is over, so that its bytes may be copied."""
 
-    def about_to_reload(self, managed: ManagedStorage) -> None: ...
+    def about_to_reload(self, managed: ManagedStorage) -> None:
+        """A reload or a recompute is next; its target is not allocated yet."""
 
-    def released_reload(self, managed: ManagedStorage) -> None: ...
+    def released_reload(self, managed: ManagedStorage) -> None:
+        """The runtime released its reference to a reloaded or recomputed copy."""
 
-    def offloaded(self, managed: ManagedStorage, copy: _C.HostCopy) -> None: ...
+    def offloaded(self, managed: ManagedStorage, copy: _C.HostCopy) -> None:
+        """The copy to the host was issued."""
 
-    def reloaded(self, managed: ManagedStorage, reload: _C.Reload) -> None: ...
+    def reloaded(self, managed: ManagedStorage, reload: _C.Reload) -> None:
+        """The copy to the device was issued."""

@@ -1,6 +1,6 @@
-"""What the runtime counted: saves by what became of them, copies, and bytes that could not be freed.
+"""Counts of a session, for reports and tests: saves, copies, and bytes that could not be freed.
 
-Plain numbers, for reports and tests. Skips are counted by reason, so that "why was this not offloaded?" has an answer.
+Kept saves are counted by reason, which answers "why was this not offloaded?".
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ class Kept(Enum):
     HOST_FULL = "no host memory"
     REFUSED = "the driver refused the copy"
 
-    # Enum's own hash is Python code, and these are counted at every save.
+    # Enum.__hash__ is Python code, and these members are hashed at every save.
     __hash__ = object.__hash__
 
 
 @dataclass
 class Counters:
-    """Of one session, since it was made."""
+    """Counts since the session was made."""
 
     saves: int = 0
-    saved_bytes: int = 0  # of views, as autograd sees them
+    saved_bytes: int = 0  # summed over the saved views, so shared bytes count several times
     kept: Counter[Kept] = field(default_factory=Counter)
     kept_bytes: Counter[Kept] = field(default_factory=Counter)
-    storages: int = 0  # offloaded: one per storage version
+    storages: int = 0  # offloaded storages; each version of a storage counts
     storage_bytes: int = 0
-    shared_saves: int = 0  # saves that found their storage already taken
-    uses: int = 0  # unpacks of offloaded storages
-    used_in_place: int = 0  # of these, the bytes were still on the device
+    shared_saves: int = 0  # saves whose storage was already managed
+    uses: int = 0  # unpacks of managed storages
+    used_in_place: int = 0  # uses that found the bytes still on the device
     demand_reloads: int = 0
     prefetched_reloads: int = 0
     reloaded_bytes: int = 0
     freed_bytes: int = 0
-    copied_not_freed_bytes: int = 0  # somebody else still held the storage
-    discarded: int = 0  # storages discarded without a copy, to be recomputed
+    copied_not_freed_bytes: int = 0  # a holder outside the runtime kept the storage alive
+    discarded: int = 0  # storages released without a copy, to be recomputed
     discarded_bytes: int = 0
     recomputes: int = 0
 

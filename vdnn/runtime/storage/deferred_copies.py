@@ -1,9 +1,9 @@
-"""Copies out that wait until what they copy is complete.
+"""Offloads that wait until the tensor they copy is complete.
 
 [Note: Copies wait for their operation] An operation may pack a tensor that its kernel fills only afterwards (rrelu
-does so with its noise). Only a tensor with a history is sure to be complete when it is packed: its copy is issued at
-once. That of any other is issued when the operation is over: at the first hook that finds autograd's sequence number
-moved on, on the same thread. Until then the storage simply is still on the device.
+does so with its noise). Only a tensor with a grad_fn is certain to be complete when it is packed, so its copy is issued
+at once. The copy of any other tensor is issued when its operation is over: at the first hook on the same thread that
+finds a new autograd sequence number. Until then the storage stays on the device.
 """
 
 from __future__ import annotations
@@ -20,45 +20,48 @@ from vdnn.runtime.storage.transport import Transport
 _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
-class _Here:
-    """What waits on one thread."""
+class _ThreadSaves:
+    """The saves of one thread whose operation is not known to be over."""
 
     __slots__ = ("deferred", "sequence_nr")
 
     def __init__(self) -> None:
-        self.deferred: list[tuple[weakref.ref[ManagedStorage], bool]] = []  # and whether each is to be copied
-        self.sequence_nr = 0  # autograd's, when the last of them was saved
+        self.deferred: list[tuple[weakref.ref[ManagedStorage], bool]] = []  # a storage, and if it is to be offloaded
+        self.sequence_nr = 0  # autograd's number at the latest of these saves
 
 
 class DeferredCopies:
-    """Of all threads. Called from hooks, which hold the packer's lock."""
+    """The deferred copies of all threads. Hooks call it while they hold the packer's lock."""
 
     def __init__(self) -> None:
         self._local = threading.local()
 
     def when_complete(self, managed: ManagedStorage, node: torch.autograd.graph.Node | None, *, offloads: bool) -> None:
-        """See [Note: Copies wait for their operation]. `node` is the grad_fn of what was saved."""
+        """Calls `managed.complete` now or later. `node` is the grad_fn of the saved tensor.
+
+        See [Note: Copies wait for their operation].
+        """
         if node is not None:
             managed.complete(offloads=offloads)
             return
-        here = self._here()
-        here.deferred.append((managed.reference, offloads))
-        here.sequence_nr = _sequence_nr()
+        saves = self._saves_of_this_thread()
+        saves.deferred.append((managed.reference, offloads))
+        saves.sequence_nr = _sequence_nr()
 
     def submit_finished(self, transport: Transport) -> None:
-        """Issues the copies whose operation is over."""
-        here = self._here()
-        if here.deferred and here.sequence_nr != _sequence_nr():
-            deferred, here.deferred = here.deferred, []
+        """Issues the copies whose operation is over, and releases the sources of completed copies."""
+        saves = self._saves_of_this_thread()
+        if saves.deferred and saves.sequence_nr != _sequence_nr():
+            deferred, saves.deferred = saves.deferred, []
             for reference, offloads in deferred:
                 managed = reference()
-                if managed is not None:  # else its graph is gone
+                if managed is not None:  # None: its graph was freed
                     managed.complete(offloads=offloads)
         transport.drop_released()
 
-    def _here(self) -> _Here:
+    def _saves_of_this_thread(self) -> _ThreadSaves:
         try:
-            here: _Here = self._local.here
+            saves: _ThreadSaves = self._local.saves
         except AttributeError:
-            here = self._local.here = _Here()
-        return here
+            saves = self._local.saves = _ThreadSaves()
+        return saves

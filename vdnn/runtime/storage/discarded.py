@@ -1,7 +1,8 @@
-"""A storage that was discarded without a copy, and is recomputed from others when it is used.
+"""A storage that was discarded without a copy and is recomputed from its operands before its use.
 
-As long as somebody else holds the source, that is used; see [Note: A source that others hold is used]. What was
-recomputed stays until its last known use, and serves the stream it was made for, as a reload does.
+While a holder outside the runtime keeps the source alive, a use takes the source: see [Note: A source that others hold
+is used]. A recomputed storage is held until its last known use, and serves only the stream that it was recomputed on,
+as a reload does.
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ if TYPE_CHECKING:
 
 
 class Operand(Protocol):
-    """What a recipe reads, and whose storage may move."""
+    """A save that a recipe reads. Its storage may move."""
 
     @property
     def managed(self) -> ManagedStorage: ...
 
 
 class Check(Protocol):
-    """Compares a recomputed storage with a hash of what was given up."""
+    """Compares a recomputed storage with a hash of the discarded one."""
 
     def compare(self, address: int, nbytes: int, stream: _C.Stream) -> None: ...
 
 
 class RecomputeRecipe(Protocol):
-    """How it is made again: owns its operands, and no part of the graph."""
+    """Recomputes one storage. Owns its operands, and holds no part of the graph."""
 
     @property
     def operands(self) -> Sequence[Operand]: ...
 
     @property
     def is_exact_in_bytes(self) -> bool:
-        """Whether bytes come back, and not only the values of one dtype."""
+        """True if the recompute restores every byte, False if it restores only the values of one dtype."""
 
     def recompute(self, unpack: Callable[[Any], torch.Tensor]) -> torch.Tensor: ...
 
@@ -55,15 +56,17 @@ def _plain_unpack(packed: Any) -> torch.Tensor:
 
 
 def missing_for(managed: ManagedStorage) -> list[ManagedStorage]:
-    """What has to be recomputed before it can be used: it too, behind all that it reads. No recursion: a chain of such
-    may be as long as the network is deep."""
+    """The storages to recompute before `managed` is used, each after its operands; `managed` is the last.
+
+    Not recursive: a chain of recomputes may be as long as the network is deep.
+    """
     missing: dict[ManagedStorage, None] = {}
     waiting = [(managed, False)]
     while waiting:
-        one, is_ready = waiting.pop()
+        one, has_operands = waiting.pop()
         if one in missing or one.discarded is None or not one.must_be_recomputed:
             continue
-        if is_ready:
+        if has_operands:
             missing[one] = None
             continue
         waiting.append((one, True))
@@ -72,8 +75,11 @@ def missing_for(managed: ManagedStorage) -> list[ManagedStorage]:
 
 
 class Discarded:
-    """Of one managed storage, which owns it. `is_exact`: it comes back bit for bit, if what it is made of does.
-    `check` compares what is recomputed with what was there."""
+    """The recipe of one discarded storage, and its recomputed bytes. The managed storage owns it.
+
+    `is_exact`: the recompute is bit for bit, provided that its operands are. `check` compares recomputed bytes with the
+    discarded ones.
+    """
 
     __slots__ = ("_check", "_hash", "_recipe", "_recomputed", "_source", "_stream", "_unused_views", "is_exact")
 
@@ -97,7 +103,7 @@ class Discarded:
         self._stream: _C.Stream | None = None
         self._unused_views = 0
         for operand in recipe.operands:
-            operand.managed.views += 1  # read once more than it was saved
+            operand.managed.views += 1  # the recompute is one more use of the operand
 
     @property
     def operands(self) -> Sequence[Operand]:
@@ -105,11 +111,11 @@ class Discarded:
 
     @property
     def is_exact_in_bytes(self) -> bool:
-        """Whatever dtype they are read as."""
+        """True if the recomputed bytes are right for a view of any dtype."""
         return self.is_exact and self._recipe.is_exact_in_bytes
 
-    def is_here(self, managed: ManagedStorage) -> bool:
-        """On the device, for the current stream."""
+    def is_ready(self, managed: ManagedStorage) -> bool:
+        """True if the bytes are on the device and the current stream may read them."""
         if self._recomputed is not None:
             return self._stream == managed.transport.current_stream()
         return self._held_by_others(managed) is not None
@@ -123,16 +129,18 @@ class Discarded:
         return self._recomputed is not None
 
     def forget(self) -> None:
-        """What was recomputed for a trial."""
+        """Releases the bytes that were recomputed for a trial."""
         self._recomputed = None
 
     def uncount_use(self) -> None:
-        """One that was a trial's."""
+        """Takes the use by a trial out of the count of uses."""
         self._unused_views += 1
 
     def keep_source(self, managed: ManagedStorage) -> bool:
-        """From now on holds the source itself, if somebody else still does: what it would be recomputed from later is
-        about to be overwritten."""
+        """Holds the source from now on, if another holder still keeps it alive. True if the bytes are held.
+
+        Called before an operand is overwritten, after which no recompute is possible.
+        """
         source = self._held_by_others(managed)
         if self._recomputed is None and source is not None:
             self._recomputed, self._stream = source, managed.transport.current_stream()
@@ -140,7 +148,7 @@ class Discarded:
         return self._recomputed is not None
 
     def recompute(self, managed: ManagedStorage, unpack: Callable[[Any], torch.Tensor]) -> None:
-        """`unpack` makes the operands. On the current stream."""
+        """Recomputes the storage on the current stream. `unpack` unpacks the operands."""
         transport = managed.transport
         if managed.observer is not None:
             managed.observer.about_to_reload(managed)
@@ -152,11 +160,12 @@ class Discarded:
         except VdnnError as error:
             raise VdnnError(f"{label_text(managed.geometry, managed.saved_in)}: {error}") from error
         if storage.nbytes() != managed.nbytes:
-            raise RuntimeError(f"a recompute made {storage.nbytes()} bytes instead of {managed.nbytes}")
+            label = label_text(managed.geometry, managed.saved_in)
+            raise RuntimeError(f"expected a recompute of {managed.nbytes} bytes, got {storage.nbytes()}: {label}")
         stream = transport.current_stream()
-        # What a lossy codec made an operand of is known only now.
-        made_of = [operand.managed.discarded for operand in self._recipe.operands]
-        self.is_exact = self.is_exact and all(one is None or one.is_exact for one in made_of)
+        # A lossy codec may have replaced an operand since the discard.
+        operands = [operand.managed.discarded for operand in self._recipe.operands]
+        self.is_exact = self.is_exact and all(one is None or one.is_exact for one in operands)
         if self._hash is not None and transport.integrity is not None and self.is_exact:
             label = label_text(managed.geometry, managed.saved_in)
             transport.integrity.compare(label, self._hash, transport.address_of(storage), managed.nbytes, stream)
@@ -170,18 +179,19 @@ class Discarded:
         managed.counters.recomputes += 1
 
     def use(self, managed: ManagedStorage) -> torch.UntypedStorage:
-        """As a rule it is here: else it is recomputed, unobserved."""
-        if not self.is_here(managed):
+        """The storage on the device. If no hook has recomputed it, this does, and nothing measures that recompute."""
+        if not self.is_ready(managed):
             self.recompute(managed, _plain_unpack)
         recomputed = self._recomputed
         if recomputed is None:
             source = self._held_by_others(managed)
-            assert source is not None, "nobody else runs between"
+            if source is None:
+                raise RuntimeError("the source of a discarded storage was released while a hook used it")
             managed.counters.used_in_place += 1
             return source
         self._unused_views -= 1
         if self._unused_views <= 0 and not managed.keeps_reloaded:
-            # The last known use: the caller's view keeps the bytes for as long as it needs them.
+            # The last known use: the caller's view keeps the bytes alive as long as it needs them.
             self._recomputed = None
             if managed.observer is not None:
                 managed.observer.released_reload(managed)
@@ -190,7 +200,7 @@ class Discarded:
     def __del__(self) -> None:
         try:
             operands = self._recipe.operands
-        except AttributeError:  # an exception ended its making
+        except AttributeError:  # __init__ raised
             return
         for operand in operands:
             operand.managed.views -= 1

@@ -1,4 +1,4 @@
-"""The geometry of a saved tensor, and the label under which reports and errors name it."""
+"""The geometry of a saved tensor, and the label that reports and errors use for it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ Geometry = tuple[torch.dtype, torch.Size, tuple[int, ...]]  # dtype, size, strid
 
 
 def label_text(geometry: Geometry | None, saved_in: type | None) -> str:
-    """Names a saved tensor in a report or an error; `saved_in` is the class of the module that saved it."""
+    """The label of a saved tensor. `saved_in` is the class of the module that saved it."""
     if geometry is None:
         return "a storage"
     dtype, shape, _ = geometry
-    place = "no module" if saved_in is None else saved_in.__name__
-    return f"{str(dtype).removeprefix('torch.')} {[*shape]} saved in {place}"
+    module = "no module" if saved_in is None else saved_in.__name__
+    return f"{str(dtype).removeprefix('torch.')} {[*shape]} saved in {module}"

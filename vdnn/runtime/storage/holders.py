@@ -1,8 +1,7 @@
-"""Who still holds a storage that was copied to the host and so was not freed: found by looking through Python's
-objects.
+"""Names the holders of storages that were copied to the host but not freed, by a search through Python's objects.
 
-Slow (every object that Python's collector knows is looked at), so only done when somebody asks for a report. What no
-Python object explains is held by native code: another graph, a C++ extension.
+The search is slow, because it visits every object that the garbage collector tracks. It runs only for a report. A
+storage that no Python object explains is held by native code: another graph, or a C++ extension.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ import torch
 from vdnn.runtime.torch_internals.tensor_kinds import storage_of
 
 _NATIVE = "native code (a graph, or an extension)"
-_MOST_NAMED = 4
+_MAX_NAMES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class HeldStorage:
-    """A storage that was given up by the runtime and did not go."""
+    """A storage that the runtime released and a holder kept alive."""
 
     storage: weakref.ref[torch.UntypedStorage]
     nbytes: int
@@ -32,7 +31,7 @@ class HeldStorage:
 
 
 def describe_holders(held: Iterable[HeldStorage]) -> list[tuple[HeldStorage, list[str]]]:
-    """Of those that are still alive, the largest first: each with what holds it, in words."""
+    """The storages that are still alive, the largest first, each with descriptions of its holders."""
     alive = {storage._cdata: one for one in held if (storage := one.storage()) is not None}
     tensors: dict[int, list[torch.Tensor]] = {address: [] for address in alive}
     if alive:
@@ -49,17 +48,17 @@ def _names(tensors: list[torch.Tensor]) -> list[str]:
     for tensor in tensors:
         names += _names_of(tensor, tensors)
     unique = list(dict.fromkeys(names))
-    return unique[:_MOST_NAMED] or [_NATIVE]
+    return unique[:_MAX_NAMES] or [_NATIVE]
 
 
-def _names_of(tensor: torch.Tensor, ours: list[torch.Tensor]) -> list[str]:
+def _names_of(tensor: torch.Tensor, own_list: list[torch.Tensor]) -> list[str]:
     names = []
     frame: types.FrameType | None
     holder: object
     for frame in sys._current_frames().values():
         names += _names_in_frames(tensor, frame)
     for holder in gc.get_referrers(tensor):
-        if holder is ours or isinstance(holder, types.FrameType):
+        if holder is own_list or isinstance(holder, types.FrameType):
             continue
         if isinstance(holder, dict):
             names.append(_name_in_dict(tensor, holder))
@@ -67,7 +66,7 @@ def _names_of(tensor: torch.Tensor, ours: list[torch.Tensor]) -> list[str]:
             names.append(f"a {type(holder).__name__} of {len(holder)}")
         else:
             names.append(f"a {type(holder).__name__}")
-    frame = holder = None  # one of them may be this very frame, which would then keep all it knows alive
+    frame = holder = None  # either may refer to this frame: the cycle would keep all local variables alive
     return names
 
 

@@ -1,8 +1,8 @@
-"""Hashes of storages, taken on the device before and after: integrity mode, and what rechecks compare with.
+"""Hashes of storages, taken on the device before and after: for integrity mode and for rechecks of recomputes.
 
-The comparison runs on the device and is read at the end of the step, when the stream has long passed: the training
-loop waits for it once a step. In integrity mode everything that comes back is compared with what left, and a difference
-is an error that names the storages.
+The comparison runs on the device, and the host reads its result at the end of the step: the training loop waits for it
+once in each step. In integrity mode every reloaded storage is compared with the bytes that were offloaded; a difference
+raises an error that names the first storage.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ Tag = TypeVar("Tag")
 @dataclass(frozen=True, slots=True)
 class _Pair(Generic[Tag]):
     tag: Tag
-    left: torch.Tensor
-    came_back: torch.Tensor
+    before: torch.Tensor
+    after: torch.Tensor
 
 
 class HashPairs(Generic[Tag]):
-    """Of one transport: hashes before and after, each pair with a tag that tells what it is of."""
+    """The hashes of one transport's storages, before and after. The tag of each pair says which storage it is."""
 
     def __init__(self, transport: Transport) -> None:
         self._device = transport.device
         self._torch_device = transport.torch_device
         self._pairs: list[_Pair[Tag]] = []
-        self.compared = 0  # storages, since the session was made
+        self.compared = 0  # number of storages since the session was made
         self.failed = 0
 
     def hash(self, address: int, nbytes: int, stream: _C.Stream) -> torch.Tensor:
-        """Of the bytes there, as a tensor of one integer on the device, ordered on `stream`."""
-        with no_dispatch():  # a virtual machine does not count it
+        """Hashes `nbytes` at `address`: a tensor of one integer on the device, ordered on `stream`."""
+        with no_dispatch():  # keeps the result out of a virtual machine's memory count
             result = torch.empty(1, dtype=torch.int64, device=self._torch_device)
         call = _C.KernelCall(_C.Kernel.CONTENT_HASH, address, result.data_ptr(), nbytes)
         self._device.launch(call, stream)
         return result
 
-    def compare(self, tag: Tag, left: torch.Tensor, address: int, nbytes: int, stream: _C.Stream) -> None:
-        """Of a storage that is there again, as `stream` sees it."""
-        self._pairs.append(_Pair(tag, left, self.hash(address, nbytes, stream)))
+    def compare(self, tag: Tag, before: torch.Tensor, address: int, nbytes: int, stream: _C.Stream) -> None:
+        """Hashes the bytes at `address`, ordered on `stream`, to be compared with the hash `before`. Does not block."""
+        self._pairs.append(_Pair(tag, before, self.hash(address, nbytes, stream)))
         self.compared += 1
 
     def differing(self) -> tuple[list[Tag], list[Tag]]:
-        """The tags of what was compared since the last call, and of those that differ. Blocks until that is known."""
+        """The tags of all pairs since the last call, and of those that differ. Blocks until the result is known."""
         pairs, self._pairs = self._pairs, []
         if not pairs:
             return [], []
         has_grad_mode = torch.is_grad_enabled()
-        try:  # not torch.no_grad(): Ctrl-C may come between its bytecodes
+        try:  # torch.no_grad() could leave grad mode off if Ctrl-C interrupts it
             torch._C._set_grad_enabled(False)
             with no_dispatch():
-                differ = torch.cat([pair.left for pair in pairs]) != torch.cat([pair.came_back for pair in pairs])
+                differ = torch.cat([pair.before for pair in pairs]) != torch.cat([pair.after for pair in pairs])
                 wrong: list[int] = differ.nonzero().flatten().tolist()
         finally:
             torch._C._set_grad_enabled(has_grad_mode)
@@ -68,10 +68,10 @@ class HashPairs(Generic[Tag]):
 
 
 class IntegrityCheck(HashPairs[str]):
-    """Integrity mode. The tags name storages in errors."""
+    """Integrity mode. The tags are the labels of storages in errors."""
 
     def finish_step(self, step: int) -> None:
-        """Blocks until the comparisons are done; raises what they show."""
+        """Blocks until the comparisons are done; raises IntegrityError if any pair differs."""
         _, wrong = self.differing()
         if wrong:
             raise IntegrityError(storages=len(wrong), first=wrong[0], step=step)

@@ -1,8 +1,8 @@
-"""What pack hands to autograd for a tensor that stays on the device: the tensor, and the version it had.
+"""The packed form of a tensor that stays on the device: the tensor, and its version at the save.
 
-A leaf is held itself: it may be swapped under us (FSDP, ZeRO-3), and then the new content is meant. A non-leaf is held
-as detach(): holding an output itself would keep its graph alive for ever if that dies without a backward. A bare tuple,
-since nothing is packed as often and nothing is made as fast.
+A leaf is held itself: FSDP or ZeRO-3 may swap its data, and the backward pass needs the new content. A non-leaf is held
+as detach(): a reference to the output itself would keep its graph alive for ever if no backward pass runs. The packed
+form is a bare tuple, because this is the most frequent case and nothing is made faster.
 """
 
 from __future__ import annotations

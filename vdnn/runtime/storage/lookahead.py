@@ -1,7 +1,7 @@
-"""Reloads ahead of use without a plan: backward goes the way of forward in reverse, so what was saved before is next.
+"""Prefetches without a plan: the backward pass uses saves in about the reverse order of the forward pass.
 
-Remembers the order of saves, weakly. A use issues the reloads of what was saved before it, as far as the window
-reaches.
+Keeps the order of saves, as weak references. Each use issues the reloads of the storages that were saved before it, as
+far as the reload window allows.
 """
 
 from __future__ import annotations
@@ -14,38 +14,40 @@ from vdnn.runtime.storage.transport import Transport
 
 _HOST, _RELOADING = Residency.HOST, Residency.RELOADING
 
-# An operation uses what it saved in any order: only what lies behind this many uses was passed by.
+# One operation may use its saves in any order, so a storage is unused by the backward pass only if it was saved after
+# all of this many recent uses.
 _SAVES_OF_AN_OPERATION = 8
 
 
 class Lookahead:
-    """Of one session."""
+    """The order of saves of one session, and how far ahead of the last use its reloads are issued."""
 
     def __init__(self) -> None:
         self._order: list[weakref.ref[ManagedStorage]] = []
-        self._last_used = 0  # position of the last use, and up to where reloads were issued before it
-        self._ahead = 0
-        self._lately: deque[int] = deque(maxlen=_SAVES_OF_AN_OPERATION)  # positions of the last uses
-        self._early: deque[weakref.ref[ManagedStorage]] = deque()  # reloaded ahead of their use, since it began anew
-        self.forget_below = 64  # the order is looked through for the dead when it has doubled since
+        self._last_used = 0  # position of the last use
+        self._ahead = 0  # reloads were issued down to this position
+        self._recent: deque[int] = deque(maxlen=_SAVES_OF_AN_OPERATION)  # positions of the last uses
+        self._prefetched: deque[weakref.ref[ManagedStorage]] = deque()  # reloads that were issued before their use
+        self._prune_at = 64  # entries in _order; after pruning, twice what is left
 
     def note(self, managed: ManagedStorage) -> None:
-        """Of a save that was taken, in order."""
-        if len(self._order) >= self.forget_below:
-            self._forget_dead()
+        """Adds a storage at its first save. Called in the order of saves."""
+        if len(self._order) >= self._prune_at:
+            self._prune()
         managed.position = len(self._order)
         self._order.append(managed.reference)
 
-    def _forget_dead(self) -> None:
+    def _prune(self) -> None:
+        """Removes storages that are no longer alive. All positions change, so the next use begins anew."""
         self._order = [reference for reference in self._order if reference() is not None]
         for position, reference in enumerate(self._order):
             known = reference()
             if known is not None:
                 known.position = position
-        self._early = deque(reference for reference in self._early if reference() is not None)
-        self.forget_below = max(64, 2 * len(self._order))
-        self._lately.clear()
-        self._last_used = 0  # positions have moved: begin anew
+        self._prefetched = deque(reference for reference in self._prefetched if reference() is not None)
+        self._prune_at = max(64, 2 * len(self._order))
+        self._recent.clear()
+        self._last_used = 0
 
     def living(self) -> list[ManagedStorage]:
         return [managed for reference in self._order if (managed := reference()) is not None]
@@ -54,15 +56,18 @@ class Lookahead:
         return len(self._order)
 
     def used(self, managed: ManagedStorage) -> None:
-        """Within one backward it goes on where it stopped: looking at everything again at each use would take a step
-        of n saves n * n looks."""
+        """Issues the reloads of storages that were saved before `managed`.
+
+        Within one backward pass it continues where the last call stopped: to start again at each use would take
+        n * n visits in a step of n saves.
+        """
         position = managed.position
         if position < 0:
             return
         order, transport = self._order, managed.transport
         index = min(self._ahead if position < self._last_used else position, position, len(order))
         self._last_used = position
-        self._lately.append(position)
+        self._recent.append(position)
         while index:
             earlier = order[index - 1]()
             if (
@@ -76,29 +81,32 @@ class Lookahead:
         self._ahead = index
 
     def _reload(self, managed: ManagedStorage, transport: Transport) -> bool:
-        """Whether there is nothing left to do for it."""
+        """True if `managed` needs no further reload, False if the window or the device has no room."""
         if transport.reload_window_is_full(managed.nbytes) and not (
             self._make_room() and not transport.reload_window_is_full(managed.nbytes)
         ):
             return False
         done = managed.reload_early()
         if managed.residency is not _HOST:
-            self._early.append(managed.reference)
+            self._prefetched.append(managed.reference)
         return done
 
     def _make_room(self) -> bool:
-        """Gives up reloads that the backward has passed by: of a graph that is used in part and lives on."""
-        if len(self._lately) < _SAVES_OF_AN_OPERATION:
+        """Releases prefetched copies that the backward pass skipped: it used a part of a graph that stays alive.
+
+        True if any were released.
+        """
+        if len(self._recent) < _SAVES_OF_AN_OPERATION:
             return False
-        passed = False
-        # In the order in which they were issued: those saved last come first, and are passed by first.
-        while self._early:
-            managed = self._early[0]()
+        has_released = False
+        # In order of issue: storages that were saved later were prefetched earlier, and are skipped first.
+        while self._prefetched:
+            managed = self._prefetched[0]()
             if managed is not None and managed.residency is _RELOADING:
-                # The last of the lately used first: as a rule that says enough.
-                if managed.position <= self._last_used or managed.position <= max(self._lately):
+                # _last_used is usually enough to decide, and cheaper than max().
+                if managed.position <= self._last_used or managed.position <= max(self._recent):
                     break
-                managed.forget_unused_reload()
-                passed = True
-            self._early.popleft()
-        return passed
+                managed.release_unused_reload()
+                has_released = True
+            self._prefetched.popleft()
+        return has_released

@@ -1,7 +1,7 @@
-"""One storage version that leaves the device and comes back, wherever it is.
+"""The run-time record of one storage version: its offload, release, reload, use and discard.
 
-Ownership lives in the packed object: views own their managed storage, which owns the host copy and whatever is on the
-device; when a graph dies, whole or in part, all of it goes with it. There is no global list that must become empty.
+Packed views own it, and it owns the host copy and the copy on the device. When a graph is freed, whole or in part, so
+is all that its views own: no global list has to be emptied.
 """
 
 from __future__ import annotations
@@ -26,27 +26,26 @@ from vdnn.runtime.torch_internals.spans import in_span, span
 
 
 class Residency(Enum):
-    """Where the bytes are."""
+    """The state of a managed storage: where its bytes are."""
 
     DEVICE = "on the device, and nowhere else"
-    OFFLOADING = "on the device, and a copy to the host is on its way"
-    HOST = "on the host"
-    RELOADING = "on the host, and a copy to the device is on its way"
-    RELOADED = "on the host, and a reloaded copy on the device"
+    OFFLOADING = "on the device, while a copy to the host is in flight or not yet waited for"
+    HOST = "on the host only"
+    RELOADING = "on the host, while a copy to the device is in flight"
+    RELOADED = "on the host, and a complete copy on the device"
     DISCARDED = "nowhere, or recomputed on the device"
 
 
-# Looked up on the class anew at every use, a member would cost as much as a call.
+# An attribute look-up on the Enum class costs as much as a call, and hooks need these at every use.
 _DEVICE, _OFFLOADING, _HOST, _RELOADING, _RELOADED, _DISCARDED = Residency
 
 
 class ManagedStorage:
-    """The bytes [begin, begin + nbytes) of one storage at one version, wherever they are.
+    """The bytes [begin, begin + nbytes) of one storage at one version.
 
-    `position` is its place in the order of saves. `lifetime` is its number in the step `epoch`, None when nobody
-    counts. `keeps_reloaded`: a reloaded copy stays until the graph lets go, as the original would have; else until
-    its last known use. `geometry` is that of the tensor that was saved first; `is_dense`: these bytes are that tensor
-    and nothing else.
+    `position`: index in the order of saves. `lifetime`: number in the step `epoch`, None if no step is watched.
+    `keeps_reloaded`: a reloaded copy stays until the graph is freed, as the original would; otherwise until its last
+    known use. `geometry`: that of the first saved tensor. `is_dense`: these bytes are exactly that tensor.
     """
 
     __slots__ = (
@@ -99,9 +98,9 @@ class ManagedStorage:
         nbytes: int,
         witness: torch.Tensor,
     ) -> None:
-        self.table: Table | None = None  # first what __del__ reads: an exception may end the making
+        self.table: Table | None = None  # __del__ reads these three, even if __init__ raises
         self.residency = _DEVICE
-        self.on_end: Callable[[], None] | None = None  # called when the graph lets go of it
+        self.on_end: Callable[[], None] | None = None  # called when the last view is freed
         self.transport = transport
         self.counters = counters
         self.begin = begin
@@ -115,16 +114,16 @@ class ManagedStorage:
         self.position = -1
         self.geometry: Geometry | None = None
         self.is_dense = False
-        self.has_several_dtypes = False  # views of it were saved as more than one
+        self.has_several_dtypes = False  # views of more than one dtype were saved
         self.saved_in: type | None = None  # the class of the module whose forward was running
         self.table_key = (0, 0, 0)
-        self.container: weakref.ref[ManagedStorage] | None = None  # its bytes were saved again as a part of these
+        self.container: weakref.ref[ManagedStorage] | None = None  # a larger part that was saved later
         self.storage_handle = 0
         self.lifetime: int | None = None
         self.epoch = 0
         self.observer: CopyObserver | None = None
         self.split: int | None = None  # see [Note: Siblings]
-        self.is_to_leave = False  # decided; the copy may have to wait
+        self.is_to_leave = False  # its offload is decided, though the copy may not be issued yet
         self.keeps_reloaded = False
         self.discarded: Discarded | None = None
         self._hash: torch.Tensor | None = None
@@ -132,7 +131,7 @@ class ManagedStorage:
         self._held_by_others: StorageWeakRef | None = None
         self._copy: _C.HostCopy | None = None
         self._reload: _C.Reload | None = None
-        self._target: ReloadTarget | None = None  # of the reload
+        self._target: ReloadTarget | None = None
         self._reload_stream: _C.Stream | None = None
         self._unused_views = 0  # views that have not been used since the reload
         self.views = 0
@@ -140,14 +139,14 @@ class ManagedStorage:
     # To the host.
 
     def complete(self, *, offloads: bool) -> None:
-        """The operation that saved it is over: its bytes may be copied from now on."""
+        """Called once the operation that saved it is over: its bytes may be copied from now on."""
         if self.observer is not None:
             self.observer.completed(self)
         if offloads:
             self.offload()
 
     def offload(self) -> None:
-        """Issues the copy; on refusal the storage stays where it is, counted."""
+        """Issues the copy to the host. If it is refused, the storage stays on the device and the reason is counted."""
         source = self._source
         if source is None or self._copy is not None or self.witness._version != self.version:
             return
@@ -178,9 +177,9 @@ class ManagedStorage:
             self.observer.offloaded(self, copy)
 
     def release(self) -> None:
-        """Gives up what is on the device: the original behind its copy, or what came back and was used."""
+        """Releases the copy on the device: the original, ordered after its offload, or a reload that was used."""
         if self.residency is _RELOADED:
-            self._forget_reload()
+            self._release_reload()
         if self.residency is _OFFLOADING and self._copy is not None:
             with span("release"):
                 self.transport.queue.release(self._copy)
@@ -188,30 +187,30 @@ class ManagedStorage:
 
     @property
     def source_storage(self) -> torch.UntypedStorage | None:
-        """The original on the device, as long as this holds it."""
+        """The original on the device, while this object holds it."""
         return self._source
 
     @property
     def source_references(self) -> int:
-        """How many references to it are the runtime's own."""
+        """The number of references to the source that are the runtime's own."""
         return 2 if self.residency is _OFFLOADING else 1
 
-    def source_is_gone(self) -> None:
+    def source_released(self) -> None:
         """Called when the owner stream waits for the copy: from now on the bytes are on the host."""
         self._source = None
         if self.residency is _OFFLOADING:
             self.residency = _HOST
 
-    def source_stays(self, source: torch.UntypedStorage) -> None:
-        """Somebody else holds the source. See [Note: A source that others hold is used]."""
+    def source_held_by_others(self, source: torch.UntypedStorage) -> None:
+        """Called if the release did not free it. See [Note: A source that others hold is used]."""
         self._held_by_others = StorageWeakRef(source)  # type: ignore[no-untyped-call]
 
     def _source_on_device(self) -> torch.UntypedStorage | None:
-        """The source: ours, or as long as others hold it, theirs.
+        """The source, if this object or another holder keeps it alive.
 
-        [Note: A source that others hold is used] A reload would double it, and writes that no version counter shows
-        (through `.data` or numpy) are seen as in plain PyTorch, where the graph holds the source itself. One that its
-        owner has shrunk is of no use.
+        [Note: A source that others hold is used] A reload would put a second copy on the device. Writes that no version
+        counter counts (through `.data` or numpy) show, as in plain PyTorch, where the graph holds the source. A source
+        that its owner has shrunk is not used.
         """
         if self._source is not None or self._held_by_others is None:
             return self._source
@@ -220,10 +219,10 @@ class ManagedStorage:
             return None
         return source
 
-    # Back to the device.
+    # To the device.
 
     def reload_early(self) -> bool:
-        """Issues a reload, whatever the window. True if there is nothing left to do for this storage."""
+        """Issues a reload, even if the window is full. False if the device refused it for now."""
         if self.residency is not _HOST or self.witness._version != self.version:
             return True
         if self._held_by_others is not None and self._source_on_device() is not None:
@@ -231,14 +230,15 @@ class ManagedStorage:
         try:
             self._issue_reload(self.transport.current_stream())
         except (DriverError, torch.OutOfMemoryError):
-            return False  # nobody needs it yet: the use will ask again, and raise what it gets
+            return False  # not needed yet: the use tries again, and its error is raised
         self.counters.prefetched_reloads += 1
         return True
 
-    def _issue_reload(self, stream: _C.Stream) -> None:
-        """The one place where a copy back is made: early or on demand, it has the same edges."""
+    def _issue_reload(self, stream: _C.Stream) -> ReloadTarget:
+        """Issues every reload, prefetched or on demand, so that the same events order both."""
         copy, transport = self._copy, self.transport
-        assert copy is not None, "a storage on the host has a host copy"
+        if copy is None:
+            raise RuntimeError(f"{label_text(self.geometry, self.saved_in)} has no host copy to reload")
         if self.observer is not None:
             self.observer.about_to_reload(self)
         geometry = self.geometry if self.is_dense else None
@@ -253,10 +253,11 @@ class ManagedStorage:
         self.counters.reloaded_bytes += self.nbytes
         if self.observer is not None:
             self.observer.reloaded(self, reload)
+        return target
 
     def use(self, geometry: Geometry) -> torch.Tensor | tuple[torch.UntypedStorage, int]:
-        """A storage on the device that holds the bytes, and where in it `begin` is now; or a tensor, if they came back
-        as the one of this very geometry."""
+        """The bytes on the device, ordered on the current stream: a storage and the offset of `begin` in it, or a
+        tensor if the reload made one with this geometry. Does not block."""
         self.counters.uses += 1
         if self.discarded is not None:
             return self.discarded.use(self), self.begin
@@ -266,15 +267,16 @@ class ManagedStorage:
             return source, self.begin
         transport = self.transport
         stream = transport.current_stream()
-        if self._target is None or (stream is not self._reload_stream and stream != self._reload_stream):
-            # A reload serves the stream it was made for: its memory goes back to that stream when it is dropped.
-            self._forget_reload()
-            self._issue_reload(stream)
+        if self._target is not None and (stream is self._reload_stream or stream == self._reload_stream):
+            target = self._target
+        else:
+            # A reload serves the stream it was made for: its memory returns to that stream when it is released.
+            self._release_reload()
+            target = self._issue_reload(stream)
             self.counters.demand_reloads += 1
-        target = self._target
-        assert target is not None, "what is not on the device was reloaded"
         if self.residency is _RELOADING:
-            assert self._reload is not None
+            if self._reload is None:
+                raise RuntimeError(f"no reload in flight for {label_text(self.geometry, self.saved_in)}")
             in_span("wait for reload", transport.queue.wait)(self._reload, stream)
             transport.reload_in_flight_bytes -= self.nbytes
             self.residency = _RELOADED
@@ -285,21 +287,20 @@ class ManagedStorage:
             transport.device.note_access(target.address, self.nbytes, _C.Access.READ, stream, "use")
         self._unused_views -= 1
         if self._unused_views <= 0 and not self.keeps_reloaded:
-            # The last known use: the caller's view keeps the bytes for as long as it needs them.
-            self._forget_reload()
+            # The last known use: the caller's view keeps the bytes alive as long as it needs them.
+            self._release_reload()
         if target.is_whole and geometry is self.geometry:
             return target.tensor
         return target.tensor.untyped_storage(), target.begin
 
     @property
     def can_be_discarded(self) -> bool:
-        """Unless it is no longer what was saved, or hooks have run on several streams: another may read it yet, and
-        there is no copy for it to wait for."""
-        is_here = self._source is not None and self._copy is None
-        return is_here and self.witness._version == self.version and len(self.transport.streams) <= 1
+        """True if unmodified, never copied, and read on one stream only: another would have no copy to wait for."""
+        is_only_on_device = self._source is not None and self._copy is None
+        return is_only_on_device and self.witness._version == self.version and len(self.transport.streams) <= 1
 
     def discard(self, recipe: RecomputeRecipe, *, is_exact: bool, check: Check | None = None) -> bool:
-        """Gives up the source without a copy, if that can be done."""
+        """Releases the source without a copy. False if `can_be_discarded` does not hold."""
         source = self._source
         if source is None or not self.can_be_discarded:
             return False
@@ -312,20 +313,21 @@ class ManagedStorage:
 
     @property
     def is_yet_to_be_recomputed(self) -> bool:
-        """Now, or once nobody else holds its source any more."""
+        """True if it was discarded and not recomputed, even while another holder keeps its source alive."""
         return self.discarded is not None and self.witness._version == self.version and not self.discarded.is_recomputed
 
     @property
     def must_be_recomputed(self) -> bool:
-        """Before its next use. What was modified meanwhile is not: its use says so."""
-        return self.discarded is not None and self.witness._version == self.version and not self.discarded.is_here(self)
+        """True if its next use needs a recompute. False for a modified storage, whose use raises an error."""
+        discarded = self.discarded
+        return discarded is not None and self.witness._version == self.version and not discarded.is_ready(self)
 
-    def forget_unused_reload(self) -> None:
-        """Of a reload made early that the backward has passed by: its room is needed."""
+    def release_unused_reload(self) -> None:
+        """Releases a prefetched copy that no use has waited for."""
         if self.residency is _RELOADING:
-            self._forget_reload()
+            self._release_reload()
 
-    def _forget_reload(self) -> None:
+    def _release_reload(self) -> None:
         if self.residency is _RELOADING:
             self.transport.reload_in_flight_bytes -= self.nbytes
         if self.observer is not None and self._target is not None:
@@ -338,12 +340,11 @@ class ManagedStorage:
     def __del__(self) -> None:
         try:
             table, residency, on_end = self.table, self.residency, self.on_end
-        except AttributeError:  # an exception ended its making
+        except AttributeError:  # __init__ raised
             return
         if table is not None:
             table.forget(self)
-        # Of a reload that nobody waited for the queue still holds the target, and finishes it at the next hook.
-        if residency is _RELOADING:
+        if residency is _RELOADING:  # the queue still holds the reload's target, and finishes it at the next hook
             self.transport.reload_in_flight_bytes -= self.nbytes
         if on_end is not None:
             on_end()

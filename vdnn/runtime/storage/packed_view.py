@@ -1,15 +1,16 @@
-"""What autograd holds instead of a tensor that may move: which bytes of which storage, and how they were shaped.
+"""The packed view that autograd holds instead of a tensor that may move: its bytes, its storage and its geometry.
 
-The view owns its managed storage. Unpacked it is the same tensor again: dtype, size, strides, offset, conjugate and
-negative bits; of a DTensor its layout over the mesh too.
+The view owns its managed storage. Unpacking restores the tensor: dtype, size, strides, offset, conjugate and negative
+bits, and the layout of a DTensor over its mesh. Refuses to unpack a tensor that was modified after the save.
 
-[Note: Shared version counters] An unpacked tensor shares the version counter of the tensor that was saved, as one that
-autograd unpacks itself does. A custom backward that overwrites what it unpacked so counts for every other reader of the
-bytes: their use raises what it raises in plain PyTorch.
+[Note: Shared version counters] An unpacked tensor shares the version counter of the saved tensor, as a tensor that
+autograd unpacks does. If a custom backward overwrites what it unpacked, the write counts for every other view of the
+bytes: their use raises the same error as in plain PyTorch.
 
-[Note: Overlapping parts] Two parts of one storage that are saved one after the other share their memory again when they
-are unpacked, as in plain PyTorch, if one contains the other: a custom backward that writes to one must see it in the
-other. The later one joins a part that contains it; the earlier one moves to a later part that contains it.
+[Note: Overlapping parts] Two parts of one storage, of which one contains the other, share memory again when they are
+unpacked, as in plain PyTorch: a custom backward that writes to one must see the write in the other. A part that is
+saved later joins an earlier part that contains it. A part that was saved earlier moves to a later part that contains
+it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from vdnn.runtime.storage.geometry import Geometry
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.torch_internals.version_counter import counter_of, raise_modified
 
-# All that a view remembers but the storage that it owns.
+# Every field of a view except the managed storage that it owns.
 _OWN_FIELDS = ("_conj", "_fake_mode", "_neg", "_offset_bytes", "_witness", "geometry")
 
 
@@ -46,7 +47,7 @@ class PackedView:
         managed.views += 1
 
     def is_dense(self, tensor: torch.Tensor) -> bool:
-        """Whether the managed bytes are `tensor`, whose view this is, and nothing else, if they are as many."""
+        """True if `tensor`, whose view this is, fills the managed bytes, provided that it has as many."""
         return (
             not self._offset_bytes
             and self._fake_mode is None
@@ -56,7 +57,7 @@ class PackedView:
 
     def unpack(self) -> torch.Tensor:
         managed, geometry = self.managed, self.geometry
-        # A storage that is shared has one version, also where its siblings have counters of their own.
+        # A shared storage has one version, even if siblings have version counters of their own.
         if self._witness._version != managed.version:
             size = tuple(geometry[1])
             raise_modified(self._witness.type(), size, self._witness._version, managed.version)
@@ -69,9 +70,9 @@ class PackedView:
         return shared
 
     def move_to_container(self) -> None:
-        """Views a larger part of the storage that was saved after this one, if there is one.
+        """Makes this a view of a larger part that was saved later, if there is one at the same version.
 
-        See [Note: Overlapping parts]. A container at another version stays away: its bytes are not these.
+        See [Note: Overlapping parts].
         """
         part = self.managed
         container = None if part.container is None else part.container()
@@ -83,7 +84,10 @@ class PackedView:
         self.managed = container
 
     def later(self) -> Callable[[], PackedView | None]:
-        """Makes the same view again, or None once nothing holds its storage. Keeps nothing alive but this function."""
+        """A function that makes the same view again, or returns None once its storage is freed.
+
+        The function does not keep the storage alive.
+        """
         managed = self.managed.reference
         fields = [(name, getattr(self, name)) for name in _OWN_FIELDS]
 
@@ -91,21 +95,21 @@ class PackedView:
             owner = managed()
             if owner is None:
                 return None
-            made = PackedView.__new__(PackedView)
+            copy = PackedView.__new__(PackedView)
             for name, value in fields:
-                setattr(made, name, value)
-            made.managed = owner
+                setattr(copy, name, value)
+            copy.managed = owner
             owner.views += 1
-            return made
+            return copy
 
         return view
 
     def begin_in(self, tensor: torch.Tensor) -> int:
-        """Where the managed bytes begin in the storage of `tensor`, which this view unpacked."""
+        """The offset of the managed bytes in the storage of `tensor`, which this view unpacked."""
         return int(tensor.storage_offset()) * tensor.itemsize - self._offset_bytes
 
     def view_of(self, storage: torch.UntypedStorage, begin: int) -> torch.Tensor:
-        """The tensor, of a storage that holds the managed bytes from `begin` on."""
+        """The tensor, as a view of `storage`, which holds the managed bytes from `begin` on."""
         dtype, size, stride = self.geometry
         begin += self._offset_bytes
         offset = _elements(begin, dtype) if begin else 0
@@ -118,7 +122,7 @@ class PackedView:
                 tensor.set_(storage, offset, size, stride)
                 tensor = FakeTensor(self._fake_mode, tensor, self.managed.transport.torch_device)
         if self._conj or self._neg:
-            # Under create_graph this runs with grad mode on, and our own hooks would fire.
+            # Under create_graph grad mode is on, and these operations would call our hooks.
             with torch.no_grad():
                 tensor = torch._conj(tensor) if self._conj else tensor
                 tensor = torch._neg_view(tensor) if self._neg else tensor
@@ -127,19 +131,19 @@ class PackedView:
     def __del__(self) -> None:
         try:
             self.managed.views -= 1
-        except AttributeError:  # an exception ended its making
+        except AttributeError:  # __init__ raised
             return
 
 
 class PackedShard:
-    """A saved DTensor: the view of its part, and how the parts make up the whole. See [Note: Shards]."""
+    """A saved DTensor: the view of its local part, and its layout over the mesh. See [Note: Shards] in hooks.py."""
 
     __slots__ = ("_class", "_layout", "_version", "_witness", "view")
 
     def __init__(self, view: PackedView, whole: Any) -> None:
         self.view = view
         self._class = type(whole)
-        self._layout = whole._spec  # a value
+        self._layout = whole._spec  # immutable
         self._witness = counter_of(whole)
         self._version: int = whole._version
 
@@ -162,5 +166,5 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
 def _elements(begin: int, dtype: torch.dtype) -> int:
     offset, rest = divmod(begin, dtype.itemsize)
     if rest:
-        raise RuntimeError(f"a reload of {dtype} at byte {begin} is not aligned to its {dtype.itemsize} bytes")
+        raise RuntimeError(f"expected a reload of {dtype} at a multiple of {dtype.itemsize} bytes, got byte {begin}")
     return offset

@@ -1,4 +1,4 @@
-"""Where a reload goes: memory from torch's allocator, on the current stream, as aligned as the original was."""
+"""The target of a reload: memory from torch's allocator, on the current stream, with the alignment of the original."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import torch
 from vdnn.runtime.storage.geometry import Geometry
 from vdnn.runtime.storage.transport import Transport
 
-# torch's CPU kernels may differ in the last bit by alignment, so a reload is as aligned as the original was.
+# The last bit of a result of torch's CPU kernels may depend on alignment, so a reload keeps that of the original.
 ALIGNMENT = 64
 
 
 class ReloadTarget:
-    """`tensor` holds the memory; the bytes begin at `begin` in it, at `address`. `is_whole`: it is the tensor that was
-    saved, and its use has none to make."""
+    """The memory of one reload. `tensor` owns it; the bytes begin at offset `begin` in it, which is at `address`.
+
+    `is_whole`: `tensor` has the geometry of the saved tensor, so that a use returns it as it is.
+    """
 
     __slots__ = ("address", "begin", "is_whole", "tensor")
 
@@ -25,14 +27,17 @@ class ReloadTarget:
 
 
 def allocate_target(transport: Transport, nbytes: int, misalignment: int, geometry: Geometry | None) -> ReloadTarget:
-    """For bytes that lay `misalignment` bytes behind an aligned address; `geometry`, if they are all of one tensor."""
+    """Allocates a target for bytes whose original began `misalignment` bytes after an aligned address.
+
+    `geometry` is that of the tensor that fills the bytes, None if there is no such tensor.
+    """
     if geometry is not None and not misalignment:
         dtype, size, stride = geometry
         tensor = torch.empty_strided(size, stride, dtype=dtype, device=transport.torch_device)
         address = tensor.data_ptr()
         if not address % ALIGNMENT:
             return ReloadTarget(tensor, address, 0, True)
-    # Torch's allocators align to 64 bytes or more, so that this is all it takes; if one does not, there is padding.
+    # torch's allocators align to 64 bytes or more, so this is usually enough. Another allocator may need the padding.
     tensor = _allocate(transport, nbytes + misalignment)
     if not transport.fake and tensor.data_ptr() % ALIGNMENT:
         tensor = _allocate(transport, nbytes + ALIGNMENT)

@@ -1,6 +1,6 @@
-"""What keeps the source of a copy alive while the copy reads it, and says what became of it.
+"""Keeps the source of an offload alive while the copy reads it, and counts at the release if its memory was freed.
 
-Giving it up frees its memory only if nobody else holds it; that is found out when it goes, and counted.
+The release frees the memory only if no holder outside the runtime keeps the storage alive.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from vdnn.runtime.storage.holders import HeldStorage
 
 if TYPE_CHECKING:
     from vdnn.runtime.storage.managed_storage import ManagedStorage
-    from vdnn.runtime.storage.transport import Departures
+    from vdnn.runtime.storage.transport import ReleaseContext
 
 
-def _count_of_one() -> int:
-    """What sys.getrefcount says of an object that one local variable holds: 2, or 1 from Python 3.14 on."""
+def _references_of_one_variable() -> int:
+    """The sys.getrefcount of an object that one local variable holds: 2, or 1 from Python 3.14 on."""
     alone = object()
     return sys.getrefcount(alone)
 
 
-HELD_ONCE = _count_of_one()
+HELD_ONCE = _references_of_one_variable()
 _references_to = sys.getrefcount
 _natively_held: Callable[[int], int] = torch._C._storage_Use_Count
 
 
 class SourceHold:
-    """Keeps a source storage alive while a copy reads it; says so when it goes."""
+    """Keeps a source storage alive while a copy reads it, and informs the managed storage of the release."""
 
     __slots__ = (
         "_address",
+        "_context",
         "_counters",
-        "_departures",
         "_geometry",
         "_managed",
         "_nbytes",
@@ -52,44 +52,43 @@ class SourceHold:
         self._managed = managed.reference
         self._storage: torch.UntypedStorage | None = storage
         self._stream = managed.stream
-        self._departures = managed.transport.departures
+        self._context = managed.transport.release_context
         self._geometry = managed.geometry
         self._saved_in = managed.saved_in
         self._counters = managed.counters
         self._address = managed.address
         self._nbytes = managed.nbytes
-        self.copied: _C.Event | None = None  # set where there are several streams
+        self.copied: _C.Event | None = None  # the end of the copy; set only if hooks have run on several streams
 
-    def dropped(self) -> None:
+    def release(self) -> None:
+        """Releases the source. Called once its owner stream waits for the copy. Does not block."""
         managed = self._managed()
         if managed is not None:
-            managed.source_is_gone()
+            managed.source_released()
         storage, self._storage = self._storage, None
         if storage is None:
             return
-        departures = self._departures
-        if departures.streams:
-            self._hold_others_back(departures)
+        context = self._context
+        if context.streams:
+            self._make_other_streams_wait(context)
         if _natively_held(storage._cdata) > 1 or _references_to(storage) > HELD_ONCE:
-            # Somebody else holds it (the model, an optimizer, a cache, a second save of it at another version, which
-            # shares the Python object): it was copied and will not be freed.
+            # Another holder (the model, an optimizer, a cache, or a second save at another version, which shares the
+            # Python object): the storage was copied and is not freed.
             self._counters.copied_not_freed_bytes += self._nbytes
             label = label_text(self._geometry, self._saved_in)
-            departures.held.append(HeldStorage(weakref.ref(storage), self._nbytes, label))
+            context.held.append(HeldStorage(weakref.ref(storage), self._nbytes, label))
             if managed is not None:
-                managed.source_stays(storage)
+                managed.source_held_by_others(storage)
             return
         self._counters.freed_bytes += self._nbytes
-        if departures.takes_releases:
-            departures.device.note_access(
-                self._address, self._nbytes, _C.Access.RELEASE, self._stream, "storage dropped"
-            )
+        if context.notes_releases:
+            context.device.note_access(self._address, self._nbytes, _C.Access.RELEASE, self._stream, "storage released")
 
-    def _hold_others_back(self, departures: Departures) -> None:
-        """[Note: Who allocated it] A storage goes back to the stream that allocated it, and torch does not say which
-        that was: the stream of its save waits for the copy already, and here all others wait that hooks have run
-        on."""
-        device = departures.device
-        for stream in departures.streams:
+    def _make_other_streams_wait(self, context: ReleaseContext) -> None:
+        """[Note: Who allocated it] A storage returns to the stream that allocated it, and torch does not say which
+        stream that was. The stream of the save already waits for the copy. This makes every other stream wait that
+        hooks have run on."""
+        device = context.device
+        for stream in context.streams:
             if stream != self._stream:
                 device.wait(stream, self.copied or device.record(self._stream))

@@ -1,7 +1,7 @@
 """Finds the managed storage of a tensor that was saved before: the same bytes of the same storage at the same version.
 
-A storage is recognised by its native object, never by its data pointer, which is reused. The table owns nothing: an
-entry disappears with its managed storage.
+A storage is recognized by its native object, not by its data pointer, which is reused. The table owns nothing: an entry
+is removed when its managed storage is destroyed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ UNSAFE_SPLIT = "UnsafeSplitBackward0"
 
 
 def split_of(tensor: torch.Tensor, node: torch.autograd.graph.Node | None) -> int | None:
-    """Which split made it, if an unsafe one did. `node` is its grad_fn.
+    """The number of the unsafe_split that made `tensor`, None if none did. `node` is the grad_fn of `tensor`.
 
-    [Note: Siblings] Recurrent cells split their gates with torch's unsafe_split: the pieces share bytes, and each has a
-    version counter of its own. Pieces of one split that nobody has written to since are of one version: the split's own
-    contract says that nobody writes to the whole.
+    [Note: Siblings] Recurrent cells split their gates with torch's unsafe_split: the pieces share bytes, but each has a
+    version counter of its own. Unmodified pieces of one split have one version, because the contract of unsafe_split
+    forbids writes to the whole.
     """
     if node is None or type(node).__name__ != UNSAFE_SPLIT or tensor._version != 0:
         return None
@@ -34,7 +34,10 @@ TableKey = tuple[int, int, int]  # native address, first byte, bytes
 
 
 def bytes_to_manage(tensor: torch.Tensor, whole: int) -> tuple[int, int]:
-    """The whole storage, so that all its views share one copy; of a large one that is hardly used, the part in use."""
+    """First byte and number of bytes to manage, for a view of a storage of `whole` bytes.
+
+    The whole storage, so that all its views share one copy; or only the view's part, if that is less than half.
+    """
     itemsize = tensor.itemsize
     first = int(tensor.storage_offset()) * itemsize
     reach = sum((int(size) - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -49,14 +52,14 @@ def _contains(outer: TableKey, inner: TableKey) -> bool:
 
 
 class ManagedTable:
-    """Managed storages by identity: the same bytes of the same storage, at the same version of the same counter."""
+    """Managed storages by identity: bytes of a storage, version counter and version."""
 
     def __init__(self) -> None:
         self._entries: dict[TableKey, weakref.ref[ManagedStorage]] = {}
         self._latest: dict[int, weakref.ref[ManagedStorage]] = {}  # by native address
 
     def find(self, key: TableKey, view: torch.Tensor) -> tuple[ManagedStorage, torch.Tensor] | None:
-        """What holds these bytes already, and a tensor that shares the view's version counter."""
+        """The managed storage of these bytes, and a tensor that shares the view's version counter."""
         reference = self._entries.get(key)
         managed = None if reference is None else reference()
         if managed is None or is_expired(managed.storage_handle) or managed.witness._version != managed.version:
@@ -72,7 +75,7 @@ class ManagedTable:
         return None
 
     def find_around(self, key: TableKey, view: torch.Tensor) -> tuple[ManagedStorage, torch.Tensor] | None:
-        """The same for a part of a storage: the managed bytes that were added last, if they contain it."""
+        """Like `find`, for a part of a storage: the part that was added last, if it contains this one."""
         managed = self._latest_at(key[0])
         return None if managed is None or not _contains(managed.table_key, key) else self.find(managed.table_key, view)
 
@@ -81,12 +84,12 @@ class ManagedTable:
         return None if reference is None else reference()
 
     def holds(self, address: int) -> bool:
-        """Whether the version, or the part of it, that was added last of the storage there is managed and alive."""
+        """True if the version or part that was added last, of the storage at this native address, is alive."""
         managed = self._latest_at(address)
         return managed is not None and not is_expired(managed.storage_handle)
 
     def add(self, key: TableKey, storage: torch.UntypedStorage, managed: ManagedStorage) -> None:
-        """Keeps the storage's address from being reused for as long as `managed` lives."""
+        """Adds `managed`. Its weak handle keeps the native address from being reused while `managed` is alive."""
         part = self._latest_at(key[0])
         if part is not None and _contains(key, part.table_key) and same_counter(part.witness, managed.witness):
             part.container = managed.reference
@@ -94,7 +97,7 @@ class ManagedTable:
         self._entries[key] = self._latest[key[0]] = managed.reference
 
     def forget(self, managed: ManagedStorage) -> None:
-        """Called when it ends. A newer version may have taken its place."""
+        """Removes `managed`, which is being destroyed, unless a newer version has replaced its entry."""
         key = managed.table_key
         if self._entries.get(key) is managed.reference:
             self._entries.pop(key, None)

@@ -1,8 +1,8 @@
-"""Everything that moves bytes for one torch device: the native device, its pinned pool and its queue.
+"""Moves bytes for one torch device: owns the pinned pool and the transfer queue on top of the native device.
 
-The current stream is read at every call, before anything else. Sources handed back by the queue are dropped here, on
-the thread of a hook; nothing is dropped inside native code. A transport for tensors without data hands out addresses of
-its own.
+The current stream is read at every call, before anything else. The queue hands released sources back, and they are
+released here, on the thread of a hook, never inside native code. A transport for tensors without data makes up
+addresses.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import torch
 from vdnn import _C
 from vdnn.runtime.storage.holders import HeldStorage
 
-# What a machine without data may pin when nobody says: more than any model needs.
+# The default host budget of a machine without data: more than any model needs.
 _FAKE_HOST_BYTES = 1 << 46
 _FAKE_ALIGNMENT = 256
 _NO_LIMIT_BYTES = 1 << 62
-_MOST_HELD = 256
+_MAX_HELD = 256
 
 
-# What torch's own generated code asks, where torch is built for CUDA: a number, and no object is made.
+# torch's generated code calls this too. It returns a number without making an object; absent if torch has no CUDA.
 _raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
@@ -37,47 +37,50 @@ def _current_stream_handle(device: torch.device) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TransportOptions:
-    """Byte limits of one transport. Zero as host budget means what the host's own limits allow."""
+    """Byte limits of one transport. A host budget of zero means the limit that the host itself sets."""
 
     host_budget_bytes: int = 0
     offload_window_bytes: int = 256 << 20
     reload_window_bytes: int = 256 << 20
-    timed: bool = False  # every copy can be asked when it ran; small copies then go one by one
+    timed: bool = False  # records when each copy ran; small copies are then not batched
 
 
 class Source(Protocol):
-    """What the queue holds while a copy reads it."""
+    """The source of a copy. The queue holds it while the copy reads it."""
 
-    def dropped(self) -> None:
-        """The owner stream waits for the copy: the storage may go."""
+    def release(self) -> None:
+        """Releases the storage. Called once the owner stream waits for the copy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Departures:
-    """What every source needs to know when it goes. Not the transport: its queue holds the sources, and no collector
-    sees that cycle."""
+class ReleaseContext:
+    """The facts that a source needs at its release.
+
+    Sources refer to this and not to the transport: the transport's queue holds the sources, and the garbage collector
+    does not see through native code, so that cycle would never be freed.
+    """
 
     device: _C.Device
-    takes_releases: bool  # a note of each is wanted
-    streams: dict[_C.Stream, None]  # on which hooks have run, see [Note: Who allocated it]
-    held: deque[HeldStorage]  # given up, and not freed by that
+    notes_releases: bool  # the device acts on notes of releases
+    streams: dict[_C.Stream, None]  # streams that hooks have run on, see [Note: Who allocated it]
+    held: deque[HeldStorage]  # storages that were released but not freed
 
 
 class Integrity(Protocol):
-    """Compares what comes back with what left."""
+    """Compares reloaded storages with the bytes that were offloaded."""
 
     compared: int
     failed: int
 
     def hash(self, address: int, nbytes: int, stream: _C.Stream) -> torch.Tensor: ...
 
-    def compare(self, label: str, left: torch.Tensor, address: int, nbytes: int, stream: _C.Stream) -> None: ...
+    def compare(self, label: str, before: torch.Tensor, address: int, nbytes: int, stream: _C.Stream) -> None: ...
 
     def finish_step(self, step: int) -> None: ...
 
 
 class Transport:
-    """One device's way to the host and back."""
+    """The copies between one device and the host."""
 
     def __init__(
         self,
@@ -94,10 +97,11 @@ class Transport:
         self.fake = fake
         self._owns_device = owns_device
         self._stream_of_torch = stream_of_torch
-        # Only a checker acts on notes of reads and writes, and a simulated device on those of releases.
+        # Only an ordering checker acts on notes of reads and writes. A simulated device acts on notes of releases only.
         self.is_checked = isinstance(device, _C.OrderingChecker)
-        self.departures = Departures(device, not isinstance(device, _C.CudaDevice), {}, deque(maxlen=_MOST_HELD))
-        self.streams = self.departures.streams
+        notes_releases = not isinstance(device, _C.CudaDevice)
+        self.release_context = ReleaseContext(device, notes_releases, {}, deque(maxlen=_MAX_HELD))
+        self.streams = self.release_context.streams
         self._options = options
         cap_bytes = options.host_budget_bytes or (_FAKE_HOST_BYTES if fake else 0)
         self.pool = _C.PinnedPool(device, cap_bytes=cap_bytes)
@@ -112,15 +116,15 @@ class Transport:
         self.reload_window_bytes = options.reload_window_bytes
         self.reload_in_flight_bytes = 0
         self.integrity: Integrity | None = None
-        # On the CPU torch computes on the calling thread, whichever that is.
+        # On the CPU torch computes on the calling thread. One adopted stream stands for all threads.
         self._calling_thread = device.adopt_stream(0) if torch_device.type == "cpu" else None
-        self._adopted: dict[int, _C.Stream] = {}  # by the handle that CUDA has for it
+        self._adopted: dict[int, _C.Stream] = {}  # by CUDA's stream handle
         self._next_address = 1 << 20
 
     @property
     def held(self) -> deque[HeldStorage]:
-        """What was given up, and not freed by that."""
-        return self.departures.held
+        """Storages that were released but not freed, because another holder keeps them alive."""
+        return self.release_context.held
 
     def current_stream(self) -> _C.Stream:
         """The stream on which torch computes now, on this thread."""
@@ -139,7 +143,7 @@ class Transport:
             return stream
 
     def address_of(self, storage: torch.UntypedStorage) -> int:
-        """Where it lies. Ask once for each storage: one without data gets an address of its own at every call."""
+        """The address of `storage`. Call once for each storage: one without data gets a new address at every call."""
         if not self.fake:
             return storage.data_ptr()
         address = self._next_address
@@ -147,23 +151,24 @@ class Transport:
         return address
 
     def set_windows(self, *, open_wide: bool) -> None:
-        """How much the device may hold for copies in flight from the next copy on: what was asked for, or anything."""
+        """Sets the windows from the next copy on: to the limits of the options, or without a limit if `open_wide`."""
         offload_bytes = _NO_LIMIT_BYTES if open_wide else self._options.offload_window_bytes
         self.reload_window_bytes = _NO_LIMIT_BYTES if open_wide else self._options.reload_window_bytes
         self.queue.set_offload_window(offload_bytes)
 
     def reload_window_is_full(self, nbytes: int) -> bool:
-        """For so many more. Also for what is larger than the window: what waits to be used is not to cost more."""
+        """Would `nbytes` more exceed the window? Also true if `nbytes` alone exceeds it."""
         return self.reload_in_flight_bytes + nbytes > self.reload_window_bytes
 
     def drop_released(self) -> None:
+        """Releases the sources whose owner streams wait for their copies. Does not block."""
         released: list[Source] = self.queue.take_released()  # type: ignore[assignment]
         for source in released:
-            source.dropped()
+            source.release()
 
     def close(self) -> None:
-        """Waits for all copies, then gives everything back; the device too, if it was made for this."""
-        with contextlib.ExitStack() as stack:  # each in its turn, also when the device is lost and all of them say so
+        """Waits for all copies, then closes the queue and the pool, and the device if this transport owns it."""
+        with contextlib.ExitStack() as stack:  # closes all of them, even if the device is lost and each one raises
             if self._owns_device:
                 stack.callback(self.device.close)
             stack.callback(self.pool.close)

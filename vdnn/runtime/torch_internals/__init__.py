@@ -1,1 +1,1 @@
-"""Every private name of torch that the runtime relies on, and every fact about tensors read through one."""
+"""The private names of torch that the runtime relies on, and the facts about tensors that it reads through them."""

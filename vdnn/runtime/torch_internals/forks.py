@@ -1,6 +1,6 @@
-"""How often this process was forked off another: what was made before a fork is not for the child.
+"""Counts the forks that led to this process: a child must not use the devices and threads of its parent.
 
-Read at every hook, as a number that is there: the process id would be a system call each time.
+Every hook compares the count with that of its session. The process id would need a system call each time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Which module's forward is running, and whose storages are parameters and buffers: seen through torch's global hooks.
+"""Follows module calls through torch's global hooks: the running modules, and the storages of parameters and buffers.
 
-Both are read anew at every call of a module, since FSDP and its like swap parameter storages between calls.
+The storages are read again at every call of a module, because FSDP and similar libraries swap parameter storages
+between calls.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from vdnn.runtime.torch_internals.tensor_kinds import storage_of
 
 
 class MarkedModules:
-    """A set of modules that does not keep them alive. Whether it is empty is asked at every save: a WeakSet takes ten
-    times as long to say."""
+    """A set of weak references to modules. Every save tests if it is empty, for which a WeakSet takes ten times as
+    long."""
 
     def __init__(self) -> None:
         self.references: set[weakref.ref[torch.nn.Module]] = set()
@@ -32,8 +33,10 @@ class MarkedModules:
 
 
 class ModuleWatch:
-    """While entered, follows module calls on all threads. `marked` is looked at anew at every question. `begins` is
-    told of each call that is inside of no other."""
+    """While entered, follows module calls on all threads.
+
+    Modules may be added to `marked` at any time. `begins` is called at the beginning of each outermost module call.
+    """
 
     def __init__(self, marked: MarkedModules, begins: Callable[[torch.nn.Module], None] | None = None) -> None:
         self.parameters = StorageSet()
@@ -65,7 +68,7 @@ class ModuleWatch:
 
     def _enter_module(self, module: torch.nn.Module, args: object) -> None:
         if torch.compiler.is_compiling():
-            return  # a traced module leaves no module behind: what it saves belongs to the region
+            return  # the compiled code has no module calls: its saves belong to the whole region
         stack = self._stack()
         if not stack and self._begins is not None:
             self._begins(module)
@@ -89,7 +92,7 @@ class ModuleWatch:
         return stack[-1] if stack else None
 
     def path(self) -> str:
-        """The name of the innermost module within the outermost, as named_modules() has it; its class for itself."""
+        """The name of the innermost module in named_modules() of the outermost, or its class name if it has none."""
         stack = self._stack()
         if not stack:
             return ""

@@ -1,6 +1,6 @@
-"""Spans for profilers: "vdnn::reload" and its like, beside torch's own operations in a trace.
+"""Profiler spans of the runtime, such as "vdnn::reload", which a trace shows beside torch's own operations.
 
-Without a profiler a span costs one look at a flag.
+Without a profiler a span costs one test of a flag.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 def in_span(name: str, call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """`call` as a span, or itself: for what is called so often that even an empty `with` would be felt."""
+    """`call`, inside a span if a profiler runs. For calls so frequent that even an empty `with` would cost too much."""
     return functools.partial(_in_span, name, call) if profiler._is_profiler_enabled else call
 
 
@@ -32,7 +32,7 @@ def _in_span(
 
 
 def span(name: str) -> AbstractContextManager[object]:
-    """Around one phase of the runtime."""
+    """A context manager around one phase of the runtime."""
     if profiler._is_profiler_enabled:
         return profiler.record_function(f"vdnn::{name}")
     return _NOTHING

@@ -1,7 +1,7 @@
-"""A set of storages that does not keep them alive: how parameters and marked tensors are recognised.
+"""A set of weak references to storages, by which parameters and marked tensors are recognized.
 
-A storage is recognised by its native object, behind a weak reference that keeps the address from being reused; never by
-its data pointer.
+A storage is identified by its native object, never by its data pointer. The weak reference keeps the native address
+from being reused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-# torch's native weak reference: an int, whatever the stubs say. Until it is freed, no other storage gets this address.
+# torch's native weak reference: an int, although the stubs differ. While it exists, no other storage gets its address.
 weak_handle: Callable[[torch.UntypedStorage], Any] = torch.UntypedStorage._weak_ref
 is_expired: Any = torch.UntypedStorage._expired
 free_handle: Callable[[Any], None] = torch.UntypedStorage._free_weak_ref
@@ -38,20 +38,20 @@ class StorageReference:
 
 
 class StorageSet:
-    """A set of storages that does not keep them alive. Any thread may add."""
+    """A set of weak references to storages. Any thread may add to it."""
 
     def __init__(self) -> None:
         self._references: dict[int, StorageReference] = {}
-        # By native address, to be asked before anything else: most storages are in no set, and most sets are empty.
+        # Native addresses, for a first test: most storages are not in a set, and most sets are empty.
         self.addresses = self._references.keys()
-        self._look_at = 64  # looked through for the dead when it has doubled since
+        self._prune_at = 64  # entries; after pruning, twice what is left
 
     def add(self, storage: torch.UntypedStorage) -> None:
         known = self._references.get(storage._cdata)
         if known is None or known.expired():
             self._references[storage._cdata] = StorageReference(storage)
-            if len(self._references) >= self._look_at:
-                self._forget_expired()
+            if len(self._references) >= self._prune_at:
+                self._prune()
 
     def nbytes(self) -> int:
         """Bytes of the storages that are alive."""
@@ -61,12 +61,12 @@ class StorageSet:
         known = self._references.get(storage._cdata)
         return known is not None and not known.expired()
 
-    def _forget_expired(self) -> None:
-        """Where parameters are swapped at every call (FSDP), there are new ones as long as the session lasts."""
+    def _prune(self) -> None:
+        """Removes freed storages. FSDP swaps parameters at every call, so the set would grow as long as the session."""
         for key, known in list(self._references.items()):
             if known.expired() and self._references.get(key) is known:
                 self._references.pop(key, None)
-        self._look_at = max(64, 2 * len(self._references))
+        self._prune_at = max(64, 2 * len(self._references))
 
     def __len__(self) -> int:
         return len(self._references)

@@ -1,16 +1,15 @@
-"""Which tensors are plain memory of their own, which may be moved: strided ones of torch's own classes, fake ones, a
-DTensor's part.
+"""Decides which tensors are plain memory that may move: strided tensors of torch's own classes, FakeTensors, and the
+local part of a DTensor.
 
-Everything else passes through untouched, wherever the runtime looks at tensors: what is sparse, quantized, nested or
-meta, unknown subclasses, what torch.func wraps (batches, levels of differentiation, functionalization), zeros that
-forward mode makes without memory, and whatever a tracer follows.
+All other tensors pass through: sparse, quantized, nested and meta tensors, unknown subclasses, the wrappers of
+torch.func, the zeros that forward mode makes without memory, and any tensor that a tracer follows.
 
-[Note: Tracers] A tracer knows a tensor by its identity. What a hook makes anew of the same bytes is unknown to it, and
-becomes a constant of the traced program. So under make_fx, and torch.export, the hooks step aside
-(function_transforms.py), and what else happens under proxies or functional tensors passes through. Our own modes and
-FakeTensorMode are dispatch modes too, and trace nothing. The same goes for what runs inside of torch.func's transforms:
-there a module sees one tensor and autograd saves another, with the batch in it, so that what is known of the one is not
-true of the other.
+[Note: Tracers] A tracer identifies a tensor by its Python object. A tensor that a hook makes of the same bytes is
+unknown to it and becomes a constant of the traced program. So the hooks step aside under make_fx and torch.export
+(function_transforms.py), and other saves under proxies or functional tensors pass through. Our own modes and
+FakeTensorMode are dispatch modes too, but trace nothing. Saves inside transforms of torch.func also pass through: there
+autograd saves another tensor than the module sees, one that contains the batch, so facts about one do not hold for the
+other.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 CLASSES_WITH_DATA = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 PLAIN_CLASSES = (*CLASSES_WITH_DATA, FakeTensor)
 
-# Asked by the hooks themselves, at every save and use: how many modes there are, and in which of torch.func's
-# transforms this thread is (None in none).
+# The hooks call these two at every save and use: the number of active dispatch modes, and the level of the torch.func
+# transform that this thread is in (None outside of transforms).
 modes_here = torch._C._len_torch_dispatch_stack
 transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
-_mode_here = torch._C._get_dispatch_mode
+_mode_of = torch._C._get_dispatch_mode
 _PROXY, _FUNCTIONAL = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL
 _is_functional = torch._is_functional_tensor
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
@@ -45,33 +44,35 @@ def has_plain_storage(tensor: torch.Tensor) -> bool:
     if type(tensor) not in PLAIN_CLASSES or tensor.layout is not torch.strided or _is_wrapped(tensor):
         return False
     if type(tensor) is FakeTensor and (tensor._has_symbolic_sizes_strides or is_traced()):
-        return False  # to look at how large its storage is would tie the traced program to it
+        return False  # reading the size of its storage would make that size a constant of the traced program
     return has_own_memory(tensor)
 
 
 def has_own_memory(tensor: torch.Tensor) -> bool:
-    """Of a strided tensor of one of PLAIN_CLASSES that is not wrapped by torch.func."""
+    """True if a tensor has memory. Only for strided tensors of PLAIN_CLASSES that torch.func does not wrap."""
     return not (
         tensor.is_quantized or tensor.is_nested or tensor.is_meta or tensor._is_zerotensor() or _is_functional(tensor)
     )
 
 
 def is_traced() -> bool:
-    """Whether a tracer, or a transform of torch.func, follows what this thread does. See [Note: Tracers]."""
+    """True if a tracer or a transform of torch.func is active on this thread. See [Note: Tracers]."""
     if transform_level() is not None:
         return True
-    return bool(modes_here()) and (_mode_here(_PROXY) is not None or _mode_here(_FUNCTIONAL) is not None)
+    return bool(modes_here()) and (_mode_of(_PROXY) is not None or _mode_of(_FUNCTIONAL) is not None)
 
 
 def outside_of_transforms() -> contextlib.AbstractContextManager[object]:
-    """For what is done of the runtime's own accord in a backward that runs inside of vmap (`is_grads_batched`) or of
-    another transform: to torch.func it is no part of the function."""
+    """A context in which torch.func does not transform operations, for the runtime's own operations in a backward pass
+    inside vmap (`is_grads_batched`) or another transform."""
     return _NO_TRANSFORM if transform_level() is None else _without_transforms()
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """That of a strided tensor, or of a DTensor's part here; None where there is none. Whether it may be moved is
-    another question: this one is asked of every parameter at every call of a module."""
+    """The storage of a strided tensor or of a DTensor's local part; None for a tensor without one.
+
+    It does not test if the storage may move. Called for every parameter at every module call, so it has to be fast.
+    """
     part: torch.Tensor | None = tensor
     if type(tensor) not in CLASSES_WITH_DATA or tensor.layout is not torch.strided:
         part = plain_part(tensor)
@@ -82,27 +83,27 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 
 def plain_part(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Of a DTensor the part that is here, if that is plain; of a plain tensor itself."""
+    """A plain tensor itself, or the local part of a DTensor if that is plain; None for any other tensor."""
     if type(tensor) in PLAIN_CLASSES:
         return tensor if has_plain_storage(tensor) else None
-    tensors = sys.modules.get("torch.distributed.tensor")  # which takes a second to import
+    tensors = sys.modules.get("torch.distributed.tensor")  # importing it takes a second
     if tensors is None or type(tensor) is not tensors.DTensor or tensor.dtype.is_complex:
-        return None  # a lazy conjugate has a bit on the wrapper, too
+        return None  # a complex DTensor may have a conjugate bit on the wrapper as well
     part: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
-    # Of a collective that nobody has waited for it is a class of its own: asking for its bytes would wait.
+    # The result of a collective that is not waited for is an AsyncCollectiveTensor: reading its bytes would wait.
     return part if has_plain_storage(part) else None
 
 
 def is_cast_of_a_leaf(node: torch.autograd.graph.Node) -> bool:
-    """Whether this is the node of autocast's cast of a parameter, or of another leaf."""
-    if type(node).__name__ != CAST:  # its name(), without a call
+    """True if `node` is autocast's cast of a parameter or another leaf."""
+    if type(node).__name__ != CAST:  # the same as node.name(), without a call
         return False
     source = node.next_functions[0][0]
     return source is not None and source.name() == "torch::autograd::AccumulateGrad"
 
 
 def is_view_of_a_cast(node: torch.autograd.graph.Node) -> bool:
-    """The same of a view of it, such as the transposed weight that a linear layer saves."""
+    """True for such a cast, and for a view of one, such as the transposed weight that a linear layer saves."""
     if node.name() in _VIEWS and node.next_functions[0][0] is not None:
         node = node.next_functions[0][0]
     return is_cast_of_a_leaf(node)

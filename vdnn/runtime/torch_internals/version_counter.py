@@ -1,9 +1,9 @@
-"""The check that autograd makes of in-place writes, made here because hooks turn it off.
+"""Checks for in-place writes between save and use, as autograd does: saved-tensor hooks turn autograd's check off.
 
-[Note: Versions] A tensor's version counter grows with every in-place write, and views share it. A save remembers the
-version; a use that finds another raises what autograd would have raised. `x.data` and `x.detach()` differ: the former
-starts a counter of its own on the same bytes. So (storage, version) is no identity: the counter itself is held, by a
-tensor without bytes that shares it.
+[Note: Versions] Every in-place write increments the version counter of a tensor, which its views share. A save
+remembers the version; a use that finds another version raises autograd's error. `x.detach()` shares the counter of `x`,
+but `x.data` has a new counter for the same bytes. So (storage, version) does not identify the bytes. The runtime
+keeps the counter itself alive, by a tensor without bytes that shares it: the witness.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from vdnn.runtime.torch_internals.tensor_kinds import PLAIN_CLASSES
 
-_empty: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}  # no bytes each, so they may be shared
+_empty: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}  # tensors of zero bytes, shared by all witnesses
 _set_versions = torch._C._autograd._unsafe_set_version_counter
 
 
@@ -26,21 +26,21 @@ def counter_of(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) not in PLAIN_CLASSES:  # a DTensor: its counter is the wrapper's
         witness._local_tensor = torch.empty(0)  # type: ignore[attr-defined]
         return witness
-    place = (tensor.dtype, tensor.device)
-    empty = _empty.get(place)
+    key = (tensor.dtype, tensor.device)
+    empty = _empty.get(key)
     if empty is None:
-        empty = _empty[place] = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        empty = _empty[key] = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     witness.data = empty
     return witness
 
 
 def same_counter(witness: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Whether the two share one counter: only then does moving one move the other."""
+    """True if the two share one counter: only then does setting one version change the other."""
     version = tensor._version
     if witness._version != version:
         return False
-    # One call moves it and puts it back: another thread that saw a shared counter in between, in autograd or here,
-    # would take the tensor for modified.
+    # One call increments and restores a shared counter: a thread that read it in between, in autograd or here, would
+    # take the tensor for modified.
     _set_versions((witness, tensor), (version + 1, version))
     if witness._version == version:
         return True
@@ -49,7 +49,7 @@ def same_counter(witness: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def raise_modified(kind: str, shape: tuple[int, ...], found: int, expected: int) -> None:
-    """In autograd's own words, so that code and people that know them recognise the error."""
+    """Raises autograd's error with the same text, so that people and programs recognize it."""
     raise RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
         f"[{_as_autograd_calls(kind)} {list(shape)}] is at version {found}; expected version {expected} instead. "
@@ -59,11 +59,12 @@ def raise_modified(kind: str, shape: tuple[int, ...], found: int, expected: int)
 
 
 def _as_autograd_calls(kind: str) -> str:
-    """What tensor.type() says, as that message has it: dtypes younger than the old type names go by another one."""
-    *place, name = kind.removesuffix("Tensor").split(".")
+    """The type name in autograd's message, for a result of tensor.type(). Dtypes newer than the old type names have
+    another form."""
+    *prefix, name = kind.removesuffix("Tensor").split(".")
     if name in _OLD_TYPE_NAMES:
         return kind
-    return f"{place[1].upper() if len(place) > 1 else 'CPU'}{name}Type"
+    return f"{prefix[1].upper() if len(prefix) > 1 else 'CPU'}{name}Type"
 
 
 _OLD_TYPE_NAMES = ("Byte", "Char", "Short", "Int", "Long", "Half", "Float", "Double")
