@@ -43,9 +43,9 @@ class StandIn(PackedView):
 class Saving:
     """While entered, packs and tries on this thread. `asked`: the operands in the order in which recomputes asked."""
 
-    def __init__(self, max_depth: int = 8, *, dear: bool = True, recomputes: bool = True) -> None:
+    def __init__(self, max_depth: int = 8, *, expensive: bool = True, recomputes: bool = True) -> None:
         self._max_depth = max_depth
-        self._dear = dear
+        self._expensive = expensive
         self._recomputes = recomputes
         self.saves = 0
         self.recomputed_at_use = 0
@@ -101,7 +101,7 @@ class Saving:
             if not tensor.is_floating_point():
                 self.without_history.append(packed)
             return packed
-        recipe = find_recipe(tensor, node, self.unpack, max_depth=self._max_depth, dear=self._dear)
+        recipe = find_recipe(tensor, node, self.unpack, max_depth=self._max_depth, expensive=self._expensive)
         if recipe is not None:
             with contextlib.suppress(UnknownLayoutError):
                 self._tried(recipe, tensor)

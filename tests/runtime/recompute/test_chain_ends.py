@@ -225,7 +225,7 @@ def test_a_norm_of_a_module_is_recomputed(kind: str, affine: bool, x: Tensor) ->
         made = nn.RMSNorm((6,), eps=1e-2, elementwise_affine=affine)
     for parameter in made.parameters():
         nn.init.normal_(parameter)
-    with Saving(dear=False) as saving:
+    with Saving(expensive=False) as saving:
         before = len(saving.recipes)
         _saves(made(x.exp()))
     assert saving.failures == []
@@ -238,7 +238,7 @@ def test_a_norm_of_a_module_is_recomputed(kind: str, affine: bool, x: Tensor) ->
 def test_a_batch_norm_is_recomputed_in_training_and_in_evaluation(training: bool, x: Tensor) -> None:
     norm = nn.BatchNorm2d(8).train(training)
     norm.running_mean.normal_()
-    with Saving(dear=False) as saving:
+    with Saving(expensive=False) as saving:
         _saves(norm(x.exp()))
         statistics = [one.clone() for one in norm.buffers()]
         assert saving.failures == []

@@ -37,7 +37,7 @@ def x() -> Tensor:
 def test_a_convolution_batch_norm_and_relu_keep_one_map(x: Tensor) -> None:
     model = nn.Sequential(nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 1))
     before = [one.clone() for one in model[1].buffers()]
-    with Saving(dear=False) as saving:
+    with Saving(expensive=False) as saving:
         model(x)
     assert [recipe.name for recipe in saving.recipes] == ["relu <- batch_norm", "relu <- batch_norm"]
     recipe = _last(saving)
@@ -93,13 +93,13 @@ def test_no_chain_is_longer_than_allowed(x: Tensor) -> None:
 
 
 def test_dear_operations_need_asking_for(x: Tensor) -> None:
-    def names(*, dear: bool) -> list[str]:
-        with Saving(dear=dear) as saving:
+    def names(*, expensive: bool) -> list[str]:
+        with Saving(expensive=expensive) as saving:
             _saves(torch.bmm(x[0].neg(), x[1].neg()))
         return [recipe.name for recipe in saving.recipes if not recipe.is_cheap]
 
-    assert names(dear=True) == ["bmm"]
-    assert names(dear=False) == []
+    assert names(expensive=True) == ["bmm"]
+    assert names(expensive=False) == []
 
 
 @pytest.mark.parametrize("dense", [lambda x: x.transpose(1, 3), lambda x: x.permute(2, 0, 3, 1), lambda x: x[None]])
@@ -128,7 +128,7 @@ def test_the_original_strides_come_back(x: Tensor) -> None:
 
 
 def test_pooling_indices_are_recomputed_from_what_was_pooled(x: Tensor) -> None:
-    with Saving(dear=False) as saving:
+    with Saving(expensive=False) as saving:
         _saves(functional.max_pool2d(x.neg(), 3, 2, 1).relu())
     assert "max_pool indices" in saving.names
     assert saving.failures == []

@@ -55,10 +55,10 @@ _Value = _Made | _Found
 
 
 def find_recipe(
-    tensor: torch.Tensor, node: Node | None, our_unpack: Unpack, *, max_depth: int, dear: bool = False
+    tensor: torch.Tensor, node: Node | None, our_unpack: Unpack, *, max_depth: int, expensive: bool = False
 ) -> Recipe | None:
     """How to make `tensor`, whose grad_fn is `node`, with at most `max_depth` operations in a row; None if the graph
-    does not say. `our_unpack` is the hook that marks saves as ours. With `dear`, convolutions, matrix products,
+    does not say. `our_unpack` is the hook that marks saves as ours. With `expensive`, convolutions, matrix products,
     embeddings and attention are done again too.
 
     A tensor that does not fill its storage is made as the whole that it is a view of. See [Note: What comes out].
@@ -72,7 +72,7 @@ def find_recipe(
     if node is None:
         return None
     geometry = (wanted.dtype, wanted.size(), wanted.stride())
-    search = _Search(our_unpack, max_depth, dear, wanted.untyped_storage()._cdata)
+    search = _Search(our_unpack, max_depth, expensive, wanted.untyped_storage()._cdata)
     operation = operation_of(node)
     if operation is None or (wanted._version and wanted._version > _writes_shown(node, operation)):
         return None
@@ -109,7 +109,7 @@ class _Search:
 
     unpack: Unpack
     max_depth: int
-    dear: bool
+    expensive: bool
     avoided: int  # the native address of the storage that is to be recomputed
     known: dict[tuple[Node, int], _Value] = field(default_factory=dict)
     tried: dict[tuple[Node, int], int] = field(default_factory=dict)  # in vain, with so many operations left
@@ -125,7 +125,7 @@ class _Search:
         """What `node` put out, done again with at most `left` operations in a row."""
         own = operation.length
         self.steps_left -= 1
-        if left < own or self.steps_left < 0 or (operation.cost is Cost.DEAR and not self.dear):
+        if left < own or self.steps_left < 0 or (operation.cost is Cost.EXPENSIVE and not self.expensive):
             return None
         if output_nr and not operation.makes_every_output:
             return None
@@ -284,7 +284,7 @@ def _recipe(wanted: _Made, geometry: Geometry) -> Recipe | None:
         operands=tuple(value.given for value in given if isinstance(value.given, PackedView)),
         operand_depths=tuple(depths[id(value)] for value in given if isinstance(value.given, PackedView)),
         depth=wanted.height,
-        is_cheap=all(one.cost is not Cost.DEAR for one in operations),
+        is_cheap=all(one.cost is not Cost.EXPENSIVE for one in operations),
         given=tuple(value.given for value in given),
         steps=steps,
         geometry=geometry,

@@ -22,7 +22,7 @@ class Cost(Enum):
 
     FREE = auto()  # a view: nothing is computed and nothing allocated
     CHEAP = auto()  # a pass or two over its operands
-    DEAR = auto()  # convolution, matrix product, attention
+    EXPENSIVE = auto()  # convolution, matrix product, attention
 
 
 class Layout(Enum):
@@ -78,7 +78,7 @@ class Operation:
     def must_be_seen(self) -> bool:
         """Whether only a look at the settings of torch while it ran will do: these always save something, and what they
         put out depends on the settings most."""
-        return self.cost is Cost.DEAR or "norm" in self.name
+        return self.cost is Cost.EXPENSIVE or "norm" in self.name
 
     @property
     def length(self) -> int:

@@ -6,10 +6,10 @@ mask, and whatever nobody has looked at. Each entry has a test of bitwise equali
 
 from __future__ import annotations
 
-from vdnn.runtime.recompute import dear, elementwise, norms, reductions, views
+from vdnn.runtime.recompute import elementwise, expensive, norms, reductions, views
 from vdnn.runtime.recompute.operation import Node, Operation
 
-_TABLE = {**elementwise.TABLE, **views.TABLE, **reductions.TABLE, **norms.TABLE, **dear.TABLE}
+_TABLE = {**elementwise.TABLE, **views.TABLE, **reductions.TABLE, **norms.TABLE, **expensive.TABLE}
 
 
 def operation_of(node: Node) -> Operation | None:

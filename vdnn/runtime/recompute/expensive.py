@@ -67,11 +67,11 @@ def _fused(name: str, run: Any, mask: str | None) -> Any:
     if mask is not None:
         arguments.append(Argument(mask, None, lambda node: is_empty(node, mask, "query")))
     scalars = ("dropout_p", "is_causal", "scale")
-    return _without_dropout(Operation(name, run, tuple(arguments), scalars, cost=Cost.DEAR))
+    return _without_dropout(Operation(name, run, tuple(arguments), scalars, cost=Cost.EXPENSIVE))
 
 
 def _product(name: str, run: Any, *arguments: Argument, scalars: tuple[str, ...] = ()) -> Operation:
-    return Operation(name, run, arguments, scalars, cost=Cost.DEAR)
+    return Operation(name, run, arguments, scalars, cost=Cost.EXPENSIVE)
 
 
 TABLE: Table = {
@@ -105,7 +105,7 @@ TABLE: Table = {
         "embedding",
         lambda call, weight, indices: torch.embedding(weight, indices),
         (edge(0), Argument("indices")),
-        cost=Cost.DEAR,
+        cost=Cost.EXPENSIVE,
         layout=Layout.IGNORED,
     ),
     "ScaledDotProductFlashAttentionForCpuBackward0": _fused("attention", _attention, "attn_mask"),
