@@ -1,4 +1,8 @@
-"""Convolution, matrix products, embedding, attention: what is recomputed only where whole segments are."""
+"""Expensive operations: convolution, matrix products, embedding and attention.
+
+A recipe contains them only if the caller of find_recipe allows it, to recompute whole segments. Fused attention with
+dropout is refused.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,8 @@ def _cudnn(call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Tensor |
 
 
 def _without_dropout(operation: Operation) -> Any:
-    """What was drawn inside a fused kernel cannot be drawn again by its public face: the seed is the generator's."""
+    """A fused kernel draws its dropout mask inside. Its public function cannot draw that mask again: it takes the seed
+    from the generator."""
 
     def chosen(node: Any) -> Operation | None:
         return None if node._saved_dropout_p else operation
