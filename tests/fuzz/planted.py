@@ -139,13 +139,13 @@ def short_books(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def what_left_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """15: a recipe whose original has left is said not to come out."""
-    compared = Proofs._compared
+    """15: a recipe whose original has been released is said not to give it."""
+    run_trial = Proofs._run_trial
 
     def found_wrong(self: Proofs, managed: Any, one: Any, original: Any, gauges: Any, is_quiet: bool) -> Outcome:
         if original is None and not managed.transport.fake:
-            self._say_once(f"it does not come out bit for bit by {one.name}: it is not recomputed.")
+            self._warn_once(f"recomputing it by {one.name} does not give the original: it is not recomputed.")
             return Outcome.WRONG
-        return compared(self, managed, one, original, gauges, is_quiet)
+        return run_trial(self, managed, one, original, gauges, is_quiet)
 
-    monkeypatch.setattr(proofs.Proofs, "_compared", found_wrong)
+    monkeypatch.setattr(proofs.Proofs, "_run_trial", found_wrong)

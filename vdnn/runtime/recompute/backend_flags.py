@@ -27,8 +27,8 @@ class _Setting(NamedTuple):
     set: Callable[[Any], Any]
 
 
-# [Note: Resolved precisions] An operation whose precision is not set inherits its backend's, and a backend inherits that
-# of "generic". Getters return the precision that applies, not the one that was set.
+# [Note: Resolved precisions] An operation whose precision is not set inherits its backend's, and a backend that of
+# "generic". Getters return the precision that applies, not the one that was set.
 _PRECISIONS = (
     ("generic", "all"),
     *((backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv")),

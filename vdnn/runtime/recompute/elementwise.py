@@ -27,8 +27,8 @@ def _alpha(run: str) -> Operation:
 
 
 def _masked(call: Call, input: Tensor, mask: Tensor) -> Tensor:
-    """Dropout with the saved mask, rounded as the kernels round. The CPU's kernel rounds the scale to the input's dtype;
-    only this overload of mul_ does the same. CUDA's divides by the probability in its own precision."""
+    """Dropout with the saved mask, rounded as the kernels round. The CPU's kernel rounds the scale to the input's
+    dtype; only this overload of mul_ does the same. CUDA's divides by the probability in its own precision."""
     kept = 1.0 - call.scalars[0]
     masked = input.mul(mask)
     if input.device.type == "cpu":
