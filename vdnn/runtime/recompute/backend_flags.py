@@ -41,7 +41,7 @@ _ONE = 1.0
 
 
 def _flushes_denormals() -> bool:
-    """Whether denormals become zero. Torch has no getter. The factors are globals, so that Python cannot fold the
+    """True if denormals become zero. Torch has no getter. The factors are globals, so that Python cannot fold the
     product when it compiles."""
     return bool(_DENORMAL * _ONE == 0.0)
 

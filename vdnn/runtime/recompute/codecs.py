@@ -57,7 +57,7 @@ class Codec(ABC):
 
     @staticmethod
     def admits(values: torch.Tensor) -> bool:
-        """Whether the codec can represent these values. Called for each storage, so it must not make the host wait for
+        """True if the codec can represent these values. Called for each storage, so it must not make the host wait for
         a GPU."""
         return True
 
@@ -71,7 +71,7 @@ class Codec(ABC):
 
     @abstractmethod
     def is_close(self, original: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-        """Whether every value is within the bound. Both tensors are flat."""
+        """True if every value is within the bound. Both tensors are flat."""
 
     @property
     def kept_bytes(self) -> int:
@@ -202,6 +202,6 @@ def codec_for(tensor: torch.Tensor, names: Sequence[str]) -> type[Codec] | None:
 
 
 def _is_within(original: torch.Tensor, made: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """Whether every value is within `bound`. Values that are not finite have to be equal."""
+    """True if every value is within `bound`. Values that are not finite have to be equal."""
     is_same = (original == made) | (original.isnan() & made.isnan())
     return (is_same | ((original - made).abs() <= bound)).all()

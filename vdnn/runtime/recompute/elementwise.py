@@ -133,8 +133,8 @@ TABLE = {
 
 
 def _scaled_by_a_number(node: Any) -> Operation | None:
-    """In half precision the CPU's in-place variant rounds the number first, and the node does not tell the variants
-    apart."""
+    """None in half precision: there the CPU's in-place variant rounds the number first, and the node
+    does not tell the variants apart."""
     return _scaled if node._input_metadata[0].dtype.itemsize >= 4 else None
 
 

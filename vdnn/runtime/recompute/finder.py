@@ -246,7 +246,7 @@ def _writes_shown(node: Node, operation: Operation | None) -> int:
 
 
 def _fills_storage(tensor: torch.Tensor) -> bool:
-    """Whether the tensor has every element of its storage, and each once."""
+    """True if the tensor has every element of its storage, and each once."""
     return (
         not tensor.storage_offset()
         and tensor.untyped_storage().nbytes() == tensor.nbytes

@@ -34,7 +34,7 @@ class _Epoch(NamedTuple):
 
 
 class _Thread(threading.local):
-    """What one thread has observed. `nodes` and `epochs_of` are ring buffers: nodes with a save, and its epoch."""
+    """The observations of one thread. `nodes` and `epochs_of` are ring buffers: nodes with a save, and its epoch."""
 
     def __init__(self) -> None:
         self.flags: Flags | None = None

@@ -30,7 +30,7 @@ def refuse_unknown_strides(operation: Operation, call: Call, inputs_match: bool)
 def has_original_strides(
     operation: Operation, inputs: Sequence[torch.Tensor | None], made: torch.Tensor, inputs_match: bool
 ) -> bool:
-    """Whether `made` is known to have the strides of the original."""
+    """True if `made` is known to have the strides of the original."""
     if operation.layout is Layout.CONTIGUOUS:
         return True
     if not inputs_match:
@@ -51,7 +51,7 @@ def _reads_layout(operation: Operation, call: Call) -> bool:
 
 
 def _has_another_format(tensor: torch.Tensor) -> bool:
-    """Whether a contiguous copy of the tensor and one in channels last have different strides."""
+    """True if a contiguous copy of the tensor and one in channels last have different strides."""
     if tensor.dim() not in (4, 5):
         return False
     last = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d

@@ -155,7 +155,7 @@ class NormWatch:
 
 
 def _calls_norms(kind: type[torch.nn.Module]) -> bool:
-    """Whether the mode is worth its cost in the forward of this class."""
+    """True if the mode is worth its cost in the forward of this class."""
     forward = getattr(kind, "forward", None)
     if issubclass(kind, torch.jit.ScriptModule) or hasattr(forward, "_torchdynamo_orig_callable"):
         return False
@@ -176,7 +176,7 @@ def _may_push(module: torch.nn.Module) -> bool:
 
 
 def _passes_on(mode: object) -> bool:
-    """Whether a mode below ours calls norms with the arguments that it is given, and does not pop ours at its exit."""
+    """True if a mode below ours calls norms with the arguments that it is given, and does not pop ours at its exit."""
     return type(mode) is DeviceContext or getattr(mode, "passes_norms_on", False)
 
 
@@ -188,7 +188,7 @@ def remove_stale_mode() -> None:
 
 
 def _is_patched() -> bool:
-    """Whether a program has replaced one of torch's Python functions. Under a mode these pass on what their global name
+    """True if a program has replaced one of torch's Python functions. Under a mode these pass on what their global name
     refers to, so a wrapper under that name would run twice."""
     return any(getattr(functional, name) is not one for name, one in _PYTHON_NORMS) or not _ARE_ORIGINAL
 

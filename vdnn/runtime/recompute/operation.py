@@ -18,7 +18,7 @@ Node = torch.autograd.graph.Node
 
 
 class Cost(Enum):
-    """What running an operation again costs."""
+    """The cost of running an operation again."""
 
     FREE = auto()  # a view: nothing is computed and nothing allocated
     CHEAP = auto()  # a pass or two over its operands
@@ -26,7 +26,7 @@ class Cost(Enum):
 
 
 class Layout(Enum):
-    """How an operation's result depends on the strides of its inputs. See layouts.py."""
+    """The dependence of an operation's result on the strides of its inputs. See layouts.py."""
 
     READ = auto()  # its bits may depend on them
     IGNORED = auto()  # its bits do not: it copies, compares, or makes its inputs contiguous first
@@ -36,7 +36,7 @@ class Layout(Enum):
 
 
 class Call(NamedTuple):
-    """What an operation gets besides tensors: its scalars, and the properties of the original output."""
+    """The input of an operation besides tensors: its scalars, and the properties of the original output."""
 
     scalars: tuple[Any, ...]
     dtype: torch.dtype
@@ -46,7 +46,7 @@ class Call(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """How to find a tensor at the node. See the docstring of this file."""
+    """Tells how to find a tensor at the node. See the docstring of this file."""
 
     slot: str | None = None
     edge: int | None = None
@@ -76,7 +76,7 @@ class Operation:
 
     @property
     def must_be_seen(self) -> bool:
-        """Whether torch's settings have to be read while the operation runs. These operations always save something,
+        """True if torch's settings have to be read while the operation runs. These operations always save something,
         and their output depends on the settings most."""
         return self.cost is Cost.EXPENSIVE or "norm" in self.name
 

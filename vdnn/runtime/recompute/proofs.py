@@ -48,7 +48,7 @@ Place = tuple[Hashable, SaveKey]  # identifies a trial: the recipe's signature a
 
 
 class Outcome(Enum):
-    """What a trial found."""
+    """The outcome of a trial."""
 
     EXACT = "bit for bit"
     CLOSE = "within the tolerance"
@@ -138,7 +138,7 @@ class Proofs:
         original: tuple[torch.UntypedStorage, int],
         gauges: Gauges | None,
     ) -> bool:
-        """Whether the recipe gives the original at the use. `recipe` None: an operand has been freed. `original` is the
+        """Try the recipe at the use. True if it gives the original. `recipe` None: an operand has been freed. `original` is the
         storage that has the bytes now, and where they begin in it."""
         outcome = Outcome.UNKNOWN if recipe is None else self._try(managed, recipe, original, gauges, is_quiet=True)
         is_right = outcome in (Outcome.EXACT, Outcome.CLOSE)

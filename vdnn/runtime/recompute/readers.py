@@ -52,7 +52,7 @@ class Readers:
 
 
 def may_be_overwritten() -> bool:
-    """Whether the code that unpacks now may write to the tensor: a custom backward, or code that is not known."""
+    """True if the code that unpacks now may write to the tensor: a custom backward, or code that is not known."""
     kind = type(_current_node())  # NoneType outside of a backward
     try:
         return _overwrites[kind]

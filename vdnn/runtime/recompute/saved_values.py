@@ -26,7 +26,7 @@ _IS_READABLE = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
 
 
 def saved_in(node: Node, slot: str, unpack: Unpack) -> Packed | None:
-    """What our pack hook returned for this slot; None if the slot is empty, released, or packed by another hook."""
+    """The return value of our pack hook for this slot; None if the slot is empty, released, or packed by another hook."""
     return _read(node, "_raw_saved_" + slot, unpack)
 
 
@@ -49,7 +49,7 @@ def number_in(node: Node, slot: str) -> Number | torch.Tensor | None:
 
 
 def is_empty(node: Node, slot: str, beside: str = "input") -> bool:
-    """Whether the operation was not given the tensor of this slot. After a backward all slots are empty. Then `beside`,
+    """True if the operation was not given the tensor of this slot. After a backward all slots are empty. Then `beside`,
     which a node always fills, is empty too, and the answer is False."""
     raw, filled = _raw(node, "_raw_saved_" + slot), _raw(node, "_raw_saved_" + beside)
     return raw is not None and raw.data is None and filled is not None and filled.data is not None

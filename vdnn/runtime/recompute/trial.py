@@ -89,7 +89,7 @@ def bytes_of(storage: torch.UntypedStorage, begin: int, nbytes: int) -> torch.Te
 
 
 def gives_original(recipe: Recipe | Codec, original: torch.Tensor, made: torch.Tensor) -> bool:
-    """Whether `made` equals the original byte for byte, or is within the bound of a lossy codec. `original` is flat."""
+    """True if `made` equals the original byte for byte, or is within the bound of a lossy codec. `original` is flat."""
     storage = made.untyped_storage()
     if original.nbytes != storage.nbytes():
         return False
