@@ -269,7 +269,7 @@ def test_a_step_over_its_budget_leads_to_a_tighter_plan(
 def test_what_the_host_cannot_hold_is_refused_with_both_numbers() -> None:
     recording = recording_of("resnet")
     budget = (least_bytes(recording) + recording.peak_bytes) // 2
-    with pytest.raises(VdnnError, match=r"host_budget 4.00 KiB is too small: to stay under .* have to leave it"):
+    with pytest.raises(VdnnError, match=r"host_budget 4.00 KiB is too small: to stay under .* have to be offloaded"):
         trained_virtually("resnet", budget=budget, host_budget="4KiB", steps=4)
 
 

@@ -73,7 +73,7 @@ def test_a_part_that_is_saved_holds_the_whole_storage(monkeypatch: pytest.Monkey
         assert session.timeline is not None
         assert session.timeline.peak_bytes <= budget_bytes
         assert session.plan is not None
-        assert session.plan.budget_bytes == budget_bytes, "it did not have to be planned anew"
+        assert session.plan.budget_bytes == budget_bytes, "it did not have to be planned again"
 
 
 def test_of_a_chain_it_can_be_said_by_hand() -> None:

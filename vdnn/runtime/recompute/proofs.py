@@ -138,8 +138,8 @@ class Proofs:
         original: tuple[torch.UntypedStorage, int],
         gauges: Gauges | None,
     ) -> bool:
-        """Try the recipe at the use. True if it gives the original. `recipe` None: an operand has been freed. `original` is the
-        storage that has the bytes now, and where they begin in it."""
+        """Try the recipe at the use. True if it gives the original. `recipe` None: an operand was freed. `original` is
+        the storage that has the bytes now, and where they begin in it."""
         outcome = Outcome.UNKNOWN if recipe is None else self._try(managed, recipe, original, gauges, is_quiet=True)
         is_right = outcome in (Outcome.EXACT, Outcome.CLOSE)
         if not is_right:

@@ -26,7 +26,7 @@ _IS_READABLE = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
 
 
 def saved_in(node: Node, slot: str, unpack: Unpack) -> Packed | None:
-    """The return value of our pack hook for this slot; None if the slot is empty, released, or packed by another hook."""
+    """The return value of our pack hook for this slot; None if it is empty, released, or packed by another hook."""
     return _read(node, "_raw_saved_" + slot, unpack)
 
 
