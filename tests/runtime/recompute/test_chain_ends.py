@@ -1,5 +1,4 @@
-"""What ends a chain, and what a recipe refuses when it is run: nothing is recomputed from what may be something
-else."""
+"""Operations and writes that end a chain, and operands that a recipe refuses: changed values are not read."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ Tensor = torch.Tensor
 
 
 class Doubled(torch.autograd.Function):
-    """A node of Python."""
+    """An operation whose node is defined in Python."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -158,7 +157,7 @@ def test_a_leaf_that_nobody_looked_at_before_is_not_read() -> None:
 
 
 def test_complex_arithmetic_that_may_have_been_in_place_ends_a_chain() -> None:
-    """torch's CPU kernel of complex division gives another last bit when it overwrites what it divides."""
+    """Torch's CPU kernel of complex division gives another last bit when it overwrites its dividend."""
     x = torch.randn(50, dtype=torch.complex64, requires_grad=True)
     observe(x)
     with Saving() as saving:
@@ -197,7 +196,7 @@ def test_an_operation_that_fails_is_named(x: Tensor) -> None:
 
 
 def test_a_released_graph_is_not_taken_for_one_without_weights(x: Tensor) -> None:
-    """After a backward every slot is empty, that of the weight too."""
+    """After a backward every slot is empty, also that of the weight."""
     norm = nn.LayerNorm(6).requires_grad_(False)
     norm.weight.fill_(2)
     with Saving() as saving:

@@ -1,4 +1,4 @@
-"""Chains: where they stop, what they read, what they own, and what comes out of them."""
+"""Chains of operations: where they stop, what they read, what they own, and what they compute."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_a_graph_that_is_dropped_frees_all_without_the_collector(x: Tensor) -> N
 
 
 class _Witness:
-    """Lives as long as the graph below a tensor: it is noted on its first node."""
+    """An object that lives as long as the graph of a tensor: it is stored on the graph's first node."""
 
     @classmethod
     def on(cls, tensor: Tensor) -> _Witness:
@@ -205,7 +205,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _alone(x: Tensor, run: Callable[[Tensor], Tensor]) -> Saving:
-    """What is found where nothing between `x` and the last save is saved."""
+    """The recipes that are found if nothing between `x` and the last save is saved."""
     with Saving() as saving:
         run(x) * torch.ones((), requires_grad=True)
     return saving
@@ -226,7 +226,7 @@ def _alone(x: Tensor, run: Callable[[Tensor], Tensor]) -> Saving:
 def test_what_was_copied_to_an_unknown_format_is_not_summed(
     read: Callable[[Tensor], Tensor], copied: Callable[[Tensor], Tensor]
 ) -> None:
-    """A copy in channels last is summed in another order than one that is contiguous: the last bit differs."""
+    """A channels-last copy is summed in another order than a contiguous one: the last bit differs."""
     x = torch.randn(3, 7, 33, 17, generator=torch.Generator().manual_seed(3), requires_grad=True)
     observe(x)
     saving = _alone(x, lambda x: read(copied(x)))

@@ -1,4 +1,4 @@
-"""Models, in single precision and under autocast: what has a recipe is recomputed, and every bit is the same."""
+"""Whole models, in single precision and under autocast: every recipe gives the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tolerance is an opt-in: what does not come out bit for bit is recomputed only within it, and is named."""
+"""A tolerance is an opt-in: a recipe that is not exact is used only within it, and is named in log and report."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ SIZE = (32, 16)
 
 
 class Scaled(nn.Module):
-    """The gradient of `scale` is the output of the ReLU, which is recomputed from what the sine saves; that of `behind`
-    is its tanh."""
+    """The gradient of `scale` is the output of the ReLU, which is recomputed from the save of the sine. The gradient of
+    `tanh_scale` is the tanh of that output."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.scale, self.behind = (nn.Parameter(torch.randn(SIZE)) for _ in range(3))
+        self.weight, self.scale, self.tanh_scale = (nn.Parameter(torch.randn(SIZE)) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = x * self.weight
         outer = inner.relu()
-        return inner.sin().sum() + (outer * self.scale).sum() + (outer.tanh() * self.behind).sum()
+        return inner.sin().sum() + (outer * self.scale).sum() + (outer.tanh() * self.tanh_scale).sum()
 
 
 def make_relu(monkeypatch: pytest.MonkeyPatch, run: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
@@ -64,7 +64,7 @@ def gradients_under(session: Session, model: Scaled, x: torch.Tensor) -> list[to
 
 
 def require_close_in_scale_alone(found: list[torch.Tensor], plain: list[torch.Tensor], tolerance: float) -> None:
-    """`scale` has the recomputed value for a gradient. What is made of that (its tanh) is not recomputed, and exact."""
+    """The gradient of `scale` is the recomputed value. The tanh of that value is not recomputed, so it is exact."""
     apart = (found[1] - plain[1]).abs().max()
     assert 0 < apart <= tolerance * plain[1].abs().max()
     assert torch.equal(found[0], plain[0])
