@@ -65,6 +65,6 @@ def has_no_bias(node: Node) -> bool:
 
 
 def _notes(node: Node) -> dict[Any, Any]:
-    notes: Any = node.metadata  # a property, whatever the stubs say
+    notes: Any = node.metadata  # a property, contrary to the stubs
     found: dict[Any, Any] = notes
     return found

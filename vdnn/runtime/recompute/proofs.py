@@ -120,21 +120,21 @@ class Proofs:
         """Try the recipe while the original is on the device, once for each save key."""
         if recipe.name in disabled_recipes:
             return Outcome.WRONG
-        key = None if save_key is None else (recipe.signature, save_key)
-        known = None if key is None else self._outcomes.get(key)
+        trial_key = None if save_key is None else (recipe.signature, save_key)
+        known = None if trial_key is None else self._outcomes.get(trial_key)
         if known is Outcome.WRONG or (known is not None and self._costs.get(recipe.signature) is not None):
             return known
         source = managed.source_storage
         outcome = self._try(managed, recipe, None if source is None else (source, 0), gauges)
-        if key is not None and outcome is not Outcome.UNKNOWN:
-            self._outcomes[key] = outcome
+        if trial_key is not None and outcome is not Outcome.UNKNOWN:
+            self._outcomes[trial_key] = outcome
         return outcome
 
     def at_use(
         self,
         managed: ManagedStorage,
         recipe: Recipe | None,
-        place: Place | None,
+        trial_key: Place | None,
         original: tuple[torch.UntypedStorage, int],
         gauges: Gauges | None,
     ) -> bool:
@@ -146,8 +146,8 @@ class Proofs:
             label = label_text(managed.geometry, managed.saved_in)
             name = "its recipe" if recipe is None else recipe.name
             logger.info("vdnn: %s cannot be recomputed by %s at its use: it is kept or offloaded.", label, name)
-            if place is not None:
-                self._outcomes[place] = Outcome.WRONG
+            if trial_key is not None:
+                self._outcomes[trial_key] = Outcome.WRONG
         return is_right
 
     def with_encoding(self, codec: Codec, took_ns: int, took_bytes: int) -> RecomputeCost:
