@@ -23,7 +23,7 @@ from vdnn.runtime.recompute.proofs import disabled_recipes
 MODIFIED = "modified by an inplace operation"
 # The same fact, as autograd says it first of a view; with hooks on saved tensors, of any kind, it says the other.
 _MODIFIED_VIEW = "a view and its base or another view of its base has been modified inplace"
-_OTHER_MEMORY = "has been given other memory since"  # by `parameter.data = ...`
+_OTHER_MEMORY = "has other memory than in the forward pass"  # by `parameter.data = ...`
 Trace = list[tuple[str, "bytes | None"]]
 
 
@@ -199,7 +199,7 @@ _PHRASES = ("backward through the graph a second time", "element 0 of tensors do
 def may_refuse(error: BaseException, plain: Outcome) -> bool:
     """Whether vdnn may raise what plain PyTorch does not. It may say
 
-    1. RecomputeError, OperandModifiedError, or that a parameter has been given other memory, if something was written
+    1. RecomputeError, OperandModifiedError, or the message that a parameter has other memory, if something was written
        in a way that no version counter shows (writes.INVISIBLE), by this step;
     2. these, or what autograd says of a write, where there is a plan and a statement wrote for the first time behind
        the step that was recorded.

@@ -18,7 +18,7 @@ from vdnn.runtime.recompute.surroundings import run_under
 from vdnn.runtime.session import function_transforms, hooks
 from vdnn.runtime.session.hooks import Packer
 from vdnn.runtime.session.missing import Missing
-from vdnn.runtime.session.session_recipes import Recomputes
+from vdnn.runtime.session.session_recipes import SessionRecipes
 from vdnn.runtime.steps.ends import StepEnds
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.packed_view import PackedView
@@ -35,9 +35,9 @@ def nothing(*arguments: Any, **named: Any) -> None:
 
 def facts_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """1: eps and bias are those that a module's attributes say."""
-    leave = Recomputes.behind_module
+    leave = SessionRecipes.behind_module
 
-    def behind_module(self: Recomputes, module: torch.nn.Module, args: object, output: object) -> None:
+    def behind_module(self: SessionRecipes, module: torch.nn.Module, args: object, output: object) -> None:
         leave(self, module, args, output)
         node: Any = output.grad_fn if isinstance(output, torch.Tensor) else None
         for _ in range(3 if isinstance(module, _NORMS) else 0):
@@ -50,7 +50,7 @@ def facts_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
             node = node.next_functions[0][0] if node.next_functions else None
 
     monkeypatch.setattr(norm_calls, "_note", nothing)
-    monkeypatch.setattr(Recomputes, "behind_module", behind_module)
+    monkeypatch.setattr(SessionRecipes, "behind_module", behind_module)
 
 
 def counters_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,13 +139,13 @@ def short_books(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def what_left_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """15: a recipe whose original has left is said not to come out."""
-    compared = Proofs._compared
+    """15: a recipe whose original has been released is said not to give it."""
+    run_trial = Proofs._run_trial
 
     def found_wrong(self: Proofs, managed: Any, one: Any, original: Any, gauges: Any, is_quiet: bool) -> Outcome:
         if original is None and not managed.transport.fake:
-            self._say_once(f"it does not come out bit for bit by {one.name}: it is not recomputed.")
+            self._warn_once(f"recomputing it by {one.name} does not give the original: it is not recomputed.")
             return Outcome.WRONG
-        return compared(self, managed, one, original, gauges, is_quiet)
+        return run_trial(self, managed, one, original, gauges, is_quiet)
 
-    monkeypatch.setattr(proofs.Proofs, "_compared", found_wrong)
+    monkeypatch.setattr(proofs.Proofs, "_run_trial", found_wrong)

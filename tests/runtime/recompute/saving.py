@@ -1,8 +1,8 @@
-"""A pack hook that keeps every tensor, hands out what looks managed, and recomputes what has a recipe.
+"""A pack hook that keeps every tensor, returns stand-ins for managed saves, and runs each recipe that is found.
 
-Every tensor that is no leaf is packed as a managed one. Where find_recipe knows a way, the way is gone at once, and
-again whenever the tensor is used, and its result compared with the kept tensor bit for bit; nothing is taken on trust
-and nothing is skipped unseen.
+Every tensor that is not a leaf is packed as a managed save. If find_recipe returns a recipe, it runs at once and again
+at every use of the tensor, and the result is compared with the kept tensor bit for bit. Nothing is trusted, and nothing
+is skipped silently.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vdnn.runtime.storage.packed_view import PackedView
 
 
 class StandIn(PackedView):
-    """A managed save, on the device for ever."""
+    """A managed save that is always on the device."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor.detach()
@@ -41,11 +41,11 @@ class StandIn(PackedView):
 
 
 class Saving:
-    """While entered, packs and tries on this thread. `asked`: the operands in the order in which recomputes asked."""
+    """Packs tensors and tries recipes on this thread while entered. `asked`: the operands as they were unpacked."""
 
-    def __init__(self, max_depth: int = 8, *, dear: bool = True, recomputes: bool = True) -> None:
+    def __init__(self, max_depth: int = 8, *, expensive: bool = True, recomputes: bool = True) -> None:
         self._max_depth = max_depth
-        self._dear = dear
+        self._expensive = expensive
         self._recomputes = recomputes
         self.saves = 0
         self.recomputed_at_use = 0
@@ -101,7 +101,7 @@ class Saving:
             if not tensor.is_floating_point():
                 self.without_history.append(packed)
             return packed
-        recipe = find_recipe(tensor, node, self.unpack, max_depth=self._max_depth, dear=self._dear)
+        recipe = find_recipe(tensor, node, self.unpack, max_depth=self._max_depth, expensive=self._expensive)
         if recipe is not None:
             with contextlib.suppress(UnknownLayoutError):
                 self._tried(recipe, tensor)
@@ -119,7 +119,7 @@ class Saving:
         return packed.tensor
 
     def _tried(self, recipe: Recipe, tensor: torch.Tensor) -> None:
-        """Raises UnknownLayoutError for what is no recipe."""
+        """Raises UnknownLayoutError if the recipe cannot be followed."""
         asked: list[object] = []
 
         def unpack(packed: Any) -> torch.Tensor:
@@ -151,7 +151,7 @@ def _held(packed: Any) -> torch.Tensor:
 
 
 def difference(recomputed: torch.Tensor, tensor: torch.Tensor) -> str:
-    """How what was recomputed differs from the tensor, or from the whole that it is a view of; empty if it does not."""
+    """The differences of a recomputed tensor from the original, or from the original's base. Empty if equal."""
     geometry = (recomputed.dtype, recomputed.size(), recomputed.stride(), recomputed.storage_offset())
     bases = [one for one in (tensor, tensor._base) if one is not None]
     is_part = tensor.untyped_storage().nbytes() != tensor.nbytes

@@ -1,5 +1,4 @@
-"""What ends a chain, and what a recipe refuses when it is run: nothing is recomputed from what may be something
-else."""
+"""Operations and writes that end a chain, and operands that a recipe refuses: changed values are not read."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ Tensor = torch.Tensor
 
 
 class Doubled(torch.autograd.Function):
-    """A node of Python."""
+    """An operation whose node is defined in Python."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -146,7 +145,7 @@ def test_a_leaf_that_was_given_other_memory_is_refused(x: Tensor) -> None:
     with Saving() as saving:
         _saves(x.neg())
     x.data = x.detach().clone()
-    with pytest.raises(VdnnError, match=r"the parameter of \(2, 8, 6, 6\) that it needs has been given other memory"):
+    with pytest.raises(VdnnError, match=r"the parameter of shape \(2, 8, 6, 6\) that it reads has other memory than"):
         saving.recipes[-1].recompute(saving.unpack)
 
 
@@ -158,7 +157,7 @@ def test_a_leaf_that_nobody_looked_at_before_is_not_read() -> None:
 
 
 def test_complex_arithmetic_that_may_have_been_in_place_ends_a_chain() -> None:
-    """torch's CPU kernel of complex division gives another last bit when it overwrites what it divides."""
+    """Torch's CPU kernel of complex division gives another last bit when it overwrites its dividend."""
     x = torch.randn(50, dtype=torch.complex64, requires_grad=True)
     observe(x)
     with Saving() as saving:
@@ -192,12 +191,12 @@ def test_an_operation_that_fails_is_named(x: Tensor) -> None:
     with Saving() as saving:
         _saves(x.exp().neg())
     recipe = saving.recipes[-1]
-    with pytest.raises(VdnnError, match=r"by neg: neg made \(3,\), where it had made \(2, 8, 6, 6\)"):
+    with pytest.raises(VdnnError, match=r"by neg: neg made shape \(3,\), expected \(2, 8, 6, 6\)"):
         recipe.recompute(lambda packed: torch.ones(3))
 
 
 def test_a_released_graph_is_not_taken_for_one_without_weights(x: Tensor) -> None:
-    """After a backward every slot is empty, that of the weight too."""
+    """After a backward every slot is empty, also that of the weight."""
     norm = nn.LayerNorm(6).requires_grad_(False)
     norm.weight.fill_(2)
     with Saving() as saving:
@@ -225,7 +224,7 @@ def test_a_norm_of_a_module_is_recomputed(kind: str, affine: bool, x: Tensor) ->
         made = nn.RMSNorm((6,), eps=1e-2, elementwise_affine=affine)
     for parameter in made.parameters():
         nn.init.normal_(parameter)
-    with Saving(dear=False) as saving:
+    with Saving(expensive=False) as saving:
         before = len(saving.recipes)
         _saves(made(x.exp()))
     assert saving.failures == []
@@ -238,7 +237,7 @@ def test_a_norm_of_a_module_is_recomputed(kind: str, affine: bool, x: Tensor) ->
 def test_a_batch_norm_is_recomputed_in_training_and_in_evaluation(training: bool, x: Tensor) -> None:
     norm = nn.BatchNorm2d(8).train(training)
     norm.running_mean.normal_()
-    with Saving(dear=False) as saving:
+    with Saving(expensive=False) as saving:
         _saves(norm(x.exp()))
         statistics = [one.clone() for one in norm.buffers()]
         assert saving.failures == []

@@ -1,4 +1,4 @@
-"""Chains: where they stop, what they read, what they own, and what comes out of them."""
+"""Chains of operations: where they stop, what they read, what they own, and what they compute."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def x() -> Tensor:
 def test_a_convolution_batch_norm_and_relu_keep_one_map(x: Tensor) -> None:
     model = nn.Sequential(nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 1))
     before = [one.clone() for one in model[1].buffers()]
-    with Saving(dear=False) as saving:
+    with Saving(expensive=False) as saving:
         model(x)
     assert [recipe.name for recipe in saving.recipes] == ["relu <- batch_norm", "relu <- batch_norm"]
     recipe = _last(saving)
@@ -93,13 +93,13 @@ def test_no_chain_is_longer_than_allowed(x: Tensor) -> None:
 
 
 def test_dear_operations_need_asking_for(x: Tensor) -> None:
-    def names(*, dear: bool) -> list[str]:
-        with Saving(dear=dear) as saving:
+    def names(*, expensive: bool) -> list[str]:
+        with Saving(expensive=expensive) as saving:
             _saves(torch.bmm(x[0].neg(), x[1].neg()))
         return [recipe.name for recipe in saving.recipes if not recipe.is_cheap]
 
-    assert names(dear=True) == ["bmm"]
-    assert names(dear=False) == []
+    assert names(expensive=True) == ["bmm"]
+    assert names(expensive=False) == []
 
 
 @pytest.mark.parametrize("dense", [lambda x: x.transpose(1, 3), lambda x: x.permute(2, 0, 3, 1), lambda x: x[None]])
@@ -128,7 +128,7 @@ def test_the_original_strides_come_back(x: Tensor) -> None:
 
 
 def test_pooling_indices_are_recomputed_from_what_was_pooled(x: Tensor) -> None:
-    with Saving(dear=False) as saving:
+    with Saving(expensive=False) as saving:
         _saves(functional.max_pool2d(x.neg(), 3, 2, 1).relu())
     assert "max_pool indices" in saving.names
     assert saving.failures == []
@@ -181,7 +181,7 @@ def test_a_graph_that_is_dropped_frees_all_without_the_collector(x: Tensor) -> N
 
 
 class _Witness:
-    """Lives as long as the graph below a tensor: it is noted on its first node."""
+    """An object that lives as long as the graph of a tensor: it is stored on the graph's first node."""
 
     @classmethod
     def on(cls, tensor: Tensor) -> _Witness:
@@ -205,7 +205,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _alone(x: Tensor, run: Callable[[Tensor], Tensor]) -> Saving:
-    """What is found where nothing between `x` and the last save is saved."""
+    """The recipes that are found if nothing between `x` and the last save is saved."""
     with Saving() as saving:
         run(x) * torch.ones((), requires_grad=True)
     return saving
@@ -226,7 +226,7 @@ def _alone(x: Tensor, run: Callable[[Tensor], Tensor]) -> Saving:
 def test_what_was_copied_to_an_unknown_format_is_not_summed(
     read: Callable[[Tensor], Tensor], copied: Callable[[Tensor], Tensor]
 ) -> None:
-    """A copy in channels last is summed in another order than one that is contiguous: the last bit differs."""
+    """A channels-last copy is summed in another order than a contiguous one: the last bit differs."""
     x = torch.randn(3, 7, 33, 17, generator=torch.Generator().manual_seed(3), requires_grad=True)
     observe(x)
     saving = _alone(x, lambda x: read(copied(x)))

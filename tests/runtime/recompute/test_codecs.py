@@ -1,4 +1,4 @@
-"""Codecs: what is left of a storage is as small as it says, and what is made of it again as close."""
+"""Codecs: the encoded bytes are as few as stated, and the decoded values are within the stated bound."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_strides_come_back(transport: Transport) -> None:
 @pytest.mark.parametrize("name", ["bf16", "fp8"])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_plan_with_a_lossy_codec_runs_as_predicted(model: str, name: str, *, offload_rest: bool) -> None:
-    """Also where encoding sets the peak; and what leaves is what the codec left."""
+    """The prediction holds also if encoding sets the peak; only encoded bytes are offloaded."""
     recording = trained_virtually(model, lossy=name).recording
     assert recording is not None
     lossy = [one for one in recording.lifetimes if one.recompute is not None and one.recompute.operation == name]
@@ -121,8 +121,8 @@ def test_a_lossy_codec_leaves_the_share_it_says(name: str) -> None:
 
 
 def test_what_a_codec_leaves_comes_back_as_it_left(schedule: Any) -> None:
-    """With real numbers and hashes, under copies that may run at any time: gradients are the same bits, whether what is
-    left stays or leaves; and without the codec the plan is followed as far as can be."""
+    """Runs with real numbers and hashes, and copies that may run at any time. Gradients have the same bits whether the
+    encoded bytes are kept or offloaded. Without the codec the plan is followed as far as possible."""
 
     def gradients(plan: Plan, **options: Any) -> tuple[Session, list[torch.Tensor | None]]:
         with VirtualMachine("titan-x", fake=False, schedule=schedule, seed=5) as machine:

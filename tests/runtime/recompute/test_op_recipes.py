@@ -1,7 +1,7 @@
-"""Over torch's own database of operations: what has a recipe is recomputed bit for bit, whatever the sample.
+"""Runs torch's own database of operations: every recipe that is found recomputes bit for bit, for every sample.
 
-Each result is saved by a multiplication behind the operation, so that the operation itself is what is recomputed, from
-leaves and from results of another operation; what the operation saves of its own is tried as well.
+A multiplication after the operation saves its result. So the operation itself is recomputed, from leaves and from the
+results of another operation. The operation's own saves are tried too.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _and_in_place(op: Any, samples: Iterable[OpSample]) -> Iterator[OpSample]:
 
 
 def _recomputed(samples: Iterable[OpSample], record: Record) -> int:
-    """How many were; raises if one differs."""
+    """The number of recipes that were found and run. Fails if a result differs."""
     saves, operations_done, failures = 0, Counter[str](), list[str]()
     count = 0
     for sample in samples:
@@ -75,7 +75,7 @@ def _recomputed(samples: Iterable[OpSample], record: Record) -> int:
 
 
 def _run(sample: OpSample, is_fresh: bool) -> None:
-    """On leaves, or on what another operation made of them."""
+    """Run the sample on leaves, or on the results of another operation on them."""
     torch.manual_seed(17)
     leaves, given = leaves_of(sample.arguments)
     for leaf in leaves:

@@ -1,4 +1,4 @@
-"""What must not be recomputed is not: recipes are proven at every place, and what cannot be recomputed is said."""
+"""Recipes that give other values are not used: each is tried for every save key, and failures are reported."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_under_a_plan_a_recipe_whose_operand_is_modified_for_the_first_time_rais
 
 
 class WritesBehindAutograd(nn.Module):
-    """What nobody saves is changed under no_grad, or through `.data`: no trace of that is in the graph."""
+    """Changes a tensor that is not saved, under no_grad or through `.data`: the graph has no trace of the write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class WritesBehindAutograd(nn.Module):
 def test_what_is_written_behind_autograd_is_noticed_at_every_place(
     open_session: OpenSession, caplog: pytest.LogCaptureFixture, *, through_data: bool
 ) -> None:
-    """The same recipe is right at the first place and wrong at the second; in a plan, and without."""
+    """The same recipe is right for the first save and wrong for the second, with a plan and without."""
     model, x = WritesBehindAutograd(), images()
     model.through_data = through_data
 
@@ -128,7 +128,7 @@ def test_integrity_mode_finds_a_write_that_is_not_always_there() -> None:
 def test_a_recipe_that_is_wrong_is_dropped_once_and_said_once(
     open_session: OpenSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Proven before it is trusted: here a ReLU that forgets to cut."""
+    """A recipe is tried before it is used. This one is a ReLU that passes negative values."""
     name = "ReluBackward0"
     wrong = dataclasses.replace(table._TABLE[name], run=lambda call, x: x.clone())
     monkeypatch.setitem(table._TABLE, name, wrong)

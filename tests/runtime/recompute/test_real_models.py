@@ -1,4 +1,4 @@
-"""Models, in single precision and under autocast: what has a recipe is recomputed, and every bit is the same."""
+"""Whole models, in single precision and under autocast: every recipe gives the same bits."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def _vgg() -> tuple[nn.Module, Step]:
 NETWORKS = {"resnet": _resnet, "densenet": _densenet, "vgg": _vgg}
 
 
-@pytest.mark.parametrize("dear", [False, True], ids=["cheap", "dear"])
+@pytest.mark.parametrize("expensive", [False, True], ids=["cheap", "expensive"])
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_of_convolutions(name: str, layout: torch.memory_format, autocast: bool, dear: bool) -> None:
+def test_a_network_of_convolutions(name: str, layout: torch.memory_format, autocast: bool, expensive: bool) -> None:
     torch.manual_seed(3)
     model, forward = NETWORKS[name]()
     model.to(memory_format=layout)
-    saving = _stepped(forward, autocast=autocast, dear=dear)
+    saving = _stepped(forward, autocast=autocast, expensive=expensive)
     print(f"{name}: {len(saving.recipes)} of {saving.saves} saves recomputed: {dict(saving.names)}")
     assert saving.failures == []
     assert len(saving.recipes) >= 3
@@ -63,7 +63,7 @@ def test_an_architecture_of_transformers(name: str, autocast: bool) -> None:
     torch.manual_seed(3)
     model, inputs = build(name)
     try:
-        saving = _stepped(lambda: model(**inputs).loss, autocast=autocast, dear=True)
+        saving = _stepped(lambda: model(**inputs).loss, autocast=autocast, expensive=True)
     except (RuntimeError, NotImplementedError) as error:
         if not autocast:
             raise
@@ -74,8 +74,8 @@ def test_an_architecture_of_transformers(name: str, autocast: bool) -> None:
     assert saving.recomputed_at_use
 
 
-def _stepped(forward: Step, *, autocast: bool, dear: bool) -> Saving:
-    with Saving(dear=dear) as saving:
+def _stepped(forward: Step, *, autocast: bool, expensive: bool) -> Saving:
+    with Saving(expensive=expensive) as saving:
         with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
             loss = forward()
         loss.backward()

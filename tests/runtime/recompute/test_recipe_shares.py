@@ -1,4 +1,4 @@
-"""How much of a model's saved bytes cheap recipes and bit masks leave, by the benchmark that prints it."""
+"""The share of a model's saved bytes that cheap recipes and bit masks leave, from the benchmark that prints it."""
 
 from __future__ import annotations
 

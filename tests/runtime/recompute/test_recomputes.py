@@ -1,4 +1,4 @@
-"""What a plan recomputes: step time and peak as predicted, gradients of plain torch, clear words where it cannot be."""
+"""Plans with recomputes: step time and peak as predicted, gradients as in plain torch, clear messages on failure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COSTS = profile_costs(load_profile("titan-x"))
 @pytest.mark.parametrize("offload_rest", [False, True], ids=["keep", "offload"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_step_runs_as_predicted(name: str, offload_rest: bool) -> None:
-    """To the nanosecond and the byte, at every point; and not one save differs from the plan."""
+    """The prediction holds to the nanosecond and the byte at every point, and no save differs from the plan."""
     recording = recording_of(name)
     plan = recompute_all(recording, offload_rest=offload_rest)
     predicted = simulate(recording, plan, COSTS)
@@ -59,7 +59,7 @@ def test_the_step_runs_as_predicted(name: str, offload_rest: bool) -> None:
 
 
 def test_some_of_every_kind_can_be_recomputed() -> None:
-    """Else the test above shows little."""
+    """Makes sure that the test above covers many operations."""
     operations = {
         lifetime.recompute.operation
         for name in MODELS
@@ -82,7 +82,7 @@ def test_a_recording_made_under_recomputes_is_the_one_made_without() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_of_plain_torch(name: str, schedule: Any) -> None:
-    """With real numbers, copies that may run at any time, and hashes of all that moves."""
+    """Runs with real numbers, copies that may run at any time, and hashes of everything that is copied."""
     with VirtualMachine("titan-x", fake=False) as machine:
         session, _ = train(machine, name)
         session.close()
@@ -121,7 +121,7 @@ def test_without_recompute_nothing_is_recomputed() -> None:
 
 
 class Dropping(nn.Module):
-    """Dropout as a GPU does it: with a mask of booleans, which nothing can be recomputed from."""
+    """Dropout as on a GPU: with a boolean mask, which cannot be recomputed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ def require_as_predicted(recording: Recording, plan: Plan, session: Session) -> 
 
 
 def test_a_plan_with_masks_as_bits_runs_as_predicted() -> None:
-    """Whether the bits stay or leave: then an eighth of what the masks would is on the link."""
+    """The bits may be kept or offloaded. If offloaded, they put an eighth of the masks' bytes on the link."""
     recording = masked_steps("vdnn-all").recording
     assert recording is not None
     masks = [one for one in recording.lifetimes if one.recompute is not None and one.recompute.kept_bytes]
@@ -223,7 +223,7 @@ def test_saves_that_are_used_again_are_recomputed_again(open_session: OpenSessio
 
 
 def test_a_long_chain_of_recomputes_needs_no_deep_stack(open_session: OpenSession) -> None:
-    """Each map is made from the one before it, all the way from the first: more than Python's stack is deep."""
+    """Each map is recomputed from the previous one, back to the first: more of them than Python's stack is deep."""
     session = open_session("recompute-all")
     x = torch.randn(64, requires_grad=True)
 

@@ -1,4 +1,4 @@
-"""Torch 2.8 does not say what a pack hook returned: there less can be recomputed, and plans are made all the same."""
+"""Torch 2.8 does not give what a pack hook returned: less can be recomputed there, and plans are made all the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan is followed to the byte, on the machine it was made for and on others; what differs is said and survived."""
+"""A plan is followed to the byte, on its own machine and on others; differences are reported, and do no harm."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def recording_of(name: str) -> Recording:
 
 
 def recording_with_data(name: str) -> Recording:
-    """oneDNN's recurrent kernel saves a workspace, of which the fake kernel knows nothing."""
+    """oneDNN's recurrent kernel saves a workspace, which the fake kernel does not."""
     with VirtualMachine("titan-x", fake=False) as machine:
         session, _ = train(machine, name)
         session.close()
@@ -68,7 +68,7 @@ def test_what_the_plan_moves_is_moved_and_nothing_else(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_under_a_plan_are_those_of_plain_torch(name: str, schedule: Any) -> None:
-    """The least memory there is, with real numbers, copies that may run at any time, and hashes of all that moves."""
+    """Runs at the least memory, with real numbers, copies that may run at any time, and hashes of all copies."""
     recording = recording_of(name)
     plan = make_plan(recording, "everything", offload_everything(recording))
     with VirtualMachine("titan-x", fake=False, schedule=schedule, seed=5) as machine:
@@ -86,7 +86,7 @@ def test_gradients_under_a_plan_are_those_of_plain_torch(name: str, schedule: An
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_copy_under_a_plan_is_ordered(open_session: OpenSession, name: str) -> None:
-    """Plans that send everything away as often as can be, and ask it back as early as they may, under the checker."""
+    """Runs plans that offload everything as often as possible and reload as early as allowed, under the checker."""
     recording = recording_with_data(name)
     everything = make_plan(recording, "everything", offload_everything(recording))
     early = prefix_cut(recording, (least_bytes(recording) + recording.peak_bytes) // 2)
@@ -162,7 +162,7 @@ def test_a_plan_for_another_model_says_where_it_differs(caplog: pytest.LogCaptur
 
 
 class Sometimes(nn.Module):
-    """A layer more when asked."""
+    """A model that runs one more layer when asked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ def test_one_save_more_does_not_shift_those_behind_it(schedule: Any) -> None:
 
 
 def test_a_branch_that_never_runs_holds_nothing_up() -> None:
-    """Points that are passed over count as reached: what they were to bring back or give up is done all the same."""
+    """Points that are skipped count as reached: their releases and reloads are issued all the same."""
     with VirtualMachine("titan-x") as machine:
         model, x = Sometimes(), torch.randn(64, 16)
         model.asked = True
@@ -221,7 +221,7 @@ def test_a_branch_that_never_runs_holds_nothing_up() -> None:
 
 
 def test_two_models_in_turn_get_a_plan_each() -> None:
-    """A generator and a discriminator: every step of an optimizer ends a step, and the two begin differently."""
+    """A generator and a discriminator: every optimizer's step ends a step, and the two begin differently."""
     with VirtualMachine("titan-x") as machine:
         models = [nn.Sequential(nn.Linear(width, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()) for width in (8, 16)]
         optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
@@ -249,7 +249,7 @@ def test_a_plan_that_contradicts_itself_is_refused() -> None:
 def test_a_step_over_its_budget_leads_to_a_tighter_plan(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A planner that is wrong by 20 kB: the second plan makes up for it, and both are said."""
+    """The planner is wrong by 20 kB. The second plan makes up for it, and the log reports it."""
     right = BudgetPlanner.plan
 
     def too_much(self: BudgetPlanner, recording: Recording, timeline: Timeline | None, tightened: int = 0) -> Plan:
@@ -269,7 +269,7 @@ def test_a_step_over_its_budget_leads_to_a_tighter_plan(
 def test_what_the_host_cannot_hold_is_refused_with_both_numbers() -> None:
     recording = recording_of("resnet")
     budget = (least_bytes(recording) + recording.peak_bytes) // 2
-    with pytest.raises(VdnnError, match=r"host_budget 4.00 KiB is too small: to stay under .* have to leave it"):
+    with pytest.raises(VdnnError, match=r"host_budget 4.00 KiB is too small: to stay under .* have to be offloaded"):
         trained_virtually("resnet", budget=budget, host_budget="4KiB", steps=4)
 
 
@@ -281,8 +281,8 @@ def test_a_policy_without_a_plan_that_fits_says_what_it_needs() -> None:
 
 @pytest.mark.parametrize("policy", planner_names())
 def test_every_policy_is_run_as_it_predicts(policy: str) -> None:
-    """In time to the nanosecond, in bytes to the byte, copy by copy. Where another holder lets go, amid an interval, of
-    what is given up to be recomputed, the peak of that interval is less than was said."""
+    """The prediction holds to the nanosecond and the byte, copy by copy. If another holder frees a discarded storage
+    within an interval, the peak of that interval is lower than predicted."""
     recording = recording_of("join")
     costs = profile_costs(load_profile("titan-x"))
     budget = (least_bytes(recording) + recording.peak_bytes) // 2

@@ -1,4 +1,4 @@
-"""A recording tells what a step saved and used, as it would be with everything kept: whatever policy really ran."""
+"""A recording has the saves and uses of a step as they are with everything kept, whatever policy ran."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_was_moved_is_put_back_on_paper(name: str) -> None:
 
 
 class Parts(nn.Module):
-    """Squares of parts of one product: each is saved, and holds all of it."""
+    """Squares parts of one product. Each part is saved, and holds the whole product."""
 
     def __init__(self, parts: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Parts(nn.Module):
 
 
 def encoder() -> nn.Module:
-    """Its attention saves one of the three parts that come of one product."""
+    """A model whose attention saves one of three parts of one product."""
     return nn.Sequential(*(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(3)))
 
 
@@ -61,7 +61,7 @@ HELD_IN_PART = {
 
 @pytest.mark.parametrize("name", HELD_IN_PART)
 def test_a_part_that_is_saved_holds_the_whole_storage(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Whatever ran, the bytes are those with everything kept; and what a plan predicts is never too little."""
+    """The bytes are those with everything kept, whatever policy ran. The predicted peak of a plan is never too low."""
     monkeypatch.setitem(MODELS, name, HELD_IN_PART[name])
     kept = recorded(name, "keep")
     moved = recorded(name, "vdnn-all", offload_window="1KiB", reload_window="1KiB")
@@ -73,7 +73,7 @@ def test_a_part_that_is_saved_holds_the_whole_storage(monkeypatch: pytest.Monkey
         assert session.timeline is not None
         assert session.timeline.peak_bytes <= budget_bytes
         assert session.plan is not None
-        assert session.plan.budget_bytes == budget_bytes, "it did not have to be planned anew"
+        assert session.plan.budget_bytes == budget_bytes, "it did not have to be planned again"
 
 
 def test_of_a_chain_it_can_be_said_by_hand() -> None:
@@ -104,7 +104,7 @@ def test_of_a_chain_it_can_be_said_by_hand() -> None:
 
 
 def test_compute_time_is_without_stalls() -> None:
-    """Tiny windows make the stream stand still; the recording's step is as long as with everything kept."""
+    """Tiny windows make the stream wait; the recorded step is as long as with everything kept."""
     narrow = trained_virtually("perceptron", offload_window="1KiB", reload_window="1KiB")
     assert narrow.timeline is not None
     assert narrow.recording is not None
@@ -128,7 +128,7 @@ def test_a_storage_that_the_program_holds_is_known_to_be_held() -> None:
 
 
 def test_a_report_says_when_the_peak_is_where_nothing_can_move() -> None:
-    """Behind the backward, as in an optimizer's step: then it is not the saved tensors that make the step large."""
+    """The peak is after the backward, as in an optimizer's step: saved tensors are not the cause."""
 
     def report(after_backward: int) -> str:
         with VirtualMachine("titan-x") as machine:

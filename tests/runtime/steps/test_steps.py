@@ -1,4 +1,4 @@
-"""Where a step ends: by itself, however the loop is written."""
+"""Steps end by themselves, however the training loop is written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def opened(machine: VirtualMachine, **options: int) -> Session:
 
 
 def saves_of_last_step(session: Session) -> int:
-    """Of the step that was recorded."""
+    """The number of saves in the recorded step."""
     assert session.recording is not None
     return sum(point.key is not None for point in session.recording.points)
 
@@ -69,7 +69,7 @@ def forward_forward_backward_backward(model: nn.Module, x: torch.Tensor) -> None
 
 
 def one_forward_one_backward(model: nn.Module, x: torch.Tensor) -> None:
-    """A pipeline stage of depth 3 with six micro-batches: three ahead, then by turns, then what is left."""
+    """A pipeline stage of depth 3 with six micro-batches: three forwards, then alternating passes, then the rest."""
     ahead = [model(x).sum() for _ in range(3)]
     for _ in range(3):
         ahead.pop(0).backward()
@@ -129,7 +129,7 @@ def test_steps_without_a_save_are_none(machine: VirtualMachine) -> None:
 
 
 def test_an_optimizer_that_comes_late_makes_the_count_begin_anew(machine: VirtualMachine) -> None:
-    """Micro-batches before the first optimizer's step look like steps. What was recorded of one is forgotten."""
+    """Micro-batches before the first optimizer's step look like steps. The recording of one is discarded."""
     model, x = perceptron(), torch.randn(8, 16)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with opened(machine) as session:

@@ -1,4 +1,4 @@
-"""The timeline of a step that was run: who was busy when, what the compute stream waited for, bytes over time."""
+"""The measured timeline of a step: busy times, the stalls of the compute stream, and allocated bytes over time."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_one_engine_does_one_copy_at_a_time(name: str) -> None:
 
 
 def test_a_stall_is_as_long_as_the_link_makes_it() -> None:
-    """A map of 40 MB on a link of 10 GB/s: 4 ms and the latency, of which the one operation behind its save hides a
-    bit."""
+    """A map of 40 MB on a link of 10 GB/s takes 4 ms and the latency. The one operation after its save hides a little
+    of that."""
     profile = load_profile("titan-x")
     with VirtualMachine(profile) as machine:
         x = torch.randn(10_000_000, requires_grad=True)

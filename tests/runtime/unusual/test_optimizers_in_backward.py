@@ -68,7 +68,7 @@ def test_an_optimizer_that_steps_on_a_thread_of_the_backward_counts() -> None:
                 model(torch.randn(4, 16)).sum().backward()
                 assert session._steps is not None
                 on_a_thread(torch.ones(1), optimizer)
-                seen.append(session._steps._ends._only is not None)
+                seen.append(session._steps._ends._first_optimizer is not None)
             session.close()
     assert seen == [True, False]
 

@@ -1,9 +1,9 @@
-"""How a saved tensor is made again, read off the autograd graph of the running step.
+"""Recipes: how a saved tensor can be recomputed, read from the autograd graph of the running step.
 
-find_recipe goes from a tensor's node back to values that are saved in any case, through operations of an audited table,
-and returns a Recipe: steps and operands, that own no part of the graph. note_saved, NormWatch, observe_flags and
-observe_parameters tell it what the graph does not: which outputs are saved, what a norm was called with, which settings
-of torch an operation ran under, which version of a leaf it read.
+find_recipe walks from a tensor's node back to values that are saved in any case, through operations of an audited
+table. It returns a Recipe (steps and operands), which owns no part of the graph. note_saved, NormWatch, observe_flags
+and observe_parameters supply the facts that the graph lacks: which outputs are saved, the arguments of a norm's call,
+the settings of torch under which an operation ran, and the version of a leaf that it read.
 """
 
 from vdnn.runtime.recompute.finder import find_recipe, owner_recipe

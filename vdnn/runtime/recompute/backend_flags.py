@@ -1,8 +1,8 @@
-"""The settings of torch that choose between kernels or change results: read in one go, and set for a recompute.
+"""The settings of torch that choose kernels or change results: read all at once, and set for a recompute.
 
-Each setting is read by a bound C function, where this torch has it. Torch's legacy getters of TF32 are read only
-where there are no precisions for single backends: they raise once one of those was set, and kernels do not ask
-them. `changes_to` says how to set those of an earlier time, and how to put the present ones back. Nothing here
+Each setting is read by a bound C function, if this version of torch has it. The legacy TF32 getters are read only
+if torch has no precisions for single backends: they raise after one of those was set, and kernels do not read
+them. `changes_to` returns how to set earlier values and how to restore the present ones. This module never
 initializes CUDA.
 """
 
@@ -27,8 +27,8 @@ class _Setting(NamedTuple):
     set: Callable[[Any], Any]
 
 
-# [Note: Resolved precisions] A precision that is not set for an operation is that of its backend, and of "generic"
-# where that has none either. Getters return what applies, not what was set.
+# [Note: Resolved precisions] An operation whose precision is not set inherits its backend's, and a backend that of
+# "generic". Getters return the precision that applies, not the one that was set.
 _PRECISIONS = (
     ("generic", "all"),
     *((backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv")),
@@ -41,7 +41,8 @@ _ONE = 1.0
 
 
 def _flushes_denormals() -> bool:
-    """Torch has no getter. The names are global, or Python would multiply while it compiles."""
+    """True if denormals become zero. Torch has no getter. The factors are globals, so that Python cannot fold the
+    product when it compiles."""
     return bool(_DENORMAL * _ONE == 0.0)
 
 
@@ -53,15 +54,15 @@ def _set_warn_only(is_on: bool) -> None:
     _C._set_deterministic_algorithms(_C._get_deterministic_algorithms(), warn_only=is_on)
 
 
-# [Note: Two ways to one precision] torch.set_float32_matmul_precision sets a value of its own and the precisions of two
-# backends. Products raise where the two contradict, so it is set first, and single precisions only where they differ.
+# [Note: Two settings of one precision] torch.set_float32_matmul_precision sets a value of its own and the precisions of
+# two backends. Matrix products raise if these contradict. So it is set first, and then only the precisions that differ.
 _MIXED = "set for single backends"
 
 
 def _matmul_precision() -> str:
     try:
         return str(_C._get_float32_matmul_precision())
-    except RuntimeError:  # what torch says once a single backend's was set
+    except RuntimeError:  # torch raises it once a single backend's precision was set
         return _MIXED
 
 
@@ -71,7 +72,7 @@ def _set_matmul_precision(value: str) -> None:
 
 
 def _spread(setter: Any) -> Callable[[Any], Any]:
-    """Of two booleans in newer torches."""
+    """Wrap a setter that newer versions of torch give two booleans."""
     return lambda value: setter(*value) if isinstance(value, tuple) else setter(value)
 
 
@@ -84,13 +85,13 @@ def _writes_list(setter: Any) -> Callable[[Any], Any]:
 
 
 def _named() -> list[tuple[str, str]]:
-    """Getters and setters of torch._C."""
+    """The names of getters and setters of torch._C."""
     same = (
         *("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "cudnn_depthwise_kernel"),
         *("mkldnn_enabled", "mkldnn_deterministic", "nnpack_enabled", "miopen_immediate"),
         *("cublas_allow_fp16_accumulation", "cpu_allow_fp16_reduced_precision_reduction"),
         *("math_sdp_allow_fp16_bf16_reduction", "sm_carveout_experimental"),
-        *(("blas_preferred_backend",) if _C._has_cuda else ()),  # compared slowly: an enum of pybind
+        *(("blas_preferred_backend",) if _C._has_cuda else ()),  # a pybind enum: slow to compare
         *(("rocm_fa_preferred_backend",) if torch.version.hip else ()),
     )
     legacy = () if _HAS_PRECISIONS else ("float32_matmul_precision", "cudnn_allow_tf32", "onednn_allow_tf32")
@@ -130,17 +131,17 @@ _FIRST_PRECISION = len(_SETTINGS) - (len(_PRECISIONS) if _HAS_PRECISIONS else 0)
 
 
 def backend_flags() -> Flags:
-    """As they are now, on this thread."""
+    """The present settings, on this thread."""
     return tuple([get() for get in _GETTERS])
 
 
 def changes_to(flags: Flags) -> tuple[list[Change], list[Change]]:
-    """What sets `flags`, and what puts back the present ones. Each list may be run again from its beginning, whatever
-    was done of either. Both are empty where nothing differs."""
+    """The changes that set `flags`, and those that restore the present settings. Each list may be run again from its
+    beginning, however far either was run before. Both are empty if nothing differs."""
     present = backend_flags()
     if present == flags:
         return [], []
-    make: list[Change] = [partial(_make_so, flags)]
+    make: list[Change] = [partial(_set_flags, flags)]
     back: list[Change] = []
     for setting, wanted, now in list(zip(_SETTINGS, flags, present, strict=True))[:_FIRST_PRECISION]:
         if now != wanted:
@@ -150,36 +151,36 @@ def changes_to(flags: Flags) -> tuple[list[Change], list[Change]]:
     return make, back
 
 
-def _make_so(flags: Flags) -> None:
-    """Set what differs, in order: a setting may change those behind it."""
+def _set_flags(flags: Flags) -> None:
+    """Set the settings that differ, in order: a setting may change later ones."""
     for setting, wanted in zip(_SETTINGS, flags, strict=True):
         if setting.get() != wanted:
             setting.set(wanted)
     if any(found != wanted for found, wanted in zip(backend_flags(), flags, strict=True) if wanted != _MIXED):
         raise VdnnError(
             "torch's settings for kernels (torch.backends, torch.set_float32_matmul_precision and the like) cannot be "
-            "set to those of the forward. Leave them as they are from forward to backward, or run vdnn.offload "
-            "without recompute."
+            "set to their values of the forward pass. Do not change them between forward and backward, or run "
+            "vdnn.offload(recompute=False)."
         )
 
 
 def _own_precisions() -> dict[tuple[str, str], str]:
-    """What is set for each, "none" where it inherits. See [Note: Resolved precisions]: where a value may be inherited,
-    the one above is changed for a moment."""
+    """The precisions that are set, "none" for an inherited one. See [Note: Resolved precisions]: if a value may be
+    inherited, the parent's is changed for a moment to find out."""
     own: dict[tuple[str, str], str] = {}
     for name in _PRECISIONS:
         value = _get_precision(*name)
-        above = ("generic", "all") if name[1] == "all" else (name[0], "all")
-        if name != above and value != "none" and value == _get_precision(*above):
+        parent = ("generic", "all") if name[1] == "all" else (name[0], "all")
+        if name != parent and value != "none" and value == _get_precision(*parent):
             other = "tf32" if value == "ieee" else "ieee"
             try:
                 try:
-                    _set_precision(*above, other)
+                    _set_precision(*parent, other)
                     if _get_precision(*name) == other:
                         value = "none"
                 finally:
-                    _set_precision(*above, own[above])
-            finally:  # an interrupt ends the first one early
-                _set_precision(*above, own[above])
+                    _set_precision(*parent, own[parent])
+            finally:  # an interrupt may end the inner one early
+                _set_precision(*parent, own[parent])
         own[name] = value
     return own

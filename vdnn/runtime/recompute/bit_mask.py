@@ -1,7 +1,7 @@
-"""Masks as bits, and back: a boolean is 0 or 1.
+"""Packs boolean masks into bits, and unpacks them. A boolean is a byte of 0 or 1.
 
-The kernels are the native core's; torch sees them as operations of its
-own, so that whatever counts operations counts these, with their traffic and their results, with and without data.
+The native core's kernels are registered as operations of torch. So tools that count operations count these too, with
+their traffic and their results, with and without data.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ torch.library.register_fake("vdnn::unpack_bits", _fake_unpack, lib=_library)
 
 
 def pack_bits(mask: torch.Tensor, transport: Transport) -> torch.Tensor:
-    """Of the storage that `mask` fills, whatever its strides; on the current stream."""
+    """Pack the storage that `mask` fills, whatever its strides are, on the current stream."""
     _transports[id(transport)] = transport
     bits: torch.Tensor = torch.ops.vdnn.pack_bits(mask, id(transport))
     return bits

@@ -1,8 +1,8 @@
-"""What may be left of a storage in its place, and how it is made of that again: masks as bits, floats with fewer bits.
+"""Codecs: encode a storage in fewer bytes and decode it again. Masks become bits, floats get fewer bits.
 
-Lossless ones are there for whoever plans; lossy ones only for who names them, each with its bound. A codec is a recipe
-that reads what it left, and nothing else. That is managed like any storage, so it may leave the device too. See
-docs/recompute.md.
+Plans may use the lossless codecs. The lossy ones are used only if the user names them; each states its error bound. A
+codec is a recipe whose only operand is its encoded bytes. Those are a managed storage, so they may be offloaded too.
+See docs/recompute.md.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _BFLOAT16_LEAST = 2.0**-133
 
 
 class Codec(ABC):
-    """One storage, encoded. `tensor` fills it; that runs on the current stream."""
+    """One encoded storage. `tensor` fills the storage that is encoded, on the current stream."""
 
     name: ClassVar[str]
     is_exact: ClassVar[bool]
-    is_exact_in_bytes: ClassVar[bool] = False  # it knows the values of one dtype
+    is_exact_in_bytes: ClassVar[bool] = False  # it decodes the values of one dtype
 
     def __init__(self, tensor: torch.Tensor, transport: Transport, counters: Counters) -> None:
         self._geometry: Geometry = (tensor.dtype, tensor.size(), tensor.stride())
@@ -48,8 +48,8 @@ class Codec(ABC):
         self.operands = (PackedView(managed, kept, witness),)
         managed.geometry = self.operands[0].geometry
         managed.is_dense = self.operands[0].is_dense(kept)
-        managed.views = 0  # who gives something up for this counts the one there is
-        managed.keeps_reloaded = True  # for another backward
+        managed.views = 0  # the discard that uses the codec counts the view that exists
+        managed.keeps_reloaded = True  # another backward may decode it again
 
     @staticmethod
     @abstractmethod
@@ -57,12 +57,13 @@ class Codec(ABC):
 
     @staticmethod
     def admits(values: torch.Tensor) -> bool:
-        """Whether it can hold these values; asked of each storage, so it must not make the host wait for a GPU."""
+        """True if the codec can represent these values. Called for each storage, so it must not make the host wait for
+        a GPU."""
         return True
 
     @abstractmethod
     def _encoded(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Alone in its storage."""
+        """The encoded values, alone in their storage."""
 
     @abstractmethod
     def _decoded(self, kept: torch.Tensor) -> torch.Tensor:
@@ -70,7 +71,7 @@ class Codec(ABC):
 
     @abstractmethod
     def is_close(self, original: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-        """Of flat tensors, whether every value is within the bound."""
+        """True if every value is within the bound. Both tensors are flat."""
 
     @property
     def kept_bytes(self) -> int:
@@ -86,13 +87,13 @@ class Codec(ABC):
             return self._decoded(kept)
 
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        """All values of its storage, in their order there."""
+        """All values of the tensor's storage, in storage order."""
         return tensor.as_strided((self._count,), (1,), 0)
 
 
 class Bits(Codec):
-    """Booleans, eight in a byte. Lossless for what torch's operations make: a byte of 0 or 1. Integers that were viewed
-    as booleans may have others, which is seen on the CPU; on a GPU a recheck finds it."""
+    """Booleans, eight in a byte. Lossless for the bytes that torch's operations write: 0 and 1. Integers viewed as
+    booleans may have other bytes: `admits` refuses them on the CPU, and on a GPU a recheck finds them."""
 
     name = "bits"
     is_exact = True
@@ -119,7 +120,7 @@ class Bits(Codec):
 
 
 class BFloat16(Codec):
-    """Floats of 32 or 64 bits as bfloat16. Each comes back within a 256th of itself, or within 2^-134."""
+    """Floats of 32 or 64 bits as bfloat16. The error is at most a 256th of the value, or 2^-134."""
 
     name = "bf16"
     is_exact = False
@@ -139,8 +140,8 @@ class BFloat16(Codec):
 
 
 class Float8(Codec):
-    """Floats as eight bits (e4m3), with a scale for every 128. Each comes back within a sixteenth of itself, or within
-    a 2^-18th of the largest of its 128, or within 2^-135."""
+    """Floats as eight bits (e4m3), with a scale for every 128. The error is at most a sixteenth of the value, or 2^-18
+    of the largest of its 128, or 2^-135."""
 
     name = "fp8"
     is_exact = False
@@ -158,7 +159,7 @@ class Float8(Codec):
         return kept
 
     def _parts(self, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scales and codes: one of each for a block, in one storage."""
+        """The scale of each block and the codes of each block, which share one storage."""
         split = len(kept) // (_SCALE_BYTES + _BLOCK) * _SCALE_BYTES
         scales, codes = kept[:split].view(torch.float32), kept[split:].view(torch.float8_e4m3fn)
         return scales.view(-1, 1), codes.view(-1, _BLOCK)
@@ -174,7 +175,7 @@ class Float8(Codec):
 
     def is_close(self, original: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
         largest = self._in_blocks(original).abs().amax(1, keepdim=True).expand(-1, _BLOCK).reshape(-1)[: self._count]
-        rounded = torch.finfo(original.dtype).eps  # of the original's own type
+        rounded = torch.finfo(original.dtype).eps  # when converted to the original's dtype
         least = (largest * 2.0**-18).clamp_min(_FLOAT8_LEAST)
         return _is_within(original, made, torch.maximum(original.abs() * (1 / 16 + rounded), least))
 
@@ -189,6 +190,6 @@ def codec_for(tensor: torch.Tensor, names: Sequence[str]) -> type[Codec] | None:
 
 
 def _is_within(original: torch.Tensor, made: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """What is not finite has to come back as it was."""
+    """True if every value is within `bound`. Values that are not finite have to be equal."""
     is_same = (original == made) | (original.isnan() & made.isnan())
     return (is_same | ((original - made).abs() <= bound)).all()

@@ -1,7 +1,8 @@
-"""Activations, arithmetic, casts and dropout: one value out for one value in, or for one of each operand.
+"""Activations, arithmetic, casts and dropout: one output value for one value of each operand.
 
-Not in the table, since their node does not keep what they need: threshold (its value), masked_fill and constant
-padding (the value filled in), clamp by tensors; addition of a number, whose edge leads nowhere, ends a chain likewise.
+Some operations are not in the table because their node does not keep what they need: threshold (its value),
+masked_fill and constant padding (the value filled in), clamp by tensors. The addition of a number also ends a chain:
+its edge leads to no node.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def _alpha(run: str) -> Operation:
 
 
 def _masked(call: Call, input: Tensor, mask: Tensor) -> Tensor:
-    """As the kernels do it. The CPU's rounds the scale to the input's dtype, which only this overload does too; CUDA's
-    divides by the probability in its own precision."""
+    """Dropout with the saved mask, rounded as the kernels round. The CPU's kernel rounds the scale to the input's
+    dtype; only this overload of mul_ does the same. CUDA's divides by the probability in its own precision."""
     kept = 1.0 - call.scalars[0]
     masked = input.mul(mask)
     if input.device.type == "cpu":
@@ -43,7 +44,7 @@ def _cast(call: Call, input: Tensor) -> Tensor:
 
 
 def _clone(call: Call, input: Tensor) -> Tensor:
-    """Its memory format is not known. What is not dense was cloned to be made contiguous."""
+    """The node does not save the memory format. A tensor that is not dense was cloned to make it contiguous."""
     return input.clone() if _is_dense(input) else input.clone(memory_format=torch.contiguous_format)
 
 
@@ -115,7 +116,7 @@ _scaled = replace(
     layout=Layout.EXACT,
 )
 _NEVER_IN_PLACE = ("gelu", "softplus", "log_sigmoid", "glu", "prelu", "rsub", "where", "dropout", "cast", "clone")
-# The code for vectors and the one for what is left over of them give the same: each operation rounds once.
+# Vectorized code and the scalar code for the remainder give equal bits, because each operation rounds once.
 _EXACT = ("neg", "abs", "sgn", "sqrt", "reciprocal", "relu", "add", "sub", "rsub", "mul", "div")
 _ROUND_ONCE = ("hardtanh", "clamp", "clamp_min", "where", "leaky_relu", "dropout")
 _LAYOUTS = dict.fromkeys(_EXACT, Layout.EXACT) | dict.fromkeys(_ROUND_ONCE, Layout.IGNORED)
@@ -132,7 +133,8 @@ TABLE = {
 
 
 def _scaled_by_a_number(node: Any) -> Operation | None:
-    """In half precision the CPU's in-place variant rounds the number first, and the node does not say which it was."""
+    """None in half precision: there the CPU's in-place variant rounds the number first, and the node
+    does not tell the variants apart."""
     return _scaled if node._input_metadata[0].dtype.itemsize >= 4 else None
 
 

@@ -1,8 +1,8 @@
-"""Reads off the graph how a tensor was made: from its node back to values that are saved, or are leaves.
+"""Finds recipes: walks the graph from a tensor's node back to values that are saved, and to leaves.
 
-Along each edge the nearest saved value is taken: what the reading node saved itself, else what somebody saved of the
-output (noted at its node), else what the producing node saved of its own output, else how that was made. Stale saves,
-and those that lie in the storage which is to be recomputed, are passed by.
+For each operand the search takes the first of these that exists: the save of the node that reads the operand; another
+node's save of the same output (noted at the node that made it); the save that the producing node made of its own
+output; a recipe for the output. It skips stale saves, and saves in the storage that is to be recomputed.
 """
 
 from __future__ import annotations
@@ -27,41 +27,42 @@ from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage
 
 _LEAF = "torch::autograd::AccumulateGrad"
-_OWNER_DISTANCE = 4  # nodes between a save without a history and a later one that leads to its maker
+_OWNER_DISTANCE = 4  # nodes between a later save and the node that made a save without a grad_fn
 _OWNER_NODES = 24
 _FREE_PER_DEPTH = 6  # views between two operations; keeps the walk short
 
 
 @dataclass(slots=True, eq=False)
-class _Made:
-    """A value that a step makes; `height` counts the operations below and including it, views not among them."""
+class _Computed:
+    """A value that a step computes. `height` is the longest chain of operations that ends in it, without views."""
 
     operation: Operation
     call: Call
     inputs: tuple[_Value | None, ...]
     height: int
-    flags: Flags | None  # none for a view
+    flags: Flags | None  # None for a view
 
 
 @dataclass(slots=True, eq=False)
-class _Found:
-    """A value that is there."""
+class _Available:
+    """A value that the recipe can read."""
 
     given: Given
     height: int = 0
 
 
-_Value = _Made | _Found
+_Value = _Computed | _Available
 
 
 def find_recipe(
-    tensor: torch.Tensor, node: Node | None, our_unpack: Unpack, *, max_depth: int, dear: bool = False
+    tensor: torch.Tensor, node: Node | None, our_unpack: Unpack, *, max_depth: int, expensive: bool = False
 ) -> Recipe | None:
-    """How to make `tensor`, whose grad_fn is `node`, with at most `max_depth` operations in a row; None if the graph
-    does not say. `our_unpack` is the hook that marks saves as ours. With `dear`, convolutions, matrix products,
-    embeddings and attention are done again too.
+    """A recipe for `tensor`, whose grad_fn is `node`, with at most `max_depth` operations in a row. None if the graph
+    does not give one. `our_unpack` is the unpack hook by which saves of ours are recognized. With `expensive`, recipes
+    may contain convolutions, matrix products, embeddings and attention.
 
-    A tensor that does not fill its storage is made as the whole that it is a view of. See [Note: What comes out].
+    For a tensor that does not fill its storage the recipe makes the tensor that it is a view of. See
+    [Note: Result of a recipe].
     """
     wanted = tensor
     if not _fills_storage(tensor):
@@ -72,17 +73,17 @@ def find_recipe(
     if node is None:
         return None
     geometry = (wanted.dtype, wanted.size(), wanted.stride())
-    search = _Search(our_unpack, max_depth, dear, wanted.untyped_storage()._cdata)
+    search = _Search(our_unpack, max_depth, expensive, wanted.untyped_storage()._cdata)
     operation = operation_of(node)
     if operation is None or (wanted._version and wanted._version > _writes_shown(node, operation)):
         return None
-    made = search.made(node, operation, wanted.output_nr, max_depth)
-    return None if made is None else _recipe(made, geometry)
+    result = search.computed(node, operation, wanted.output_nr, max_depth)
+    return None if result is None else _recipe(result, geometry)
 
 
 def owner_recipe(packed: Packed, node: Node | None, our_unpack: Unpack) -> Recipe | None:
-    """How to make integers that an operation saved of its output (max pooling's indices) and that have no history of
-    their own: found among the nodes near `node`, by which of them saved `packed`."""
+    """A recipe for integers that an operation saved along with its output (the indices of max pooling) and that have no
+    grad_fn. The search looks for the node near `node` that saved `packed`."""
     if not isinstance(packed, PackedView) or node is None:
         return None
     near: list[Node] = [node]
@@ -94,8 +95,8 @@ def owner_recipe(packed: Packed, node: Node | None, our_unpack: Unpack) -> Recip
             operation = indices_of(one)
             if operation is not None and saved_in(one, "result1", our_unpack) is packed:
                 search = _Search(our_unpack, 1, False, packed.managed.table_key[0])
-                made = search.made(one, operation, 0, 1, of_indices=packed.geometry)
-                return None if made is None else _recipe(made, packed.geometry)
+                result = search.computed(one, operation, 0, 1, of_indices=packed.geometry)
+                return None if result is None else _recipe(result, packed.geometry)
             further += [producer for producer, _ in one.next_functions if producer is not None]
         if seen > _OWNER_NODES:
             return None
@@ -105,27 +106,27 @@ def owner_recipe(packed: Packed, node: Node | None, our_unpack: Unpack) -> Recip
 
 @dataclass(slots=True)
 class _Search:
-    """For one recipe. Holds nodes while it lasts."""
+    """The search for one recipe. Holds graph nodes while it exists."""
 
     unpack: Unpack
     max_depth: int
-    dear: bool
+    expensive: bool
     avoided: int  # the native address of the storage that is to be recomputed
     known: dict[tuple[Node, int], _Value] = field(default_factory=dict)
-    tried: dict[tuple[Node, int], int] = field(default_factory=dict)  # in vain, with so many operations left
-    found: dict[int, _Found] = field(default_factory=dict)  # by identity of what is held
+    tried: dict[tuple[Node, int], int] = field(default_factory=dict)  # the largest `left` for which no recipe was found
+    found: dict[int, _Available] = field(default_factory=dict)  # by the identity of the view or tensor
     steps_left: int = 0
 
     def __post_init__(self) -> None:
         self.steps_left = _FREE_PER_DEPTH * (self.max_depth + 1)
 
-    def made(
+    def computed(
         self, node: Node, operation: Operation, output_nr: int, left: int, *, of_indices: Geometry | None = None
-    ) -> _Made | None:
-        """What `node` put out, done again with at most `left` operations in a row."""
+    ) -> _Computed | None:
+        """An output of `node`, computed with at most `left` operations in a row; None if that is not possible."""
         own = operation.length
         self.steps_left -= 1
-        if left < own or self.steps_left < 0 or (operation.cost is Cost.DEAR and not self.dear):
+        if left < own or self.steps_left < 0 or (operation.cost is Cost.EXPENSIVE and not self.expensive):
             return None
         if output_nr and not operation.makes_every_output:
             return None
@@ -146,16 +147,16 @@ class _Search:
             return None
         dtype, shape = (output.dtype, torch.Size(output.shape)) if of_indices is None else of_indices[:2]
         if dtype.is_complex and operation.may_be_in_place:
-            return None  # the CPU's complex division differs in the last bit by whether it was done in place
+            return None  # the CPU's complex division in place differs in the last bit from the one out of place
         call = Call(scalars + facts, dtype, shape, output.device, output_nr)
         height = own + max((one.height for one in inputs if one is not None), default=0)
-        return _Made(operation, call, inputs, height, flags)
+        return _Computed(operation, call, inputs, height, flags)
 
     def _inputs(self, node: Node, operation: Operation, left: int) -> tuple[_Value | None, ...] | None:
         edges = node.next_functions
         arguments = operation.arguments
         if operation.takes_every_edge:
-            arguments = tuple(Argument(edge=place) for place in range(len(edges)))
+            arguments = tuple(Argument(edge=index) for index in range(len(edges)))
         inputs: list[_Value | None] = []
         for argument in arguments:
             value = self._argument(node, edges, argument, left)
@@ -170,10 +171,10 @@ class _Search:
         if argument.slot is not None:
             packed = saved_in(node, argument.slot, self.unpack)
             if packed is not None and self._is_usable(packed):
-                return self._given(packed)
+                return self._available(packed)
             number = None if packed is not None else number_in(node, argument.slot)
             if number is not None:
-                return _Found(Constant(number))
+                return _Available(Constant(number))
         if argument.edge is None or argument.edge >= len(edges):
             return None
         producer: Any
@@ -185,7 +186,7 @@ class _Search:
             version = version_read(leaf, node)
             if version is None or not has_plain_storage(leaf):
                 return None
-            return self._given(Leaf(leaf, version, leaf.untyped_storage()._cdata))
+            return self._available(Leaf(leaf, version, leaf.untyped_storage()._cdata))
         return self._output(producer, output_nr, left)
 
     def _output(self, node: Node, output_nr: int, left: int) -> _Value | None:
@@ -200,11 +201,11 @@ class _Search:
         if packed is None or not self._is_usable(packed):
             packed = saved_output(node, output_nr, self.unpack)
         if packed is not None and self._is_usable(packed):
-            value = self._given(packed)
+            value = self._available(packed)
         else:
             operation = operation_of(node)
             if operation is not None:
-                value = self.made(node, operation, output_nr, left)
+                value = self.computed(node, operation, output_nr, left)
         if value is None:
             self.tried[key] = left
         else:
@@ -220,19 +221,18 @@ class _Search:
             tensor._version == version and has_plain_storage(tensor) and tensor.untyped_storage()._cdata != self.avoided
         )
 
-    def _given(self, given: PackedView | KeptTensor | Leaf) -> _Found:
+    def _available(self, given: PackedView | KeptTensor | Leaf) -> _Available:
         held = given if isinstance(given, PackedView) else given[0]
         found = self.found.get(id(held))
         if found is None:
-            found = self.found[id(held)] = _Found(given)
+            found = self.found[id(held)] = _Available(given)
         return found
 
 
 def _writes_shown(node: Node, operation: Operation | None) -> int:
-    """In how many in-place writes, at most, the value of a node's output may have come about, by what the graph shows.
+    """The largest number of in-place writes to a node's output that the graph can account for.
 
-    What was written more often was written behind autograd's back (without a graph, or through detach), and is not what
-    its node makes.
+    A tensor with more writes was also written without a graph, or through detach. Its value is not what the node makes.
     """
     count = 0
     while operation is not None and (operation.may_be_in_place or operation.cost is Cost.FREE):
@@ -246,7 +246,7 @@ def _writes_shown(node: Node, operation: Operation | None) -> int:
 
 
 def _fills_storage(tensor: torch.Tensor) -> bool:
-    """Whether its elements are all of its storage, each once."""
+    """True if the tensor has every element of its storage, and each once."""
     return (
         not tensor.storage_offset()
         and tensor.untyped_storage().nbytes() == tensor.nbytes
@@ -256,24 +256,24 @@ def _fills_storage(tensor: torch.Tensor) -> bool:
     )
 
 
-# From values to steps.
+# Turning values into the steps of a recipe.
 
 
-def _recipe(wanted: _Made, geometry: Geometry) -> Recipe | None:
+def _recipe(wanted: _Computed, geometry: Geometry) -> Recipe | None:
     order: list[_Value] = []
     _visit(wanted, order, set())
-    given = [value for value in order if isinstance(value, _Found)]
-    made = [value for value in order if isinstance(value, _Made)]
-    ran_under = {value.flags for value in made if value.flags is not None}
+    given = [value for value in order if isinstance(value, _Available)]
+    computed = [value for value in order if isinstance(value, _Computed)]
+    ran_under = {value.flags for value in computed if value.flags is not None}
     if len(ran_under) > 1:
         return None
     flags = ran_under.pop() if ran_under else backend_flags()
-    places = {id(value): place for place, value in enumerate([*given, *made])}
-    inputs = [tuple(-1 if one is None else places[id(one)] for one in value.inputs) for value in made]
-    last_read = {place: index for index, read in enumerate(inputs) for place in read}
+    indices = {id(value): index for index, value in enumerate([*given, *computed])}
+    inputs = [tuple(-1 if one is None else indices[id(one)] for one in value.inputs) for value in computed]
+    last_reader = {index: step for step, read in enumerate(inputs) for index in read}
     steps = tuple(
-        Step(value.operation, value.call, read, tuple({place for place in read if last_read[place] == index} - {-1}))
-        for index, (value, read) in enumerate(zip(made, inputs, strict=True))
+        Step(value.operation, value.call, read, tuple({index for index in read if last_reader[index] == step} - {-1}))
+        for step, (value, read) in enumerate(zip(computed, inputs, strict=True))
     )
     depths = _depths(order)
     operations = [step.operation for step in steps]
@@ -284,7 +284,7 @@ def _recipe(wanted: _Made, geometry: Geometry) -> Recipe | None:
         operands=tuple(value.given for value in given if isinstance(value.given, PackedView)),
         operand_depths=tuple(depths[id(value)] for value in given if isinstance(value.given, PackedView)),
         depth=wanted.height,
-        is_cheap=all(one.cost is not Cost.DEAR for one in operations),
+        is_cheap=all(one.cost is not Cost.EXPENSIVE for one in operations),
         given=tuple(value.given for value in given),
         steps=steps,
         geometry=geometry,
@@ -293,14 +293,14 @@ def _recipe(wanted: _Made, geometry: Geometry) -> Recipe | None:
 
 
 def _depths(order: list[_Value]) -> dict[int, int]:
-    """By identity of a value: the operations that lead from it to the last one, on the longest way."""
+    """The number of operations on the longest path from a value to the result, by the value's identity."""
     depths: dict[int, int] = {}
     for value in reversed(order):
-        if isinstance(value, _Made):
-            behind = depths.get(id(value), 0) + value.operation.length
+        if isinstance(value, _Computed):
+            depth = depths.get(id(value), 0) + value.operation.length
             for one in value.inputs:
                 if one is not None:
-                    depths[id(one)] = max(depths.get(id(one), 0), behind)
+                    depths[id(one)] = max(depths.get(id(one), 0), depth)
     return depths
 
 
@@ -308,7 +308,7 @@ def _visit(value: _Value, order: list[_Value], seen: set[int]) -> None:
     if id(value) in seen:
         return
     seen.add(id(value))
-    if isinstance(value, _Made):
+    if isinstance(value, _Computed):
         for one in value.inputs:
             if one is not None:
                 _visit(one, order, seen)
@@ -316,7 +316,7 @@ def _visit(value: _Value, order: list[_Value], seen: set[int]) -> None:
 
 
 def _signature(steps: tuple[Step, ...], given: list[Given], geometry: Geometry, flags: Flags) -> Hashable:
-    """All that a recipe is proven for."""
+    """The facts for which a trial of the recipe holds."""
     chain = tuple((step.operation.name, step.call, step.inputs) for step in steps)
     return chain, tuple(_geometry_of(one) for one in given), geometry, flags
 

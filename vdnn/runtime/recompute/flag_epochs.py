@@ -1,8 +1,9 @@
-"""Under which settings of torch an operation ran: known at its saves, or between two looks that saw the same.
+"""Remembers the settings of torch under which operations ran.
 
-Settings may be changed around a single operation, and a recipe may reach back over many. `observe_flags` looks at
-them at saves and around modules, and notes them with autograd's sequence number, for each thread: a save belongs to
-the node that was made last. Nodes between two looks that differ ran under nobody knows which.
+A program may change settings around a single operation, and a recipe may reach back over many. `observe_flags` reads
+them at saves and around modules, and notes them with autograd's sequence number, for each thread. A save belongs to
+the node that was created last. The settings of a node without a save are known if the readings before and after it
+agree; otherwise `flags_of` returns None.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from vdnn.runtime.recompute.backend_flags import Flags, backend_flags
 from vdnn.runtime.recompute.operation import Node
 
 _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
-_EPOCHS = 64  # that a thread remembers
+_EPOCHS = 64  # epochs that a thread remembers
 _SAVES = 1 << 13  # nodes whose saves a thread remembers
 _LAST = _SAVES - 1
 _AMBIGUOUS = -1
 
 
 class _Epoch(NamedTuple):
-    """Nodes from `begin` on ran under `flags`; those from `unsure_from` to there under these or those before."""
+    """Nodes from `begin` on ran under `flags`. Nodes from `unsure_from` to `begin` ran under these or the previous."""
 
     unsure_from: int
     begin: int
@@ -33,54 +34,55 @@ class _Epoch(NamedTuple):
 
 
 class _Thread(threading.local):
-    """What one thread has seen. `nodes` and `epochs_of` are rings: the nodes with a save, and its epoch."""
+    """The observations of one thread. `nodes` and `epochs_of` are ring buffers: nodes with a save, and its epoch."""
 
     def __init__(self) -> None:
         self.flags: Flags | None = None
         self.last = 0
-        self.number = -1  # of the newest epoch
+        self.number = -1  # number of the newest epoch
         self.epochs: dict[int, _Epoch] = {}
         self.nodes = array("q", [-1]) * _SAVES
         self.epochs_of = array("q", [_AMBIGUOUS]) * _SAVES
 
 
-_here = _Thread()
+_this_thread = _Thread()
 
 
 def observe_flags(*, at_save: bool = False) -> None:
-    """Look at the settings. `at_save`: inside a pack hook, whose node is the last that was made."""
-    here = _here
+    """Read the settings. `at_save`: called in a pack hook, whose node is the last that was created."""
+    thread = _this_thread
     now = _sequence_nr()
     flags = backend_flags()
-    if flags != here.flags:
-        here.number += 1
-        here.epochs[here.number] = _Epoch(here.last, now, flags)
-        here.epochs.pop(here.number - _EPOCHS, None)
-        here.flags = flags
-    here.last = now
+    if flags != thread.flags:
+        thread.number += 1
+        thread.epochs[thread.number] = _Epoch(thread.last, now, flags)
+        thread.epochs.pop(thread.number - _EPOCHS, None)
+        thread.flags = flags
+    thread.last = now
     if at_save and now:
-        place = (now - 1) & _LAST
-        if here.nodes[place] != now - 1:
-            here.nodes[place], here.epochs_of[place] = now - 1, here.number
-        elif here.epochs_of[place] != here.number:
-            here.epochs_of[place] = _AMBIGUOUS
+        slot = (now - 1) & _LAST
+        if thread.nodes[slot] != now - 1:
+            thread.nodes[slot], thread.epochs_of[slot] = now - 1, thread.number
+        elif thread.epochs_of[slot] != thread.number:
+            thread.epochs_of[slot] = _AMBIGUOUS
 
 
 def flags_of(node: Node, *, at_save: bool) -> Flags | None:
-    """Under which `node`'s operation ran on this thread, if that is known. `at_save`: only by a save of its own."""
-    here = _here
-    made = node._sequence_nr()
-    place = made & _LAST
-    if here.nodes[place] == made:
-        epoch = here.epochs.get(here.epochs_of[place])
+    """The settings under which `node`'s operation ran on this thread, or None if they are not known. `at_save`: only a
+    save of the node itself counts."""
+    thread = _this_thread
+    number = node._sequence_nr()
+    slot = number & _LAST
+    if thread.nodes[slot] == number:
+        epoch = thread.epochs.get(thread.epochs_of[slot])
         return None if epoch is None else epoch.flags
     if at_save:
         return None
-    unsure_from = here.last
-    for epoch in reversed(here.epochs.values()):
-        if made >= unsure_from:
+    unsure_from = thread.last
+    for epoch in reversed(thread.epochs.values()):
+        if number >= unsure_from:
             return None
-        if made >= epoch.begin:
+        if number >= epoch.begin:
             return epoch.flags
         unsure_from = epoch.unsure_from
     return None

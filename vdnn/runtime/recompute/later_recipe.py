@@ -1,7 +1,8 @@
-"""A recipe that is to be tried later in its step, and must keep nothing alive until then.
+"""Holds a recipe for a trial later in its step without keeping its operands alive.
 
-In a step that is recorded, or that follows no plan, a recipe is tried again where it would be followed: at the use. If
-it were held until then, its operands would live longer than in plain PyTorch, and the recording would say so.
+In a step that is recorded, or that follows no plan, a recipe is tried again at the use, where a plan would follow it.
+If the recipe itself were held until then, its operands would live longer than in plain PyTorch, and the recording would
+have those longer lifetimes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from vdnn.runtime.storage.packed_view import PackedView
 
 
 def later(recipe: Recipe) -> Callable[[], Recipe | None]:
-    """Makes the same recipe again, or None if one of its operands is gone by then."""
+    """Return a function that gives the same recipe, or None if one of its operands has been freed by then."""
     operands = [_operand_later(given) for given in recipe.given]
     rest = replace(recipe, operands=(), given=())
 

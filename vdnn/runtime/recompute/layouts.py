@@ -1,8 +1,9 @@
-"""Which values of a recompute lie as the originals did: what lies otherwise is not read by whom that concerns.
+"""Tracks which values of a recompute have the strides of the originals, and refuses operations whose bits need them.
 
-The graph does not say how a value between two operations lay. A copy may have been asked for another memory format, and
-an operation in place keeps the strides of what it overwrites. The numbers at each index are the same either way, but an
-operation that sums, or that has one code for vectors and another for what is left over, may give another last bit.
+The graph does not record the strides of a value between two operations. A copy may have asked for another memory
+format, and an operation in place keeps the strides of the tensor that it overwrites. The numbers at each index are the
+same either way. But an operation that sums, or whose vectorized code differs from its code for the remainder, may give
+another last bit.
 """
 
 from __future__ import annotations
@@ -16,46 +17,47 @@ from vdnn.runtime.recompute.operation import Call, Cost, Layout, Operation
 
 
 class UnknownLayoutError(VdnnError):
-    """A recipe that cannot be followed, and need not be told of."""
+    """A recipe that cannot be followed. Not reported to the user."""
 
 
-def refuse_unknown(operation: Operation, call: Call, are_known: bool) -> None:
-    """Raise UnknownLayoutError if the operation reads a value that may lie otherwise, and its bits depend on that."""
-    if not are_known and _reads_layout(operation, call):
-        raise UnknownLayoutError(f"{operation.name} would read a value of which is not known how it lay")
+def refuse_unknown_strides(operation: Operation, call: Call, inputs_match: bool) -> None:
+    """Raise UnknownLayoutError if the operation's bits depend on its inputs' strides and these may differ from the
+    originals'. `inputs_match`: all inputs have the strides of the originals."""
+    if not inputs_match and _reads_layout(operation, call):
+        raise UnknownLayoutError(f"{operation.name} would read a value whose original strides are not known")
 
 
-def lies_as_before(
-    operation: Operation, inputs: Sequence[torch.Tensor | None], made: torch.Tensor, are_known: bool
+def has_original_strides(
+    operation: Operation, inputs: Sequence[torch.Tensor | None], made: torch.Tensor, inputs_match: bool
 ) -> bool:
-    """Whether `made` has the strides that the original had. `are_known`: all inputs have theirs."""
+    """True if `made` is known to have the strides of the original."""
     if operation.layout is Layout.CONTIGUOUS:
         return True
-    if not are_known:
+    if not inputs_match:
         return False
     first = inputs[0] if inputs else None
     if first is None or operation.cost is Cost.FREE:
         return True
     if operation.layout is Layout.ASKED:
         return first.is_contiguous() and not _has_another_format(first)
-    return not operation.may_be_in_place or first.shape != made.shape or _lie_alike(first, made)
+    return not operation.may_be_in_place or first.shape != made.shape or _have_same_strides(first, made)
 
 
 def _reads_layout(operation: Operation, call: Call) -> bool:
     if operation.layout is not Layout.EXACT:
         return operation.layout is Layout.READ
-    # A complex product is a sum, and a sum with a scaled operand may be rounded once or twice.
+    # A complex product adds products; a sum with a scaled operand may be rounded once or twice.
     return call.dtype.is_complex or (operation.scalars == ("alpha",) and call.scalars != (1,))
 
 
 def _has_another_format(tensor: torch.Tensor) -> bool:
-    """Whether a contiguous copy and one in channels last differ."""
+    """True if a contiguous copy of the tensor and one in channels last have different strides."""
     if tensor.dim() not in (4, 5):
         return False
     last = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
     return not tensor.is_contiguous(memory_format=last)
 
 
-def _lie_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+def _have_same_strides(first: torch.Tensor, second: torch.Tensor) -> bool:
     pairs = zip(first.shape, first.stride(), second.stride(), strict=True)
     return all(size <= 1 or one == other for size, one, other in pairs)

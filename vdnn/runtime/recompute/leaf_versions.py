@@ -1,10 +1,9 @@
-"""Which version a leaf had when an operation read it.
+"""Remembers which version a leaf had when an operation read it.
 
-A bias is not saved by the operation that adds it: it is found later through the graph, and its counter says only
-which version it is at now. So versions are noted where operations are about to read leaves, at the entry of a module,
-together with autograd's sequence number. A leaf that was at its present version when a node was yet to be made was at
-this version when that node's operation read it: versions only grow. Of any other leaf nothing is known, and nothing is
-recomputed from it.
+An operation does not save a bias that it adds. The search finds the bias later through the graph, and its counter gives
+only the present version. So versions are noted at the entry of a module, before operations read its leaves, with
+autograd's sequence number. Versions only grow: a leaf that had its present version before a node was created had the
+same version when that node's operation read it. Any other leaf's version is not known, and recipes do not read it.
 """
 
 from __future__ import annotations
@@ -27,12 +26,13 @@ class _Seen(NamedTuple):
     sequence_nr: int
 
 
-# By thread and id: sequence numbers are a thread's own. A leaf that is dead takes its entries along.
+# By thread and id, because each thread has its own sequence numbers. An entry is removed when its leaf is freed.
 _seen: dict[tuple[int, int], _Seen] = {}
 
 
 def observe(leaf: torch.Tensor) -> None:
-    """Called before an operation of this thread may read it. Any number of times."""
+    """Note the present version of `leaf`. Call it before an operation of this thread may read the leaf, any number of
+    times."""
     key = (threading.get_ident(), id(leaf))
     known = _seen.get(key)
     version = leaf._version
@@ -41,15 +41,15 @@ def observe(leaf: torch.Tensor) -> None:
 
 
 def observe_parameters(module: torch.nn.Module) -> None:
-    """Those that are the module's own: for a hook before its forward."""
+    """Observe the module's own parameters, in a hook before its forward."""
     for parameter in module._parameters.values():
         if parameter is not None and parameter.is_leaf:
             observe(parameter)
 
 
 def version_read(leaf: torch.Tensor, node: Node) -> int | None:
-    """The version that `node`'s operation read, if that is the present one; None if that is not known. Called on the
-    thread of the operation."""
+    """The version that `node`'s operation read, if it is known to be the present one; else None. Call it on the
+    operation's thread."""
     known = _seen.get((threading.get_ident(), id(leaf)))
     if known is None or known.reference() is not leaf or known.version != leaf._version:
         return None

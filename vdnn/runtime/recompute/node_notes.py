@@ -1,11 +1,11 @@
-"""What is noted on autograd's nodes: which of their outputs are saved, and the facts of the calls that made them.
+"""Notes on autograd's nodes: which of their outputs are saved, and facts of the calls that made them.
 
-A node's `metadata` lives as long as the node itself, whatever becomes of its Python wrapper. It must own nothing that
-is saved: a save is noted by a weak reference, a fact is a plain number.
+A node's `metadata` lives as long as the node itself, whatever happens to its Python wrapper. It must not own anything
+that is saved: a save is noted by a weak reference, a fact is a plain number.
 
   saved outputs      note_saved, called at every save: a chain that reaches the output stops there.
-  eps                layer norm and RMS norm do not save it; norm_calls reads it off their call.
-  no bias            a norm's node cannot tell a bias without a gradient from none at all; its call can.
+  eps                layer norm and RMS norm do not save it; norm_calls reads it from their call.
+  no bias            a norm's node does not tell a bias without a gradient from no bias; its call does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MARK = "vdnn"
 
 
 def note_saved(node: Node, output_nr: int, packed: Packed) -> None:
-    """`packed` holds what `node` put out there. The note ends with it."""
+    """Note that `packed` holds this output of `node`. The note ends when `packed` is freed."""
     if isinstance(packed, tuple):
         _notes(node)[(_MARK, output_nr)] = (weakref.ref(packed[0]), packed[1])
     else:
@@ -33,7 +33,7 @@ def note_saved(node: Node, output_nr: int, packed: Packed) -> None:
 
 
 def noted_save(node: Node, output_nr: int) -> Packed | None:
-    """What holds that output, if it is saved and alive."""
+    """The save that holds this output, if there is one that is alive."""
     note = _notes(node).get((_MARK, output_nr))
     if note is None:
         return None
@@ -46,12 +46,12 @@ def noted_save(node: Node, output_nr: int) -> Packed | None:
 
 
 def note_fact(node: Node, name: str, value: object) -> None:
-    """`value` is what the call that made `node` was given."""
+    """Note a fact of the call that made `node`."""
     _notes(node)[(_MARK, name)] = value
 
 
 def facts_of(node: Node, names: tuple[str, ...]) -> tuple[Any, ...] | None:
-    """In that order; None if one of them was not noted."""
+    """The facts, in the order of `names`; None if one of them was not noted."""
     if not names:
         return ()
     notes = _notes(node)
@@ -65,6 +65,6 @@ def has_no_bias(node: Node) -> bool:
 
 
 def _notes(node: Node) -> dict[Any, Any]:
-    notes: Any = node.metadata  # a property, whatever the stubs say
+    notes: Any = node.metadata  # a property, contrary to the stubs
     found: dict[Any, Any] = notes
     return found

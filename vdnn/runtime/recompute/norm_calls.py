@@ -1,14 +1,13 @@
-"""Reads what autograd's node of a norm does not save off the call that makes the node, never off a module's
+"""Notes the arguments of norms that autograd's nodes do not save. They are read from the call, never from a module's
 attributes.
 
 Layer norm and RMS norm do not save their eps; batch, group and instance norm do not save whether a bias was given.
-While the forward of a norm module runs, a torch function mode looks at the calls of torch's norm functions and notes
-those facts on the node that this very call made. A node from any other call has no facts, and the norm is not
-recomputed.
+While the forward of a norm module runs, a torch function mode sees the calls of torch's norm functions and notes these
+facts on the node that the call made. A node from any other call has no facts, and that norm is not recomputed.
 
 The mode is pushed for torch's norm modules, their subclasses, and modules without children whose `forward` names a
-norm function. It is not pushed while torch traces or transforms functions, nor on top of a mode of the program:
-such a mode, or a tensor subclass, may call the norm with other arguments than those it was called with.
+norm function. It is not pushed while torch traces or transforms functions, nor on top of a mode of the program: such
+a mode, or a tensor subclass, may call the norm with other arguments than it was given.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ _NORM_NODES = frozenset(
         "FusedRmsNormBackward0",
     )
 )
-_PLAIN = frozenset(PLAIN_CLASSES)  # other classes may do otherwise than they were called
-_BELOW = 4  # nodes that one call may make behind its norm: views, casts
+_PLAIN = frozenset(PLAIN_CLASSES)  # other classes may change the arguments
+_AFTER_NORM = 4  # nodes that one call may make after its norm: views, casts
 
 
 class _Reads(NamedTuple):
-    """Where a function's signature has the argument that the node does not save, and what it is if it is not given."""
+    """The argument that the node does not save: its keyword, position and default in a function's signature."""
 
     keyword: str
     position: int
@@ -79,12 +78,12 @@ def _signatures() -> dict[Any, _Reads]:
 
 
 _SIGNATURES = _signatures()
-# A function that was replaced by another is handed to modes in place of the original: see _is_patched.
+# If a program replaces one of these, modes receive the replacement instead of the original: see _is_patched.
 _PYTHON_NORMS = tuple((one.__name__, one) for one in _SIGNATURES if isinstance(one, FunctionType))
 
 
 class _NormCalls(BaseTorchFunctionMode):  # type: ignore[misc,unused-ignore]
-    """Notes facts on the nodes of the norms that are called; passes everything through."""
+    """Notes facts on the nodes of the norms that are called, and passes every call through."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -103,10 +102,10 @@ class _NormCalls(BaseTorchFunctionMode):  # type: ignore[misc,unused-ignore]
 
 
 def _note(made: Any, begin: int, reads: _Reads, given: Any) -> None:
-    """Note the fact on the node of the norm, which was made after `begin`."""
+    """Note the fact on the norm's node, which was created after `begin`."""
     output = made[0] if isinstance(made, tuple) else made
     node = output.grad_fn if isinstance(output, torch.Tensor) else None
-    for _ in range(_BELOW):
+    for _ in range(_AFTER_NORM):
         if node is None or node._sequence_nr() < begin:
             return
         if node.name() in _NORM_NODES:
@@ -120,8 +119,8 @@ def _note(made: Any, begin: int, reads: _Reads, given: Any) -> None:
 
 
 class NormWatch:
-    """Pushes the mode around the forwards of norm modules, for each thread. `enter` and `leave` belong into torch's
-    module hooks. A mode that an exception left on the stack is removed by the next of either."""
+    """Pushes the mode around the forwards of norm modules, for each thread. Torch's module hooks call `enter` and
+    `leave`. If an exception left the mode on the stack, the next call of either removes it."""
 
     def __init__(self) -> None:
         self._mode = _NormCalls()
@@ -156,7 +155,7 @@ class NormWatch:
 
 
 def _calls_norms(kind: type[torch.nn.Module]) -> bool:
-    """Of a class: whether the mode is worth its cost in its forward."""
+    """True if the mode is worth its cost in the forward of this class."""
     forward = getattr(kind, "forward", None)
     if issubclass(kind, torch.jit.ScriptModule) or hasattr(forward, "_torchdynamo_orig_callable"):
         return False
@@ -167,7 +166,7 @@ def _calls_norms(kind: type[torch.nn.Module]) -> bool:
 
 def _may_push(module: torch.nn.Module) -> bool:
     depth = _depth()
-    if depth and not all(_passes_on(_at(place)) for place in range(depth)):
+    if depth and not all(_passes_on(_at(index)) for index in range(depth)):
         return False
     if hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable"):
         return False
@@ -177,19 +176,20 @@ def _may_push(module: torch.nn.Module) -> bool:
 
 
 def _passes_on(mode: object) -> bool:
-    """A mode below ours that calls norms with what it is given, and whose exit leaves ours out."""
+    """True if a mode below ours calls norms with the arguments that it is given, and does not pop ours at its exit."""
     return type(mode) is DeviceContext or getattr(mode, "passes_norms_on", False)
 
 
 def remove_stale_mode() -> None:
-    """For the exit of a mode that may lie below ours: an interrupt skips module hooks, and ours stays on top."""
+    """Called at the exit of a mode that may be below ours. An interrupt skips module hooks, and then our mode is still
+    on top."""
     while _depth() and isinstance(_at(_depth() - 1), _NormCalls):
         _pop()
 
 
 def _is_patched() -> bool:
-    """Under a mode, torch's Python functions pass on whatever their global name stands for: a wrapper that a program
-    has put there would run twice."""
+    """True if a program has replaced one of torch's Python functions. Under a mode these pass on what their global name
+    refers to, so a wrapper under that name would run twice."""
     return any(getattr(functional, name) is not one for name, one in _PYTHON_NORMS) or not _ARE_ORIGINAL
 
 

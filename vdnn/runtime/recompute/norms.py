@@ -1,7 +1,7 @@
 """Batch, layer, group and instance norm, and the fused RMS norm.
 
-A norm in training computes its statistics anew from its input and leaves the running ones alone: it is given none.
-In evaluation it needs those that it used, which it saved.
+A norm in training computes its statistics from its input. The recompute gets no running statistics, so it does not
+update them. A norm in evaluation reads the running statistics, which its node saved.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _has_no_saved_bias(node: Node) -> bool:
 
 _INPUT = Argument("input", 0)
 _WEIGHT = Argument("weight", 1, _has_no_weight)
-# The node does not save its bias, so an edge that leads nowhere says nothing: the module knows.
+# The node does not save its bias, so an edge that leads to no node does not tell whether there was one. The call does.
 _BIAS = Argument(None, 2, has_no_bias)
 _STATISTICS = (Argument("running_mean"), Argument("running_var"))
 

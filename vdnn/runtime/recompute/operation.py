@@ -1,8 +1,8 @@
-"""One entry of the table: an operation, where its arguments are found at its autograd node, and how it is done again.
+"""One entry of the table: an operation, how to find its arguments from its autograd node, and how to run it.
 
-An argument is a tensor that the node saved (`slot`), or what another node put out (`edge`, by place in
-next_functions), the slot first. An edge that leads nowhere is an operand without a gradient, or one that is not
-there at all: only where `is_absent` knows that it was not there does the operation go without; else the chain ends.
+An argument is a tensor that the node saved (`slot`), or else the output of another node (`edge`, an index into
+next_functions). An edge that leads to no node is an operand without a gradient, or an operand that was not given. If
+`is_absent` confirms that it was not given, the operation runs without it; otherwise the chain ends.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ Node = torch.autograd.graph.Node
 
 
 class Cost(Enum):
-    """What doing it again costs."""
+    """The cost of running an operation again."""
 
     FREE = auto()  # a view: nothing is computed and nothing allocated
     CHEAP = auto()  # a pass or two over its operands
-    DEAR = auto()  # convolution, matrix product, attention
+    EXPENSIVE = auto()  # convolution, matrix product, attention
 
 
 class Layout(Enum):
-    """What an operation has to do with the strides of its inputs. See layouts.py."""
+    """The dependence of an operation's result on the strides of its inputs. See layouts.py."""
 
     READ = auto()  # its bits may depend on them
-    IGNORED = auto()  # they may not: it copies, compares, or makes its inputs contiguous first
-    EXACT = auto()  # they may not, where each number is rounded once: real, and with nothing scaled
-    ASKED = auto()  # a copy, which may have been asked for another memory format
-    CONTIGUOUS = auto()  # ignored, and what it makes is contiguous
+    IGNORED = auto()  # its bits do not: it copies, compares, or makes its inputs contiguous first
+    EXACT = auto()  # its bits do not if each number is rounded once: real numbers, no scaled operand
+    ASKED = auto()  # a copy, which may have been made in another memory format
+    CONTIGUOUS = auto()  # ignored, and the result is contiguous
 
 
 class Call(NamedTuple):
-    """What an operation is done with besides tensors: its scalars, and the output that is wanted, as it was made."""
+    """The input of an operation besides tensors: its scalars, and the properties of the original output."""
 
     scalars: tuple[Any, ...]
     dtype: torch.dtype
@@ -46,7 +46,7 @@ class Call(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """Where a tensor is found. See the head of this file."""
+    """Tells how to find a tensor at the node. See the docstring of this file."""
 
     slot: str | None = None
     edge: int | None = None
@@ -55,12 +55,12 @@ class Argument(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`run(call, *tensors)` does it again. `scalars` are read off the node, in order; `facts` were noted there by
-    whoever called the operation (see node_notes), and without them the chain ends.
+    """`run(call, *tensors)` runs it again. `scalars` are read from the node, in order. `facts` were noted on the node
+    when the operation was called (see node_notes); without them the chain ends.
 
-    With `takes_every_edge` the arguments are all that the node leads to; with `makes_every_output` it makes the output
-    that the call names, and else the first one. `may_be_in_place`: it may have overwritten its first argument, which
-    the name of its node does not say.
+    With `takes_every_edge` the arguments are the outputs at all of the node's edges. With `makes_every_output` it makes
+    the output that the call names, otherwise the first. `may_be_in_place`: it may have overwritten its first argument;
+    the node's name does not tell.
     """
 
     name: str
@@ -76,35 +76,35 @@ class Operation:
 
     @property
     def must_be_seen(self) -> bool:
-        """Whether only a look at the settings of torch while it ran will do: these always save something, and what they
-        put out depends on the settings most."""
-        return self.cost is Cost.DEAR or "norm" in self.name
+        """True if torch's settings have to be read while the operation runs. These operations always save something,
+        and their output depends on the settings most."""
+        return self.cost is Cost.EXPENSIVE or "norm" in self.name
 
     @property
     def length(self) -> int:
-        """What it adds to a chain."""
+        """The number of operations that it adds to a chain."""
         return 0 if self.cost is Cost.FREE else 1
 
 
-# By the name of the node; a function where the node decides which operation it was, or that it is none of ours.
+# By the name of the node. A function chooses the operation from the node, or returns None if it is not in the table.
 Choice = Callable[[Node], "Operation | None"]
 Table = dict[str, "Operation | Choice"]
 
 
-def edge(place: int) -> Argument:
-    return Argument(edge=place)
+def edge(index: int) -> Argument:
+    return Argument(edge=index)
 
 
-def saved(slot: str, place: int | None = None) -> Argument:
-    """Saved by the node, or else found at that edge."""
-    return Argument(slot, place)
+def saved(slot: str, edge: int | None = None) -> Argument:
+    """A tensor that the node saved, or else the output at that edge."""
+    return Argument(slot, edge)
 
 
 FIRST = (edge(0),)
 
 
 def unary(name: str, run: Callable[..., torch.Tensor], *scalars: str, slot: str | None = "self") -> Operation:
-    """Of one tensor, which some of them save."""
+    """An operation on one tensor, which the node may save."""
     return Operation(name, run, (Argument(slot, 0),), scalars)
 
 
@@ -113,5 +113,5 @@ def view(name: str, run: Callable[..., torch.Tensor], *scalars: str) -> Operatio
 
 
 def pieces(name: str, run: Callable[..., torch.Tensor], *scalars: str) -> Operation:
-    """A view for each output."""
+    """An operation whose outputs are views."""
     return Operation(name, run, FIRST, scalars, cost=Cost.FREE, makes_every_output=True, layout=Layout.IGNORED)

@@ -1,16 +1,16 @@
-"""What a session knows of recipes: whether each came out right where it is to be followed, and what it costs there.
+"""A session's record of trials: whether each recipe gives the original value for a save, and its recompute cost.
 
-[Note: Proven where it is followed] Before a recipe replaces a value it is tried on one that is there, and compared byte
-for byte: at the save, at every place of the step at which it is to be used. In a step that follows no plan it is tried
-again at the first use of what it makes, with operands and flags as they are then. So a program that writes to an
-operand between the two in every step, in whatever way, has no recipe there. One that differs is not followed at that
-place again, and that is said once.
+[Note: Trials at the save and at the use] Before a recipe replaces a value it runs beside the original, and the two are
+compared byte for byte: at the save, for every save key at which it is to be used. In a step that follows no plan it
+runs again at the first use of the value, with the operands and settings of that moment. So if a program writes to an
+operand between the two in every step, in whatever way, the recipe is not used. A recipe whose result differs is not
+used for that save key again, and this is reported once.
 
-Operations, scalars, shapes, strides, dtypes and backend flags are what a recipe's signature says; what a program writes
-behind autograd's back leaves no trace in the graph. Where no steps are watched there are no places, and every value is
-compared. Tensors without data cannot be compared: there recipes are believed, and only their cost is found out. What
-changes in some steps only is found by rechecks (rechecks.py). Who names a tolerance has values followed that come out
-within it.
+A recipe's signature holds its operations, scalars, shapes, strides, dtypes and settings. Writes that autograd does not
+record leave no trace in the graph. In sessions that do not follow steps there are no save keys, and every value is
+compared. Tensors without data cannot be compared: their recipes are trusted, and a trial only measures the cost.
+Rechecks (rechecks.py) find what changes in some steps only. If the user gives a tolerance, recipes whose result is
+within it are used too.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from vdnn.runtime.recompute import Recipe, UnknownLayoutError
 from vdnn.runtime.recompute.codecs import Codec
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.recompute.tolerance import Tolerance, difference_between
-from vdnn.runtime.recompute.trial import Trial, bytes_of, is_as_it_was
+from vdnn.runtime.recompute.trial import Trial, bytes_of, gives_original
 from vdnn.runtime.storage.geometry import label_text
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.step.recording import SaveKey
 
 logger = logging.getLogger("vdnn")
 
-_MOST_KNOWN = 8192  # a scalar that changes at every step makes a new signature each time
+_MOST_KNOWN = 8192  # a scalar that changes in every step makes a new signature each time
 
-# Recipes of which a recheck found, anywhere in this process, that they do not make what was there.
+# Recipes that a recheck, anywhere in this process, found to give other bytes than the original.
 disabled_recipes: set[str] = set()
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
-Place = tuple[Hashable, SaveKey]  # of a trial: the signature, and where
+Place = tuple[Hashable, SaveKey]  # identifies a trial: the recipe's signature and the save key
 
 
 class Outcome(Enum):
-    """Of a trial."""
+    """The outcome of a trial."""
 
     EXACT = "bit for bit"
     CLOSE = "within the tolerance"
@@ -57,7 +57,7 @@ class Outcome(Enum):
 
 
 class Recent(Generic[Key, Value]):
-    """A dictionary that forgets what was asked for the longest time ago."""
+    """A dictionary that keeps its `most` most recently used entries."""
 
     def __init__(self, most: int = _MOST_KNOWN) -> None:
         self._entries: OrderedDict[Key, Value] = OrderedDict()
@@ -80,85 +80,85 @@ class Recent(Generic[Key, Value]):
 
 
 class Known(NamedTuple):
-    """What was found out at a place, and what it costs there."""
+    """The outcome of a trial, and the recompute cost."""
 
     outcome: Outcome
     cost: RecomputeCost
 
 
 class Proofs:
-    """Of one session."""
+    """The trials of one session and their outcomes."""
 
     def __init__(self, tolerance: Tolerance) -> None:
         self._tolerance = tolerance
         self._costs: Recent[Hashable, RecomputeCost] = Recent()  # by signature
         self._outcomes: Recent[Place, Outcome] = Recent()
-        self._said: Recent[str, bool] = Recent(256)
+        self._warned: Recent[str, bool] = Recent(256)
 
     def __len__(self) -> int:
-        """How much is remembered."""
+        """The number of entries."""
         return len(self._costs) + len(self._outcomes)
 
-    def known(self, signature: Hashable, place: SaveKey | None, *, is_fake: bool) -> Known | None:
-        """None if it has to be tried."""
+    def known(self, signature: Hashable, save_key: SaveKey | None, *, is_fake: bool) -> Known | None:
+        """The outcome and cost of an earlier trial; None if a trial is needed."""
         cost = self._costs.get(signature)
-        outcome = Outcome.EXACT if is_fake else None if place is None else self._outcomes.get((signature, place))
+        outcome = Outcome.EXACT if is_fake else None if save_key is None else self._outcomes.get((signature, save_key))
         return None if cost is None or outcome is None else Known(outcome, cost)
 
     def cost(self, recipe: Recipe | Codec) -> RecomputeCost:
-        """Of one that was tried, and came out."""
+        """The cost of a recipe whose trial succeeded."""
         found = self._costs.get(recipe.signature)
         if found is None:
-            raise RuntimeError(f"the cost of {recipe.name} is asked for, and it was not tried")
+            raise RuntimeError(f"the recompute cost of {recipe.name} is not known: no trial of it succeeded")
         return found
 
-    # See [Note: Proven where it is followed].
+    # See [Note: Trials at the save and at the use].
 
     def at_save(
-        self, managed: ManagedStorage, recipe: Recipe | Codec, place: SaveKey | None, gauges: Gauges | None
+        self, managed: ManagedStorage, recipe: Recipe | Codec, save_key: SaveKey | None, gauges: Gauges | None
     ) -> Outcome:
-        """While the original is on the device; tried once for each place."""
+        """Try the recipe while the original is on the device, once for each save key."""
         if recipe.name in disabled_recipes:
             return Outcome.WRONG
-        key = None if place is None else (recipe.signature, place)
-        known = None if key is None else self._outcomes.get(key)
+        trial_key = None if save_key is None else (recipe.signature, save_key)
+        known = None if trial_key is None else self._outcomes.get(trial_key)
         if known is Outcome.WRONG or (known is not None and self._costs.get(recipe.signature) is not None):
             return known
         source = managed.source_storage
-        outcome = self._tried(managed, recipe, None if source is None else (source, 0), gauges)
-        if key is not None and outcome is not Outcome.UNKNOWN:
-            self._outcomes[key] = outcome
+        outcome = self._try(managed, recipe, None if source is None else (source, 0), gauges)
+        if trial_key is not None and outcome is not Outcome.UNKNOWN:
+            self._outcomes[trial_key] = outcome
         return outcome
 
     def at_use(
         self,
         managed: ManagedStorage,
         recipe: Recipe | None,
-        place: Place | None,
+        trial_key: Place | None,
         original: tuple[torch.UntypedStorage, int],
         gauges: Gauges | None,
     ) -> bool:
-        """Whether it comes out when it would be followed. `recipe` None: an operand is gone by then. `original` says
-        in which storage the bytes are now, and where they begin."""
-        outcome = Outcome.UNKNOWN if recipe is None else self._tried(managed, recipe, original, gauges, is_quiet=True)
+        """Try the recipe at the use. True if it gives the original. `recipe` None: an operand was freed. `original` is
+        the storage that has the bytes now, and where they begin in it."""
+        outcome = Outcome.UNKNOWN if recipe is None else self._try(managed, recipe, original, gauges, is_quiet=True)
         is_right = outcome in (Outcome.EXACT, Outcome.CLOSE)
         if not is_right:
             label = label_text(managed.geometry, managed.saved_in)
             name = "its recipe" if recipe is None else recipe.name
-            logger.info("vdnn: %s cannot be recomputed by %s at its use: it is kept or moved.", label, name)
-            if place is not None:
-                self._outcomes[place] = Outcome.WRONG
+            logger.info("vdnn: %s cannot be recomputed by %s at its use: it is kept or offloaded.", label, name)
+            if trial_key is not None:
+                self._outcomes[trial_key] = Outcome.WRONG
         return is_right
 
     def with_encoding(self, codec: Codec, took_ns: int, took_bytes: int) -> RecomputeCost:
-        """The cost of a codec, with that of the encoding the first time that this was seen."""
+        """The cost of a codec. The first call adds the time and memory that the encoding took."""
         cost = self.cost(codec)
         if not cost.kept_bytes:
             cost = replace(cost, kept_bytes=codec.kept_bytes, discard_ns=took_ns, discard_bytes=took_bytes)
             self._costs[codec.signature] = cost
         return cost
 
-    def _tried(
+    def _try(
         self,
         managed: ManagedStorage,
         recipe: Recipe | Codec,
@@ -169,17 +169,17 @@ class Proofs:
     ) -> Outcome:
         try:
             with contextlib.nullcontext() if gauges is None else gauges.unnoticed():
-                return self._compared(managed, recipe, original, gauges, is_quiet)
+                return self._run_trial(managed, recipe, original, gauges, is_quiet)
         except torch.OutOfMemoryError:
             return Outcome.UNKNOWN
         except UnknownLayoutError:
             return Outcome.WRONG
-        except Exception as error:  # a trial is ours: whatever it raises, the step goes on without the recipe
+        except Exception as error:  # whatever a trial raises, the step continues without the recipe
             if not is_quiet:
-                self._say_once(f"{error} It is not recomputed.")
+                self._warn_once(f"{error} It is not recomputed.")
             return Outcome.WRONG
 
-    def _compared(
+    def _run_trial(
         self,
         managed: ManagedStorage,
         recipe: Recipe | Codec,
@@ -187,23 +187,23 @@ class Proofs:
         gauges: Gauges | None,
         is_quiet: bool,
     ) -> Outcome:
-        """The first time that its signature is seen, its cost is found out too."""
+        """Run the recipe and compare. The first trial of a signature also measures the cost."""
         is_fake, is_known = managed.transport.fake, self._costs.get(recipe.signature) is not None
         if is_fake and is_known:
             return Outcome.EXACT
         if original is None and not is_fake:
-            return Outcome.UNKNOWN  # it has left already
+            return Outcome.UNKNOWN  # already released
         trial = Trial(managed, recipe, gauges)
         made = trial.run()
-        outcome = Outcome.EXACT if is_fake else self._verdict(managed, recipe, original, made, is_quiet)
+        outcome = Outcome.EXACT if is_fake else self._compare(managed, recipe, original, made, is_quiet)
         if not is_known and outcome in (Outcome.EXACT, Outcome.CLOSE):
             del made
             if not is_fake and gauges is not None:
-                trial.run()  # the first may have loaded and chosen kernels
+                trial.run()  # the first run may have loaded and chosen kernels
             self._costs[recipe.signature] = trial.cost
         return outcome
 
-    def _verdict(
+    def _compare(
         self,
         managed: ManagedStorage,
         recipe: Recipe | Codec,
@@ -213,23 +213,27 @@ class Proofs:
     ) -> Outcome:
         if original is None:
             return Outcome.UNKNOWN
-        there, tolerance = bytes_of(*original, managed.nbytes), self._tolerance
-        if is_as_it_was(recipe, there, made):
+        expected, tolerance = bytes_of(*original, managed.nbytes), self._tolerance
+        if gives_original(recipe, expected, made):
             return Outcome.EXACT
         wanted, storage = "bit for bit", made.untyped_storage()
         may_differ = tolerance.limit is not None and not isinstance(recipe, Codec) and not managed.has_several_dtypes
         if may_differ and storage.nbytes() == managed.nbytes:
-            difference = difference_between(there, bytes_of(storage, 0, managed.nbytes), made.dtype)
+            difference = difference_between(expected, bytes_of(storage, 0, managed.nbytes), made.dtype)
             if tolerance.admits(difference):
                 tolerance.follow(recipe.name, difference)
                 return Outcome.CLOSE
-            wanted = f"within the tolerance of {tolerance.limit:g} ({difference:.2g} of the largest apart)"
+            wanted = (
+                f"within the tolerance of {tolerance.limit:g} (difference: {difference:.2g} of the largest magnitude)"
+            )
         if not is_quiet:
             label = label_text(managed.geometry, managed.saved_in)
-            self._say_once(f"{label} does not come out {wanted} by {recipe.name}: it is not recomputed.")
+            self._warn_once(
+                f"recomputing {label} by {recipe.name} does not give the original {wanted}: it is not recomputed."
+            )
         return Outcome.WRONG
 
-    def _say_once(self, sentence: str) -> None:
-        if self._said.get(sentence) is None:
-            self._said[sentence] = True
+    def _warn_once(self, sentence: str) -> None:
+        if self._warned.get(sentence) is None:
+            self._warned[sentence] = True
             logger.warning("vdnn: %s", sentence)

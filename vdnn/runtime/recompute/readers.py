@@ -1,7 +1,8 @@
-"""Which discarded storages are to be recomputed from what: asked before somebody may write to it.
+"""An index of readers: the discarded storages that are to be recomputed from a given operand.
 
 Autograd's own operations only read what they unpack. A custom backward may overwrite it, and an optimizer that steps
-before the backward is over writes to parameters. What reads those is recomputed first, as plain PyTorch has it anyway.
+before the backward is over writes to parameters. Before such a write, the readers of the operand are recomputed. Plain
+PyTorch has them in memory at that moment too.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView
 
 _current_node: Callable[[], object] = torch._C._current_autograd_node
-_FOREIGN = ("NoneType", "CppFunction")  # the latter is any node of C++ that torch has no class for
-_overwrites: dict[type, bool] = {}  # of nodes of C++, of which there are so many and no more
-_LOOK_AT = 64  # entries; looked through for the dead when they have doubled since
+_FOREIGN = ("NoneType", "CppFunction")  # CppFunction: any C++ node that torch has no class for
+_overwrites: dict[type, bool] = {}  # by class of C++ node: a bounded number
+_LOOK_AT = 64  # entries; each time their number has doubled, dead ones are removed
 
 
 class Readers:
-    """One session's index. Keeps nothing alive. `by_source` is empty until something is discarded: the hooks ask for
+    """One session's index. It keeps nothing alive. `by_source` is empty until something is discarded; the hooks test
     that first."""
 
     def __init__(self) -> None:
@@ -30,7 +31,7 @@ class Readers:
         self._look_at = _LOOK_AT
 
     def add(self, reader: ManagedStorage, recipe: Recipe) -> None:
-        """`reader` was discarded, and is recomputed by `recipe`."""
+        """Note that `reader` was discarded and is recomputed by `recipe`."""
         for given in recipe.given:
             if isinstance(given, Constant):
                 continue
@@ -42,7 +43,7 @@ class Readers:
             self._look_at = max(_LOOK_AT, 2 * len(self.by_source))
 
     def of(self, source: ManagedStorage | torch.Tensor) -> list[ManagedStorage]:
-        """Those that are still missing. An identity that was used again names too many, which costs time only."""
+        """The readers that are not recomputed yet. If an id was reused there may be too many, which only costs time."""
         readers = self.by_source.get(id(source))
         return [] if readers is None else [one for one in readers if one.is_yet_to_be_recomputed]
 
@@ -51,8 +52,8 @@ class Readers:
 
 
 def may_be_overwritten() -> bool:
-    """Whether what is unpacked now goes to code that may write to it: a custom backward, or nobody knows whom."""
-    kind = type(_current_node())  # of None outside of a backward
+    """True if the code that unpacks now may write to the tensor: a custom backward, or code that is not known."""
+    kind = type(_current_node())  # NoneType outside of a backward
     try:
         return _overwrites[kind]
     except KeyError:

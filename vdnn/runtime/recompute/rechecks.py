@@ -1,13 +1,13 @@
-"""Proof does not end: what was recomputed or decoded is compared with what was discarded, again and again.
+"""Rechecks: in some steps, what was recomputed or decoded is compared with a hash of what was discarded.
 
-[Note: Which steps] Everything that is discarded is hashed on the device before it goes and after it is recomputed, as
-integrity mode does, in one step of every `one_in` (a random, seeded one), and at each place the first two times that a
-recipe is followed there. So a recipe that is wrong at any place in every step is found within twice `one_in` steps. The
-hashes are read before an optimizer runs, and at the end of the step. A difference raises RecomputeError, and the recipe
-is followed nowhere in this process any more.
+[Note: Which steps] Everything that is discarded is hashed on the device before it is discarded and after it is
+recomputed, as in integrity mode. This happens in one random (seeded) step of every `one_in`, and the first two times
+that a recipe is used for a save key. So a recipe that is wrong for any save key in every step is found within twice
+`one_in` steps. The hashes are read before an optimizer runs, and at the end of the step. A difference raises
+RecomputeError, and the recipe is not used again in this process.
 
-[Note: The cost] In a step that is checked: two passes over what is discarded, a wait for the device before the
-optimizer, and 16 bytes a storage. In others: nothing.
+[Note: Cost of rechecks] A checked step costs two passes over what is discarded, a wait for the device before the
+optimizer, and 16 bytes for each storage. Other steps cost nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from vdnn.runtime.storage.transport import Transport
 from vdnn.step.recording import SaveKey
 
 DEFAULT_ONE_IN = 64
-_FIRST = 2  # times that a recipe is checked at each place when it is new there
-BYTES_A_STORAGE = 16  # two hashes, in a step that is checked
+_FIRST = 2  # times that a recipe is checked for a save key when it is new
+BYTES_A_STORAGE = 16  # two hashes, in a checked step
 
 
 class _Recomputed(NamedTuple):
@@ -39,28 +39,28 @@ class _Recomputed(NamedTuple):
 
 
 class Check:
-    """Of one storage that was discarded."""
+    """The hash of a discarded storage, to compare with what is recomputed."""
 
-    __slots__ = ("_left", "_pairs", "_tag")
+    __slots__ = ("_before", "_pairs", "_tag")
 
-    def __init__(self, pairs: HashPairs[_Recomputed], tag: _Recomputed, left: torch.Tensor) -> None:
+    def __init__(self, pairs: HashPairs[_Recomputed], tag: _Recomputed, before: torch.Tensor) -> None:
         self._pairs = pairs
         self._tag = tag
-        self._left = left
+        self._before = before
 
     def compare(self, address: int, nbytes: int, stream: _C.Stream) -> None:
-        """With what was recomputed, as `stream` sees it."""
-        self._pairs.compare(self._tag, self._left, address, nbytes, stream)
+        """Compare with what was recomputed, ordered on `stream`."""
+        self._pairs.compare(self._tag, self._before, address, nbytes, stream)
 
 
 class Rechecks:
-    """Of one session. `one_in` 0: none at all."""
+    """The rechecks of one session. `one_in` 0 turns them off."""
 
     def __init__(self, one_in: int = DEFAULT_ONE_IN, seed: int = 0) -> None:
         self._one_in = one_in
         self._random = random.Random(seed)
-        self._followed: Recent[Hashable, int] = Recent()  # how often, at each place
-        self._verified: dict[str, int] = {}  # by recipe, the last step in which all was well
+        self._followed: Recent[Hashable, int] = Recent()  # how often each was used, by signature and save key
+        self._verified: dict[str, int] = {}  # the last step in which a recipe was right
         self._pairs: weakref.WeakKeyDictionary[Transport, HashPairs[_Recomputed]] = weakref.WeakKeyDictionary()
         self._step = 0
         self._next = self._one_of_window(0)
@@ -74,35 +74,37 @@ class Rechecks:
     def failed(self) -> int:
         return sum(pairs.failed for pairs in self._pairs.values())
 
-    def check(self, managed: ManagedStorage, recipe: str, signature: Hashable, place: SaveKey | None) -> Check | None:
-        """Of a storage that is about to be discarded; None where this step does not check it."""
+    def check(
+        self, managed: ManagedStorage, recipe: str, signature: Hashable, save_key: SaveKey | None
+    ) -> Check | None:
+        """A check of a storage that is about to be discarded; None if this step does not check it."""
         transport = managed.transport
         if not self._one_in or transport.fake or transport.integrity is not None:
             return None
-        times = self._followed.get((signature, place)) or 0
+        times = self._followed.get((signature, save_key)) or 0
         if times < _FIRST:
-            self._followed[(signature, place)] = times + 1
+            self._followed[(signature, save_key)] = times + 1
         elif not self._is_checking:
             return None
         pairs = self._pairs.get(transport)
         if pairs is None:
             pairs = self._pairs[transport] = HashPairs(transport)
         try:
-            left = pairs.hash(managed.address, managed.nbytes, transport.current_stream())
+            before = pairs.hash(managed.address, managed.nbytes, transport.current_stream())
         except KernelUnavailableError:
-            self._one_in = 0  # vdnn doctor says that this build has no device code
+            self._one_in = 0  # this build has no device code, as vdnn doctor reports
             return None
         label = label_text(managed.geometry, managed.saved_in)
-        return Check(pairs, _Recomputed(label if place is None else f"{label} ({place})", recipe), left)
+        return Check(pairs, _Recomputed(label if save_key is None else f"{label} ({save_key})", recipe), before)
 
     def lines(self) -> list[str]:
-        """For the report."""
+        """The lines of the report."""
         if not self.compared:
             return []
         return [f"  rechecks: {self.compared} storages compared with what was discarded, {self.failed} differ"]
 
     def finish(self) -> None:
-        """Blocks until all comparisons so far are done, if there are any; raises what they show."""
+        """Block until all comparisons so far are done, if there are any. Raises RecomputeError if two hashes differ."""
         for pairs in list(self._pairs.values()):
             compared, wrong = pairs.differing()
             if wrong:
@@ -115,7 +117,7 @@ class Rechecks:
             self._verified.update((one.recipe, self._step) for one in compared)
 
     def step_ended(self) -> None:
-        """See [Note: Which steps]."""
+        """Finish the comparisons, and decide whether the next step is checked. See [Note: Which steps]."""
         self.finish()
         self._step += 1
         if not self._one_in:

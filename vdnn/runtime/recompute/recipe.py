@@ -1,12 +1,12 @@
-"""How to make a saved tensor again: steps in order, and the values that they begin with.
+"""A recipe: the steps that recompute a saved tensor, and the values that they read.
 
-A recipe owns what it reads and nothing else: saved tensors that stay are held as they were kept, managed ones through
-their packed views, leaves themselves. It holds no node of the graph and not the tensor that it makes, so that a graph
-that dies frees all of it at once.
+A recipe owns what it reads and nothing else: kept saves as they were kept, managed ones through their packed views, and
+leaves. It holds neither a node of the graph nor the tensor that it makes, so a graph that is freed frees everything at
+once.
 
-[Note: What comes out] The tensor that was packed, or where that was a view of more (`tensor._base`), the whole that it
-was a view of: in either case a tensor that begins its storage and fills it, with the size and strides of the original,
-so that its storage is byte for byte the storage that was saved.
+[Note: Result of a recipe] The result is the tensor that was packed, or the tensor that it was a view of
+(`tensor._base`). Either starts its storage and fills it, with the size and strides of the original. So the storage of
+the result is byte for byte the storage that was saved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from vdnn.errors import OperandModifiedError, VdnnError
 from vdnn.runtime.recompute.backend_flags import Flags
-from vdnn.runtime.recompute.layouts import lies_as_before, refuse_unknown
+from vdnn.runtime.recompute.layouts import has_original_strides, refuse_unknown_strides
 from vdnn.runtime.recompute.node_notes import Packed
 from vdnn.runtime.recompute.operation import Call, Operation
 from vdnn.runtime.recompute.surroundings import run_under
@@ -32,7 +32,7 @@ Unpack = Callable[[Packed], torch.Tensor]
 
 
 class Leaf(NamedTuple):
-    """A leaf that no node saved, the version that was read, and in which storage (its native address)."""
+    """A leaf that no node saved, the version that was read, and the native address of its storage."""
 
     tensor: torch.Tensor
     version: int
@@ -40,7 +40,7 @@ class Leaf(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """A Python number in a tensor's place; without data, a tensor of no dimension."""
+    """A Python number that was given for a tensor. Without data it is a tensor with no dimensions."""
 
     value: bool | int | float | complex | torch.Tensor
 
@@ -49,8 +49,8 @@ Given = PackedView | KeptTensor | Leaf | Constant
 
 
 class Step(NamedTuple):
-    """One operation. `inputs` and `dying` are places among the values: first the given ones, then a step's each;
-    an input of -1 is None. What is dying has had its last reader."""
+    """One operation. `inputs` and `dying` are indices of values: first the given ones, then one for each step. An input
+    of -1 is None. A value in `dying` is not read by later steps."""
 
     operation: Operation
     call: Call
@@ -60,9 +60,9 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
-    """Made by find_recipe. `operands` are the managed saves among what it reads, in the order in which they are asked
-    for; `operand_depths` counts the operations from each of them to the result, on the longest way and without views,
-    and `depth` those of the longest chain of all. `flags` are torch's settings under which its operations ran."""
+    """Made by find_recipe. `operands` are the managed saves that it reads, in the order in which they are unpacked.
+    `operand_depths` counts the operations on the longest path from each operand to the result, without views; `depth`
+    is the length of the longest chain. `flags` are the settings of torch under which its operations ran."""
 
     is_exact: ClassVar[bool] = True
     is_exact_in_bytes: ClassVar[bool] = True
@@ -79,32 +79,32 @@ class Recipe:
 
     @property
     def operation_names(self) -> tuple[str, ...]:
-        """In the order in which they are done."""
+        """The names, in the order in which the operations run."""
         return tuple(step.operation.name for step in self.steps)
 
     def recompute(self, unpack: Unpack) -> torch.Tensor:
-        """The tensor, bit for bit, on the current stream. See [Note: What comes out].
+        """Compute the tensor, bit for bit, on the current stream. See [Note: Result of a recipe].
 
-        Every managed operand is asked for once, before anything is computed; memory of what lies between is let go
-        of as soon as its last reader is done. Raises what `unpack` raises, VdnnError when an operand that stayed
-        on the device is no longer what it was, and UnknownLayoutError.
+        Every managed operand is unpacked once, before anything is computed. Intermediate values are released after
+        their last reader. Raises what `unpack` raises, VdnnError if an operand on the device was modified, and
+        UnknownLayoutError.
         """
         values: list[Any] = [self._value(given, unpack) for given in self.given]
         return run_under(self.flags, partial(self._run, values))
 
     def _run(self, values: list[Any]) -> torch.Tensor:
-        lie_as_before = [True] * len(values)
+        strides_match = [True] * len(values)
         for step in self.steps:
-            inputs = [None if place < 0 else values[place] for place in step.inputs]
-            are_known = all(lie_as_before[place] for place in step.inputs if place >= 0)
-            refuse_unknown(step.operation, step.call, are_known)
-            for place in step.dying:
-                values[place] = None
-            made = self._done(step, inputs)
-            lie_as_before.append(lies_as_before(step.operation, inputs, made, are_known))
+            inputs = [None if index < 0 else values[index] for index in step.inputs]
+            inputs_match = all(strides_match[index] for index in step.inputs if index >= 0)
+            refuse_unknown_strides(step.operation, step.call, inputs_match)
+            for index in step.dying:
+                values[index] = None
+            made = self._run_step(step, inputs)
+            strides_match.append(has_original_strides(step.operation, inputs, made, inputs_match))
             values.append(made)
             del inputs, made
-        return _shaped(values[-1], self.geometry)
+        return _with_geometry(values[-1], self.geometry)
 
     def _value(self, given: Given, unpack: Unpack) -> Any:
         if isinstance(given, PackedView):
@@ -125,12 +125,13 @@ class Recipe:
         storage = tensor.untyped_storage()
         if storage._cdata != given.storage or storage.nbytes() < tensor.nbytes:
             raise VdnnError(
-                f"cannot recompute a tensor by {self.name}: the parameter of {tuple(tensor.shape)} that it needs has "
-                "been given other memory since, or none (as sharded training does). Run vdnn.offload without recompute."
+                f"cannot recompute a tensor by {self.name}: the parameter of shape {tuple(tensor.shape)} that it reads "
+                "has other memory than in the forward pass, or none (as in sharded training). Run "
+                "vdnn.offload(recompute=False)."
             )
         return tensor
 
-    def _done(self, step: Step, inputs: Sequence[Any]) -> torch.Tensor:
+    def _run_step(self, step: Step, inputs: Sequence[Any]) -> torch.Tensor:
         call = step.call
         try:
             made = step.operation.run(call, *inputs)
@@ -140,25 +141,27 @@ class Recipe:
             ) from error
         if made.shape != call.shape:
             raise VdnnError(
-                f"cannot recompute a tensor by {self.name}: {step.operation.name} made {tuple(made.shape)}, where it "
-                f"had made {tuple(call.shape)}. This is a fault of vdnn's recipe."
+                f"cannot recompute a tensor by {self.name}: {step.operation.name} made shape {tuple(made.shape)}, "
+                f"expected {tuple(call.shape)}. This is a bug in vdnn's recipe."
             )
         if made.dtype is call.dtype:
             return made
         if not step.operation.may_be_in_place:
             raise VdnnError(
-                f"cannot recompute a tensor by {self.name}: {step.operation.name} made {made.dtype}, where it had made "
-                f"{call.dtype}. This is a fault of vdnn's recipe."
+                f"cannot recompute a tensor by {self.name}: {step.operation.name} made {made.dtype}, expected "
+                f"{call.dtype}. This is a bug in vdnn's recipe."
             )
-        # What was written in place kept its dtype, whatever was computed.
+        # An operation in place keeps the dtype of the tensor that it overwrites.
         return made.to(call.dtype)
 
 
-def _shaped(made: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    """With these strides, alone in a storage of its own."""
+def _with_geometry(made: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+    """The tensor, or a copy, that has these strides and fills its storage."""
     dtype, size, stride = geometry
     if made.dtype is not dtype or made.shape != size:
-        raise VdnnError(f"a recipe made {made.dtype} {tuple(made.shape)} instead of {dtype} {tuple(size)}.")
+        raise VdnnError(
+            f"a recipe made {made.dtype} {tuple(made.shape)}, expected {dtype} {tuple(size)}. This is a bug in vdnn."
+        )
     if made.stride() == stride and not made.storage_offset() and made.untyped_storage().nbytes() == made.nbytes:
         return made
     return torch.empty_strided(size, stride, dtype=dtype, device=made.device).copy_(made)

@@ -1,4 +1,4 @@
-"""What is known of a recompute that was tried and came out right."""
+"""The recompute cost that a successful trial measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RecomputeCost:
-    """What it costs, as the recording has it."""
+    """The recompute cost, in the terms of a recording: see vdnn.step.recording.Recompute."""
 
     compute_ns: int
     extra_bytes: int

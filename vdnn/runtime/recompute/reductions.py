@@ -13,7 +13,7 @@ _aten = torch.ops.aten
 
 
 def _softmax(call: Call, input: Tensor) -> Tensor:
-    # CUDA's kernels may read half precision and write single.
+    # CUDA's kernels may read half precision and write single precision.
     return torch._softmax(input, call.scalars[0], input.dtype is not call.dtype)
 
 
@@ -30,7 +30,7 @@ def _pool(name: str, run: str, *scalars: str, output: int | None = None) -> Oper
         return made
 
     found = unary(name, pooled, *scalars)
-    return replace(found, layout=Layout.IGNORED) if "max" in name else found  # which compares
+    return replace(found, layout=Layout.IGNORED) if "max" in name else found  # max pooling compares
 
 
 def _adaptive(run: str) -> Operation:
@@ -77,7 +77,7 @@ for _kind in ("Bilinear", "Bicubic"):
     TABLE[f"Upsample{_kind}2DBackward0"] = _upsample(f"upsample_{_kind.lower()}2d", "align_corners", *_SCALES[1:])
 TABLE["UpsampleTrilinear3DBackward0"] = _upsample("upsample_trilinear3d", "align_corners", *_SCALES)
 
-# Saved besides the output, and asked for by owner_recipe: what makes the indices.
+# The operations that make the indices that a node saves besides its output; owner_recipe uses them.
 INDICES: Table = {
     "MaxPool2DWithIndicesBackward0": _pool("max_pool indices", "max_pool2d_with_indices", *_MAX, output=1),
     "MaxPool3DWithIndicesBackward0": _pool("max_pool indices", "max_pool3d_with_indices", *_MAX, output=1),

@@ -1,8 +1,8 @@
 """Copies of the leaves and small saves that recipes read, for a policy that discards without a plan.
 
-Under a plan a recipe is proven where it is used, in the step that was recorded. Without one nothing tells whether a
-parameter is written between forward and backward: through `.data` no version counter shows it. So what is not managed
-is copied when the first recipe of a step needs it, and the recipe reads the copy.
+With a plan, the recorded step has tried each recipe at the use. Without a plan, nothing shows whether a program writes
+to a parameter between forward and backward: a write through `.data` changes no version counter. So operands that are
+not managed are copied when the first recipe of a step needs them, and recipes read the copies.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class _Snapshot(NamedTuple):
 
 
 class Snapshots:
-    """Shared by all recipes that read the same version; each lives as long as one of them."""
+    """Copies of operands. All recipes that read the same version share a copy, which lives as long as one of them."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Snapshot] = {}  # by identity of the original
 
     def of(self, recipe: Recipe) -> Recipe:
-        """The recipe, reading copies of what is not managed."""
+        """The recipe, with copies in place of operands that are not managed."""
         return replace(recipe, given=tuple(self._copied(given) for given in recipe.given))
 
     def _copied(self, given: Given) -> Given:
@@ -38,7 +38,7 @@ class Snapshots:
             return given
         tensor, version = given[0], given[1]
         if tensor._version != version:
-            return given  # following it says so
+            return given  # the recompute raises OperandModifiedError
         known = self._known.get(id(tensor))
         copy = None
         if known is not None and known.original() is tensor and known.version == version:
@@ -47,7 +47,7 @@ class Snapshots:
             with torch.no_grad():
                 copy = tensor.clone()
             if copy.stride() != tensor.stride():
-                return given  # overlapping or sparse strides, of which a clone makes others
+                return given  # overlapping or sparse strides, which a clone does not keep
             key = id(tensor)
             ends = weakref.ref(copy, lambda _: self._known.pop(key, None))
             self._known[key] = _Snapshot(weakref.ref(tensor), version, ends)

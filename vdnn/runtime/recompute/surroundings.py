@@ -1,9 +1,7 @@
-"""The state of torch in which a recompute runs: without graph, autocast and function modes, under its operations'
-flags.
+"""Sets the state of torch for a recompute: no graph, no autocast, no function modes, and the settings of the forward.
 
-What was there before is put back whatever happens. An interrupt may come between any two instructions of Python,
-also of those that put it back: so that is done twice, and no frame of Python lies between what is changed and the
-`finally`.
+The previous state is restored whatever happens. An interrupt may come between any two instructions of Python, also
+while the state is restored. So it is restored twice, and no Python frame lies between a change and the `finally`.
 """
 
 from __future__ import annotations

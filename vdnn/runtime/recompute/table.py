@@ -1,19 +1,19 @@
-"""The audited table: by the name of autograd's node, the operation that can be done again.
+"""The audited table: the operations that can be run again, by the name of autograd's node.
 
-What is not here ends a chain: custom Functions, checkpoints, in-place writes to views, random operations that keep no
-mask, and whatever nobody has looked at. Each entry has a test of bitwise equality.
+Operations that are not in the table end a chain: custom Functions, checkpoints, in-place writes to views, random
+operations that keep no mask, and everything that was not audited. Each entry has a test of bitwise equality.
 """
 
 from __future__ import annotations
 
-from vdnn.runtime.recompute import dear, elementwise, norms, reductions, views
+from vdnn.runtime.recompute import elementwise, expensive, norms, reductions, views
 from vdnn.runtime.recompute.operation import Node, Operation
 
-_TABLE = {**elementwise.TABLE, **views.TABLE, **reductions.TABLE, **norms.TABLE, **dear.TABLE}
+_TABLE = {**elementwise.TABLE, **views.TABLE, **reductions.TABLE, **norms.TABLE, **expensive.TABLE}
 
 
 def operation_of(node: Node) -> Operation | None:
-    """What made the node's outputs, if it is in the table."""
+    """The operation that made the node's outputs, if it is in the table."""
     found = _TABLE.get(node.name())
     if found is None or isinstance(found, Operation):
         return found
@@ -21,11 +21,11 @@ def operation_of(node: Node) -> Operation | None:
 
 
 def indices_of(node: Node) -> Operation | None:
-    """What made the integers that the node saved about its output."""
+    """The operation that made the integers that the node saved along with its output."""
     found = reductions.INDICES.get(node.name())
     return found if isinstance(found, Operation) else None
 
 
 def recipe_names() -> tuple[str, ...]:
-    """The nodes of the table, in its order."""
+    """The names of the table's nodes, in its order."""
     return tuple(_TABLE)

@@ -1,8 +1,9 @@
-"""How far a recomputed value may be from the one that was there: not at all, or within what the user names.
+"""The tolerance: how far a recomputed value may be from the original. By default they have to be equal bit for bit.
 
-[Note: What is measured] Of floats the furthest that two numbers at one place are apart, over the largest magnitude of
-the original's finite numbers; of complex numbers, of their parts. What is not finite has to come back as it was, and
-all else byte for byte. 0 is what differs in its bytes and not in its numbers: 0.0 and -0.0.
+[Note: Measure of a difference] The difference of two float tensors is the largest difference of two numbers at the same
+index, divided by the largest magnitude of the original's finite numbers; for complex numbers, of their parts. Numbers
+that are not finite have to be equal, and values of other dtypes byte for byte. The difference is 0 if bytes differ and
+numbers do not: 0.0 and -0.0.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ _LEAST_ITEM = 4  # bytes: smaller floats are subtracted as floats of 32 bits
 
 
 class Tolerance:
-    """Of one session. `limit` None: bit for bit."""
+    """One session's tolerance. `limit` None: bit for bit."""
 
     def __init__(self, limit: float | None = None) -> None:
         self.limit = limit
-        self._followed: dict[str, float] = {}  # by recipe, the furthest that was seen
+        self._followed: dict[str, float] = {}  # the largest difference that was seen, by recipe
 
     def admits(self, difference: float) -> bool:
         return self.limit is not None and difference <= self.limit
 
     def follow(self, recipe: str, difference: float) -> None:
-        """It is recomputed although it differs, which is said once."""
+        """Note that a recipe is used although its result differs. The first time this is logged."""
         if recipe not in self._followed:
             logger.info(
-                "vdnn: %s does not come out bit for bit (%.2g of the largest apart), and is recomputed within the "
-                "tolerance of %g.",
+                "vdnn: %s does not give the original bit for bit (difference: %.2g of the largest magnitude), and is "
+                "recomputed within the tolerance of %g.",
                 recipe,
                 difference,
                 self.limit,
@@ -40,16 +41,19 @@ class Tolerance:
         self._followed[recipe] = max(difference, self._followed.get(recipe, 0.0))
 
     def lines(self) -> list[str]:
-        """For the report."""
+        """The lines of the report."""
         if self.limit is None:
             return []
-        names = [f"{recipe} ({apart:.2g} of the largest apart)" for recipe, apart in self._followed.items()]
-        within = "; ".join(names) or "what was recomputed came out bit for bit"
+        names = [
+            f"{recipe} (difference: {difference:.2g} of the largest magnitude)"
+            for recipe, difference in self._followed.items()
+        ]
+        within = "; ".join(names) or "every recomputed value was equal bit for bit"
         return [f"  recomputed within the tolerance of {self.limit:g}: {within}"]
 
 
 def check_tolerance(value: object) -> float | None:
-    """The limit, if it is one."""
+    """The limit. Raises TypeError or ValueError if `value` is not one."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -60,8 +64,8 @@ def check_tolerance(value: object) -> float | None:
 
 
 def difference_between(original: torch.Tensor, made: torch.Tensor, dtype: torch.dtype) -> float:
-    """Of flat tensors of bytes. See [Note: What is measured]. Infinite where nothing but the same bytes would do. Waits
-    for the device."""
+    """The difference of two flat tensors of bytes. See [Note: Measure of a difference]. Infinite if only equal bytes
+    are allowed. Waits for the device."""
     if not (dtype.is_floating_point or dtype.is_complex) or original.nbytes % dtype.itemsize:
         return math.inf
     with torch.no_grad():

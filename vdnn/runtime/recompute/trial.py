@@ -1,4 +1,4 @@
-"""A recompute outside of any plan: what it costs, and whether its outcome is what was there."""
+"""Runs a recipe once beside the original, measures its recompute cost, and compares the two."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from vdnn.runtime.storage.packed_view import PackedView
 
 
 class Trial:
-    """Of one recipe, for one storage."""
+    """Runs a recipe for a storage. After each run its operands are where they were before."""
 
     def __init__(self, managed: ManagedStorage, recipe: Recipe | Codec, gauges: Gauges | None) -> None:
         self._managed = managed
         self._recipe = recipe
         self._gauges = gauges
         self._stand_ins: list[torch.Tensor] = []
-        # Back on the device for the trial alone; and what was there, whose uses the trial must not count for.
+        # Reloaded or recomputed for the trial alone; and recomputed before it: the trial does not count as their use.
         self._borrowed: list[ManagedStorage] = []
         self._recomputed: list[Discarded] = []
         self._read: list[Discarded] = []
@@ -63,12 +63,12 @@ class Trial:
             self._begin_mark = gauges.mark(self._managed.transport.current_stream())
 
     def _operand(self, packed: Any) -> torch.Tensor:
-        """All are asked for before anything is computed: what that costs is no part of it."""
+        """Unpack an operand. The recipe unpacks all of them before it computes, and that is not part of the cost."""
         view: PackedView = packed
         if view.managed.transport.fake:
             dtype, size, stride = view.geometry
             tensor = torch.empty_strided(size, stride, dtype=dtype)
-            self._stand_ins.append(tensor)  # in a step the operand stays, whoever has read it
+            self._stand_ins.append(tensor)  # in a step the operand stays allocated after it is read
         else:
             if view.managed.residency is Residency.HOST:
                 self._borrowed.append(view.managed)
@@ -83,13 +83,13 @@ class Trial:
 
 
 def bytes_of(storage: torch.UntypedStorage, begin: int, nbytes: int) -> torch.Tensor:
-    """As a flat tensor of bytes."""
+    """A flat tensor of these bytes of a storage."""
     flat = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return flat.set_(storage, begin, (nbytes,), (1,))
 
 
-def is_as_it_was(recipe: Recipe | Codec, original: torch.Tensor, made: torch.Tensor) -> bool:
-    """Byte for byte; what a lossy codec made, within its bound. `original` is flat."""
+def gives_original(recipe: Recipe | Codec, original: torch.Tensor, made: torch.Tensor) -> bool:
+    """True if `made` equals the original byte for byte, or is within the bound of a lossy codec. `original` is flat."""
     storage = made.untyped_storage()
     if original.nbytes != storage.nbytes():
         return False

@@ -1,6 +1,7 @@
-"""Views, and operations that only put values in another place.
+"""Views, and operations that copy values without computing: cat, stack, repeat, roll.
 
-Where a node keeps no shape of its result (view, expand) the shape is that of its output, which autograd knows.
+If a node does not keep the shape of its result (view, expand), the recipe uses the shape of the node's output, which
+autograd knows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _aten = torch.ops.aten
 
 
 def _viewed(call: Call, input: Tensor) -> Tensor:
-    """Reshaped where a view cannot be made: the original may have lain otherwise."""
+    """A view, or a reshape if the input's strides allow no view: those of the original may have been different."""
     return input.reshape(call.shape)
 
 

@@ -143,7 +143,7 @@ class SessionRecipes:
         if source is None or source.nbytes() != managed.nbytes:
             return False  # a part of a storage
         place = None if self._steps is None else self._steps.place
-        recipe = None if node is None else find_recipe(tensor, node, self._our_unpack, max_depth=_DEPTH, dear=True)
+        recipe = None if node is None else find_recipe(tensor, node, self._our_unpack, max_depth=_DEPTH, expensive=True)
         codec = codec_for(tensor, self._codecs) if tensor.nbytes == managed.nbytes else None
         if recipe is not None and not recipe.is_cheap and codec is not None:
             recipe = None  # who names a lossy codec would rather have that than a product done again

@@ -1,1 +1,1 @@
-"""Steps of training: where each begins and ends, its recording, its plan, and how the plan is followed."""
+"""Training steps: finds where they begin and end, records them, makes and follows their plans, measures timelines."""

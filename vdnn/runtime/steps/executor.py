@@ -1,8 +1,8 @@
-"""Follows a Plan through a step: what leaves, when it is given up, when it is asked back.
+"""Follows a Plan through a step: decides which saves are offloaded, and issues releases and reloads at their points.
 
-A save is recognised by its key, so that one more or less does not shift those behind it. What the plan does not know is
-left to the online policy. A point of the plan that was passed over (a branch that never ran) counts as reached as soon
-as a later one is.
+The executor finds a save in the plan by its save key, so a save more or less does not shift the later ones. Saves that
+are not in the plan are left to the online policy. A point that the step skipped (a branch that did not run) counts as
+reached as soon as a later point is reached.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import weakref
 from enum import Enum
+from typing import NamedTuple
 
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.step.plan import Plan
@@ -17,7 +18,7 @@ from vdnn.step.recording import PointKind, SaveKey
 
 logger = logging.getLogger("vdnn")
 
-# How far ahead a save is looked for before it counts as unknown.
+# The number of planned saves among which a save is looked for.
 _REACH = 256
 
 
@@ -26,15 +27,25 @@ class _Move(Enum):
     RELOAD = "reload"
 
 
+class _PlannedSave(NamedTuple):
+    point: int
+    lifetime: int
+    key: SaveKey | None
+
+
 class Executor:
-    """Of one plan, step after step."""
+    """Follows one plan, step after step."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.differences = 0  # saves that were not as planned, in this step
+        self.differences = 0  # saves of this step that differ from the plan
         self.first_difference: str | None = None
         self._has_warned = False
-        self._save_points = [index for index, point in enumerate(plan.points) if point.kind is PointKind.SAVE]
+        self._saves = [
+            _PlannedSave(index, point.lifetime, point.key)
+            for index, point in enumerate(plan.points)
+            if point.kind is PointKind.SAVE and point.lifetime is not None
+        ]
         self._use_points: list[list[int]] = [[] for _ in plan.lifetimes]
         for index, point in enumerate(plan.points):
             if point.kind is PointKind.USE and point.lifetime is not None:
@@ -47,54 +58,53 @@ class Executor:
                 for move, point in ((_Move.RELEASE, absence.release_point), (_Move.RELOAD, absence.reload_point))
                 if point is not None
             ),
-            # At one point: first what makes room, then what needs it, and of that what is used first.
+            # At one point: releases first, because they make room, then reloads, in the order of their uses.
             key=lambda one: (one[0], one[3] is _Move.RELOAD, self._next_use(one[2], one[0]), one[2]),
         )
         self.begin_step()
 
     @property
     def first_key(self) -> SaveKey | None:
-        return self.plan.points[self._save_points[0]].key if self._save_points else None
+        return self._saves[0].key if self._saves else None
 
     def _next_use(self, lifetime: int, point: int) -> int:
         return next((use for use in self._use_points[lifetime] if use > point), len(self.plan.points))
 
     def begin_step(self) -> None:
-        self._next_save = 0  # index into the save points
+        self._next_save = 0  # index of a planned save
         self._next_move = 0
         self._reached = -1
         self._managed: list[weakref.ref[ManagedStorage] | None] = [None] * len(self.plan.lifetimes)
         self._uses = [0] * len(self.plan.lifetimes)
         self.differences = 0
 
-    # At the hooks.
+    # Called in the hooks.
 
     def saved(self, managed: ManagedStorage, key: SaveKey, is_new: bool) -> int | None:
-        """The lifetime of the plan that this save begins or belongs to; None if it is not in the plan."""
-        place = self._find(key)
-        if place is None:
-            self._differs(f"a save that is not in the plan: {key}", self._next_save)
+        """The planned lifetime that this save begins; None if it begins none or is not in the plan."""
+        index = self._find(key)
+        if index is None:
+            self._differs(f"found a save that is not in the plan: {key}", self._next_save)
             return None
-        if place > self._next_save:
-            self._differs(f"the next save it finds is {key}", self._next_save)
-        self._next_save = place + 1
-        point = self._save_points[place]
-        self._reached = max(self._reached, point)
-        lifetime = self.plan.points[point].lifetime
-        assert lifetime is not None, "a save has a lifetime"
+        if index > self._next_save:
+            self._differs(f"found the later save {key}", self._next_save)
+        self._next_save = index + 1
+        planned = self._saves[index]
+        self._reached = max(self._reached, planned.point)
         if not is_new:
             return None
+        lifetime = planned.lifetime
         if self._managed[lifetime] is not None or self.plan.lifetimes[lifetime].nbytes != managed.nbytes:
-            self._differs(f"another storage of {managed.nbytes} bytes at {key}", place)
+            self._differs(f"found another storage of {managed.nbytes} bytes at {key}", index)
             return None
         self._managed[lifetime] = weakref.ref(managed)
         return lifetime
 
     def _find(self, key: SaveKey) -> int | None:
-        end = min(self._next_save + _REACH, len(self._save_points))
-        for place in range(self._next_save, end):
-            if self.plan.points[self._save_points[place]].key == key:
-                return place
+        end = min(self._next_save + _REACH, len(self._saves))
+        for index in range(self._next_save, end):
+            if self._saves[index].key == key:
+                return index
         return None
 
     def not_recomputed(self, managed: ManagedStorage) -> None:
@@ -108,7 +118,7 @@ class Executor:
             self._reached = max(self._reached, points[min(use, len(points) - 1)])
 
     def make_moves(self) -> None:
-        """All releases and reloads up to the point that was reached."""
+        """Issue all releases and reloads up to the point that the step has reached."""
         while self._next_move < len(self._moves) and self._moves[self._next_move][0] <= self._reached:
             _, _, lifetime, move = self._moves[self._next_move]
             self._next_move += 1
@@ -121,19 +131,19 @@ class Executor:
             else:
                 managed.reload_early()
 
-    # Differences.
+    # Differences between the step and the plan.
 
-    def _differs(self, found: str, place: int) -> None:
+    def _differs(self, found: str, index: int) -> None:
         self.differences += 1
         if self._has_warned:
             return
         self._has_warned = True
-        if place < len(self._save_points):
-            expected = str(self.plan.points[self._save_points[place]].key)
+        if index < len(self._saves):
+            expected = str(self._saves[index].key)
         else:
-            expected = f"no save after the {len(self._save_points)} it has"
+            expected = f"no save after the {len(self._saves)} it has"
         self.first_difference = (
             f"the step differs from the plan (made by {self.plan.policy!r} for {self.plan.backend} on "
-            f"{self.plan.device_name}): at save {place} it expects {expected}; {found}."
+            f"{self.plan.device_name}): at save {index} it expects {expected}; {found}."
         )
-        logger.warning("vdnn: %s What differs is left to the online policy.", self.first_difference)
+        logger.warning("vdnn: %s Saves that differ are left to the online policy.", self.first_difference)

@@ -1,8 +1,8 @@
-"""Which kind each step of a session was, and of which kind the next is going to be.
+"""Remembers the kinds of a session's steps, and predicts the kind of the next step.
 
-A kind is a running hash of the keys of a step's saves. Steps of several kinds may begin alike, a critic's five and then
-the generator's: what a step is going to be is told by its first save and by the kinds of the steps before it, by the
-longest row of them that was seen before. What is remembered is bounded; what was used least recently goes.
+A kind is a running hash of the keys of a step's saves. Steps of different kinds may begin alike, such as five of a
+critic and then one of the generator. So the prediction uses the step's first save and the kinds of the steps before it:
+the longest row of them that was seen before. The memory is bounded; the entries used least recently are removed.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ NO_SAVES: Kind = 0
 _LONGEST_ROW = 12
 _MOST_ROWS = 512
 _MOST_KINDS = 256
-# How far the count of what usually comes next rises: a habit that changed is forgotten after so many steps.
+# The largest count of what usually comes next. A program that changes is followed after this many steps.
 _MOST_TIMES = 8
-# As often a kind has to be seen for it to be expected, where what comes next is not always the same.
+# A kind counts as likely after this many steps of it, if what comes next is not always the same.
 _OFTEN = 3
 
 
 def kind_with(kind: Kind, key: SaveKey) -> Kind:
-    """Of a step that was of `kind` so far, with one save more."""
+    """The kind of a step that was of `kind` so far, after one more save."""
     return hash((kind, key))
 
 
 class Expected(NamedTuple):
-    """`is_likely`: the steps before have led to it each time, or it is a frequent one."""
+    """A predicted kind. `is_likely`: it came each time after these steps, or it is frequent."""
 
     kind: Kind
     is_likely: bool
 
 
 class _Next(NamedTuple):
-    """What came after a row: `kind`, in the majority by `times`; `is_sure`: and nothing else."""
+    """The kind that came most often after a row, ahead of others by `times`. `is_sure`: no other kind came."""
 
     kind: Kind
     times: int
@@ -45,7 +45,7 @@ class _Next(NamedTuple):
 
 
 class StepKinds:
-    """Of one session."""
+    """The kinds of one session's steps."""
 
     def __init__(self) -> None:
         self._rows: OrderedDict[tuple[int, ...], _Next] = OrderedDict()
@@ -53,7 +53,7 @@ class StepKinds:
         self._before: tuple[Kind, ...] = ()
 
     def expected(self, first: SaveKey) -> Expected | None:
-        """Of the step that begins with this save; None if no step has begun so."""
+        """The kind expected of the step that begins with this save; None if no earlier step began with it."""
         for row in self._rows_before(first):
             found = self._rows.get(row)
             if found is not None:
@@ -62,7 +62,7 @@ class StepKinds:
         return None
 
     def ended(self, first: SaveKey, kind: Kind) -> None:
-        """A step is over that began with `first`, and was of `kind`."""
+        """Note a finished step that began with `first` and was of `kind`."""
         for row in self._rows_before(first):
             self._rows[row] = _learned(self._rows.pop(row, None), kind)
         self._seen[kind] = self._seen.pop(kind, 0) + 1
@@ -71,7 +71,7 @@ class StepKinds:
         self._before = (*self._before, kind)[-_LONGEST_ROW:]
 
     def _rows_before(self, first: SaveKey) -> list[tuple[int, ...]]:
-        """The longest first, down to none."""
+        """The rows of kinds before this step, the longest first, the last one empty."""
         begin, before = hash(first), self._before
         return [(begin, *before[skipped:]) for skipped in range(len(before) + 1)]
 

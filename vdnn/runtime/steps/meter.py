@@ -1,6 +1,6 @@
-"""Measures the Timeline of a step: when the compute stream stood still and for what, and when each copy ran.
+"""Measures the Timeline of a step: when the compute stream waited and for what, and when each copy ran.
 
-While the step runs only marks are taken; what they mean is asked when somebody wants the timeline.
+While the step runs, the meter only records marks. They are converted to times when the timeline is read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Hook:
 
 
 class Meter:
-    """Of one step of one device."""
+    """Measures one step on one device."""
 
     def __init__(self, gauges: Gauges, begin: Mark) -> None:
         self._gauges = gauges
@@ -44,13 +44,14 @@ class Meter:
         self._copies.append((track, lifetime, nbytes, span))
 
     def finish(self, begin: Mark, end: Mark, peak_bytes: int) -> None:
-        """The step's last computing is over at `begin`; at `end` also what dead graphs' copies held is given up."""
+        """End the step. Its last computation is over at `begin`; copies of freed graphs have released their memory at
+        `end`."""
         self._end = (begin, end)
         self._last = self._gauges.allocated_bytes(), peak_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """Known at once: nothing has to be waited for."""
+        """The peak so far. Does not wait for the device."""
         return max([self._last[1], *(hook.peak_bytes for hook in self._hooks)])
 
     def timeline(self) -> Timeline:

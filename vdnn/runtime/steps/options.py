@@ -1,4 +1,4 @@
-"""What a session does with its steps."""
+"""The options of a session that concern its steps: measure, record, plan, recompute."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from vdnn.step.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """Without gauges nothing is recorded and measured: a plan needs none. `recomputes`: what can be may be recomputed,
-    or packed by these codecs."""
+    """Options for steps. Without gauges nothing is recorded or measured; following a plan needs none. `recomputes`:
+    plans may recompute storages, or pack them by these codecs."""
 
     gauges_for: Callable[[Transport], Gauges] | None = None
     warmup_steps: int = 1

@@ -1,7 +1,7 @@
-"""Plans the step that a session has recorded: for the budget that was asked for, on the device that it ran on.
+"""Plans a recorded step for the user's budget, on the device that it ran on.
 
-Without a budget it is what the device has, less a reserve for what the count of tensors does not see: fragmentation,
-and the workspaces of libraries.
+Without a budget the plan may use the memory of the device, less a reserve for what the count of tensors does not
+include: fragmentation, and the workspaces of libraries. Refuses budgets that cannot be met, and plans that do not fit.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
 
-# Of the device's memory, where no budget is given and the memory is a GPU's.
+# The share of a GPU's memory that is left free if there is no budget.
 RESERVE = 0.1
-# Of a link of which no copy was measured: PCIe gen 4, as large copies of pinned memory get it.
+# The rates that are assumed if no copy was measured: those of large copies of pinned memory over PCIe gen 4.
 _ASSUMED_LINK = LinkCosts(24e9, 24e9, 42e9, 10_000)
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetPlanner:
-    """`profile` is that of a machine that is not there. `budget` None is all that the device has, less the reserve."""
+    """`profile`: of a machine that is not present. `budget` None: the memory of the device, less the reserve."""
 
     policy: PlanPolicy
     budget: Budget | None
@@ -36,17 +36,17 @@ class BudgetPlanner:
     profile: HardwareProfile | None
 
     def plan(self, recording: Recording, timeline: Timeline | None, tightened_bytes: int = 0) -> Plan:
-        """`timeline` is that of the recorded step, by whose copies the link is known. The plan is for `tightened_bytes`
-        less than the budget. Raises BudgetError, or VdnnError where the policy has no plan that fits."""
+        """Make a plan for `tightened_bytes` less than the budget. The link's rates are measured from the copies in
+        `timeline`, the recorded step's. Raises BudgetError, or VdnnError if the policy has no plan that fits."""
         budget_bytes = self.budget_bytes(recording)
         costs = self.costs(timeline)
         require_feasible_budget(recording, budget_bytes)
         target_bytes = self.target_bytes(recording, tightened_bytes)
         planned = plan_step(recording, costs, target_bytes, self.policy)
         if not planned.fits and self.policy.name == "auto":
-            # Where forwards and backwards interleave (pipelines), what is released at a use is still there when that
-            # use has its copy back: a moment that the model which auto searches with does not see, and that could not
-            # be mended afterwards (use_moments.py).
+            # If forwards and backwards interleave (pipelines), a storage that is released at a use is still allocated
+            # when the storage of that use has been reloaded. The model that auto searches with does not include this
+            # moment, and use_moments.py could not repair the plan.
             other = plan_step(recording, costs, target_bytes, "prefix-cut")
             planned = min(planned, other, key=lambda one: one.timeline.peak_bytes)
         if not planned.fits and not (self.policy.name == "auto" and self._wants_the_least):
@@ -62,7 +62,7 @@ class BudgetPlanner:
         return least_bytes(recording) <= self.budget_bytes(recording)
 
     def target_bytes(self, recording: Recording, tightened_bytes: int = 0) -> int:
-        """What the plan is to stay under."""
+        """The peak that the plan may reach."""
         return max(least_bytes(recording), self.budget_bytes(recording) - tightened_bytes)
 
     def budget_bytes(self, recording: Recording) -> int:
@@ -72,7 +72,7 @@ class BudgetPlanner:
 
     @property
     def _wants_the_least(self) -> bool:
-        """Then what comes nearest to it will do: no plan is known that takes less."""
+        """True for the budget "min": then the plan with the lowest peak is accepted."""
         return self.budget is not None and self.budget.nbytes is None and self.budget.share is None
 
     def costs(self, timeline: Timeline | None) -> LinkCosts:
@@ -84,12 +84,12 @@ class BudgetPlanner:
         if self.host_bytes is not None and plan.offloaded_bytes > self.host_bytes:
             raise VdnnError(
                 f"host_budget {format_bytes(self.host_bytes)} is too small: to stay under "
-                f"{format_bytes(budget_bytes)} on the device {format_bytes(plan.offloaded_bytes)} have to leave it."
+                f"{format_bytes(budget_bytes)} on the device {format_bytes(plan.offloaded_bytes)} have to be offloaded."
             )
 
 
 def with_resident(recording: Recording, resident_bytes: int) -> Recording:
-    """The same step, with so much allocated when it begins."""
+    """The same step with `resident_bytes` allocated when it begins."""
     more_bytes = resident_bytes - recording.resident_bytes
     points = tuple(
         replace(point, allocated_bytes=point.allocated_bytes + more_bytes, peak_bytes=point.peak_bytes + more_bytes)

@@ -1,16 +1,16 @@
-"""Makes the Recording of one step, while it runs under whatever policy.
+"""Makes the Recording of one step, under any policy.
 
-What was moved is put back on paper: bytes that are on the host only because they were offloaded count as allocated,
-and time that the compute stream spent waiting for copies counts for nothing. So the recording tells what the step
-would have been with everything kept, also where that could not run.
+A recording describes the step as it would be with everything kept, even if that does not fit the device. Bytes that are
+on the host only because they were offloaded count as allocated, and time that the compute stream waited for copies does
+not count.
 
-[Note: Who else holds it] Giving up a storage frees it only when nobody else holds it: the model's own variables, a view
-that a later layer has yet to read. While the runtime holds it too its references are counted at every point; afterwards
-the end of the storage itself tells.
+[Note: Other holders] Releasing a storage frees its memory only if nobody else holds the storage: the model's own
+variables, or a view that a later layer has yet to read. While the runtime holds it too, the recorder counts its
+references at every point. After that, the end of the storage itself tells.
 
-[Note: Parts of a storage] What is saved may be a part of a storage, such as one of the views that a product was split
-into: kept, it holds all of it; given up, all of it goes, and what comes back is the part. Several lifetimes may lie in
-one storage: they have one account.
+[Note: Parts of a storage] A save may be a part of a storage, such as one of the views that a product was split into. As
+long as it is kept, all of the storage is allocated. If it is released, all of the storage is freed, and a reload
+allocates the part only. Several lifetimes may be parts of one storage: they share one account.
 """
 
 from __future__ import annotations
@@ -42,32 +42,33 @@ class _Life:
     copy_point: int | None = None
     free_point: int | None = None
     end_point: int | None = None
-    is_back: bool = False  # after its storage had gone
+    is_reloaded: bool = False  # after its storage was released
     recompute: Recompute | None = None
     source: _Source | None = None
 
     @property
     def is_shared(self) -> bool:
-        """Others lie in the same storage: none of them can free it alone, and no plan shall try."""
+        """True if other lifetimes are parts of the same storage. None of them can free it alone, so no plan tries."""
         return self.source is not None and len(self.source.lives) > 1
 
 
 @dataclass(slots=True)
 class _Source:
-    """A storage in which lives lie, and how much of it is put back on paper. See [Note: Parts of a storage]."""
+    """A storage that lifetimes are parts of, and the bytes of it that are added. See [Note: Parts of a storage]."""
 
     nbytes: int
     lives: list[_Life]
     watched: weakref.ref[torch.UntypedStorage] | None = None
-    is_gone: bool = False
+    is_freed: bool = False
     absent_bytes: int = 0
 
-    def bytes_on_paper(self) -> int:
+    def missing_bytes(self) -> int:
+        """The bytes that would be allocated in addition with everything kept; negative if fewer would be."""
         living = [life for life in self.lives if life.end_point is None]
-        if self.is_gone:
-            back_bytes = sum(life.nbytes for life in living if life.is_back)
-            return max(0, self.nbytes - back_bytes) if living else 0
-        # Only a copy in flight still holds it. With everything kept it would be gone.
+        if self.is_freed:
+            reloaded_bytes = sum(life.nbytes for life in living if life.is_reloaded)
+            return max(0, self.nbytes - reloaded_bytes) if living else 0
+        # Only a copy in flight still holds it. With everything kept it would be freed.
         is_held_by_copy = not living and all(life.free_point is not None for life in self.lives)
         return -self.nbytes if is_held_by_copy else 0
 
@@ -81,11 +82,11 @@ class _PointSoFar:
     allocated_bytes: int
     peak_bytes: int
     end: Mark | None = None
-    operation: tuple[str, int] | None = None  # of a use: which node of the graph asked for it
+    operation: tuple[str, int] | None = None  # the node of the graph that made the use
 
 
 class Recorder:
-    """Of one step of one device."""
+    """Records one step on one device."""
 
     def __init__(self, gauges: Gauges, begin: Mark, parameter_bytes: int) -> None:
         self._gauges = gauges
@@ -96,28 +97,28 @@ class Recorder:
         self._is_recomputing = False
         self._recompute_mark: Mark | None = None  # where the recompute before the next point began
         self._recompute_peak_bytes = 0
-        self._others: list[tuple[_Life, weakref.ref[ManagedStorage]]] = []
+        self._held: list[tuple[_Life, weakref.ref[ManagedStorage]]] = []  # by us, and maybe by others
         self._resident_bytes = gauges.allocated_bytes() + gauges.absent_bytes
 
-    # At the hooks, in order.
+    # Called in the hooks, in this order.
 
     def reached(self, mark: Mark, peak_bytes: int) -> None:
-        """A hook has begun; what happens at it is said next. The peak is that since the last was left, nothing
-        moved."""
+        """A hook has begun. The next calls say what happens at it. `peak_bytes` is the keep-all peak since the previous
+        hook."""
         if self._is_recomputing:
             self._recompute_peak_bytes = max(self._recompute_peak_bytes, peak_bytes)
             return
-        if self._recompute_mark is not None:  # see [Note: Recomputes are no part of it]
+        if self._recompute_mark is not None:  # see [Note: Recomputes are not recorded]
             mark, self._recompute_mark = self._recompute_mark, None
             peak_bytes, self._recompute_peak_bytes = self._recompute_peak_bytes or peak_bytes, 0
-        self._look_for_others()
+        self._find_freed()
         allocated_bytes = self._gauges.allocated_bytes() + self._gauges.absent_bytes
         self._points.append(_PointSoFar(PointKind.END, None, None, mark, allocated_bytes, peak_bytes))
 
     def saved(self, managed: ManagedStorage, lifetime: int, key: SaveKey, *, is_new: bool, is_aliased: bool) -> None:
         point = len(self._points) - 1
-        here = self._points[point]
-        here.kind, here.lifetime, here.key = PointKind.SAVE, lifetime, key
+        reached = self._points[point]
+        reached.kind, reached.lifetime, reached.key = PointKind.SAVE, lifetime, key
         if is_new:
             life = _Life(managed.nbytes, [])
             self._lives.append(life)
@@ -127,14 +128,14 @@ class Recorder:
     def used(self, lifetime: int) -> None:
         if self._is_recomputing:
             return
-        here = self._points[-1]
-        here.kind, here.lifetime = PointKind.USE, lifetime
-        node: Any = torch._C._current_autograd_node()  # None outside of a backward, whatever the stubs say
-        here.operation = None if node is None else (node.name(), node._sequence_nr())
+        reached = self._points[-1]
+        reached.kind, reached.lifetime = PointKind.USE, lifetime
+        node: Any = torch._C._current_autograd_node()  # None outside a backward, contrary to the stubs
+        reached.operation = None if node is None else (node.name(), node._sequence_nr())
         self._lives[lifetime].uses.append(len(self._points) - 1)
 
-    def used_another(self) -> None:
-        """Something of an earlier step: no point of this one."""
+    def used_earlier_save(self) -> None:
+        """The hook concerns a save of an earlier step. It is not a point of this step."""
         if not self._is_recomputing:
             self._points.pop()
 
@@ -144,33 +145,33 @@ class Recorder:
             self._points[-1].end = mark
 
     def completed(self, lifetime: int) -> None:
-        """From this point on it may be copied."""
+        """Note that the storage may be copied from this point on."""
         life = self._lives[lifetime]
         if life.copy_point is None:
             life.copy_point = len(self._points) - 1
 
     @contextlib.contextmanager
     def recomputing(self, mark: Mark) -> Iterator[None]:
-        """[Note: Recomputes are no part of it] With everything kept there are none: neither what they use nor what they
-        compute belongs to the recording. The use that asked for the recompute begins where that began."""
+        """[Note: Recomputes are not recorded] With everything kept nothing is recomputed, so the uses and the
+        computation of a recompute are not part of the recording. A use that needs a recompute begins at its begin."""
         if self._is_recomputing:
             yield
             return
         self._is_recomputing = True
         if self._recompute_mark is None:
-            self._recompute_mark = mark  # of several in a row the first
+            self._recompute_mark = mark  # the first of several in a row
         try:
             yield
         finally:
             self._is_recomputing = False
 
     def can_be_recomputed(self, lifetimes: Sequence[int], operation: str, cost: RecomputeCost) -> None:
-        """The first of them, from the others, from now on."""
+        """Note that the first of the lifetimes can be recomputed from the others from this point on."""
         recomputed, *inputs = lifetimes
         point = len(self._points) - 1
-        recompute, given_up = (cost.compute_ns, cost.extra_bytes), (cost.discard_ns, cost.discard_bytes)
+        recompute, discard = (cost.compute_ns, cost.extra_bytes), (cost.discard_ns, cost.discard_bytes)
         self._lives[recomputed].recompute = Recompute(
-            operation, tuple(inputs), point, *recompute, cost.kept_bytes, *given_up
+            operation, tuple(inputs), point, *recompute, cost.kept_bytes, *discard
         )
 
     def cannot_be_recomputed(self, lifetime: int) -> None:
@@ -178,22 +179,22 @@ class Recorder:
 
     def about_to_reload(self, lifetime: int) -> None:
         life = self._lives[lifetime]
-        life.is_back = True
+        life.is_reloaded = True
         self._account(life.source)
 
     def released_reload(self, lifetime: int) -> None:
         life = self._lives[lifetime]
-        life.is_back = False
+        life.is_reloaded = False
         self._account(life.source)
 
-    # What happens to storages meanwhile.
+    # Changes of storages between the hooks.
 
     def _follow(self, life: _Life, managed: ManagedStorage, *, is_aliased: bool) -> None:
         storage = managed.source_storage
         if storage is None:
             return
         managed.keeps_reloaded = True
-        self._others.append((life, weakref.ref(managed)))
+        self._held.append((life, weakref.ref(managed)))
         if is_aliased:
             for one in self._lives:
                 if one.source is not None and one.source.watched is not None and one.source.watched() is storage:
@@ -205,7 +206,7 @@ class Recorder:
 
     def _storage_ended(self, source: _Source, _: object) -> None:
         """May be called anywhere, on any thread."""
-        source.is_gone = True
+        source.is_freed = True
         for life in source.lives:
             if life.end_point is None and life.free_point is None:
                 life.free_point = len(self._points)
@@ -213,41 +214,42 @@ class Recorder:
 
     def _account(self, source: _Source | None) -> None:
         if source is not None:
-            on_paper = source.bytes_on_paper()
-            self._gauges.absent_bytes += on_paper - source.absent_bytes
-            source.absent_bytes = on_paper
+            missing_bytes = source.missing_bytes()
+            self._gauges.absent_bytes += missing_bytes - source.absent_bytes
+            source.absent_bytes = missing_bytes
 
     def ended(self, lifetime: int) -> None:
-        """Its graph has let go of it."""
+        """The graph has released this lifetime."""
         life = self._lives[lifetime]
         if life.end_point is None:
             life.end_point = len(self._points)
             self._account(life.source)
 
-    def _look_for_others(self) -> None:
-        """See [Note: Who else holds it]."""
-        still: list[tuple[_Life, weakref.ref[ManagedStorage]]] = []
-        for life, reference in self._others:
+    def _find_freed(self) -> None:
+        """Note the storages that only the runtime holds. See [Note: Other holders]."""
+        still_held: list[tuple[_Life, weakref.ref[ManagedStorage]]] = []
+        for life, reference in self._held:
             managed = reference()
-            storage = None if managed is None else managed.source_storage
-            if storage is None or life.free_point is not None:
+            if managed is None or life.free_point is not None:
                 continue
-            assert managed is not None, "its storage was asked of it"
-            # Held once natively, by the wrapper; the wrapper by the managed storage, its copy's hold, and here.
+            storage = managed.source_storage
+            if storage is None:
+                continue
+            # Natively only the wrapper holds it. The managed storage, its copy and this frame hold the wrapper.
             held_by_us = managed.source_references + HELD_ONCE
             if torch._C._storage_Use_Count(storage._cdata) == 1 and sys.getrefcount(storage) <= held_by_us:
                 life.free_point = len(self._points)
             else:
-                still.append((life, reference))
-        self._others = still
+                still_held.append((life, reference))
+        self._held = still_held
 
     # The end.
 
     def finish(
         self, mark: Mark, peak_bytes: int, backend: str, device_name: str, device_bytes: int, *, has_data: bool
     ) -> Recording:
-        """The step is over at `mark`. May block until the device has passed it. `has_data`: what can be recomputed was
-        tried at its use, and what has none was not."""
+        """End the step at `mark`. May block until the device has passed it. `has_data`: recipes were tried at the uses,
+        so lifetimes without a use cannot be recomputed."""
         self.reached(mark, peak_bytes)
         for life in self._lives:
             if has_data and not life.uses:
@@ -273,7 +275,7 @@ class Recorder:
         )
 
     def _read_by(self) -> list[int]:
-        """For every point the one at which what was used there has been read: behind the last use of its operation."""
+        """The point at which the use at each point has been read: after the last use of the same operation."""
         read = list(range(1, len(self._points) + 1))
         for index in reversed(range(len(self._points) - 1)):
             operation = self._points[index].operation
@@ -282,11 +284,11 @@ class Recorder:
         return read
 
     def abandon(self) -> None:
-        """The step will not be recorded: takes its bytes off the books."""
+        """Stop recording, and remove the step's bytes from the account."""
         for life in self._lives:
             if life.end_point is None:
                 life.end_point = len(self._points)
-                life.free_point = None  # of a copy in flight nobody will tell
+                life.free_point = None  # the end of a copy in flight will not be reported
                 self._account(life.source)
 
 

@@ -1,4 +1,4 @@
-"""What the saves of a step are recognised by from step to step."""
+"""Makes the save keys of a step, by which its saves are recognized in other steps."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from vdnn.step.recording import SaveKey
 
 
 class SaveKeys:
-    """Of one step."""
+    """The save keys of one step, and its kind."""
 
     def __init__(self) -> None:
         self._occurrences: Counter[tuple[object, ...]] = Counter()
         self.first: SaveKey | None = None
-        self.kind = NO_SAVES  # of the step, as far as it is
+        self.kind = NO_SAVES  # the kind of the step so far
 
     def key(self, tensor: torch.Tensor, module: str) -> SaveKey:
-        """Of the next save. `module` is the path of the innermost whose forward runs."""
+        """The key of the next save. `module` is the path of the innermost module whose forward runs."""
         node = tensor.grad_fn
         alike = (
             "" if node is None else node.name(),

@@ -1,9 +1,9 @@
-"""Follows a session's steps: where each begins and ends, what happens in it, and who needs to know.
+"""Follows a session's steps: finds where each begins and ends, and informs the recorder, the meter and the executor.
 
-A step ends with session.step(), else as step_ends says. Steps that do nothing are not counted.
+A step ends with session.step(), otherwise as ends.py decides. A step without saves is not counted.
 
-The first step after the warm-up is recorded; with a planner so is one of every further kind (see plan_book), whose plan
-is followed from then on. Every step after the warm-up is measured. Of several devices the first is watched.
+The first step after the warm-up is recorded. With a planner, so is one step of every further kind: see plan_book.py.
+Every step after the warm-up is measured. Only the first of several devices is watched.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from vdnn.step.timeline import Timeline, Track
 
 
 class StepWatch:
-    """Of one session."""
+    """Follows the steps of one session."""
 
     def __init__(self, options: StepOptions, modules: ModuleWatch, on_step_end: Callable[[], None]) -> None:
         self.options = options
         self._on_step_end = on_step_end
         self._modules = modules
         self._plans = PlanBook(options.plan, options.planner)
-        self.steps = 0  # that are over
+        self.steps = 0  # the number of finished steps
         self.recording: Recording | None = None
         self._meter_of_last_step: Meter | None = None
         self._timeline: Timeline | None = None
         self._transport: Transport | None = None
         self.gauges: Gauges | None = None
         self._ends = StepEnds()
-        self._living = 0  # lifetimes, of this step and of earlier ones
-        self._in_hook = threading.local()
+        self._living = 0  # the number of live lifetimes, of this step and of earlier ones
+        self._thread = threading.local()
         self._busy = False
-        self._epoch = 0  # tells the lifetimes of one step from those of another
+        self._epoch = 0  # distinguishes the lifetimes of one step from those of another
         self._clear()
 
     def _clear(self) -> None:
@@ -59,14 +59,14 @@ class StepWatch:
         self._point = -1
         self._lifetimes = 0
         self._keys = SaveKeys()
-        self.place: SaveKey | None = None  # of the last save
+        self.place: SaveKey | None = None  # the key of the last save
         self._executor: Executor | None = None
         self._recorder: Recorder | None = None
         self._meter: Meter | None = None
         self._planned: dict[int, int] = {}  # lifetime of this step -> lifetime of the plan
         self._epoch += 1
 
-    # What was found out.
+    # Results.
 
     @property
     def plan(self) -> Plan | None:
@@ -78,7 +78,7 @@ class StepWatch:
 
     @property
     def timeline(self) -> Timeline | None:
-        """Of the last step that was measured. May block until the device has passed its end."""
+        """The timeline of the last measured step. May block until the device has passed the step's end."""
         if self._meter_of_last_step is not None:
             self._timeline = self._meter_of_last_step.timeline()
             self._meter_of_last_step = None
@@ -89,7 +89,7 @@ class StepWatch:
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         found = self._ends.optimizer_stepped(id(optimizer), self._lifetimes)
         if found is Found.WERE_JOINED or (found is Found.WERE_CUT and self.steps):
-            self._drop_recorder()
+            self._abandon_recorder()
         if found is Found.WERE_CUT and self.steps:
             self.steps, self.recording = 0, None
             self._plans.forget_made()
@@ -108,12 +108,12 @@ class StepWatch:
         self._on_step_end()
 
     def end_step_if_graphs_are_gone(self) -> None:
-        """On leaving the session: a backward that is to come outside belongs to the step."""
+        """Called when the session is left. A backward that follows outside still belongs to the step."""
         if self._ends.is_due() or (self._uses and self._living == 0):
             self.end_step()
 
     def _begin_observers(self) -> None:
-        """The mark where the next step begins, whoever will want it."""
+        """Mark the beginning of the next step, and make its meter and recorder."""
         if self.gauges is None or self._transport is None:
             return
         self._begin = self.gauges.mark(self._transport.current_stream())
@@ -123,7 +123,7 @@ class StepWatch:
             if self.options.planner is not None or self.recording is None:
                 self._recorder = Recorder(self.gauges, self._begin, self._modules.parameters.nbytes())
 
-    def _drop_recorder(self) -> None:
+    def _abandon_recorder(self) -> None:
         if self._recorder is not None:
             self._recorder.abandon()
             self._recorder = None
@@ -133,7 +133,7 @@ class StepWatch:
         if transport is None or gauges is None:
             return
         begin, peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
-        # What copies of graphs that are gone still hold is no part of the next step, nor what left, of those that live.
+        # Copies of freed graphs, and offloaded storages of live ones, must not count in the next step.
         for managed in outliving:
             managed.release()
         transport.drop_released()
@@ -142,17 +142,17 @@ class StepWatch:
             self._meter_of_last_step = self._meter
         if self._recorder is not None:
             info, has_data = transport.device.info, not transport.fake
-            place = transport.torch_device.type, info.name, info.total_bytes
-            self.recording = self._recorder.finish(begin, peaks[1], *place, has_data=has_data)
+            device = transport.torch_device.type, info.name, info.total_bytes
+            self.recording = self._recorder.finish(begin, peaks[1], *device, has_data=has_data)
             self._plans.recorded(self.recording, self.timeline if self._plans.is_planning else None, self._keys.kind)
         elif self._meter is not None and self._executor is not None:
             self._plans.executed(self._executor, self._meter, self._keys.kind)
 
-    # At the hooks, in order.
+    # Called in the hooks, in this order.
 
     @contextlib.contextmanager
     def hook(self, transport: Transport) -> Iterator[None]:
-        """Around all that a hook does to the device."""
+        """A context around everything that a hook does on the device."""
         if self._transport is None:
             self._transport = transport
             self.gauges = None if self.options.gauges_for is None else self.options.gauges_for(transport)
@@ -160,14 +160,14 @@ class StepWatch:
         if self._busy or transport is not self._transport:
             yield
             return
-        self._busy = self._in_hook.here = True
+        self._busy = self._thread.is_in_hook = True
         try:
             with self._observed(transport):
                 yield
                 if self._executor is not None:
                     self._executor.make_moves()
         finally:
-            self._busy = self._in_hook.here = False
+            self._busy = self._thread.is_in_hook = False
 
     @contextlib.contextmanager
     def _observed(self, transport: Transport) -> Iterator[None]:
@@ -190,13 +190,13 @@ class StepWatch:
                 self._meter.hook(max(self._point, 0), marks, max(peaks[0], own_peaks[0]))
 
     @property
-    def _here(self) -> bool:  # whether this thread is in a hook that is watched
-        return getattr(self._in_hook, "here", False)
+    def _is_in_hook(self) -> bool:  # True if this thread is in a watched hook
+        return getattr(self._thread, "is_in_hook", False)
 
     @contextlib.contextmanager
     def reloading(self, transport: Transport) -> Iterator[None]:
-        """Around what a use waits for."""
-        if self._meter is None or not self._here or self.gauges is None:
+        """A context around a reload that a use waits for."""
+        if self._meter is None or not self._is_in_hook or self.gauges is None:
             yield
             return
         begin = self.gauges.mark(transport.current_stream())
@@ -207,21 +207,21 @@ class StepWatch:
         return self._ends.is_due_before_save(graphs_are_gone=self._uses > 0 and self._living == 0)
 
     def saved(self, managed: ManagedStorage, tensor: torch.Tensor, *, is_new: bool, is_aliased: bool) -> Action | None:
-        """What the plan says; None if there is no plan that knows. `is_aliased`: its storage is known already, as
-        another version."""
-        if not self._here:
+        """The planned action; None if no plan has this save. `is_aliased`: another version of its storage was saved
+        before."""
+        if not self._is_in_hook:
             return None
-        if not is_new and self._lifetime_of(managed) is None:  # of an earlier step: no point of this one
+        lifetime = None if is_new else self._lifetime_of(managed)
+        if not is_new and lifetime is None:  # a save of an earlier step: not a point of this one
             if self._recorder is not None:
-                self._recorder.used_another()
+                self._recorder.used_earlier_save()
             return None
         is_first = self._keys.first is None
         key = self.place = self._keys.key(tensor, self._modules.path())
         if is_first:
             self._choose_executor(key)
         self._point += 1
-        lifetime = self._adopt(managed) if is_new else managed.lifetime
-        assert lifetime is not None, "known to be of this step"
+        lifetime = self._adopt(managed) if lifetime is None else lifetime
         if self._recorder is not None:
             self._recorder.saved(managed, lifetime, key, is_new=is_new, is_aliased=is_aliased)
         if self._executor is None:
@@ -236,9 +236,9 @@ class StepWatch:
 
     @property
     def looks_for_recomputes(self) -> bool:
-        """As long as nothing is planned, and somebody may."""
+        """True in steps that follow no plan, if they are recorded or may be."""
         has_use = self.options.planner is not None or self.recording is None
-        return self._here and has_use and self._executor is None and self.gauges is not None
+        return self._is_in_hook and has_use and self._executor is None and self.gauges is not None
 
     def can_be_recomputed(
         self, managed: ManagedStorage, operation: str, inputs: list[ManagedStorage], cost: RecomputeCost
@@ -248,13 +248,13 @@ class StepWatch:
             self._recorder.can_be_recomputed(lifetimes, operation, cost)  # type: ignore[arg-type]
 
     def cannot_be_recomputed(self, managed: ManagedStorage) -> None:
-        self._tell(Recorder.cannot_be_recomputed, managed)
+        self._notify(Recorder.cannot_be_recomputed, managed)
         if self._executor is not None:
             self._executor.not_recomputed(managed)
 
     def encoded(self, managed: ManagedStorage, key: SaveKey) -> Action | None:
-        """What the plan says of what a codec left. That is in no recording: its number is the plan's, inverted."""
-        if not self._here or self._executor is None:
+        """The planned action for encoded bytes. No recording has them: their lifetime is that of the plan, inverted."""
+        if not self._is_in_hook or self._executor is None:
             return None
         self._point += 1
         planned = self._executor.saved(managed, key, is_new=True)
@@ -266,7 +266,7 @@ class StepWatch:
 
     @contextlib.contextmanager
     def recomputing(self, transport: Transport) -> Iterator[None]:
-        """Around what a discarded storage needs before its use: hooks of their own, and computing."""
+        """A context around the recompute of a discarded storage: it computes, and its operands have hooks."""
         if self._recorder is None or self.gauges is None:
             yield
             return
@@ -295,22 +295,22 @@ class StepWatch:
     def _choose_executor(self, first: SaveKey) -> None:
         self._executor = self._plans.choose(first)
         if self._transport is not None:
-            # Under a plan the plan itself bounds what copies in flight hold.
+            # A plan itself bounds the bytes that copies in flight hold.
             self._transport.set_windows(open_wide=self._executor is not None)
         if self._executor is not None:
             self._executor.begin_step()
             if self.options.planner is not None:
-                self._drop_recorder()
+                self._abandon_recorder()
 
     def used(self, managed: ManagedStorage) -> bool:
-        """Whether a plan says when it, and what comes after it, is reloaded."""
-        if not self._here:
+        """True if a plan decides when this storage and later ones are reloaded."""
+        if not self._is_in_hook:
             return False
         lifetime = self._lifetime_of(managed)
         if lifetime is None:
-            self._ends.used_another()
+            self._ends.used_earlier_save()
             if self._recorder is not None:
-                self._recorder.used_another()
+                self._recorder.used_earlier_save()
             return False
         self._uses += 1
         self._point += 1
@@ -322,21 +322,21 @@ class StepWatch:
         self._executor.used(planned)
         return True
 
-    # What residency tells of its copies.
+    # Called when the copies of a storage change.
 
     def completed(self, managed: ManagedStorage) -> None:
-        self._tell(Recorder.completed, managed)
+        self._notify(Recorder.completed, managed)
 
     def released_reload(self, managed: ManagedStorage) -> None:
-        self._tell(Recorder.released_reload, managed)
+        self._notify(Recorder.released_reload, managed)
 
     def about_to_reload(self, managed: ManagedStorage) -> None:
-        self._tell(Recorder.about_to_reload, managed)
+        self._notify(Recorder.about_to_reload, managed)
 
-    def _tell(self, what: Callable[[Recorder, int], None], managed: ManagedStorage) -> None:
+    def _notify(self, notice: Callable[[Recorder, int], None], managed: ManagedStorage) -> None:
         lifetime = self._lifetime_of(managed)
         if self._recorder is not None and lifetime is not None and lifetime >= 0:
-            what(self._recorder, lifetime)
+            notice(self._recorder, lifetime)
 
     def offloaded(self, managed: ManagedStorage, copy: _C.HostCopy) -> None:
         lifetime = self._lifetime_of(managed)

@@ -1,4 +1,8 @@
-"""Convolution, matrix products, embedding, attention: what is recomputed only where whole segments are."""
+"""Expensive operations: convolution, matrix products, embedding and attention.
+
+A recipe contains them only if the caller of find_recipe allows it, to recompute whole segments. Fused attention with
+dropout is refused.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,8 @@ def _cudnn(call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Tensor |
 
 
 def _without_dropout(operation: Operation) -> Any:
-    """What was drawn inside a fused kernel cannot be drawn again by its public face: the seed is the generator's."""
+    """A fused kernel draws its dropout mask inside. Its public function cannot draw that mask again: it takes the seed
+    from the generator."""
 
     def chosen(node: Any) -> Operation | None:
         return None if node._saved_dropout_p else operation
@@ -67,11 +72,11 @@ def _fused(name: str, run: Any, mask: str | None) -> Any:
     if mask is not None:
         arguments.append(Argument(mask, None, lambda node: is_empty(node, mask, "query")))
     scalars = ("dropout_p", "is_causal", "scale")
-    return _without_dropout(Operation(name, run, tuple(arguments), scalars, cost=Cost.DEAR))
+    return _without_dropout(Operation(name, run, tuple(arguments), scalars, cost=Cost.EXPENSIVE))
 
 
 def _product(name: str, run: Any, *arguments: Argument, scalars: tuple[str, ...] = ()) -> Operation:
-    return Operation(name, run, arguments, scalars, cost=Cost.DEAR)
+    return Operation(name, run, arguments, scalars, cost=Cost.EXPENSIVE)
 
 
 TABLE: Table = {
@@ -105,7 +110,7 @@ TABLE: Table = {
         "embedding",
         lambda call, weight, indices: torch.embedding(weight, indices),
         (edge(0), Argument("indices")),
-        cost=Cost.DEAR,
+        cost=Cost.EXPENSIVE,
         layout=Layout.IGNORED,
     ),
     "ScaledDotProductFlashAttentionForCpuBackward0": _fused("attention", _attention, "attn_mask"),
