@@ -102,7 +102,7 @@ def test_the_recomputes_of_a_block_read_nothing_that_is_recomputed_in_another() 
     [("thresh_nr_try", -1, 0), ("genetic_pool_size", 0, 1), ("lb_memory_mb", 1.5, 0), ("num_worker", 0, 1)],
 )
 def test_a_configuration_that_makes_no_sense_is_refused(name: str, value: object, least: int) -> None:
-    with pytest.raises(ValueError, match=f"expected {name} to be a number from {least} on, got {value}"):
+    with pytest.raises(ValueError, match=f"expected {name} to be an integer of at least {least}, got {value}"):
         SublinearConfig(**{name: value})  # type: ignore[arg-type]
 
 
