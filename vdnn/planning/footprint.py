@@ -1,7 +1,7 @@
 """Bytes on the device at every point of a recorded step under a plan.
 
 The unit is the interval before a point: from after the previous point up to this one. A storage that is released at
-point r frees its memory there, or once nobody else holds it, and takes the memory again at its reload.
+point r frees its memory there, or when its last other holder releases it, and takes the memory again at its reload.
 """
 
 from __future__ import annotations

@@ -63,6 +63,6 @@ def planned_lifetimes(recording: Recording, absences: dict[Gap, Absence]) -> tup
     for gap in sorted(absences, key=lambda one: (one.lifetime, one.number)):
         chosen[gap.lifetime].append(absences[gap])
     return tuple(
-        PlannedLifetime(lifetime.nbytes, Action.OFFLOAD if away else Action.KEEP, tuple(away))
-        for lifetime, away in zip(recording.lifetimes, chosen, strict=True)
+        PlannedLifetime(lifetime.nbytes, Action.OFFLOAD if of_lifetime else Action.KEEP, tuple(of_lifetime))
+        for lifetime, of_lifetime in zip(recording.lifetimes, chosen, strict=True)
     )

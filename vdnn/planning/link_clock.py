@@ -1,4 +1,4 @@
-"""When copies begin and end on two copy engines that share one link: the arithmetic of the simulated device's clock.
+"""The times of copies on two copy engines that share one link: the same arithmetic as the simulated device's clock.
 
 Each engine does one copy at a time, in the order of issue. When copies run in both directions at once, the one that was
 issued first keeps its rate, and the other gets the rest of the link's rate.

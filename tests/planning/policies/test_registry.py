@@ -1,4 +1,4 @@
-"""The list of policies: what it refuses, what it says of names it does not know, and those that others install."""
+"""The registry of policies: names it refuses, messages for unknown names, and policies that other packages install."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def test_a_planner_goes_by_the_name_it_is_listed_under_and_names_its_source(name
 
 def test_only_some_need_no_recording() -> None:
     assert [name for name in PUBLISHED if has_online(name)] == ["keep", "vdnn-all", "vdnn-conv"]
-    with pytest.raises(ValueError, match="'capuchin' needs a recording; policies that work without one are .*'vdnn-all'"):
+    with pytest.raises(
+        ValueError, match="'capuchin' needs a recording; policies that work without one are .*'vdnn-all'"
+    ):
         make_policy("capuchin")
 
 

@@ -1,4 +1,4 @@
-"""megengine-sublinear: thresholds, generations, and what is left of the memory spent on time."""
+"""megengine-sublinear: thresholds, generations, and spare memory that is spent on time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_block_ends_where_its_bytes_reach_the_threshold() -> None:
 
 
 def test_what_comes_back_at_once_is_not_worth_it() -> None:
-    """One operation uses all of the last three: the second is saved two points before that."""
+    """One operation uses the last three storages. The second is saved two points before its uses."""
     recording = recomputed_chain([10] * 4, [5] * 3)
     joint = with_lifetimes(recording, {index: {"read": (7,)} for index in (1, 2, 3)})
     assert worth_discarding(RecomputedSteps(recording)) == [1, 2]

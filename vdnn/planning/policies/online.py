@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class SaveFacts(NamedTuple):
-    """What an online policy knows of a tensor that autograd is about to save.
+    """The facts that an online policy gets about a tensor that autograd is about to save.
 
     `module_kind` is the class name of the innermost torch module whose forward is running, or "" outside of modules.
     `is_conv` says whether that module is a convolution, also if it is a subclass with another name.

@@ -59,7 +59,7 @@ def release_when_copied(
 
 
 def _copied_ns(recording: Recording, clock: StepClock, gaps: Iterable[Gap]) -> dict[int, int]:
-    """When the copy of each lifetime is complete. Copies run one by one, in the order of their copy points."""
+    """The time at which the copy of each lifetime is complete. Copies run one by one, in the order of copy points."""
     free_ns, copied_ns = 0, {}
     for copy_point, lifetime in sorted({(recording.lifetimes[gap.lifetime].copy_point, gap.lifetime) for gap in gaps}):
         free_ns = max(free_ns, clock.reached_ns[copy_point])
@@ -104,7 +104,7 @@ def brought_back_at(released: Mapping[Gap, int], reload_points: Mapping[Gap, int
 
 
 def _until(gap: Gap, release_point: int, reload_point: int) -> Absence:
-    """The absence up to `reload_point`, which is moved behind the release, and left out if it is not before the use."""
+    """The absence up to `reload_point`, at the earliest right after the release, and at the latest at the use."""
     if gap.use is None or reload_point >= gap.use:
         return Absence(release_point)
     return Absence(release_point, max(reload_point, release_point + 1))

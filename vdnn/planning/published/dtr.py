@@ -67,8 +67,8 @@ class _Run:
     def evicted_at_all(self) -> set[int]:
         known = defaultdict(list)
         for index, recompute in self._recomputes.items():
-            away = absent_intervals(self._recording.lifetimes[index], Absence(recompute.known_point))
-            known[away.start].append(index)
+            absent = absent_intervals(self._recording.lifetimes[index], Absence(recompute.known_point))
+            known[absent.start].append(index)
         for place, point in enumerate(self._recording.points):
             self._evictable.update(known.pop(place, ()))
             self._now_ns += point.compute_ns
