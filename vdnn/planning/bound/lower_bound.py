@@ -228,7 +228,7 @@ class _Program:
                 absent.append((self._absent_still(lifetime, column, anchor), nbytes))
         self._program.require(absent, self._missing_of_whole(anchor) * self._unit_per_byte)
         for point, busy in self._running_sums([(point, [copy]) for point, copy in sorted(offloads, reverse=True)]):
-            # From the copy point to the begin of the interval, after the hook at the point before it.
+            # From the copy point to the start of the interval, after the hook at the point before it.
             self._require_time(busy, point, anchor - 1)
         for use, busy in self._running_sums(sorted(reloads, key=lambda one: one[0])):
             self._require_time(busy, anchor, use)

@@ -57,8 +57,8 @@ class RecomputeMoments:
         return uses[0] if uses else self.last_point + 1
 
     def _may_be_absent(self, index: int, intervals: Iterable[int], first_point: int) -> None:
-        """Also at the point before an interval: other holders have released it when the recomputes of the interval
-        begin."""
+        """Marks the intervals, and the point before each: other holders have released the storage when the recomputes
+        of the interval begin."""
         found = set(intervals)
         self._absent_in.setdefault(index, set()).update(found)
         points = found | {interval - 1 for interval in found}

@@ -1,6 +1,6 @@
 """The free time of a gap: how long a storage can be absent at no cost. AutoSwap calls it the duration of absence.
 
-It is the time from the end of the copy to the host to the latest begin of the reload, each alone on the link. It is
+It is the time from the end of the copy to the host to the latest start of the reload, each alone on the link. It is
 negative if there is not enough time for both.
 """
 
