@@ -13,7 +13,8 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def pages(root: Path) -> list[Path]:
-    return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
+    rooms = (root / "docs", root / "vdnn")
+    return [*sorted(root.glob("*.md")), *(page for room in rooms for page in sorted(room.rglob("*.md")))]
 
 
 def places(page: Path) -> set[str]:

@@ -39,6 +39,7 @@ def check_imports() -> None:
     package = Path(str(importlib.import_module("vdnn").__file__)).parent
     for file in ("_C.pyi", "py.typed"):
         expect((package / file).is_file(), f"{file} is in the wheel")
+    expect((package / "planning" / "published" / "README.md").is_file(), "the policies' table is in the wheel")
     deferred = package / "testing" / "deferred"  # built where it is used, against the torch that is there
     sources = {path.name for path in deferred.glob("*.cpp")}
     expect({"accelerator.cpp", "operations.cpp"} <= sources, f"the deferred accelerator is in the wheel, not {sources}")

@@ -1,4 +1,4 @@
-"""Small recordings for tests of planning: made by hand, and by hypothesis."""
+"""Small recordings for tests of planning, made by hand or by hypothesis."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def key(number: int) -> SaveKey:
 
 
 def chain(sizes: Sequence[int], compute_ns: int = 1000) -> Recording:
-    """Saved in order, used in reverse, each by one operation; nobody else holds anything.
+    """Storages are saved in order and used in reverse, each by one operation, without other holders.
 
-    An operation's result is allocated before its save; a use's storage goes before the next point.
+    The result of an operation is allocated before its save. The storage of a use is released before the next point.
     """
     count = len(sizes)
     points, live = [], RESIDENT
@@ -51,7 +51,7 @@ LINKS = strategies.builds(
 
 @strategies.composite
 def any_recording(draw: strategies.DrawFn, most: int = 6) -> Recording:
-    """Saves and uses in any order that a program could have: forks, joins, dead ends, late holders."""
+    """Saves and uses in any order that a program can have: forks, joins, dead ends, late holders."""
     count = draw(strategies.integers(1, most))
     sizes = [draw(strategies.integers(1, 50)) for _ in range(count)]
     uses_of = [draw(strategies.integers(0, 2)) for _ in range(count)]
@@ -89,7 +89,7 @@ def any_recording(draw: strategies.DrawFn, most: int = 6) -> Recording:
 def recomputable(
     recording: Recording, index: int, inputs: tuple[int, ...], compute_ns: int, extra: int = 0
 ) -> Recording:
-    """The same, with one more lifetime that can be recomputed, as soon as it was saved."""
+    """The recording with a recipe for lifetime `index`, which is known once the lifetime is saved."""
     old = recording.lifetimes[index]
     recompute = Recompute("Op", inputs, old.copy_point, compute_ns, old.nbytes + extra)
     lifetimes = tuple(
@@ -99,7 +99,8 @@ def recomputable(
 
 
 def compressible(recording: Recording, index: int, discard_ns: int, discard_bytes: int = 0) -> Recording:
-    """The same, with what can be recomputed leaving a part of itself behind, at the point after it is complete."""
+    """The recording with a codec for lifetime `index`, which leaves an eighth of it at the point after its copy
+    point."""
     old = recording.lifetimes[index]
     assert old.recompute is not None, "it can be recomputed"
     known = min(old.copy_point + 1, len(recording.points) - 1)
@@ -119,7 +120,7 @@ def compressible(recording: Recording, index: int, discard_ns: int, discard_byte
 
 @strategies.composite
 def any_recomputable_recording(draw: strategies.DrawFn, most: int = 4) -> Recording:
-    """Some of it can be recomputed from some of what was saved before it."""
+    """Any recording in which some lifetimes can be recomputed from earlier ones."""
     recording = draw(any_recording(most))
     for index in range(len(recording.lifetimes)):
         if draw(strategies.booleans()):

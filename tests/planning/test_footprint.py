@@ -1,4 +1,4 @@
-"""Memory under a plan, interval by interval, against a step that is followed by hand."""
+"""The memory of a plan in every interval equals that of a step that is followed by hand."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_offloading_everything_leaves_one_storage_at_a_time() -> None:
 
 
 def followed_by_hand(recording: Recording, planned: list[PlannedLifetime]) -> list[int]:
-    """The same, told point by point: who is on the device in the interval before it."""
+    """The footprint, computed point by point from the storages on the device in the interval before it."""
     peaks = []
     for place, point in enumerate(recording.points):
         absent = 0
@@ -98,7 +98,7 @@ def test_the_sum_of_intervals_is_the_step_followed_by_hand(recording: Recording,
 
 @given(any_recording())
 def test_gaps_are_the_widest_absences(recording: Recording) -> None:
-    """One for each absence of everything offloaded, in the order of the copies."""
+    """There is one gap for each absence of offload_everything(), in the order of the copies."""
     widest = [
         (lifetime.copy_point, index, number, absence.release_point, list(absent_intervals(lifetime, absence)))
         for index, (lifetime, planned) in enumerate(

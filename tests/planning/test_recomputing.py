@@ -1,4 +1,4 @@
-"""Recomputes in a plan: the step that they make of a recorded one, and what auto does with them."""
+"""Recomputes in a plan: the recording of a step with recomputes, and the recomputes that auto chooses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_nothing_chosen_is_the_step_itself() -> None:
 
 
 def test_a_recompute_reads_computes_and_stays() -> None:
-    """Of three storages the second is made anew from the first, right before it is used."""
+    """The second of three storages is recomputed from the first, right before its use."""
     recording = recomputable(chain([10, 20, 30]), 1, (0,), compute_ns=7, extra=5)
     recomputed = with_recomputes(recording, {1})
     used = [(point.kind, point.lifetime) for point in recomputed.points]
@@ -48,7 +48,7 @@ def test_a_recompute_reads_computes_and_stays() -> None:
 
 
 def test_a_codec_leaves_a_part_and_takes_time_twice() -> None:
-    """What it leaves is saved right before the point at which it is known to, and used right before its decoding."""
+    """The encoded part is saved right before the point from which it is known, and used right before its decoding."""
     recording = compressible(recomputable(chain([10, 80, 5, 60]), 1, (), compute_ns=7), 1, discard_ns=3)
     packed = with_recomputes(recording, {1})
     places = [(point.kind, point.lifetime) for point in recording.points]
@@ -77,8 +77,8 @@ def test_what_is_needed_to_encode_is_in_the_peak() -> None:
 
 
 def test_what_a_codec_leaves_is_moved_where_that_costs_least() -> None:
-    """A byte takes 100 ns, a point 1000. What is missing besides the packing are six bytes: those that are left have
-    gone when the next point is reached, and all others are too large for that."""
+    """A byte takes 100 ns, a point 1000. With the encoding, six bytes are still missing: the encoded parts can be
+    offloaded before the next point is reached, and all other storages are too large for that."""
     recording = compressible(recomputable(chain([40, 80, 20, 1, 85]), 1, (), compute_ns=7), 1, discard_ns=3)
     budget = RESIDENT + 150
     assert with_recomputes(recording, {1}).peak_bytes == budget + 6
@@ -104,12 +104,12 @@ def test_what_a_recompute_needs_is_recomputed_before() -> None:
 
 
 def test_a_recompute_nobody_knows_is_refused() -> None:
-    with pytest.raises(VdnnError, match="does not know how"):
+    with pytest.raises(VdnnError, match="has no recipe for it"):
         with_recomputes(chain([10, 20]), {0})
 
 
 def test_auto_recomputes_what_no_link_could_bring_back_in_time() -> None:
-    """At the least budget the last map's copies hide behind nothing; recomputed it costs a nanosecond."""
+    """At the least budget nothing hides the copies of the last map. Its recompute takes a nanosecond."""
     recording = recomputable(chain([10, 2000, 2000], compute_ns=10), 1, (0,), compute_ns=1)
     budget = recording.peak_bytes - 1000
     moved = plan_step(recording, EVEN, budget, "auto-offload")
@@ -140,7 +140,7 @@ def shortest(recording: Recording, costs: LinkCosts, budget: int) -> int:
 )
 @given(recording=any_recomputable_recording(4), costs=LINKS)
 def test_its_step_is_the_shortest_there_is(recording: Recording, costs: LinkCosts) -> None:
-    """Among all choices of recomputes and, for each, all moves; and the bound is below."""
+    """auto's step is the shortest of all choices of recomputes with all moves for each. The bound is not above it."""
     candidates = candidates_of(recording)
     assume(candidates)
     assume(count_of_plans(with_recomputes(recording, candidates)) * 2 ** len(candidates) <= 3000)

@@ -1,4 +1,4 @@
-"""The native core's step with recomputes is that of recomputing.py and gaps.py, on any recording."""
+"""The native core's step with recomputes equals that of recomputing.py and gaps.py, on any recording."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The half that decides: plain data in, plain data out. Never imports torch."""
+"""Planning: decides which storages to keep, offload or recompute. Plain data in and out; never imports torch."""

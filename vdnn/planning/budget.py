@@ -12,28 +12,28 @@ _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """One of the two is set, or neither: then it is the least budget that any plan meets."""
+    """`nbytes` or `share` is set, or neither: the budget is then the least that any plan meets."""
 
     nbytes: int | None = None
     share: float | None = None
 
     def bytes_for(self, device_bytes: int | None, least_bytes: int) -> int:
-        """On a device of that size, for a step that needs at least so much. A share is of the device."""
+        """The budget in bytes on a device of `device_bytes`, for a step that needs at least `least_bytes`."""
         if self.nbytes is not None:
             if device_bytes is not None and self.nbytes > device_bytes:
                 raise ValueError(
                     f"budget: {format_bytes(self.nbytes)} is more than the device has, {format_bytes(device_bytes)}."
                 )
             return self.nbytes
-        if self.share is None:  # a device that has less says so itself
+        if self.share is None:  # a device with less memory raises its own error
             return least_bytes if device_bytes is None else min(least_bytes, device_bytes)
         if device_bytes is None:
-            raise ValueError("budget: a share needs a device whose memory is known; give the budget in bytes.")
+            raise ValueError("budget: a share needs a device whose memory is known. Give the budget in bytes.")
         return int(device_bytes * self.share)
 
 
 def parse_budget(budget: int | str) -> Budget:
-    """What is wrong with it is said with the name of the argument."""
+    """Errors begin with the name of the argument, `budget`."""
     if isinstance(budget, str):
         if budget.strip().lower() == "min":
             return Budget()
@@ -46,4 +46,4 @@ def parse_budget(budget: int | str) -> Budget:
     try:
         return Budget(nbytes=parse_bytes(budget))
     except (TypeError, ValueError) as error:
-        raise type(error)(f'budget: {error} A share of the device ("80%") and "min" are budgets too.') from None
+        raise type(error)(f'budget: {error} A share of the device ("80%") and "min" are accepted too.') from None

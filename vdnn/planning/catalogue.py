@@ -1,6 +1,6 @@
-"""Every policy by its name: ours, those of the vDNN paper, and other published ones.
+"""Registers every built-in policy under its name: ours, those of the vDNN paper, and other published ones.
 
-The only module that imports `planning.published`: no search depends on a published policy.
+This is the only module that imports `planning.published`: no search depends on a published policy.
 """
 
 from __future__ import annotations

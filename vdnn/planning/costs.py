@@ -1,6 +1,6 @@
-"""What moving bytes costs: a link each way, as a card has it or as a step has measured it.
+"""The cost of copies: the rates of the link in both directions, from a hardware profile or measured in a step.
 
-What computing costs is in the recording itself: on a machine that is not there from a roofline, on a GPU from events.
+The cost of computing is part of the recording: from a roofline on a virtual machine, from events on a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from vdnn.step.timeline import Copy, Timeline, Track
 
 @dataclass(frozen=True, slots=True)
 class LinkCosts:
-    """`duplex_bytes_per_s` is the sum of both ways while both are busy. Each copy has its latency."""
+    """Rates of the link. `duplex_bytes_per_s` is the sum of both directions while both are busy. Each copy adds
+    `latency_ns`."""
 
     to_host_bytes_per_s: float
     to_device_bytes_per_s: float
@@ -25,9 +26,12 @@ class LinkCosts:
     def __post_init__(self) -> None:
         fastest = max(self.to_host_bytes_per_s, self.to_device_bytes_per_s)
         if not min(self.to_host_bytes_per_s, self.to_device_bytes_per_s) > 0 or self.duplex_bytes_per_s < fastest:
-            raise VdnnError(f"costs: rates are above zero and both ways together no slower than one alone, got {self}.")
+            raise VdnnError(
+                "costs: expected rates above zero, and a duplex rate of at least the faster direction's rate, "
+                f"got {self}."
+            )
         if self.latency_ns < 0:
-            raise VdnnError(f"costs: a latency is 0 ns or more, got {self.latency_ns}.")
+            raise VdnnError(f"costs: expected a latency of 0 ns or more, got {self.latency_ns}.")
 
     def rate(self, track: Track) -> float:
         return self.to_host_bytes_per_s if track is Track.TO_HOST else self.to_device_bytes_per_s
@@ -43,9 +47,9 @@ def profile_costs(profile: HardwareProfile) -> LinkCosts:
 
 
 def measured_costs(timeline: Timeline, otherwise: LinkCosts) -> LinkCosts:
-    """By the copies of a step that was run, as far as it has any of a size that tells; else as `otherwise` says.
+    """The rates that the copies of a step reached. A direction without large copies takes its rate from `otherwise`.
 
-    Of each way the total rate counts, copies that shared the link with the other way included: what a step gets.
+    A rate is the total of its direction, copies included that shared the link with the other direction.
     """
     rates = {track: _rate_of(timeline.copies, track) or otherwise.rate(track) for track in Track}
     both = sum(rates.values())
@@ -54,7 +58,7 @@ def measured_costs(timeline: Timeline, otherwise: LinkCosts) -> LinkCosts:
     return LinkCosts(rates[Track.TO_HOST], rates[Track.TO_DEVICE], duplex, otherwise.latency_ns)
 
 
-_LARGE_BYTES = 1 << 20  # below it latency is most of a copy
+_LARGE_BYTES = 1 << 20  # below this, latency dominates the time of a copy
 
 
 def _rate_of(copies: Sequence[Copy], track: Track) -> float | None:

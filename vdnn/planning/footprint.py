@@ -1,7 +1,7 @@
-"""Bytes on the device at every point of a recorded step, when some of its storages are away for a while.
+"""Bytes on the device at every point of a recorded step under a plan.
 
-The unit is the interval before a point: from the point before it (exclusive of what happens there) up to it. A storage
-released at point r frees from then on, or as soon as nobody else holds it, and takes its room again at its reload.
+The unit is the interval before a point: from after the previous point up to this one. A storage that is released at
+point r frees its memory there, or when its last other holder releases it, and takes the memory again at its reload.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ def use_after(lifetime: Lifetime, point: int) -> int | None:
 
 
 def absent_intervals(lifetime: Lifetime, absence: Absence) -> range:
-    """The intervals, by the point that ends them, in which it holds no device memory."""
-    # Freed at the release itself, or in the interval in which the last other holder lets go: that one still counts. And
-    # what was used is held until it has been read, whatever is released meanwhile.
+    """The intervals in which the storage holds no device memory. The point that ends an interval names it."""
+    # The memory is freed at the release, or in the interval in which the last other holder releases it: that interval
+    # still counts as held. A storage that was used is held until its use has been read.
     read = (done for use, done in zip(lifetime.uses, lifetime.read, strict=True) if use <= absence.release_point)
     begin = max(absence.release_point, lifetime.free_point, *read) + 1
-    back = use_after(lifetime, absence.release_point)
+    reload_at = use_after(lifetime, absence.release_point)
     if absence.reload_point is not None:
-        back = absence.reload_point if back is None else min(absence.reload_point, back)
-    end = lifetime.end_point if back is None else min(back, lifetime.end_point)
+        reload_at = absence.reload_point if reload_at is None else min(absence.reload_point, reload_at)
+    end = lifetime.end_point if reload_at is None else min(reload_at, lifetime.end_point)
     return range(begin, end + 1)
 
 
 def interval_bytes(recording: Recording, lifetimes: Sequence[PlannedLifetime]) -> list[int]:
-    """The peak of every interval under the plan."""
+    """The peak of every interval with the absences of these lifetimes."""
     change = [0] * (len(recording.points) + 1)
     for lifetime, planned in zip(recording.lifetimes, lifetimes, strict=True):
         for absence in planned.absences:
-            away = absent_intervals(lifetime, absence)
-            if away:
-                change[away.start] -= lifetime.nbytes
-                change[away.stop] += lifetime.nbytes
+            absent_in = absent_intervals(lifetime, absence)
+            if absent_in:
+                change[absent_in.start] -= lifetime.nbytes
+                change[absent_in.stop] += lifetime.nbytes
     peaks, absent = [], 0
     for point, more in zip(recording.points, change, strict=False):
         absent += more
@@ -46,12 +46,12 @@ def interval_bytes(recording: Recording, lifetimes: Sequence[PlannedLifetime]) -
 
 
 def offload_everything(recording: Recording) -> tuple[PlannedLifetime, ...]:
-    """Each given up as soon as its copy exists and again after every use, and brought back when it is used: the least
-    memory there is. What is never away for a whole interval is kept."""
-    return tuple(_away_as_much_as_it_can_be(lifetime) for lifetime in recording.lifetimes)
+    """Releases each storage as soon as its copy exists and again after every use, and reloads it at its use. No plan
+    needs less memory. A storage that would not be absent for a whole interval is kept."""
+    return tuple(_offload_at_every_gap(lifetime) for lifetime in recording.lifetimes)
 
 
-def _away_as_much_as_it_can_be(lifetime: Lifetime) -> PlannedLifetime:
+def _offload_at_every_gap(lifetime: Lifetime) -> PlannedLifetime:
     releases = [lifetime.copy_point, *(use for use in lifetime.uses if use > lifetime.copy_point)]
     absences = tuple(absence for point in releases if absent_intervals(lifetime, absence := Absence(point)))
     return PlannedLifetime(lifetime.nbytes, Action.OFFLOAD if absences else Action.KEEP, absences)

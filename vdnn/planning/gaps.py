@@ -1,7 +1,7 @@
-"""Gaps: the stretches of a step in which a storage may be away, from one access to the next. What a planner chooses.
+"""Gaps: the stretches of a step in which a storage may be absent, from one access to the next. Planners choose gaps.
 
-A gap is widest when the storage is given up as soon as it can be and brought back when it is used. Only gaps in which
-it is away for at least one whole interval count: others free nothing.
+A gap is as wide as possible: from the earliest release to a reload at the use. A gap in which the storage would not be
+absent for a whole interval frees nothing and is left out.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from vdnn.step.recording import Lifetime, Recording
 
 
 class Gap(NamedTuple):
-    """Of one lifetime, the `number`-th of its gaps. Away it is from interval `first` to interval `last`, both included,
-    when it is given up at `release_point` and brought back at `use`; None: it is not used again. A tuple, because a
-    search for recomputes makes those of some hundred steps, and a frozen object takes three times as long."""
+    """Gap `number` of a lifetime: the storage is absent from interval `first` to interval `last`, both included, if it
+    is released at `release_point` and reloaded at `use` (None: it is not used again).
+
+    A tuple, because a search for recomputes makes the gaps of some hundred steps, and a frozen dataclass takes three
+    times as long.
+    """
 
     lifetime: int
     number: int
@@ -27,7 +30,8 @@ class Gap(NamedTuple):
 
 
 def gaps_of(recording: Recording) -> tuple[Gap, ...]:
-    """In the order in which copies out are issued; of one lifetime in the order of its uses."""
+    """All gaps, in the order in which their copies to the host are issued; those of one lifetime in the order of its
+    uses."""
     found: list[Gap] = []
     for index, lifetime in enumerate(recording.lifetimes):
         found += _gaps_of(index, lifetime)
@@ -37,10 +41,10 @@ def gaps_of(recording: Recording) -> tuple[Gap, ...]:
 
 
 def _gaps_of(index: int, lifetime: Lifetime) -> list[Gap]:
-    """The absences of offload_everything() one after the other, without looking through all uses for each of them."""
+    """The absences of offload_everything(), found in one pass over the uses."""
     found: list[Gap] = []
     release, end = lifetime.copy_point, lifetime.end_point
-    held = max(release, lifetime.free_point)  # by others, or by what reads what was used
+    held = max(release, lifetime.free_point)  # by other holders, or by the operation that reads the last use
     for use, done in zip(lifetime.uses, lifetime.read, strict=True):
         if use > release:
             last = use if use < end else end
@@ -54,11 +58,11 @@ def _gaps_of(index: int, lifetime: Lifetime) -> list[Gap]:
 
 
 def planned_lifetimes(recording: Recording, absences: dict[Gap, Absence]) -> tuple[PlannedLifetime, ...]:
-    """Everything kept but for these."""
+    """A plan's lifetimes with these absences; everything else is kept."""
     chosen: list[list[Absence]] = [[] for _ in recording.lifetimes]
     for gap in sorted(absences, key=lambda one: (one.lifetime, one.number)):
         chosen[gap.lifetime].append(absences[gap])
     return tuple(
-        PlannedLifetime(lifetime.nbytes, Action.OFFLOAD if away else Action.KEEP, tuple(away))
-        for lifetime, away in zip(recording.lifetimes, chosen, strict=True)
+        PlannedLifetime(lifetime.nbytes, Action.OFFLOAD if of_lifetime else Action.KEEP, tuple(of_lifetime))
+        for lifetime, of_lifetime in zip(recording.lifetimes, chosen, strict=True)
     )

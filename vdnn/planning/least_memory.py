@@ -1,6 +1,7 @@
-"""The smallest budget that any plan meets: everything given up at once, and brought back when it is used.
+"""The smallest budget that any plan meets: every storage released at once and reloaded at its use.
 
-No plan has less at any point, so this is exact, and whoever asks for less is told where it is needed.
+No plan needs less memory at any point, so the figure is exact. A smaller budget raises BudgetError, which names the
+point that needs the most.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ def least_bytes(recording: Recording) -> int:
 
 
 def require_feasible_budget(recording: Recording, budget_bytes: int) -> None:
-    """BudgetError if no plan is under it."""
+    """Raises BudgetError if no plan is under the budget."""
     require_feasible(recording, _least_peaks(recording), budget_bytes)
 
 
 def _least_peaks(recording: Recording) -> list[int]:
-    """Of every interval, with all away that can be: what offload_everything() leaves, found without a plan."""
+    """The peak of every interval under offload_everything(), computed without making that plan."""
     change = [0] * (len(recording.points) + 1)
     for gap in gaps_of(recording):
         change[gap.first] -= gap.nbytes
         change[gap.last + 1] += gap.nbytes
     return [
-        point.peak_bytes + away for point, away in zip(recording.points, itertools.accumulate(change), strict=False)
+        point.peak_bytes + absent for point, absent in zip(recording.points, itertools.accumulate(change), strict=False)
     ]
 
 
 def require_feasible(recording: Recording, peaks: Sequence[int], budget_bytes: int) -> None:
-    """`peaks` are those of every interval with everything offloaded."""
+    """Raises BudgetError if one of `peaks`, those of every interval with everything offloaded, exceeds the budget."""
     least = max(peaks)
     if least <= budget_bytes:
         return
@@ -48,7 +49,7 @@ def require_feasible(recording: Recording, peaks: Sequence[int], budget_bytes: i
 
 
 def describe_interval(recording: Recording, interval: int) -> str:
-    """The interval in words."""
+    """The interval in words, for messages."""
     point = recording.points[interval]
     if point.key is not None:
         return f"point {interval}, before the save of {point.key}"

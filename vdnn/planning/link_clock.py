@@ -1,7 +1,7 @@
-"""Two copy engines on one link, in time: the arithmetic of the simulated device's clock, line for line.
+"""The times of copies on two copy engines that share one link: the same arithmetic as the simulated device's clock.
 
-Each engine does one copy at a time, in the order of issue. Where copies run both ways at once the one issued first
-keeps its rate and the other gets what the link has left.
+Each engine does one copy at a time, in the order of issue. When copies run in both directions at once, the one that was
+issued first keeps its rate, and the other gets the rest of the link's rate.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from vdnn.planning.costs import LinkCosts
 from vdnn.step.timeline import Track
 
-# A copy that the other way leaves nothing to would be another machine: it keeps this part of its rate.
+# A copy always keeps this part (1/16) of its own rate, even if the other direction takes the whole link.
 _LEAST_SHARE = 16
 
 
@@ -21,13 +21,13 @@ class _Engine:
     def __init__(self, own_rate: float, other_rate: float, duplex_rate: float) -> None:
         self.alone = own_rate
         self.shared = min(max(duplex_rate - other_rate, own_rate / _LEAST_SHARE), own_rate)
-        self.stream_ns = 0  # the copy stream has done all it was given
+        self.stream_ns = 0  # when the copy stream has finished its work
         self.free_ns = 0
         self.busy: deque[tuple[int, int]] = deque()
 
 
 class LinkClock:
-    """Of one step, at whose begin both engines are idle."""
+    """The link during one step. Both engines are idle when the step begins."""
 
     def __init__(self, costs: LinkCosts) -> None:
         out, back = costs.to_host_bytes_per_s, costs.to_device_bytes_per_s
@@ -38,7 +38,7 @@ class LinkClock:
         }
 
     def copy(self, track: Track, nbytes: int, ready_ns: int) -> tuple[int, int]:
-        """A copy that may begin at `ready_ns`: when its stream gets to it, and when it is done."""
+        """Issues a copy that may begin at `ready_ns`. Returns when its stream reaches it, and when it is complete."""
         engine = self._engines[track]
         other = self._engines[Track.TO_DEVICE if track is Track.TO_HOST else Track.TO_HOST]
         reached_ns = max(engine.stream_ns, ready_ns)
@@ -70,7 +70,7 @@ def _end_of_copy(engine: _Engine, other: _Engine, begin_ns: int, nbytes: int) ->
 
 
 def _spans(engine: _Engine, other: _Engine, begin_ns: int) -> Iterator[tuple[int, float]]:
-    """Until when which rate holds: alone up to each copy of the other way, shared during it."""
+    """Times and the rate that holds up to each: alone before a copy of the other direction, shared during it."""
     for begin, end in other.busy:
         if end > begin_ns:
             yield begin, engine.alone

@@ -1,4 +1,4 @@
-"""What a step's memory is made of, with everything kept: what one wants to know before the first run."""
+"""Splits the memory of a step, with everything kept, into its kinds: parameters, gradients, feature maps and so on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from vdnn.step.recording import PointKind, Recording
 
 @dataclass(frozen=True, slots=True)
 class MemoryKinds:
-    """Bytes. `feature_maps` is what is saved for the backward and may move; `gradient_maps` the most that the backward
-    needs besides at any point, gradients of parameters included only as far as `gradients` does not count them;
-    `workspace` what the forward needs besides, at most. `floor` is the least that any plan reaches, all kinds together.
+    """Bytes of each kind. `feature_maps`: storages that are saved for the backward pass and may be moved.
+    `gradient_maps`: the most that the backward pass needs besides, less the parameters' gradients that `gradients`
+    counts. `workspace`: the most that the forward pass needs besides. `floor`: the least total that any plan reaches.
     """
 
     parameters: int
@@ -27,24 +27,24 @@ class MemoryKinds:
 def memory_kinds(
     recording: Recording, *, parameter_bytes: int, gradient_bytes: int, optimizer_bytes: int
 ) -> MemoryKinds:
-    """What parameters, gradients and the optimizer hold is said by whoever made the step."""
+    """The caller gives the bytes of parameters, gradients and optimizer, which a recording does not tell apart."""
     points = recording.points
     saved = [0] * (len(points) + 1)
     for lifetime in recording.lifetimes:
         saved[lifetime.saves[0]] += lifetime.nbytes
         saved[min(lifetime.end_point + 1, len(points))] -= lifetime.nbytes
-    alive, besides = 0, []
-    for place, point in enumerate(points):
-        alive += saved[place]
-        besides.append(point.peak_bytes - recording.resident_bytes - alive)
-    first_use = next((place for place, point in enumerate(points) if point.kind is PointKind.USE), len(points))
-    backward = max(besides[first_use:], default=0)
+    alive, others = 0, []
+    for index, point in enumerate(points):
+        alive += saved[index]
+        others.append(point.peak_bytes - recording.resident_bytes - alive)
+    first_use = next((index for index, point in enumerate(points) if point.kind is PointKind.USE), len(points))
+    backward = max(others[first_use:], default=0)
     return MemoryKinds(
         parameters=parameter_bytes,
         gradients=gradient_bytes,
         optimizer=optimizer_bytes,
         feature_maps=recording.managed_bytes,
         gradient_maps=max(0, backward - gradient_bytes),
-        workspace=max(0, max(besides[:first_use], default=0)),
+        workspace=max(0, max(others[:first_use], default=0)),
         floor=least_bytes(recording),
     )

@@ -1,4 +1,7 @@
-"""A step that was planned: the plan, what it will cost, how far from optimal that is, and whether it helps at all."""
+"""Plans a recorded step: the plan, its predicted timeline, and on request a bound on how far from optimal it is.
+
+why_it_will_not_help() says before a run whether any plan can help.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,16 @@ from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
 
-# Whose plans are mended where they take more than they were made for.
+# Policies whose plans are corrected if their predicted peak exceeds the budget.
 _OURS = ("auto", "auto-offload")
-# Copies of all that may move take so many times the step's computing: then most of them cannot be hidden.
+# The link counts as saturated if the copies take this many times as long as the step computes: most cannot be hidden.
 _SATURATED = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """`bound` is none where nobody asked for it, or its solver is not installed. Planning took `plan_seconds`."""
+    """A recording with its plan. `timeline` is predicted. `bound` is None if it was not asked for or its solver is not
+    installed. Planning took `plan_seconds`."""
 
     recording: Recording
     plan: Plan
@@ -43,13 +47,13 @@ class PlannedStep:
 
     @property
     def slowdown(self) -> float:
-        """1.05: five per cent longer than with everything kept."""
+        """The predicted step time as a multiple of the time with everything kept: 1.05 is 5 % longer."""
         computed_ns = self.recording.compute_ns
         return self.timeline.step_ns / computed_ns if computed_ns else 1.0
 
     @property
     def followed(self) -> Recording:
-        """The step with the plan's recomputes: the plan's points are those of it."""
+        """The step with the plan's recomputes. The points of the plan are points of this recording."""
         return recording_under(self.recording, self.plan.lifetimes)
 
     @property
@@ -70,12 +74,12 @@ def plan_step(
     *,
     certify: bool = False,
 ) -> PlannedStep:
-    """`certify` looks for the bound too, which may take longer than the plan."""
+    """Plans a step and simulates the plan. `certify` also computes the bound, which may take longer than planning."""
     began = time.perf_counter()
     plan = make_planner(policy).plan(PlanRequest(recording, costs, budget_bytes))
     timeline = simulate(recording, plan, costs)
     if budget_bytes is not None and timeline.peak_bytes > budget_bytes and plan.policy in _OURS:
-        # Its search does not see all that a use takes. Other policies' plans are shown as they are.
+        # The search does not see all memory that a use needs. Plans of other policies are not changed.
         plan = with_room_at_uses(recording, plan, budget_bytes)
         timeline = simulate(recording, plan, costs)
     seconds = time.perf_counter() - began
@@ -87,7 +91,7 @@ def plan_step(
 
 def _bound(recording: Recording, costs: LinkCosts, budget_bytes: int | None, step_ns: int) -> Bound | None:
     if budget_bytes is None or step_ns == recording.compute_ns:
-        return Bound(recording.compute_ns, is_whole=True)  # nothing is shorter than its computing
+        return Bound(recording.compute_ns, is_whole=True)  # no step is shorter than its computing
     try:
         return lower_bound(recording, costs, budget_bytes, enough_ns=step_ns)
     except VdnnError:
@@ -95,10 +99,10 @@ def _bound(recording: Recording, costs: LinkCosts, budget_bytes: int | None, ste
 
 
 def why_it_will_not_help(recording: Recording, costs: LinkCosts, budget_bytes: int | None = None) -> str | None:
-    """Before the run: what no plan can change, as a sentence; None if plans can help."""
+    """Says before a run, in one sentence, why no plan can help. None if plans can help."""
     least, most = least_bytes(recording), recording.peak_bytes
     if not recording.lifetimes:
-        return "it will not help, because the step saves nothing that may leave the device."
+        return "it will not help, because the step saves nothing that may be offloaded."
     if least >= most:
         peaks = [point.peak_bytes for point in recording.points]
         where = describe_interval(recording, peaks.index(most))
@@ -108,11 +112,11 @@ def why_it_will_not_help(recording: Recording, costs: LinkCosts, budget_bytes: i
         )
     if budget_bytes is not None and budget_bytes >= most:
         return f"there is nothing to do: the step needs {format_bytes(most)} with everything kept."
-    there_and_back_ns = (most - least) * (1e9 / costs.to_host_bytes_per_s + 1e9 / costs.to_device_bytes_per_s)
-    if there_and_back_ns > _SATURATED * recording.compute_ns:
+    both_copies_ns = (most - least) * (1e9 / costs.to_host_bytes_per_s + 1e9 / costs.to_device_bytes_per_s)
+    if both_copies_ns > _SATURATED * recording.compute_ns:
         return (
-            "at its least memory it will be slow, because the link is saturated: there and back "
-            f"{format_bytes(most - least)} take {there_and_back_ns / 1e6:.0f} ms, and the step computes for "
-            f"{recording.compute_ns / 1e6:.0f} ms. A larger budget moves less."
+            "at its least memory it will be slow, because the link is saturated: copying "
+            f"{format_bytes(most - least)} to the host and back takes {both_copies_ns / 1e6:.0f} ms, and the step "
+            f"computes for {recording.compute_ns / 1e6:.0f} ms. A larger budget moves less."
         )
     return None

@@ -1,12 +1,9 @@
-"""The step as it is when some storages are discarded without a copy and recomputed from others: a Recording again.
+"""Rewrites a recording for a choice of recomputes: the Recording of the step in which these storages are discarded.
 
-A recompute is a part of the step like any other: it uses what it reads, at points of their own right before the use
-that asked for it; it computes, and its result is there from then on to the end. Whatever plans and predicts moves of a
-recorded step does so of this one. A storage that is recomputed, and is needed by another recompute first, is recomputed
-then.
-
-What a codec leaves of a storage is a lifetime of its own: saved where it is made, used where it is decoded, and moved
-like any other. These come behind the lifetimes of the recording, in the order of what they are left of.
+[Note: Recomputes as points] A recompute adds points right before the use that asks for it: one use of each of its
+inputs. It computes, and its result stays on the device from then on. A storage that another recompute needs before its
+own use is recomputed at that earlier moment. What a codec leaves of a storage is a lifetime of its own: saved where it
+is encoded, used where it is decoded, moved like any other. These lifetimes come after those of the recording.
 """
 
 from __future__ import annotations
@@ -21,81 +18,91 @@ from vdnn.step.recording import Lifetime, Point, PointKind, Recompute, Recording
 
 
 def candidates_of(recording: Recording) -> list[int]:
-    """What can be recomputed and is away for a while then; what costs least for its bytes first."""
+    """Lifetimes that can be recomputed and would then be absent for an interval; the least cost per byte first."""
     found = []
     for index, lifetime in enumerate(recording.lifetimes):
         recompute = lifetime.recompute
         if recompute is None or (lifetime.uses and lifetime.uses[0] <= recompute.known_point):
-            continue  # it is used before it could go
+            continue  # used before it could be discarded
         if absent_intervals(lifetime, Absence(recompute.known_point)):
             found.append((cost_ns(recompute) / max(1, lifetime.nbytes - recompute.kept_bytes), index))
     return [index for _, index in sorted(found)]
 
 
 def cost_ns(recompute: Recompute) -> int:
-    """Of giving up and making again."""
+    """Time of the discard and of the recompute."""
     return recompute.discard_ns + recompute.compute_ns
 
 
 def planned_recompute(lifetime: Lifetime) -> PlannedLifetime:
-    """Of one that can be."""
-    assert lifetime.recompute is not None, "only what can be recomputed is chosen"
+    """RECOMPUTE for a lifetime that has a recipe, or COMPRESS if a codec leaves a part of it."""
+    if lifetime.recompute is None:
+        raise RuntimeError("planned_recompute: expected a lifetime that can be recomputed, got one without a recipe")
     action = Action.COMPRESS if lifetime.recompute.kept_bytes else Action.RECOMPUTE
     return PlannedLifetime(lifetime.nbytes, action)
 
 
 def recording_under(recording: Recording, planned: Sequence[PlannedLifetime]) -> Recording:
-    """With what these recompute."""
+    """The step with the recomputes of these planned lifetimes."""
     return with_recomputes(recording, [index for index, one in enumerate(planned) if one.is_recomputed])
 
 
 def with_recomputes(recording: Recording, chosen: Collection[int]) -> Recording:
-    """`chosen`: the lifetimes that are recomputed; the recording knows how. All keep their numbers; what codecs leave
-    is behind them."""
+    """The step in which the lifetimes `chosen` are recomputed by the recipes of the recording. All lifetimes keep their
+    numbers, and what codecs leave comes after them. Raises VdnnError for a lifetime without a recipe.
+    See [Note: Recomputes as points]."""
     return _Rewriting(recording, frozenset(chosen)).run() if chosen else recording
 
 
 class _Rewriting:
-    """Places are points of the new step. `first_of` a point of the old is what happens first at it now, `place_of` it
-    where it is itself. A search asks for thousands of such steps: what a place has is kept in lists, and of each point
-    and each lifetime one object is made, when all of it is known."""
+    """Makes the points and lifetimes of the new step. A place is the index of a point of the new step. For a point of
+    the old step, `place_of` is its own place, and `first_of` is the place of the first recompute or encoding before it.
+
+    Searches make thousands of such steps, so places are kept in lists, and one object for each point and lifetime is
+    made at the end.
+    """
 
     def __init__(self, recording: Recording, chosen: frozenset[int]) -> None:
         self._recording = recording
         self._chosen = chosen
-        # Of each place.
-        self._old: list[Point | None] = []  # None: what a recompute reads
+        # One item for each place.
+        self._old: list[Point | None] = []  # None: an input that a recompute reads
         self._used: list[int | None] = []
         self._computed_ns: list[int] = []
         self._allocated: list[int] = []
         self._peaks: list[int] = []
-        # Of each point of the old step.
+        # One item for each point of the old step.
         self._first_of: list[int] = []
         self._place_of: list[int] = []
-        self._read_anew: dict[int, list[tuple[int, int]]] = {}  # by lifetime: used where, and read by when
-        self._back: dict[int, int] = {}  # of the chosen: the interval in which it is recomputed
+        self._recipe_uses: dict[int, list[tuple[int, int]]] = {}  # by lifetime: place of the use, place when it is read
+        self._recomputed_in: dict[int, int] = {}  # by chosen lifetime: the interval of its recompute
         self._compute_ns = self._peak_bytes = 0  # of the interval that the next place ends
-        self._ends: dict[int, int] = {}  # of what others are recomputed from: it stays as long as their graph
-        self._given_up: dict[int, list[int]] = {}  # before a point of the old step, leaving something behind
-        self._left: dict[int, int] = {}  # of these the place where that is saved
-        self._number: dict[int, int] = {}  # and its lifetime
+        self._ends: dict[int, int] = {}  # by input of a recompute: it is held as long as the graph of its readers
+        self._encoded_before: dict[int, list[int]] = {}  # by point of the old step: lifetimes that a codec encodes
+        self._encoded_at: dict[int, int] = {}  # by encoded lifetime: the place at which the rest is saved
+        self._number: dict[int, int] = {}  # by encoded lifetime: the number of the lifetime of the rest
+        self._recomputes: dict[int, Recompute] = {}
         for index in sorted(chosen):
             recompute, end_point = recording.lifetimes[index].recompute, recording.lifetimes[index].end_point
             if recompute is None:
-                raise VdnnError(f"plan: lifetime {index} is to be recomputed, and the recording does not know how.")
+                raise VdnnError(
+                    f"plan: lifetime {index} is to be recomputed, but the recording has no recipe for it. "
+                    "Plan the recorded step again."
+                )
+            self._recomputes[index] = recompute
             for source in recompute.inputs:
                 own = recording.lifetimes[source].end_point
                 self._ends[source] = max(self._ends.get(source, own), end_point)
             if recompute.kept_bytes:
-                self._given_up.setdefault(recompute.known_point, []).append(index)
+                self._encoded_before.setdefault(recompute.known_point, []).append(index)
                 self._number[index] = len(recording.lifetimes) + len(self._number)
 
     def run(self) -> Recording:
-        missing = set(self._chosen)  # of which the first use is still to come
+        missing = set(self._chosen)  # not yet recomputed
         for index, old in enumerate(self._recording.points):
             self._compute_ns, self._peak_bytes = old.compute_ns, old.peak_bytes
             self._first_of.append(len(self._used))
-            for lifetime in self._given_up.get(index, ()):
+            for lifetime in self._encoded_before.get(index, ()):
                 self._encode(lifetime, old.allocated_bytes)
             if old.lifetime in missing and old.kind is PointKind.USE:
                 for lifetime in self._missing_for(old.lifetime, missing):
@@ -105,8 +112,8 @@ class _Rewriting:
             self._place(old, old.lifetime, old.allocated_bytes)
         self._count_bytes()
         lifetimes = tuple(map(self._lifetime, range(len(self._recording.lifetimes)), self._recording.lifetimes))
-        left = tuple(map(self._lifetime_of_left, self._number))
-        return replace(self._recording, points=self._points(), lifetimes=lifetimes + left)
+        encoded = tuple(map(self._lifetime_of_encoded, self._number))
+        return replace(self._recording, points=self._points(), lifetimes=lifetimes + encoded)
 
     def _place(self, old: Point | None, used: int | None, allocated_bytes: int) -> None:
         self._old.append(old)
@@ -117,7 +124,7 @@ class _Rewriting:
         self._compute_ns, self._peak_bytes = 0, allocated_bytes
 
     def _missing_for(self, index: int, missing: Collection[int]) -> list[int]:
-        """What has to be recomputed before it can be used, in the runtime's order: it too, behind all that it reads."""
+        """All that has to be recomputed before a use of `index`, in the runtime's order: inputs first, itself last."""
         found: dict[int, None] = {}
         waiting = [(index, False)]
         while waiting:
@@ -128,63 +135,57 @@ class _Rewriting:
                 found[one] = None
                 continue
             waiting.append((one, True))
-            recompute = self._recording.lifetimes[one].recompute
-            assert recompute is not None, "only what can be recomputed is chosen"
-            waiting += [(source, False) for source in reversed(recompute.inputs)]
+            waiting += [(source, False) for source in reversed(self._recomputes[one].inputs)]
         return list(found)
 
     def _encode(self, index: int, allocated_bytes: int) -> None:
-        lifetime, number = self._recording.lifetimes[index], self._number[index]
-        recompute, saved = lifetime.recompute, self._recording.points[lifetime.saves[0]].key
-        assert recompute is not None, "only what can be recomputed is chosen"
+        recompute, number = self._recomputes[index], self._number[index]
+        saved = self._recording.points[self._recording.lifetimes[index].saves[0]].key
         self._compute_ns += recompute.discard_ns
         more_bytes = max(recompute.kept_bytes, recompute.discard_bytes)
         self._peak_bytes = max(self._peak_bytes, allocated_bytes + more_bytes)
-        self._left[index] = len(self._used)
+        self._encoded_at[index] = len(self._used)
         key = None if saved is None else key_of_encoded(saved, recompute.operation, recompute.kept_bytes)
         self._place(Point(PointKind.SAVE, number, key, 0, 0, 0), number, allocated_bytes)
 
     def _recompute(self, index: int, allocated_bytes: int) -> None:
-        lifetime = self._recording.lifetimes[index]
-        recompute = lifetime.recompute
-        assert recompute is not None, "only what can be recomputed is chosen"
+        lifetime, recompute = self._recording.lifetimes[index], self._recomputes[index]
         begin = len(self._used)
         inputs = (*recompute.inputs, self._number[index]) if recompute.kept_bytes else recompute.inputs
         for source in inputs:
             self._place(None, source, allocated_bytes)
         self._compute_ns += recompute.compute_ns
-        # Until now without it, of which from now on everything is counted as having it.
+        # The storage is absent up to here. _count_bytes() counts it as present in all later intervals.
         self._peak_bytes = max(self._peak_bytes, allocated_bytes + recompute.extra_bytes) - lifetime.nbytes
-        self._back[index] = end = len(self._used)
+        self._recomputed_in[index] = end = len(self._used)
         for place, source in enumerate(inputs, begin):
-            self._read_anew.setdefault(source, []).append((place, end))
+            self._recipe_uses.setdefault(source, []).append((place, end))
 
     def _count_bytes(self) -> None:
-        """Takes off what is away until it is recomputed, and adds what recomputes hold on to."""
+        """Subtracts storages that are absent until their recompute, and adds what recomputes hold longer."""
         change = [0] * (len(self._used) + 1)  # of the interval before a place
         for index in self._chosen:
-            lifetime = self._recording.lifetimes[index]
-            assert lifetime.recompute is not None, "only what can be recomputed is chosen"
-            away = absent_intervals(lifetime, Absence(lifetime.recompute.known_point))
-            begin = self._first_of[away.start] if away.start < len(self._first_of) else len(self._used)
-            if index in self._left and away.start == lifetime.recompute.known_point + 1:
-                begin = self._left[index] + 1
-            end = self._back.get(index, self._first_of[lifetime.end_point] + 1)
+            lifetime, known_point = self._recording.lifetimes[index], self._recomputes[index].known_point
+            absent = absent_intervals(lifetime, Absence(known_point))
+            begin = self._first_of[absent.start] if absent.start < len(self._first_of) else len(self._used)
+            if index in self._encoded_at and absent.start == known_point + 1:
+                begin = self._encoded_at[index] + 1
+            end = self._recomputed_in.get(index, self._first_of[lifetime.end_point] + 1)
             if begin < end:
                 change[begin] -= lifetime.nbytes
                 change[end] += lifetime.nbytes
-        for index, place in self._left.items():
-            left = self._lifetime_of_left(index)
-            if place < left.end_point:
-                change[place + 1] += left.nbytes
-                change[left.end_point + 1] -= left.nbytes
+        for index, place in self._encoded_at.items():
+            encoded = self._lifetime_of_encoded(index)
+            if place < encoded.end_point:
+                change[place + 1] += encoded.nbytes
+                change[encoded.end_point + 1] -= encoded.nbytes
         for index, end_point in self._ends.items():
             lifetime = self._recording.lifetimes[index]
             if lifetime.end_point < end_point:
                 change[self._first_of[lifetime.end_point] + 1] += lifetime.nbytes
                 change[self._first_of[end_point] + 1] -= lifetime.nbytes
-        recomputed = [0] * (len(self._used) + 1)  # in an interval: at the place before it they are not there yet
-        for index, interval in self._back.items():
+        recomputed = [0] * (len(self._used) + 1)  # bytes of an interval's recomputes, absent at the place before it
+        for index, interval in self._recomputed_in.items():
             recomputed[interval] += self._recording.lifetimes[index].nbytes
         more = 0
         for place, changed in enumerate(change[:-1]):
@@ -205,8 +206,8 @@ class _Rewriting:
     def _lifetime(self, index: int, old: Lifetime) -> Lifetime:
         first_of, place_of = self._first_of, self._place_of
         uses, read = [place_of[use] for use in old.uses], [first_of[done] for done in old.read]
-        if index in self._read_anew:
-            both = sorted([*zip(uses, read, strict=True), *self._read_anew[index]])
+        if index in self._recipe_uses:
+            both = sorted([*zip(uses, read, strict=True), *self._recipe_uses[index]])
             uses, read = [use for use, _ in both], [done for _, done in both]
         end = first_of[self._ends.get(index, old.end_point)]
         return Lifetime(
@@ -215,15 +216,14 @@ class _Rewriting:
             tuple(uses),
             tuple(read),
             place_of[old.copy_point],
-            end if index in self._chosen else first_of[old.free_point],  # else it would be moved, too
+            end if index in self._chosen else first_of[old.free_point],  # held to its end: it cannot be moved as well
             end,
         )
 
-    def _lifetime_of_left(self, index: int) -> Lifetime:
-        """Of what a codec leaves of this one: nobody else holds it, and it may be moved."""
-        old, place = self._recording.lifetimes[index], self._left[index]
-        assert old.recompute is not None, "only what can be recomputed is chosen"
-        reads = self._read_anew.get(self._number[index], [])
+    def _lifetime_of_encoded(self, index: int) -> Lifetime:
+        """The lifetime of what a codec leaves of `index`. It has no other holder and may be moved."""
+        old, place = self._recording.lifetimes[index], self._encoded_at[index]
+        reads = self._recipe_uses.get(self._number[index], [])
         uses, read = tuple(use for use, _ in reads), tuple(done for _, done in reads)
         end = self._first_of[self._ends.get(index, old.end_point)]
-        return Lifetime(old.recompute.kept_bytes, (place,), uses, read, place, place, max(place, end))
+        return Lifetime(self._recomputes[index].kept_bytes, (place,), uses, read, place, place, max(place, end))

@@ -1,8 +1,8 @@
-"""Why a storage got its action: what the next best action for it would have cost.
+"""Explains why a storage got its action: by how much the next best action would make the step longer.
 
-For each of the largest storages the other actions are tried in its place, one at a time, with a short search for the
-moves of all the others. The costs are of these short searches throughout, so they compare with each other, and not to
-the nanosecond with the plan's.
+explain() tries every other action for each of the largest storages, one at a time, with a short search for the moves of
+all other storages. All costs are from these short searches, so they can be compared with each other, but differ a
+little from the cost of the plan itself.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _MOVES = 40  # evaluations of moves for each trial
 
 @dataclass(frozen=True, slots=True)
 class StorageChoice:
-    """`recompute` is the operation that makes or would make it again. `second_best` is None where nothing else fits,
-    and then so is `more_ns`, what it would add to the step."""
+    """The action for a lifetime and its second best. `recompute`: the operation that recomputes or could recompute it.
+    `more_ns`: what the second best action would add to the step. Both are None if no other action fits the budget."""
 
     lifetime: int
     key: SaveKey | None
@@ -39,26 +39,28 @@ class StorageChoice:
 
 
 def explain(planned: PlannedStep, costs: LinkCosts, most: int) -> tuple[StorageChoice, ...]:
-    """The largest storages of the step, at most so many."""
+    """The choices for the largest storages of the step, at most `most`. None without a budget: all is kept then."""
+    budget_bytes = planned.plan.budget_bytes
+    if budget_bytes is None:
+        return ()
     lifetimes = planned.recording.lifetimes
     largest = sorted(range(len(lifetimes)), key=lambda index: (-lifetimes[index].nbytes, index))[:most]
-    return _Trials(planned, costs).choices(largest) if planned.plan.budget_bytes is not None else ()
+    return _Trials(planned, costs, budget_bytes).choices(largest)
 
 
 class _Trials:
-    def __init__(self, planned: PlannedStep, costs: LinkCosts) -> None:
-        assert planned.plan.budget_bytes is not None, "without a budget everything is kept"
+    def __init__(self, planned: PlannedStep, costs: LinkCosts, budget_bytes: int) -> None:
         self._planned = planned
         self._recording = planned.recording
-        self._request = PlanRequest(planned.recording, costs, planned.plan.budget_bytes)
-        self._budget_bytes = planned.plan.budget_bytes
+        self._request = PlanRequest(planned.recording, costs, budget_bytes)
+        self._budget_bytes = budget_bytes
         self._candidates = frozenset(candidates_of(planned.recording))
         planned_lifetimes = planned.plan.lifetimes
         self._recomputed = frozenset(index for index, one in enumerate(planned_lifetimes) if one.is_recomputed)
-        # Gaps by their lifetimes and numbers: a choice of recomputes may add some and take others.
+        # Lifetime and number identify a gap: other choices of recomputes have other gaps.
         gaps = gaps_of(planned.followed)
         moved = {gap for gap, _, _ in tuples_of_plan(gaps, planned.plan)}
-        self._moved = {(gap.lifetime, gap.number) for place, gap in enumerate(gaps) if place in moved}
+        self._moved = {(gap.lifetime, gap.number) for index, gap in enumerate(gaps) if index in moved}
 
     def choices(self, largest: Sequence[int]) -> tuple[StorageChoice, ...]:
         base_ns = self._step_ns(self._recomputed, None)
@@ -86,12 +88,13 @@ class _Trials:
             more_ns,
         )
 
-    def _step_ns(self, recomputed: frozenset[int], stays: int | None) -> int | None:
-        """With these recomputes, and what the plan moves or what more it takes; None if that does not fit."""
+    def _step_ns(self, recomputed: frozenset[int], kept: int | None) -> int | None:
+        """The step with these recomputes and with `kept` on the device. The search begins at the plan's moves. None if
+        nothing fits the budget."""
         followed: Recording = with_recomputes(self._recording, recomputed)
         if followed.peak_bytes <= self._budget_bytes:
             return followed.compute_ns
-        gaps = [gap for gap in gaps_of(followed) if gap.lifetime != stays]
+        gaps = [gap for gap in gaps_of(followed) if gap.lifetime != kept]
         if not gaps:
             return None
         model = make_step_model(followed, gaps, self._request.costs)

@@ -1,4 +1,4 @@
-"""The lower bound of steps with recomputes: what they read has to be there, and no plan is below it."""
+"""The lower bound of steps with recomputes: their inputs have to be on the device, and no plan is below the bound."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def altered(recording: Recording, point: int, compute_ns: int = 0, more_bytes: i
 
 
 def test_what_a_recompute_reads_has_to_be_back_by_then() -> None:
-    """The second is recomputed from the first, which has to go, and whose own use is a thousand later: in that time its
-    copy back could hide, were it not for the recompute."""
+    """The second is recomputed from the first, which has to be offloaded. The use of the first is 1000 ns later: its
+    reload could hide in that time, but the recompute needs it earlier."""
     recording = altered(recomputable(chain([100, 100, 200], compute_ns=0), 1, (0,), compute_ns=1), 5, compute_ns=1000)
     budget = RESIDENT + 200
     copied_out, copied_back, recomputed = 100, 100, 1
@@ -37,8 +37,8 @@ def test_what_a_recompute_reads_has_to_be_back_by_then() -> None:
 
 
 def test_what_was_recomputed_for_another_is_there_from_then_on() -> None:
-    """The third is recomputed from the second, which would then be there when there is no room for it yet: so one of
-    them is moved, though recomputing both would take two ns."""
+    """The third is recomputed from the second, which would then be on the device before there is room for it. So one of
+    them is moved, although recomputing both would take two ns."""
     both = recomputable(recomputable(chain([10, 100, 100], compute_ns=0), 1, (0,), compute_ns=1), 2, (1,), compute_ns=1)
     recording = altered(altered(both, 3, more_bytes=200), 4, more_bytes=100)
     budget = RESIDENT + 210
@@ -49,8 +49,8 @@ def test_what_was_recomputed_for_another_is_there_from_then_on() -> None:
 
 
 def test_what_is_read_by_a_recompute_alone_is_copied_back_once() -> None:
-    """The first is not used but for the second to be made from it. Once it is back it stays, and a copy back is due no
-    more, though at all later points it may have been given up before. There was a bound of 749 here."""
+    """The first is used only by the recompute of the second. Once it is reloaded it stays, and no other reload is due,
+    although at all later points it may have been released before. The bound was 749 once, which is wrong."""
     recording = recomputable(chain([200, 200, 200, 100], compute_ns=50), 1, (0,), compute_ns=1)
     points, lifetimes = list(recording.points), list(recording.lifetimes)
     points[7] = replace(points[7], lifetime=None)
@@ -62,8 +62,8 @@ def test_what_is_read_by_a_recompute_alone_is_copied_back_once() -> None:
 
 
 def test_what_there_is_no_room_to_recompute_is_moved() -> None:
-    """While the second is made it takes a thousand bytes more than there are: so one of those that are saved before the
-    last is moved, though there is nothing that hides its copies."""
+    """The recompute of the second needs a thousand bytes more than the budget. So one of the storages that are saved
+    before the last is moved, although nothing hides its copies."""
     recording = recomputable(chain([100, 100, 100], compute_ns=0), 1, (0,), compute_ns=1, extra=1000)
     budget = RESIDENT + 200
     best = shortest(recording, EVEN, budget)
@@ -80,7 +80,7 @@ def test_what_there_is_no_room_to_recompute_is_moved() -> None:
 )
 @given(recording=any_recomputable_recording(4), costs=LINKS)
 def test_no_plan_is_below_it(recording: Recording, costs: LinkCosts) -> None:
-    """Of all recomputes and moves there are, where some recompute reads something."""
+    """No choice of recomputes and moves has a step below the bound. Some recomputes have inputs."""
     candidates = candidates_of(recording)
     assume(any((recompute := recording.lifetimes[one].recompute) and recompute.inputs for one in candidates))
     assume(count_of_plans(with_recomputes(recording, candidates)) * 2 ** len(candidates) <= 1500)

@@ -1,4 +1,5 @@
-"""The lower bound: by hand, below every plan (test_auto.py), and without its solver a sentence."""
+"""The lower bound equals results by hand, and asks for SciPy if it is missing. test_auto.py compares it with all
+plans."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def test_what_fits_takes_its_computing() -> None:
 
 
 def test_what_has_to_leave_has_to_come_back() -> None:
-    """Three storages of 100, made in no time; one has to be away while the last is made. Nothing hides its copies."""
+    """Three storages of 100 bytes are made in no time. One has to be absent while the last is made, and nothing hides
+    its copies."""
     recording = chain([100, 100, 100], compute_ns=0)
     bound = lower_bound(recording, EVEN, recording.peak_bytes - 1)
     assert bound.is_whole

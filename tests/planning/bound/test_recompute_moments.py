@@ -1,4 +1,4 @@
-"""When a storage can be recomputed: by whom it is asked for, and whether there is room for it."""
+"""The moments at which a storage can be recomputed: its uses and those of its readers, if there is room."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def moments_of(recording: Recording, budget_bytes: int) -> RecomputeMoments:
 
 
 def test_it_is_recomputed_at_its_first_use_or_with_what_is_made_from_it() -> None:
-    """Saved at 0 to 2, used at 3 to 5 in reverse; the third is made from the second, the second from the first."""
+    """Saves are at 0 to 2, uses at 3 to 5 in reverse. The third is recomputed from the second, the second from the
+    first.
+    """
     both = recomputable(recomputable(chain([10, 20, 30]), 1, (0,), compute_ns=1), 2, (1,), compute_ns=1)
     moments = moments_of(both, both.peak_bytes)
     assert moments.of == {1: (3, 4), 2: (3,)}
@@ -27,7 +29,7 @@ def test_it_is_recomputed_at_its_first_use_or_with_what_is_made_from_it() -> Non
 
 
 def test_there_has_to_be_room_for_what_it_reads_and_needs() -> None:
-    """At its use the second and the first, which it is made from, are there, and five bytes that it needs besides."""
+    """At the use of the second, it and its input, the first, are on the device, and five bytes of temporary memory."""
     recording = recomputable(chain([10, 20, 30]), 1, (0,), compute_ns=1, extra=5)
     needed = RESIDENT + 10 + 20 + 5
     assert moments_of(recording, needed).of == {1: (4,)}
@@ -35,7 +37,8 @@ def test_there_has_to_be_room_for_what_it_reads_and_needs() -> None:
 
 
 def test_there_has_to_be_room_for_it_up_to_its_use() -> None:
-    """Recomputed at 3 for the third, the second is there while the third is read; at its own use the third has gone."""
+    """If the second is recomputed at 3 for the third, it is on the device while the third is read. At its own use the
+    third is released."""
     both = recomputable(recomputable(chain([10, 20, 30]), 1, (), compute_ns=1), 2, (1,), compute_ns=1)
     needed = RESIDENT + 20 + 30
     assert moments_of(both, needed).of == {1: (3, 4), 2: (3,)}
@@ -43,8 +46,8 @@ def test_there_has_to_be_room_for_it_up_to_its_use() -> None:
 
 
 def recomputed_at(recording: Recording, chosen: tuple[int, ...]) -> dict[int, int]:
-    """By the first of the step's own points at or behind the place at which each is made: it is given up before, and
-    is first used by a recompute of another, or by its own use."""
+    """By lifetime, the first point of the recording at or after the place of its recompute. It is discarded before, and
+    first used by a recompute of another lifetime or by its own use."""
     missing, found = set(chosen), {}
     for place, point in enumerate(recording.points):
         waiting = [point.lifetime] if point.kind is PointKind.USE else []
@@ -61,7 +64,7 @@ def recomputed_at(recording: Recording, chosen: tuple[int, ...]) -> dict[int, in
 @settings(max_examples=150, deadline=None)
 @given(recording=any_recomputable_recording(6))
 def test_whatever_fits_recomputes_at_these_moments(recording: Recording) -> None:
-    """Each choice of recomputes under the least budget that it can be had for, whatever is moved besides."""
+    """Each choice of recomputes, under the least budget that it fits with any moves."""
     candidates = candidates_of(recording)
     for count in range(1, len(candidates) + 1):
         for chosen in itertools.combinations(candidates, count):

@@ -1,4 +1,4 @@
-"""Steps by hand for tests of policies: chains with named operations and modules, storages saved twice, wild ones."""
+"""Steps for tests of policies: chains with named operations and modules, storages saved twice, and random ones."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def made_plan(
 
 
 def absences_of(plan: Plan) -> dict[int, tuple[Absence, ...]]:
-    """By lifetime, of those that leave."""
+    """The absences by lifetime, of offloaded lifetimes only."""
     return {index: one.absences for index, one in enumerate(plan.lifetimes) if one.absences}
 
 
 def with_operations(recording: Recording, operations: Sequence[str]) -> Recording:
-    """Of each lifetime the operation that uses it."""
+    """The recording with the operation that uses each lifetime."""
     points = [
         dataclasses.replace(point, operation=operations[point.lifetime])
         if point.kind is PointKind.USE and point.lifetime is not None
@@ -41,7 +41,7 @@ def with_operations(recording: Recording, operations: Sequence[str]) -> Recordin
 
 
 def with_modules(recording: Recording, modules: Sequence[str]) -> Recording:
-    """Of each lifetime the module that saves it."""
+    """The recording with the module that saves each lifetime."""
     points = [
         dataclasses.replace(point, key=dataclasses.replace(point.key, module=modules[point.lifetime]))
         if point.key is not None and point.lifetime is not None
@@ -67,7 +67,7 @@ def with_compute(recording: Recording, compute_ns: Mapping[int, int]) -> Recordi
 
 
 def used_twice(sizes: Sequence[int]) -> Recording:
-    """A chain whose first storage is used once more, before all others: its uses are the first and the last."""
+    """A chain whose first storage is used twice: the first use of the chain and the last are its own."""
     plain = chain(sizes)
     count = len(sizes)
     extra = Point(PointKind.USE, 0, None, 1000, plain.points[count - 1].allocated_bytes, plain.points[count].peak_bytes)
@@ -79,7 +79,7 @@ def used_twice(sizes: Sequence[int]) -> Recording:
 
 
 def _behind(lifetime: Lifetime, place: int) -> Lifetime:
-    """With one more point at `place`."""
+    """The step with one more point at `place`."""
 
     def moved(point: int) -> int:
         return point + (point >= place)
@@ -97,7 +97,8 @@ def _behind(lifetime: Lifetime, place: int) -> Lifetime:
 
 @st.composite
 def wild_recording(draw: st.DrawFn) -> Recording:
-    """Any recording, with operations, modules, storages that several modules save, and operations that use several."""
+    """Any recording, with operations, modules, storages that several modules save, and operations that use several
+    storages."""
     recording = draw(any_recording())
     for _ in range(draw(st.integers(0, 2))):
         recording = _with_another_save(draw, recording)
@@ -125,7 +126,7 @@ def _with_another_save(draw: st.DrawFn, recording: Recording) -> Recording:
 
 
 def _with_joint_operations(draw: st.DrawFn, recording: Recording) -> Recording:
-    """Uses behind one another become those of one operation."""
+    """Consecutive uses become uses of one operation."""
     lifetimes = list(recording.lifetimes)
     for use in reversed(range(len(recording.points) - 1)):
         here, behind = recording.points[use], recording.points[use + 1]

@@ -1,4 +1,4 @@
-"""What holds for every policy that plans, over any step: a valid plan, simulated, the same again, its peak as said."""
+"""Every plan policy, on any step: the plan is valid, can be simulated, is deterministic, and has the predicted peak."""
 
 from __future__ import annotations
 

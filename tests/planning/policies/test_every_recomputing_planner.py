@@ -1,5 +1,5 @@
-"""What holds for every policy that recomputes, over any step: its plan is of the step with its recomputes, and the same
-again; auto's is never longer.
+"""Every recomputing policy, on any step: its plan is for the step with its recomputes and deterministic, and auto's
+step is never longer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""vDNN's search for what to bring back: one layer at a time, up to the first convolution that needs nothing."""
+"""vDNN's search for storages to prefetch: one layer at a time, up to the first convolution that needs nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vdnn.step.recording import Recording
 
 
 def points(recording: Recording, *away: int) -> dict[int, int]:
-    """Reload points by lifetime, when these go as soon as they can."""
+    """Reload points by lifetime, if these lifetimes are released as early as possible."""
     released: dict[Gap, int] = {gap: gap.release_point for gap in gaps_of(recording) if gap.lifetime in away}
     return {gap.lifetime: point for gap, point in prefetch_points(operations_of(recording), released).items()}
 

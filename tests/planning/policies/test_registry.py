@@ -1,4 +1,4 @@
-"""The list of policies: what it refuses, what it says of names it does not know, and those that others install."""
+"""The registry of policies: names it refuses, messages for unknown names, and policies that other packages install."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ PUBLISHED = (
 @pytest.fixture(autouse=True)
 def list_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    monkeypatch.setattr(registry, "_installed_are_there", registry._installed_are_there)
+    monkeypatch.setattr(registry, "_are_entry_points_loaded", registry._are_entry_points_loaded)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
-    monkeypatch.setattr(registry, "_installed_are_there", False)
+    monkeypatch.setattr(registry, "_are_entry_points_loaded", False)
     monkeypatch.setattr(registry, "entry_points", lambda group: [one for one in points if one.group == group])
 
 
@@ -64,7 +64,9 @@ def test_a_planner_goes_by_the_name_it_is_listed_under_and_names_its_source(name
 
 def test_only_some_need_no_recording() -> None:
     assert [name for name in PUBLISHED if has_online(name)] == ["keep", "vdnn-all", "vdnn-conv"]
-    with pytest.raises(ValueError, match="'capuchin' needs a recording; without one there are .*'vdnn-all'"):
+    with pytest.raises(
+        ValueError, match="'capuchin' needs a recording; policies that work without one are .*'vdnn-all'"
+    ):
         make_policy("capuchin")
 
 
@@ -94,7 +96,7 @@ def test_a_name_that_nobody_could_write_is_refused(name: str) -> None:
 
 
 def test_a_policy_that_nothing_makes_is_refused() -> None:
-    with pytest.raises(ValueError, match="'theirs' needs something that makes it"):
+    with pytest.raises(ValueError, match="'theirs' needs a callable that makes it"):
         register_policy("theirs")
 
 

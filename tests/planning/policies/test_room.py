@@ -1,4 +1,4 @@
-"""Room in the native core's tree against room in a list."""
+"""The native core's tree of room gives the same answers as a list of room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Release points when copies are done or room is needed, reload points when wanted or when there is room."""
+"""Release points at complete copies or when room is needed, reload points as wanted or when there is room."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vdnn.step.recording import Recording
 
 
 def released(recording: Recording, budget_bytes: int | None = None) -> dict[int, int]:
-    """By lifetime."""
+    """Release points by lifetime."""
     points = release_when_copied(recording, StepClock(recording, EVEN), gaps_of(recording), budget_bytes)
     return {gap.lifetime: point for gap, point in points.items()}
 
@@ -40,7 +40,7 @@ def test_nobody_leaves_early_who_would_not_be_away_then() -> None:
 
 
 def reloaded(recording: Recording, wanted: dict[int, int], budget_bytes: int | None) -> dict[int, Absence]:
-    """Of all that may leave, given up as soon as it may be."""
+    """Reload points of all gaps, each released as early as possible."""
     gaps = gaps_of(recording)
     wishes: dict[Gap, int] = {gap: wanted[gap.lifetime] for gap in gaps if gap.lifetime in wanted}
     absences = reload_within_room(recording, {gap: gap.release_point for gap in gaps}, wishes, budget_bytes)

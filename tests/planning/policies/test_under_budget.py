@@ -1,4 +1,4 @@
-"""Which of several plans is taken: the first that fits, else the closest."""
+"""Of several plans the first that fits is taken, or else the one with the lowest peak."""
 
 from __future__ import annotations
 

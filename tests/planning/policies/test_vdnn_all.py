@@ -1,4 +1,4 @@
-"""vdnn-all with a recording: when each storage goes, when it comes back, and who is asked to bring it."""
+"""vdnn-all with a recording: release points, reload points, and the operations at which reloads are issued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vdnn-conv with a recording: what convolutions use goes, whatever else uses it, and nothing else."""
+"""vdnn-conv with a recording: every storage that a convolution uses is offloaded, and nothing else."""
 
 from __future__ import annotations
 

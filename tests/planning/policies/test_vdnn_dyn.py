@@ -19,7 +19,7 @@ MIDDLE = ConvolutionAlgorithm("tiles", 15, 0.7)
 
 
 def mixed() -> Recording:
-    """Two storages that convolutions use and three that others do."""
+    """Two storages that convolutions use, and three that other operations use."""
     return with_operations(chain([20, 20, 20, 20, 20]), [CONVOLUTION, "", CONVOLUTION, "", ""])
 
 

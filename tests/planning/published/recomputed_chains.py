@@ -1,4 +1,4 @@
-"""Steps by hand for tests of policies that recompute: chains of which each storage is made from the one before."""
+"""Steps for tests of recomputing policies: chains in which each storage is recomputed from the one before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["RESIDENT", "least_peak_bytes", "recomputed", "recomputed_chain", "re
 
 
 def recomputed_chain(sizes: Sequence[int], costs_ns: Sequence[int], compute_ns: int = 1000) -> Recording:
-    """`costs_ns` are those of the second, the third and so on; 0: it cannot be recomputed."""
+    """`costs_ns`: recompute costs of the second storage, the third and so on. 0: it cannot be recomputed."""
     recording = chain(sizes, compute_ns)
     for index, cost_ns in enumerate(costs_ns, 1):
         if cost_ns:
@@ -27,13 +27,13 @@ def recomputed(plan: Plan) -> set[int]:
 
 
 def recomputed_peak_bytes(recording: Recording, plan: Plan) -> int:
-    """Of a plan that moves nothing."""
+    """The peak of a plan that offloads nothing."""
     assert not plan.offloaded_bytes
     return with_recomputes(recording, recomputed(plan)).peak_bytes
 
 
 def least_peak_bytes(recording: Recording) -> int:
-    """Of all choices of recomputes."""
+    """The least peak of all choices of recomputes."""
     candidates = candidates_of(recording)
     return min(
         with_recomputes(recording, chosen).peak_bytes

@@ -1,4 +1,4 @@
-"""autoswap: its four scores, the peak that they are taken at, and copies one by one from either end."""
+"""autoswap: its four scores, the selection at the peak, and the schedule of copies one by one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_swdoa_weighs_anew_after_every_pick() -> None:
 
 
 def order_of(gaps: list[Gap], peaks: list[int], budget_bytes: int, *, is_taken_anew: bool) -> list[int]:
-    """When each that is given is taken."""
+    """The position of each candidate in the order of picks."""
     left, order = list(peaks), []
     for one in by_weight(gaps, left, budget_bytes, is_taken_anew=is_taken_anew):
         order.append(one.lifetime)

@@ -1,4 +1,4 @@
-"""capuchin: free time decides what goes, the in-trigger when it comes back, and stalls move the trigger."""
+"""capuchin: free time selects storages, in-triggers set their reloads, and stalls move the triggers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def test_only_what_is_away_across_the_peak_is_looked_at() -> None:
 
 
 def with_a_peak(nbytes: int) -> Recording:
-    """Saves at 0 to 4, uses at 5 to 9. All are there before points 4, 5 and 6; only the first and the last can go."""
+    """Saves are at 0 to 4, uses at 5 to 9. All are on the device before points 4, 5 and 6. Only the first and the last
+    can be offloaded."""
     return with_lifetimes(chain([nbytes, 10, 10, 10, 4000]), {index: {"free_point": 9 - index} for index in (1, 2, 3)})
 
 

@@ -51,7 +51,7 @@ def test_a_recompute_that_takes_longer_than_its_copies_is_swapped(cost_ns: int, 
 
 
 def test_a_chain_is_weighed_with_what_it_brings() -> None:
-    """The second is chosen first. The third, made from it, is dearer then than the fourth."""
+    """The second is chosen first. The third is recomputed from it, and is then more expensive than the fourth."""
     chained = recomputed_chain([2000] * 6, [10, 11, 0, 0, 0], compute_ns=500)
     chained = recomputable(chained, 3, (0,), 15)
     budget = chained.peak_bytes - 3 * 2000
@@ -62,7 +62,7 @@ def test_a_chain_is_weighed_with_what_it_brings() -> None:
 
 
 def test_what_does_not_fit_with_its_recomputes_is_swapped() -> None:
-    """Recomputed one from the other, all would be there at once."""
+    """If all were recomputed, one from the other, all would be on the device at once."""
     recording = four(50, 30, 20)
     least = RESIDENT + 2 * 2000
     plan = made_plan("capuchin-full", recording, least)

@@ -39,7 +39,7 @@ def test_the_inside_of_a_block_goes_and_its_end_stays() -> None:
 
 
 def test_what_a_later_block_reads_stays() -> None:
-    """A branch runs past the cut: the sixth is made of the second, too."""
+    """A branch runs past the cut: the sixth is recomputed from the second, too."""
     recording = recomputable(EIGHT, 5, (4, 1), 5)
     assert blocks_of(recording).inside({3}) == {2, 4, 5, 6}
 

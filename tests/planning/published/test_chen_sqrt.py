@@ -1,4 +1,4 @@
-"""chen-sqrt: of every segment the end is kept, and the size of a segment is searched for."""
+"""chen-sqrt: the end of every segment is kept, and the size of a segment is searched for."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_what_cannot_be_recomputed_ends_a_segment() -> None:
 
 
 def test_a_segment_is_what_a_recompute_brings_with_it_on_all_its_ways() -> None:
-    """The last is made of two branches: together they are more than the segment's bytes."""
+    """The last is recomputed from two branches, which together hold more than the bytes of a segment."""
     recording = recomputed_chain([10] * 4, [5])
     recording = recomputable(recording, 2, (0,), 5)
     recording = recomputable(recording, 3, (1, 2), 5)
@@ -58,7 +58,8 @@ def test_like_storages_take_two_roots_of_them(count: int) -> None:
 
 @pytest.mark.parametrize(("count", "more"), [(2, 0), (3, 0), (5, 0), (7, 0), (9, 10)])
 def test_of_a_chain_of_like_storages_hardly_anything_needs_less(count: int, more: int) -> None:
-    """Its segments are even. Where one storage less would do, those of the forward pass's beginning are longer."""
+    """The segments of the policy are equal. Where one storage less is possible, it takes longer segments at the
+    beginning of the forward pass."""
     recording = recomputed_chain([10] * count, [5] * (count - 1))
     assert recomputed_peak_bytes(recording, made_plan("chen-sqrt", recording)) == least_peak_bytes(recording) + more
 

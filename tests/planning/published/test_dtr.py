@@ -1,4 +1,4 @@
-"""dtr: who is evicted when memory is short, by cost, bytes, staleness and neighbourhood."""
+"""dtr: storages are evicted when memory is short, by cost, bytes, staleness and neighbourhood."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_the_largest_goes_before_the_stalest() -> None:
 
 
 def test_the_evicted_neighbourhood_is_part_of_the_cost() -> None:
-    """The second goes before point 3. Then the third is stale for 2000 ns, the fourth for 1000; alone the third would
-    cost 5 / 2000 and the fourth 4 / 1000, but the third would bring the second with it: 10 / 2000."""
+    """The second is evicted before point 3. Then the third is stale for 2000 ns and the fourth for 1000 ns. Alone the
+    third would cost 5 / 2000 and the fourth 4 / 1000, but the third also needs the second: 10 / 2000."""
     recording = recomputed_chain([10] * 5, [5, 5, 4, 5])
     assert recomputed(made_plan("dtr", recording, RESIDENT + 30)) == {1, 3}
     apart = recomputed_chain([10] * 5, [5, 0, 4, 5])
@@ -52,7 +52,7 @@ def test_only_as_much_as_is_short_goes() -> None:
 
 
 def test_a_recompute_makes_room_for_itself() -> None:
-    """The third needs 25 bytes more while it is recomputed: then the second has to be away."""
+    """The recompute of the third needs 25 bytes more, so the second has to be evicted for it."""
     plain = recomputed_chain([10] * 4, [20, 5, 0])
     recording = recomputable(plain, 2, (0,), 5, extra=25)
     assert recomputed(made_plan("dtr", plain, RESIDENT + 35)) == {2}
@@ -61,7 +61,7 @@ def test_a_recompute_makes_room_for_itself() -> None:
 
 
 def test_what_was_used_stays() -> None:
-    """Nothing of what a plan could give up is left: it is over the budget, and says so by its peak."""
+    """A plan can discard nothing more. It is over the budget, which its peak shows."""
     recording = recomputed_chain([10] * 4, [5, 5, 5])
     plan = made_plan("dtr", recording, RESIDENT + 20)
     assert recomputed(plan) == {1, 2}

@@ -1,4 +1,4 @@
-"""largest-first: how many leave, which, and how many layers they are waited for and brought back in advance."""
+"""largest-first: which storages are offloaded, and by how many layers releases and reloads are shifted."""
 
 from __future__ import annotations
 

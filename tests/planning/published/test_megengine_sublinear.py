@@ -1,4 +1,4 @@
-"""megengine-sublinear: thresholds, generations, and what is left of the memory spent on time."""
+"""megengine-sublinear: thresholds, generations, and spare memory that is spent on time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_block_ends_where_its_bytes_reach_the_threshold() -> None:
 
 
 def test_what_comes_back_at_once_is_not_worth_it() -> None:
-    """One operation uses all of the last three: the second is saved two points before that."""
+    """One operation uses the last three storages. The second is saved two points before its uses."""
     recording = recomputed_chain([10] * 4, [5] * 3)
     joint = with_lifetimes(recording, {index: {"read": (7,)} for index in (1, 2, 3)})
     assert worth_discarding(RecomputedSteps(recording)) == [1, 2]
@@ -102,7 +102,7 @@ def test_the_recomputes_of_a_block_read_nothing_that_is_recomputed_in_another() 
     [("thresh_nr_try", -1, 0), ("genetic_pool_size", 0, 1), ("lb_memory_mb", 1.5, 0), ("num_worker", 0, 1)],
 )
 def test_a_configuration_that_makes_no_sense_is_refused(name: str, value: object, least: int) -> None:
-    with pytest.raises(ValueError, match=f"expected {name} to be a number from {least} on, got {value}"):
+    with pytest.raises(ValueError, match=f"expected {name} to be an integer of at least {least}, got {value}"):
         SublinearConfig(**{name: value})  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""swapadvisor: Belady's order of eviction, and a search that only ever improves on it."""
+"""swapadvisor: Belady's order of eviction, and a search that is never worse than Belady's rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tflms: what its three numbers do, and that it finds the largest ones under which the step fits."""
+"""tflms: the effect of its three numbers, and the search for the largest ones under which the step fits."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_between_two_groups_it_goes_behind_the_last_use_of_the_first() -> None:
 
 
 def used_again(recording: Recording, lifetimes: Mapping[int, int]) -> Recording:
-    """At these points these are used, and those that were are not."""
+    """The recording with other uses of these lifetimes, in place of the recorded ones."""
     points = list(recording.points)
     for use, lifetime in lifetimes.items():
         before = points[use].lifetime

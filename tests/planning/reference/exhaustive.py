@@ -1,6 +1,4 @@
-"""Every plan there is for a small recording, and the shortest step among those under a budget: what searches are held
-against.
-"""
+"""All plans of a small recording, and the shortest step of those under a budget. Tests compare the searches with it."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from vdnn.step.recording import Recording
 
 
 def ways_of(place: int, gap: Gap) -> Iterator[AbsenceTuple | None]:
-    """Kept, or given up at any point and brought back at any later one."""
+    """The ways to plan a lifetime: kept, or released at any point and reloaded at any later one."""
     yield None
     for release in range(gap.release_point, gap.last):
         yield place, release, -1
@@ -31,7 +29,7 @@ def count_of_plans(recording: Recording) -> int:
 
 
 def shortest_steps(recording: Recording, costs: LinkCosts, budgets: Sequence[int]) -> list[int | None]:
-    """For each budget; None where nothing fits."""
+    """The shortest step for each budget, or None if no plan fits."""
     gaps = gaps_of(recording)
     model = make_step_model(recording, gaps, costs)
     best: list[int | None] = [None] * len(budgets)

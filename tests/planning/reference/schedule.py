@@ -1,13 +1,11 @@
-"""When to give up and when to bring back: each as late and as early as a budget allows, for a choice of gaps.
+"""The reference schedule of a choice of gaps: releases as late and reloads as early as a budget allows.
 
-Going forward, storages are given up only when an interval would not fit, in the order in which their copies are done:
-whoever waits for one copy has waited for all before it; or, with `furthest_first`, what is used last goes first. What
-never had to go stays. Then, in the order of their uses,
-each is brought back at the earliest point from which its room holds up to the use; with `in_order` not before one that
-is needed earlier: copies back are made one by one, and a small one might go ahead of a large one.
-
-`more_room` asks for more than the budget does at some intervals: room into which reloads can be issued earlier.
-The native core has the same algorithm, which tests compare with this one.
+From the first interval on, storages are released only if an interval would not fit, in the order in which their copies
+are complete: waiting for one copy waits for all before it. With `furthest_first`, the one that is used last is released
+first. Storages that need not be released are kept. Then, in the order of uses, each is reloaded at the earliest point
+from which there is room up to the use; with `in_order`, not before one that is needed earlier, because reloads run one
+by one. `more_room` asks for more room than the budget at some intervals, so that reloads can be issued earlier. The
+native core has the same algorithm; tests compare the two.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ def schedule(
     in_order: bool = False,
     furthest_first: bool = False,
 ) -> dict[Gap, Absence] | None:
-    """What is away when, of the gaps that may be; None if that does not fit. `gaps` as gaps_of() orders them."""
+    """The absences of the gaps that may be used, or None if they do not fit. `gaps` are in the order of gaps_of()."""
     waiting = [gap for gap, may in zip(gaps, may_leave, strict=True) if may]
     if furthest_first:
         waiting.sort(key=lambda gap: -len(recording.points) if gap.use is None else -gap.use)
@@ -46,7 +44,7 @@ def schedule(
 def _release_late(
     recording: Recording, waiting: list[Gap], budget_bytes: int, more_room: Mapping[int, int]
 ) -> dict[Gap, int] | None:
-    """`waiting` in the order in which they are to go."""
+    """`waiting` is in the order of releases."""
     released: dict[Gap, int] = {}
     back_at: dict[int, int] = {}  # bytes, by the first interval in which they are there again
     absent = 0

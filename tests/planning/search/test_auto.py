@@ -1,4 +1,4 @@
-"""auto against every plan there is: its step is the shortest, its budget is kept, and more budget is never slower."""
+"""auto against all plans: its step is the shortest, it stays under the budget, and a larger budget is never slower."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def test_the_same_recording_gives_the_same_plan() -> None:
 )
 @given(recording=any_recording(4), costs=LINKS)
 def test_its_step_is_the_shortest_there_is(recording: Recording, costs: LinkCosts) -> None:
-    """At the least budget, half way, and just below what everything kept takes; and the bound is below all plans."""
+    """The budgets are the least one, half way, and just below the peak with everything kept. The bound is below all
+    plans."""
     assume(1 < count_of_plans(recording) <= _MOST_PLANS)
     least, most = least_bytes(recording), recording.peak_bytes
     budgets = sorted({least, (least + most) // 2, max(least, most - 1)})

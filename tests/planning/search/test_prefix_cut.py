@@ -1,4 +1,4 @@
-"""Plans under a budget: always under it, kept from the end, and an error that names the truly smallest budget."""
+"""prefix-cut: plans are under the budget, keep storages from the end, and the error names the smallest budget."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def test_a_budget_that_cannot_be_met_names_the_place_and_the_smallest_that_can()
 
 
 def every_way(lifetime: Lifetime, end: int) -> list[PlannedLifetime]:
-    """Kept, or away in any of the gaps between its uses, from any point of the gap on."""
+    """The ways to plan a lifetime: kept, or absent in any of the gaps between its uses, from any point of the gap
+    on."""
     gaps = [(lifetime.copy_point, lifetime.uses[0] if lifetime.uses else end)]
     gaps += [(use, later) for use, later in itertools.pairwise(lifetime.uses)]
     choices = [[None, *(Absence(point) for point in range(begin, gap_end))] for begin, gap_end in gaps]
@@ -70,7 +71,7 @@ def every_way(lifetime: Lifetime, end: int) -> list[PlannedLifetime]:
 
 @given(any_recording(most=3))
 def test_the_smallest_budget_is_truly_the_smallest(recording: Recording) -> None:
-    """Reloads other than at the use only add: leaving them out loses no smaller footprint."""
+    """Reloads before the use only add memory, so leaving them out misses no smaller footprint."""
     end = len(recording.points) - 1
     ways = [every_way(lifetime, end) for lifetime in recording.lifetimes]
     least = min(max(interval_bytes(recording, planned)) for planned in itertools.product(*ways))

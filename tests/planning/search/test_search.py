@@ -1,4 +1,4 @@
-"""The search asks the core for what its choices say."""
+"""The search passes the orders of a choice to the native core."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ EVEN = LinkCosts(1e9, 1e9, 2e9, 0)  # a byte takes a nanosecond
 
 
 def test_each_order_of_a_choice_is_scheduled_so() -> None:
-    """Ten bytes are missing. The gaps are given by their uses, so in their order that goes which is used first, and
-    with the furthest first that which is used last."""
+    """Ten bytes are missing. The gaps are in the order of their uses. In this order, the one that is used first is
+    released; with `furthest_first`, the one that is used last."""
     recording = chain([10, 10, 10])
     gaps = tuple(sorted(gaps_of(recording), key=lambda gap: gap.use or 0))
     model = make_step_model(recording, gaps, EVEN)

@@ -1,4 +1,4 @@
-"""The native model of a step answers as schedule.py and simulate.py do, on any recording."""
+"""The native model of a step gives the same answers as schedule.py and simulate.py, on any recording."""
 
 from __future__ import annotations
 

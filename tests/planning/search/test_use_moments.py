@@ -1,4 +1,4 @@
-"""What comes back at a use and what is given up there are on the device together for a moment: plans count it."""
+"""At a use, the reloaded storage and those that are released there are both on the device: plans count this moment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAVE, USE = PointKind.SAVE, PointKind.USE
 
 
 def step_of(events: list[tuple[PointKind, int]], sizes: list[int]) -> Recording:
-    """Saved once, used once, gone behind its use."""
+    """A step of storages that are saved once, used once, and released after their use."""
     end = len(events)
     lifetimes = []
     for index, nbytes in enumerate(sizes):
@@ -42,7 +42,7 @@ def step_of(events: list[tuple[PointKind, int]], sizes: list[int]) -> Recording:
 
 
 def one_forward_one_backward(micro_batches: int, sizes: list[int]) -> Recording:
-    """As a stage of a pipeline does it: two forwards are in flight, and backwards come between."""
+    """A stage of a pipeline: two forward passes are in flight, and backward passes come between them."""
     layers = len(sizes)
     events: list[tuple[PointKind, int]] = []
     for micro_batch in range(micro_batches + 1):
@@ -74,7 +74,7 @@ def test_what_is_given_up_at_a_use_is_given_up_before_it() -> None:
 
 
 def test_what_cannot_be_given_up_before_a_use_stays_as_it_is() -> None:
-    """The operation that saved it is over at that use only: there is no copy before."""
+    """The operation that saved it ends only at that use, so there is no copy before."""
     recording = step_of([(SAVE, 0), (SAVE, 1), (USE, 0), (SAVE, 2), (USE, 2), (USE, 1)], [40, 30, 50])
     late = replace(recording.lifetimes[1], copy_point=2, free_point=2)
     recording = replace(recording, lifetimes=(recording.lifetimes[0], late, recording.lifetimes[2]))

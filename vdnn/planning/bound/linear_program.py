@@ -1,7 +1,8 @@
-"""A linear program as it is written down row by row, and its least value, found by HiGHS through SciPy.
+"""A linear program that is written row by row and minimized by HiGHS through SciPy.
 
-Columns are numbers from 0 to 1, but for the unbounded ones, which have no upper limit. With whole numbers what is asked
-for is a lower bound of the least value, which the solver knows long before it knows the least itself.
+A column is a variable from 0 to 1, or from 0 without an upper limit if it is unbounded. With integer variables, the
+answer is a lower bound of the minimum, which the solver knows long before it knows the minimum itself. Without SciPy,
+least_of() raises VdnnError.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Terms = Sequence[tuple[int, float]]  # columns and factors
 
 
 class LinearProgram:
-    """`columns` are those that there are so far."""
+    """`columns` is the number of columns so far."""
 
     def __init__(self) -> None:
         self.columns = 0
@@ -24,7 +25,7 @@ class LinearProgram:
         self._unbounded: list[int] = []
 
     def require(self, terms: Terms, least: float) -> None:
-        """The sum of these is at least so much."""
+        """Adds a row: the sum of `terms` is at least `least`."""
         self._entries += [(len(self._least), column, factor) for column, factor in terms]
         self._least.append(least)
 
@@ -36,8 +37,8 @@ class LinearProgram:
         return added
 
     def least_of(self, column: int, nodes: int | None) -> float | None:
-        """Of all that the rows allow. With `nodes` all bounded columns are whole, so many of the solver's tree are
-        looked at, and None says that it was stopped before it knew anything."""
+        """The least value of `column` that the rows allow. With `nodes`, all bounded columns are integers, and the
+        solver stops after that many nodes of its tree; None if it stopped before it had a bound."""
         scipy = _scipy()
         rows, columns, factors = zip(*self._entries, strict=True)
         matrix = scipy.sparse.csr_matrix((factors, (rows, columns)), shape=(len(self._least), self.columns))
@@ -55,12 +56,12 @@ class LinearProgram:
         )
         least: float | None = solution.fun if nodes is None else solution.mip_dual_bound
         if least is None and nodes is None:
-            raise VdnnError(f"bound: the solver gave up: {solution.message}")
+            raise VdnnError(f"bound: expected a solution of the linear program, got none: {solution.message}")
         return least
 
 
 def _scipy() -> Any:
-    """Imported late: only who asks for a bound needs it."""
+    """Imports SciPy when a bound is asked for, so that nothing else needs it."""
     try:
         import scipy.optimize
         import scipy.sparse

@@ -1,21 +1,23 @@
-"""How short the step can be at best under a budget: a certified lower bound, by relaxation.
+"""A certified lower bound on the step time under a budget: no plan has a shorter step.
 
-No plan has a shorter step, whatever its order of copies, its release and its reload points. A plan is seen at some
-intervals only, the anchors, each of which would not fit with everything kept: at an anchor enough bytes are away. What
-is away there has been copied out since its copy could begin, and has to be copied back before it is used, by engines
-that do one copy at a time: so between any such point and the anchor the step takes at least as long as those copies
-out, and between the anchor and any use at least as long as those copies back. The shortest step for which all this
-holds is a linear program. What is recomputed instead is away until it is used, its copies are not made, and the step is
-longer by its computing. What it is made from has to be there then: recomputed itself it is no longer away, and moved it
-has been copied back.
+lower_bound() relaxes the problem to a linear program, and for small steps to one with integers. It needs SciPy, and
+raises BudgetError if no plan is under the budget.
 
-Where that leaves something open and the step is small, a second program says more. For each gap and anchor in it there
-are two numbers, whether it was given up by then and whether it was asked back by then, neither of which is taken back;
-and they are whole.
+[Note: The relaxation] A plan is considered at the anchors only: intervals that are over the budget with everything
+kept. At an anchor, enough bytes are absent. An absent storage was copied to the host after its copy point, and has to
+be reloaded before its use. Each engine does one copy at a time. So from a copy point to the anchor, the step takes at
+least as long as the copies to the host that began after that point; from the anchor to a use, at least as long as the
+reloads that end before that use. A recomputed storage is absent until its first use without any copies, and its compute
+time is added to the step. Its inputs are on the device at that time: a recomputed input is no longer absent, and an
+offloaded one has been reloaded. The shortest step that satisfies all this is a linear program.
 
-What is left out makes the bound lower, never wrong: that the engines share a link, that a copy cannot be interrupted,
-all that happens between anchors, and that what a codec leaves has to be there. Of the memory while something is
-recomputed it knows whether there is room for it at all, and that a chain of recomputes stays (bound_recomputes.py).
+[Note: The second program] If a difference to the plan at hand remains and the step is small, a program with integers
+says more. It has two numbers for each gap and anchor: released by then, and reloaded by then. Both can only grow.
+
+[Note: Left out] The relaxation leaves out that the engines share a link, that a copy cannot be interrupted, everything
+between anchors, and that what a codec leaves takes memory. This makes the bound lower, never wrong. Of the memory
+during a recompute, it includes whether there is room for it at all, and that a chain of recomputes stays on the device
+(recomputes.py).
 """
 
 from __future__ import annotations
@@ -37,34 +39,34 @@ from vdnn.planning.recomputing import candidates_of
 from vdnn.step.plan import Absence
 from vdnn.step.recording import Recording
 
-# Intervals looked at: more make the bound tighter and the program larger. As many as make so many variables: few at
-# first, and more as long as that raises the bound by a part of what it lacks to the plan at hand.
-_AWAY = (1_500, 6_000, 30_000)
-_AWAY_WITH_RECOMPUTES = (1_500, 5_000)  # what is recomputed makes a program of as many several times as long
+# More anchors make the bound tighter and the program larger. The number of anchors is such that there are this many
+# variables: few at first, and more as long as that closes this part of the difference to the plan at hand.
+_VARIABLES = (1_500, 6_000, 30_000)
+_VARIABLES_WITH_RECOMPUTES = (1_500, 5_000)  # with recomputes, as many variables take the solver several times as long
 _WORTH_MORE = 0.1
 _LEAST_ANCHORS = 8
-# The second program is for steps of few gaps, at so many anchors that there are so many whole numbers. Nodes of the
-# search are counted, not seconds: with 500 it certifies more, and takes up to a minute and a half.
+# The second program is for steps of few gaps, with so many anchors that there are this many integers. The effort is
+# counted in nodes of the search, not seconds: with 500 it certifies more, and takes up to a minute and a half.
 _MOST_GAPS = 120
-_MOST_GAPS_WITH_RECOMPUTES = 12  # there it takes as long, and says little more
+_MOST_GAPS_WITH_RECOMPUTES = 12  # with recomputes it takes as long, and says little more
 _MOST_WHOLE = 1500
 _NODES = 100
 _MOST_SUMS = 1 << 16
-_CLOSE = 5e-3  # so near to a plan at hand a bound is not looked at again
-_LARGEST = 100.0  # the program counts in such units that the largest storage and its copy have this size
-# What solvers may be wrong by.
-_TOLERANCE = 1e-6
+_CLOSE = 5e-3  # a bound that is this close to the plan at hand is not improved
+_LARGEST = 100.0  # the unit of the program: the largest storage and its copy have this size
+_TOLERANCE = 1e-6  # the solver's error
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """`step_ns`: no plan under the budget has a shorter step. `is_whole`: found with whole storages, not parts."""
+    """No plan under the budget has a step shorter than `step_ns`. `is_whole`: the bound was found with whole storages,
+    not with parts of them."""
 
     step_ns: int
     is_whole: bool
 
     def gap(self, step_ns: int) -> float:
-        """How far from optimal a plan is at most, as a fraction."""
+        """The most that a plan with this step can be from optimal, as a fraction."""
         return max(0.0, step_ns / self.step_ns - 1) if self.step_ns else 0.0
 
 
@@ -77,17 +79,21 @@ def lower_bound(
     enough_ns: int | None = None,
     nodes: int = _NODES,
 ) -> Bound:
-    """Raises BudgetError where no plan is under the budget. Needs SciPy: the extra `plan`. A bound of `enough_ns`, such
-    as the step of a plan that is at hand, need not be improved."""
+    """A lower bound on the step of every plan under the budget. See [Note: The relaxation].
+
+    `enough_ns`: the step of a plan at hand; a bound close to it is not improved. `anchors`: a fixed number of anchors.
+    `nodes`: the effort of the second program. Raises BudgetError if no plan is under the budget. Needs SciPy, the extra
+    `plan`.
+    """
     require_feasible_budget(recording, budget_bytes)
     if recording.peak_bytes <= budget_bytes:
         return Bound(recording.compute_ns, is_whole=True)
     gaps, recomputes = gaps_of(recording), bool(candidates_of(recording))
-    away = list(_AWAY_WITH_RECOMPUTES if recomputes else _AWAY)
+    variables = list(_VARIABLES_WITH_RECOMPUTES if recomputes else _VARIABLES)
     if enough_ns is None:
-        away = away[-1:]
+        variables = variables[-1:]
     least_ns = 0
-    for most in [anchors] if anchors else sorted({max(_LEAST_ANCHORS, count // len(gaps)) for count in away}):
+    for most in [anchors] if anchors else sorted({max(_LEAST_ANCHORS, count // len(gaps)) for count in variables}):
         found_ns = recording.compute_ns + _Program(recording, gaps, costs, budget_bytes, most, is_whole=False).solve()
         raised_ns, least_ns = found_ns - least_ns, max(least_ns, found_ns)
         if enough_ns is not None and least_ns >= enough_ns * (1 - _CLOSE):
@@ -103,17 +109,18 @@ def lower_bound(
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Of one gap, by anchor: given up by then, and asked back by then; `ever` is the former at its last anchor. In the
-    first program there is one number, whether it is away, and `back` is empty."""
+    """The columns of one gap, by anchor: released by then, and reloaded by then. `ever` is `released` at the last
+    anchor. In the first program `released` says whether the gap is absent, and `reloaded` is empty."""
 
-    gone: dict[int, int]
-    back: dict[int, int]
+    released: dict[int, int]
+    reloaded: dict[int, int]
     ever: int
 
 
 class _Program:
-    """Variables: how much longer than its computing the step has taken up to each point; what each gap does at each
-    anchor; what is recomputed; and running sums of copies, which keep the program sparse."""
+    """The first program, or with `is_whole` the second. Its variables are: the stall up to each point, that is how much
+    longer than its computing the step has taken; the columns of each gap; which storages are recomputed; and running
+    sums of copies, which keep the program sparse."""
 
     def __init__(
         self,
@@ -127,12 +134,12 @@ class _Program:
     ) -> None:
         self._recording = recording
         self._is_whole = is_whole
-        # Of several gaps of one storage only one at a time may stand for its copy out: there is but one.
-        self._gone_often = {gap.lifetime for gap in gaps if gap.number > 0}
+        # A storage with several gaps has one copy to the host, which only one gap at a time may count.
+        self._with_several_gaps = {gap.lifetime for gap in gaps if gap.number > 0}
         self._costs = costs
-        self._of_bytes = _LARGEST / max(gap.nbytes for gap in gaps)
+        self._unit_per_byte = _LARGEST / max(gap.nbytes for gap in gaps)
         slowest = min(costs.to_host_bytes_per_s, costs.to_device_bytes_per_s)
-        self._of_ns = self._of_bytes * slowest / 1e9
+        self._unit_per_ns = self._unit_per_byte * slowest / 1e9
         self._reached_ns = list(itertools.accumulate(point.compute_ns for point in recording.points))
         self._missing = [point.peak_bytes - budget_bytes for point in recording.points]
         self._program = LinearProgram()
@@ -140,10 +147,10 @@ class _Program:
         for before, point in itertools.pairwise(range(len(recording.points))):
             self._program.require([(point, 1.0), (before, -1.0)], 0.0)
         chosen = choose_anchors(self._missing, gaps, anchors)
-        self._recomputed = self._add_recomputes()
         self._moments = RecomputeMoments(recording, gaps, budget_bytes)
+        self._recomputed = self._add_recomputes()
         self._recomputed_by = RecomputedBy(self._program, self._moments, self._recomputed)
-        self._of_gaps = {gap: columns for gap in gaps if (columns := self._add_gap(gap, chosen)) is not None}
+        self._columns_of = {gap: columns for gap in gaps if (columns := self._add_gap(gap, chosen)) is not None}
         for anchor in chosen:
             self._add_anchor(anchor)
 
@@ -151,25 +158,24 @@ class _Program:
         inside = [anchor for anchor in anchors if gap.first <= anchor <= gap.last]
         if not inside:
             return None
-        gone = dict(zip(inside, self._program.new_columns(len(inside)), strict=True))
+        released = dict(zip(inside, self._program.new_columns(len(inside)), strict=True))
         if not self._is_whole:
-            return _Columns(gone, {}, gone[inside[-1]])
-        back = {} if gap.use is None else dict(zip(inside, self._program.new_columns(len(inside)), strict=True))
-        for columns in (gone, back):
+            return _Columns(released, {}, released[inside[-1]])
+        reloaded = {} if gap.use is None else dict(zip(inside, self._program.new_columns(len(inside)), strict=True))
+        for columns in (released, reloaded):
             for earlier, later in itertools.pairwise(columns.values()):
                 self._program.require([(later, 1.0), (earlier, -1.0)], 0.0)
-        for anchor, column in back.items():
-            self._program.require([(gone[anchor], 1.0), (column, -1.0)], 0.0)
-        return _Columns(gone, back, gone[inside[-1]])
+        for anchor, column in reloaded.items():
+            self._program.require([(released[anchor], 1.0), (column, -1.0)], 0.0)
+        return _Columns(released, reloaded, released[inside[-1]])
 
-    def _away_until_recomputed(self, lifetime: int) -> range:
-        """At most: a recompute for another's sake comes earlier."""
-        found = self._recording.lifetimes[lifetime]
-        assert found.recompute is not None, "a candidate"
-        return absent_intervals(found, Absence(found.recompute.known_point))
+    def _absent_until_recomputed(self, lifetime: int) -> range:
+        """The most intervals in which it is absent: it may be recomputed earlier, for another recompute."""
+        known_point = self._moments.recompute_of(lifetime).known_point
+        return absent_intervals(self._recording.lifetimes[lifetime], Absence(known_point))
 
     def _add_recomputes(self) -> dict[int, int]:
-        """A column for each that can be; it takes its time after the first use of all and before its own."""
+        """A column for each candidate. Its compute time lies after the first use of the step and before its own."""
         lifetimes = self._recording.lifetimes
         candidates = candidates_of(self._recording)
         columns = dict(zip(candidates, self._program.new_columns(len(candidates)), strict=True))
@@ -180,9 +186,7 @@ class _Program:
         before = [(first_use - 1, 1.0)] if first_use > 0 else []
         total: int | None = None
         for use, lifetime in used:
-            recompute = lifetimes[lifetime].recompute
-            assert recompute is not None, "a candidate"
-            terms = [(columns[lifetime], -recompute.compute_ns * self._of_ns)]
+            terms = [(columns[lifetime], -self._moments.recompute_of(lifetime).compute_ns * self._unit_per_ns)]
             if total is not None:
                 terms.append((total, -1.0))
             (total,) = self._program.new_columns(1, is_bounded=False)
@@ -191,57 +195,59 @@ class _Program:
         return columns
 
     def _add_anchor(self, anchor: int) -> None:
-        away: list[tuple[int, float]] = []
-        out: list[tuple[int, tuple[int, float]]] = []  # where its copy could begin, and the copy
-        home: list[tuple[int, list[tuple[int, float]]]] = []
-        for gap, columns in self._of_gaps.items():
-            out_time = self._copy_time(gap, self._costs.to_host_bytes_per_s)
-            home_time = self._copy_time(gap, self._costs.to_device_bytes_per_s)
+        absent: list[tuple[int, float]] = []
+        offloads: list[tuple[int, tuple[int, float]]] = []  # copy point, and the copy
+        reloads: list[tuple[int, list[tuple[int, float]]]] = []
+        for gap, columns in self._columns_of.items():
+            offload_time = self._copy_time(gap, self._costs.to_host_bytes_per_s)
+            reload_time = self._copy_time(gap, self._costs.to_device_bytes_per_s)
             copy_point = self._recording.lifetimes[gap.lifetime].copy_point
-            if anchor in columns.gone:
-                if gap.lifetime in self._recomputed:  # what is recomputed is not moved
-                    self._program.require([(columns.gone[anchor], -1.0), (self._recomputed[gap.lifetime], -1.0)], -1.0)
-                gone, nbytes = columns.gone[anchor], gap.nbytes * self._of_bytes
-                away.append((gone, nbytes))
-                out.append((copy_point, (gone, out_time)))
-                if anchor in columns.back:
-                    away.append((columns.back[anchor], -nbytes))
-                    home.append((gap.last, [(columns.ever, home_time), (columns.back[anchor], -home_time)]))
-                elif not self._is_whole:  # where it is not used again the second program does not know when it is back
-                    due = self._due_for_a_recompute(gap, anchor, gone)
-                    home += [(use, [(column, home_time)]) for use, column in due]
+            if anchor in columns.released:
+                released, nbytes = columns.released[anchor], gap.nbytes * self._unit_per_byte
+                if gap.lifetime in self._recomputed:  # a recomputed storage is not offloaded
+                    self._program.require([(released, -1.0), (self._recomputed[gap.lifetime], -1.0)], -1.0)
+                absent.append((released, nbytes))
+                offloads.append((copy_point, (released, offload_time)))
+                if anchor in columns.reloaded:
+                    absent.append((columns.reloaded[anchor], -nbytes))
+                    terms = [(columns.ever, reload_time), (columns.reloaded[anchor], -reload_time)]
+                    reloads.append((gap.last, terms))
+                elif not self._is_whole:  # the second program has no reload column for a gap without a use
+                    due = self._due_for_a_recompute(gap, anchor, released)
+                    reloads += [(use, [(column, reload_time)]) for use, column in due]
                     if gap.use is not None:
-                        home.append((gap.last, [(gone, home_time), *((column, -home_time) for _, column in due)]))
-            elif self._is_whole and gap.last < anchor and gap.lifetime not in self._gone_often:
-                out.append((copy_point, (columns.ever, out_time)))
+                        terms = [(released, reload_time), *((column, -reload_time) for _, column in due)]
+                        reloads.append((gap.last, terms))
+            elif self._is_whole and gap.last < anchor and gap.lifetime not in self._with_several_gaps:
+                offloads.append((copy_point, (columns.ever, offload_time)))
             elif self._is_whole and gap.first > anchor and gap.use is not None:
-                home.append((gap.last, [(columns.ever, home_time)]))
+                reloads.append((gap.last, [(columns.ever, reload_time)]))
         for lifetime, column in self._recomputed.items():
-            if anchor in self._away_until_recomputed(lifetime):
-                nbytes = self._recording.lifetimes[lifetime].nbytes * self._of_bytes
-                away.append((self._away_yet(lifetime, column, anchor), nbytes))
-        self._program.require(away, self._missing_of_whole(anchor) * self._of_bytes)
-        for point, busy in self._running_sums([(point, [copy]) for point, copy in sorted(out, reverse=True)]):
-            # From where the copies could begin to where the interval begins, behind the hook before it.
+            if anchor in self._absent_until_recomputed(lifetime):
+                nbytes = self._recording.lifetimes[lifetime].nbytes * self._unit_per_byte
+                absent.append((self._absent_still(lifetime, column, anchor), nbytes))
+        self._program.require(absent, self._missing_of_whole(anchor) * self._unit_per_byte)
+        for point, busy in self._running_sums([(point, [copy]) for point, copy in sorted(offloads, reverse=True)]):
+            # From the copy point to the start of the interval, after the hook at the point before it.
             self._require_time(busy, point, anchor - 1)
-        for use, busy in self._running_sums(sorted(home, key=lambda one: one[0])):
+        for use, busy in self._running_sums(sorted(reloads, key=lambda one: one[0])):
             self._require_time(busy, anchor, use)
 
-    def _away_yet(self, lifetime: int, recomputed: int, anchor: int) -> int:
-        """A column: away at an anchor before its first use, and not recomputed by then for another."""
+    def _absent_still(self, lifetime: int, recomputed: int, anchor: int) -> int:
+        """A column: discarded, and at an anchor before its first use not yet recomputed for another storage."""
         by_then = self._recomputed_by.by(lifetime, anchor - 1)
         if not by_then:
             return recomputed
-        (away,) = self._program.new_columns(1)
+        (absent,) = self._program.new_columns(1)
         self._program.require(
-            [(recomputed, 1.0), (away, -1.0), *((column, -factor) for column, factor in by_then)], 0.0
+            [(recomputed, 1.0), (absent, -1.0), *((column, -factor) for column, factor in by_then)], 0.0
         )
-        return away
+        return absent
 
-    def _due_for_a_recompute(self, gap: Gap, anchor: int, gone: int) -> list[tuple[int, int]]:
-        """A use within the gap at which its storage has to be there if it is away at the anchor: the first at which
-        another is recomputed from it. With a column that is 1 if that is so, unless that one was recomputed earlier,
-        for what is made from it in turn."""
+    def _due_for_a_recompute(self, gap: Gap, anchor: int, released: int) -> list[tuple[int, int]]:
+        """The first use within the gap at which another storage is recomputed from this one, with a column. The column
+        is 1 if the storage is absent at the anchor and that use needs it. It is 0 if the other storage was recomputed
+        earlier, for a recompute of its own readers. Empty if there is no such use."""
         readers = ((self._moments.first_use(one), one) for one in self._moments.made_from.get(gap.lifetime, ()))
         found = [(use, reader) for use, reader in readers if anchor <= use < gap.last]
         if not found:
@@ -249,52 +255,52 @@ class _Program:
         use, reader = min(found)
         (due,) = self._program.new_columns(1)
         earlier = self._recomputed_by.by(reader, use - 1)
-        self._program.require([(due, 1.0), (gone, -1.0), (self._recomputed[reader], -1.0), *earlier], -1.0)
-        self._program.require([(gone, 1.0), (due, -1.0)], 0.0)
+        self._program.require([(due, 1.0), (released, -1.0), (self._recomputed[reader], -1.0), *earlier], -1.0)
+        self._program.require([(released, 1.0), (due, -1.0)], 0.0)
         return [(use, due)]
 
     def _missing_of_whole(self, anchor: int) -> int:
-        """What is away is whole storages: so it is at least the least sum of some that is not below what is missing.
-        That is what is left when as much as fits is kept; looked for where there are not too many sums."""
+        """The least bytes that are absent at the anchor, counted in whole storages: the least sum of sizes that is not
+        below the missing bytes. It is what remains if as much as fits is kept. Only the missing bytes themselves if
+        there are too many sums."""
         lifetimes = self._recording.lifetimes
-        away = {gap.lifetime for gap, columns in self._of_gaps.items() if anchor in columns.gone}
-        away |= {lifetime for lifetime in self._recomputed if anchor in self._away_until_recomputed(lifetime)}
-        parts = [lifetimes[lifetime].nbytes for lifetime in away]
+        absent = {gap.lifetime for gap, columns in self._columns_of.items() if anchor in columns.released}
+        absent |= {lifetime for lifetime in self._recomputed if anchor in self._absent_until_recomputed(lifetime)}
+        parts = [lifetimes[lifetime].nbytes for lifetime in absent]
         room = sum(parts) - self._missing[anchor]
         unit = math.gcd(*parts)
         if not parts or room < 0 or room // unit > _MOST_SUMS:
             return self._missing[anchor]
         within = (1 << (room // unit + 1)) - 1
-        sums = 1  # a bit for each that can be kept, in units
+        sums = 1  # bit i is set if storages of i units in total can be kept
         for nbytes in parts:
             sums |= (sums << (nbytes // unit)) & within
         return sum(parts) - (sums.bit_length() - 1) * unit
 
     def _running_sums(self, copies: Sequence[tuple[int, list[tuple[int, float]]]]) -> Iterator[tuple[int, int]]:
-        """For each of the points, which come in order, a column that is the time of all copies up to it."""
+        """For each point of `copies`, which are in order, a column with the time of all copies up to that point."""
         total: int | None = None
-        for place, (point, copy) in enumerate(copies):
+        for index, (point, copy) in enumerate(copies):
             terms = [(column, -factor) for column, factor in copy]
             if total is not None:
                 terms.append((total, -1.0))
             (total,) = self._program.new_columns(1, is_bounded=False)
             self._program.require([(total, 1.0), *terms], 0.0)
-            if place + 1 == len(copies) or copies[place + 1][0] != point:
+            if index + 1 == len(copies) or copies[index + 1][0] != point:
                 yield point, total
 
     def _copy_time(self, gap: Gap, bytes_per_s: float) -> float:
-        return (gap.nbytes / bytes_per_s * 1e9 + self._costs.latency_ns) * self._of_ns
+        return (gap.nbytes / bytes_per_s * 1e9 + self._costs.latency_ns) * self._unit_per_ns
 
     def _require_time(self, busy: int, begin: int, end: int) -> None:
-        """From reaching point `begin` to leaving point `end` there is time for the copies."""
-        computed = (self._reached_ns[end] - self._reached_ns[begin]) * self._of_ns
+        """The step takes at least as long as the copies, from reaching point `begin` to leaving point `end`."""
+        computed = (self._reached_ns[end] - self._reached_ns[begin]) * self._unit_per_ns
         stalls = [(end, 1.0), *([(begin - 1, -1.0)] if begin > 0 else [])]
         self._program.require([(busy, -1.0), *stalls], -computed)
 
     def solve(self, nodes: int = _NODES) -> int:
-        """The least time by which the step is longer than its computing, in ns, rounded down. With whole numbers
-        `nodes` of the solver's tree are looked at."""
+        """The least stall of the step in ns, rounded down. The second program stops after `nodes` nodes."""
         least = self._program.least_of(len(self._recording.points) - 1, nodes if self._is_whole else None)
         if least is None:
-            return 0  # stopped before it knew anything
-        return max(0, int((least * (1 - _TOLERANCE) - _TOLERANCE) / self._of_ns))
+            return 0  # the solver stopped before it had a bound
+        return max(0, int((least * (1 - _TOLERANCE) - _TOLERANCE) / self._unit_per_ns))

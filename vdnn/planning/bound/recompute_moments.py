@@ -1,9 +1,10 @@
-"""When in a step a storage can be recomputed, by the memory that this takes under a budget.
+"""The moments of a step at which a storage can be recomputed, by the memory that the recompute needs under a budget.
 
-A storage is recomputed at its first use, or earlier: at the moment at which another is that is made from it. While that
-runs, what it reads is there, and its result, and what it needs in between; from then on it stays. All else may be away
-at best. Where even so the budget is not met the moment is none of its own; a storage without any is not recomputed in
-any plan. What this leaves out (what codecs leave, what several recomputes need together) only makes for more moments.
+A storage is recomputed at its first use, or earlier, when another storage is recomputed from it. While a recompute
+runs, its inputs, its result and its temporary memory are on the device, and the result stays from then on. Everything
+else may be absent. A moment at which even that exceeds the budget is left out, and a storage without moments is not
+recomputed in any plan. What codecs leave, and what several recomputes need together, is not counted, which can only add
+moments.
 """
 
 from __future__ import annotations
@@ -18,59 +19,60 @@ from vdnn.step.recording import Recompute, Recording
 
 
 class RecomputeMoments:
-    """`of` each candidate its moments, as points of the recording in order; and the candidates `made_from` each of the
-    lifetimes that some are made from."""
+    """`of`: the moments of each candidate, as points of the recording in order. `made_from`: by lifetime, the
+    candidates that are recomputed from it."""
 
     def __init__(self, recording: Recording, gaps: Sequence[Gap], budget_bytes: int) -> None:
         self.last_point = len(recording.points) - 1
         self._recording = recording
-        self._candidates = candidates_of(recording)
-        # By lifetime: intervals in which it may be away, moved or to be recomputed; and points at which it may be when
-        # something is recomputed there.
-        self._away_in: dict[int, set[int]] = {}
-        self._away_at: dict[int, set[int]] = {}
+        lifetimes = recording.lifetimes
+        self._recomputes = {
+            one: recompute for one in candidates_of(recording) if (recompute := lifetimes[one].recompute) is not None
+        }
+        # By lifetime: the intervals in which it may be absent (offloaded, or discarded and not yet recomputed), and the
+        # points at which it may be absent while another storage is recomputed there.
+        self._absent_in: dict[int, set[int]] = {}
+        self._absent_at: dict[int, set[int]] = {}
         for gap in gaps:
-            self._may_be_away(gap.lifetime, range(gap.first, gap.last + 1), gap.release_point + 1)
-        for one in self._candidates:
-            intervals = absent_intervals(recording.lifetimes[one], Absence(self.recompute_of(one).known_point))
-            self._may_be_away(one, intervals, 0)
+            self._may_be_absent(gap.lifetime, range(gap.first, gap.last + 1), gap.release_point + 1)
+        for one, recompute in self._recomputes.items():
+            self._may_be_absent(one, absent_intervals(lifetimes[one], Absence(recompute.known_point)), 0)
         self._room_in = [budget_bytes - point.peak_bytes for point in recording.points]
         self._room_at = [budget_bytes - point.allocated_bytes for point in recording.points]
-        for room, away in ((self._room_in, self._away_in), (self._room_at, self._away_at)):
-            for index, places in away.items():
-                for place in places:
-                    room[place] += recording.lifetimes[index].nbytes
+        for room, absent in ((self._room_in, self._absent_in), (self._room_at, self._absent_at)):
+            for index, points in absent.items():
+                for point in points:
+                    room[point] += lifetimes[index].nbytes
         self.made_from = self._made_from()
         self.of: dict[int, tuple[int, ...]] = {}
-        for one in self._candidates:
-            self._find(one)
+        for one in self._recomputes:
+            self._find_moments(one)
 
     def recompute_of(self, candidate: int) -> Recompute:
-        recompute = self._recording.lifetimes[candidate].recompute
-        assert recompute is not None, "a candidate"
-        return recompute
+        return self._recomputes[candidate]
 
     def first_use(self, candidate: int) -> int:
-        """Behind the step if there is none: then it is recomputed for others only."""
+        """A point after the step if there is no use: the candidate is then recomputed for others only."""
         uses = self._recording.lifetimes[candidate].uses
         return uses[0] if uses else self.last_point + 1
 
-    def _may_be_away(self, index: int, intervals: Iterable[int], first_point: int) -> None:
-        """At the point before an interval too: what others hold up to there has gone when its recomputes begin."""
+    def _may_be_absent(self, index: int, intervals: Iterable[int], first_point: int) -> None:
+        """Marks the intervals, and the point before each: other holders have released the storage when the recomputes
+        of the interval begin."""
         found = set(intervals)
-        self._away_in.setdefault(index, set()).update(found)
+        self._absent_in.setdefault(index, set()).update(found)
         points = found | {interval - 1 for interval in found}
-        self._away_at.setdefault(index, set()).update(point for point in points if point >= first_point)
+        self._absent_at.setdefault(index, set()).update(point for point in points if point >= first_point)
 
     def _made_from(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
-        for reader in self._candidates:
-            for source in dict.fromkeys(self.recompute_of(reader).inputs):
+        for reader, recompute in self._recomputes.items():
+            for source in dict.fromkeys(recompute.inputs):
                 found.setdefault(source, []).append(reader)
         return found
 
-    def _find(self, candidate: int) -> None:
-        """Those of its readers first. A chain may be as long as the network is deep."""
+    def _find_moments(self, candidate: int) -> None:
+        """Finds the moments of its readers first, without recursion: a chain may be as long as the network is deep."""
         waiting = [candidate]
         while waiting:
             one = waiting[-1]
@@ -87,10 +89,10 @@ class RecomputeMoments:
 
     def _has_room(self, candidate: int, moment: int) -> bool:
         lifetimes, recompute = self._recording.lifetimes, self.recompute_of(candidate)
-        there = {candidate, *recompute.inputs}
-        held_bytes = sum(lifetimes[one].nbytes for one in there if moment in self._away_at.get(one, ()))
+        needed = {candidate, *recompute.inputs}
+        held_bytes = sum(lifetimes[one].nbytes for one in needed if moment in self._absent_at.get(one, ()))
         if self._room_at[moment] - held_bytes < recompute.extra_bytes - lifetimes[candidate].nbytes:
             return False
         nbytes = lifetimes[candidate].nbytes
         later = range(moment + 1, min(self.first_use(candidate), self.last_point) + 1)
-        return all(self._room_in[one] >= nbytes for one in later if one in self._away_in[candidate])
+        return all(self._room_in[one] >= nbytes for one in later if one in self._absent_in[candidate])

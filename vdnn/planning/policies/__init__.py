@@ -1,4 +1,4 @@
-"""Policies of vdnn and of the paper it began with, each a file of its own; `planning.catalogue` has them by name."""
+"""Policies of vdnn and of the vDNN paper, each in a file of its own. `planning.catalogue` registers them by name."""
 
 from __future__ import annotations
 

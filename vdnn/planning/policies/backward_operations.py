@@ -1,7 +1,7 @@
-"""The operations that use what was saved, in their order: what the papers call the layers of the backward pass.
+"""Finds the operations of the backward pass in a recording, in their order. The papers call them layers.
 
-A recording has a point for every request of a saved tensor. Requests that are read at the same point were made by one
-operation: it first asks for all it has saved, and then runs.
+A recording has a point for every use of a saved tensor. Uses that are read at the same point belong to one operation:
+it first asks for all its saved tensors, and then runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _CONVOLUTION = "ConvolutionBackward"
 
 
 class Operation(NamedTuple):
-    """It runs between its last use and `read_point`. `lifetimes` are those it uses, in the order of its requests."""
+    """An operation that runs between its last use and `read_point`. `lifetimes` are in the order of its uses."""
 
     name: str
     uses: tuple[int, ...]
@@ -27,20 +27,20 @@ class Operation(NamedTuple):
 
 
 def operations_of(recording: Recording) -> tuple[Operation, ...]:
-    requests: dict[int, list[tuple[int, int]]] = {}  # (use, lifetime), by the point at which they have been read
+    uses_by_read_point: dict[int, list[tuple[int, int]]] = {}  # by the point at which they are read: (use, lifetime)
     for use, point in enumerate(recording.points):
         if point.kind is PointKind.USE and point.lifetime is not None:
             lifetime = recording.lifetimes[point.lifetime]
             read_point = lifetime.read[lifetime.uses.index(use)]
-            requests.setdefault(read_point, []).append((use, point.lifetime))
+            uses_by_read_point.setdefault(read_point, []).append((use, point.lifetime))
     return tuple(
         Operation(
-            name=recording.points[asked[0][0]].operation,
-            uses=tuple(use for use, _ in asked),
+            name=recording.points[uses[0][0]].operation,
+            uses=tuple(use for use, _ in uses),
             read_point=read_point,
-            lifetimes=tuple(dict.fromkeys(lifetime for _, lifetime in asked)),
+            lifetimes=tuple(dict.fromkeys(lifetime for _, lifetime in uses)),
         )
-        for read_point, asked in sorted(requests.items(), key=lambda one: one[1][0])
+        for read_point, uses in sorted(uses_by_read_point.items(), key=lambda one: one[1][0])
     )
 
 

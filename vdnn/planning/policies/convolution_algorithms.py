@@ -1,7 +1,8 @@
-"""Which algorithm each convolution of a step takes: fast ones want a workspace, and a workspace is memory.
+"""Chooses an algorithm for each convolution of a step: fast algorithms need a workspace, and a workspace is memory.
 
-A recording does not know workspaces. Whoever does says for each point which algorithms the convolution may take that
-runs in the interval before it: how many bytes more than was recorded, and how many times the recorded time.
+A recording does not contain workspaces. The caller gives, for each point, the algorithms that the convolution in the
+interval before it may use: the bytes they need beyond the recorded ones, and their time as a multiple of the recorded
+time.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ Choice = dict[int, ConvolutionAlgorithm]
 
 
 def memory_optimal(algorithms: Algorithms) -> Choice:
-    """The paper's (m)."""
+    """The algorithms with the least workspace, the vDNN paper's (m)."""
     return {
         point: min(known, key=lambda one: (one.workspace_bytes, one.time_factor)) for point, known in algorithms.items()
     }
 
 
 def performance_optimal(algorithms: Algorithms) -> Choice:
-    """The paper's (p)."""
+    """The fastest algorithms, the vDNN paper's (p)."""
     return {point: _fastest_first(known)[0] for point, known in algorithms.items()}
 
 
 def fastest_that_fit(algorithms: Algorithms, peaks: Sequence[int], budget_bytes: int) -> Choice:
-    """From the fastest down, for each convolution alone; if none fits the one with the least workspace. `peaks` are
-    those of every interval without workspaces."""
+    """The fastest algorithm of each convolution that fits, or the one with the least workspace if none fits. `peaks`
+    are those of every interval without workspaces."""
     choice = memory_optimal(algorithms)
     for point, known in algorithms.items():
         for algorithm in _fastest_first(known):
@@ -48,11 +49,11 @@ def fastest_that_fit(algorithms: Algorithms, peaks: Sequence[int], budget_bytes:
 
 
 def with_algorithms(recording: Recording, choice: Choice) -> Recording:
-    """The step as it would be with these."""
+    """The step with the time and the workspaces of these algorithms."""
     points = list(recording.points)
-    for place, algorithm in choice.items():
-        point = points[place]
-        points[place] = dataclasses.replace(
+    for index, algorithm in choice.items():
+        point = points[index]
+        points[index] = dataclasses.replace(
             point,
             compute_ns=round(point.compute_ns * algorithm.time_factor),
             peak_bytes=point.peak_bytes + algorithm.workspace_bytes,

@@ -1,4 +1,4 @@
-"""keep: everything stays on the device. What others are compared with."""
+"""keep: keeps everything on the device. Other policies are compared with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vdnn.step.plan import Plan, make_plan
 
 
 class KeepAll(OnlinePolicy):
-    """Nothing is offloaded."""
+    """Offloads nothing."""
 
     @property
     def name(self) -> str:
@@ -24,7 +24,7 @@ class KeepAll(OnlinePolicy):
 
 
 class KeepAllPlan(PlanPolicy):
-    """Nothing is offloaded, whatever the budget."""
+    """Offloads nothing, whatever the budget."""
 
     @property
     def name(self) -> str:

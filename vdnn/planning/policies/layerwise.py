@@ -1,14 +1,9 @@
-"""Offloading layer by layer (Rhu et al., MICRO 2016): what vdnn-all, vdnn-conv and vdnn-dyn have in common.
+"""Offloads layer by layer (Rhu et al., MICRO 2016): the schedule that vdnn-all, vdnn-conv and vdnn-dyn share.
 
-A storage goes once: after its last consumer in the forward pass, when nobody holds it any more. With the barrier of the
-paper the next layer does not begin before the copies of the one before are done: the compute stream waits for the copy
-at the end of the layer. Without it (as in vDNN++, Shriram et al., IPDPS 2019) a storage is given up when its copy is
-done, and waited for only where the budget needs its room. What comes back follows the paper's search; what that does
-not find is brought back when it is used.
-
-A plan has no barrier in the backward pass: there a copy back is waited for when it is used, which is the end of the
-same layer if the next one is the one that uses it. Also left out: that the authors' code frees a convolution's output
-before its backward, which in PyTorch is for autograd to say, and the one buffer for all gradient maps.
+A storage is offloaded once, after its last consumer in the forward pass, when it has no other holder. With the paper's
+barrier, the compute stream waits for the copies of a layer at the end of that layer. Without it (as in vDNN++, Shriram
+et al., IPDPS 2019), a storage is released when its copy is complete, and the step waits only if the budget needs the
+room. Reloads follow the paper's search (prefetch_window.py); a storage that it does not find is reloaded on demand.
 """
 
 from __future__ import annotations
@@ -26,7 +21,12 @@ from vdnn.step.recording import Lifetime
 
 
 def layerwise(request: PlanRequest, may_leave: Callable[[Lifetime], bool], *, has_barrier: bool) -> Lifetimes:
-    """What becomes of every lifetime when those that may leave do."""
+    """Plans every lifetime: those that `may_leave` allows are offloaded, all others are kept.
+
+    Differences from the paper: a plan has no barrier in the backward pass. The step waits for a reload at its use,
+    which is the end of the same layer if the next layer uses it. The authors' code also frees a convolution's output
+    before its backward, which autograd decides in PyTorch, and has one buffer for all gradient maps; both are left out.
+    """
     recording = request.recording
     first_gaps: dict[int, Gap] = {}
     for gap in gaps_of(recording):
@@ -43,7 +43,7 @@ def layerwise(request: PlanRequest, may_leave: Callable[[Lifetime], bool], *, ha
 
 
 def _release_at_end_of_layer(gaps: list[Gap]) -> dict[Gap, int]:
-    """At the first point after that from which a copy could be made, when everybody else has let go. What would be
-    needed again by then stays."""
+    """Releases at the first point after the copy point, once there is no other holder. A gap that ends before that is
+    left out."""
     ends = {gap: max(gap.release_point + 1, gap.first - 1) for gap in gaps}
     return {gap: end for gap, end in ends.items() if end < gap.last}

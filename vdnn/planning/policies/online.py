@@ -1,4 +1,4 @@
-"""What a policy without a recording is asked, and what it is told."""
+"""The interface of online policies, which decide at each save without a recording."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 
 class SaveFacts(NamedTuple):
-    """A tensor that autograd is about to hold, as a policy sees it.
+    """The facts that an online policy gets about a tensor that autograd is about to save.
 
-    `module_kind` is the class name of the innermost torch module whose forward is running, "" outside of all. `is_conv`
-    says whether that module is a convolution: known here because a subclass has another name.
+    `module_kind` is the class name of the innermost torch module whose forward is running, or "" outside of modules.
+    `is_conv` says whether that module is a convolution, also if it is a subclass with another name.
     """
 
     storage_bytes: int
@@ -19,28 +19,29 @@ class SaveFacts(NamedTuple):
 
 
 class OnlinePolicy(ABC):
-    """Decides at the save, from the save alone."""
+    """Decides at each save whether to offload it, from the facts of that save alone."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """As users write it."""
+        """The policy's name, as users write it."""
 
     @property
     def may_offload(self) -> bool:
-        """False: nothing is ever offloaded, and nobody needs asking."""
+        """False: nothing is ever offloaded, and offloads() is not called."""
         return True
 
     @property
     def offloads_everything(self) -> bool:
-        """True: every eligible storage leaves, and nobody needs asking."""
+        """True: every eligible storage is offloaded, and offloads() is not called."""
         return False
 
     @property
     def recomputes(self) -> bool:
-        """True: what can be recomputed from other saves is given up for that, and only the rest is asked about."""
+        """True: storages that can be recomputed from other saves are discarded, and only the others may be
+        offloaded."""
         return False
 
     @abstractmethod
     def offloads(self, save: SaveFacts) -> bool:
-        """True if the storage is to leave the device. Asked at every eligible save until one says so."""
+        """True to offload the storage. Called at every eligible save of a storage until one call returns True."""

@@ -1,4 +1,4 @@
-"""What a policy that plans is given, and what it answers: the literature's, `auto`, and those of third parties."""
+"""The interface of plan policies, which make a Plan from a recording: `auto`, published ones, and third parties'."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vdnn.step.recording import Recording
 
 
 class PlanRequest(NamedTuple):
-    """One recorded step, what moving its bytes costs, and what it must stay under; None: nothing is asked."""
+    """One recorded step, the costs of copies, and the budget that the plan has to stay under (None: no budget)."""
 
     recording: Recording
     costs: LinkCosts
@@ -19,19 +19,19 @@ class PlanRequest(NamedTuple):
 
 
 class PlanPolicy(ABC):
-    """Chooses what leaves the device, when it is given up, and when it is asked back."""
+    """Chooses which storages are offloaded or recomputed, when they are released, and when they are reloaded."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """As users write it."""
+        """The policy's name, as users write it."""
 
     @property
     @abstractmethod
     def source(self) -> str:
-        """Who published it, or "vdnn"."""
+        """The paper or project that published the policy, or "vdnn"."""
 
     @abstractmethod
     def plan(self, request: PlanRequest) -> Plan:
-        """Of what the policy has nothing to say of budgets, a plan that may be over it: whoever asked looks. A policy
-        that aims at the budget raises BudgetError where it cannot be met by anything at all."""
+        """A plan for the recorded step. A policy that aims at the budget raises BudgetError if no plan can meet it. The
+        plan of any other policy may be over the budget: the caller checks its peak."""

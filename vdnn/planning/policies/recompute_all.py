@@ -1,7 +1,7 @@
-"""recompute-all: what can be made again from something else that is saved is given up; the rest leaves the device.
+"""recompute-all: discards every storage that can be recomputed from other saves, and offloads the rest.
 
-The least memory that needs no plan, and by far not the shortest step: what is dear to recompute is recomputed all the
-same.
+It needs the least memory of all policies without a plan, but the step is far from the shortest: storages that are
+expensive to recompute are recomputed too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from vdnn.planning.policies.online import OnlinePolicy, SaveFacts
 
 
 class RecomputeAll(OnlinePolicy):
-    """Without a recording; `auto` chooses what to recompute."""
+    """An online policy, without a recording. `auto` chooses what to recompute."""
 
     @property
     def name(self) -> str:

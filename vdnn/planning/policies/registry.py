@@ -1,8 +1,8 @@
-"""Policies by name: one list, used by the runtime, the command line and the messages.
+"""The registry of policies by name, for the runtime, the command line and messages.
 
-An entry can decide at every save without a recording (`online`), make a plan from a recording (`planner`), or both.
-Third parties add theirs with vdnn.register_policy, or by an entry point of the group "vdnn.policies" whose name is the
-policy's and whose value is what makes it.
+A policy decides at every save without a recording (`online`), makes a plan from a recording (`planner`), or both. Third
+parties add policies with vdnn.register_policy, or with an entry point of the group "vdnn.policies": its name is the
+policy's name, and its value is a callable that makes the policy. Unknown names are refused with a list of known ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Entry:
 
 
 _entries: dict[str, _Entry] = {}
-_installed_are_there = False
+_are_entry_points_loaded = False
 
 
 def register_policy(
@@ -33,13 +33,13 @@ def register_policy(
     online: Callable[[], OnlinePolicy] | None = None,
     planner: Callable[[], PlanPolicy] | None = None,
 ) -> None:
-    """Adds a policy under `name`. A name that is taken is refused."""
+    """Adds a policy under `name`. A name that is already registered is refused."""
     if online is None and planner is None:
-        raise ValueError(f"register_policy: {name!r} needs something that makes it: online, planner, or both.")
+        raise ValueError(f"register_policy: {name!r} needs a callable that makes it: pass online, planner, or both.")
     if not name or name != name.strip():
-        raise ValueError(f"register_policy: expected a name, got {name!r}.")
+        raise ValueError(f"register_policy: expected a name without spaces around it, got {name!r}.")
     if name in _entries:
-        raise ValueError(f"register_policy: there is a policy {name!r} already.")
+        raise ValueError(f"register_policy: there is a policy {name!r} already. Choose another name.")
     _entries[name] = _Entry(online, planner)
 
 
@@ -48,23 +48,23 @@ def policy_names() -> tuple[str, ...]:
 
 
 def planner_names() -> tuple[str, ...]:
-    """Of those that make plans."""
+    """The names of policies that make plans."""
     return tuple(name for name, entry in _all().items() if entry.planner is not None)
 
 
 def make_policy(policy: str | OnlinePolicy) -> OnlinePolicy:
-    """The policy of that name that needs no recording, or the policy itself."""
+    """The online policy of that name, or the policy itself. Raises ValueError if the policy needs a recording."""
     if isinstance(policy, OnlinePolicy):
         return policy
     online = _entry_of(policy).online
     if online is None:
         known = ", ".join(repr(name) for name, entry in _all().items() if entry.online is not None)
-        raise ValueError(f"policy: {policy!r} needs a recording; without one there are {known}.")
+        raise ValueError(f"policy: {policy!r} needs a recording; policies that work without one are {known}.")
     return online()
 
 
 def make_planner(policy: str | PlanPolicy) -> PlanPolicy:
-    """The policy of that name that plans, or the policy itself."""
+    """The plan policy of that name, or the policy itself. Raises ValueError if the policy makes no plans."""
     if isinstance(policy, PlanPolicy):
         return policy
     planner = _entry_of(policy).planner
@@ -91,9 +91,9 @@ def _entry_of(name: str) -> _Entry:
 
 
 def _all() -> dict[str, _Entry]:
-    global _installed_are_there
-    if not _installed_are_there:
-        _installed_are_there = True
+    global _are_entry_points_loaded
+    if not _are_entry_points_loaded:
+        _are_entry_points_loaded = True
         for point in entry_points(group=ENTRY_POINTS):
             if point.name not in _entries:
                 _entries[point.name] = _Entry(None, point.load())

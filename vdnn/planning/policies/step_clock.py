@@ -1,7 +1,7 @@
-"""When a step gets where, and what copies take: the time that published policies reckon with.
+"""The times at which a step reaches its points, and the times of copies, as published policies estimate them.
 
-Everything is as if nothing ever waited for a copy and each copy had the link to itself. What a plan really takes is
-for simulate() to say.
+The estimate assumes that the step never waits for a copy and that each copy has the link to itself. simulate() predicts
+the exact times of a plan.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vdnn.step.timeline import Track
 
 
 class StepClock:
-    """Of one recorded step over one link. `reached_ns` has the time of every point."""
+    """The clock of one recorded step over one link. `reached_ns` has the time of every point."""
 
     def __init__(self, recording: Recording, costs: LinkCosts) -> None:
         self.reached_ns = list(accumulate(point.compute_ns for point in recording.points))
@@ -29,11 +29,11 @@ class StepClock:
         return self._copy_ns(nbytes, Track.TO_DEVICE)
 
     def first_point_at(self, time_ns: int) -> int:
-        """The number of points if there is none so late."""
+        """The first point that is reached at `time_ns` or later, or the number of points if there is none."""
         return bisect_left(self.reached_ns, time_ns)
 
     def last_point_by(self, time_ns: int) -> int:
-        """-1 if there is none so early."""
+        """The last point that is reached by `time_ns`, or -1 if there is none."""
         return bisect_right(self.reached_ns, time_ns) - 1
 
     def _copy_ns(self, nbytes: int, track: Track) -> int:

@@ -1,4 +1,4 @@
-"""What policies that aim at a budget have in common: when nothing has to leave, and which plan to take."""
+"""Shared by policies that aim at a budget: whether anything has to be offloaded, and which of several plans to take."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Lifetimes = tuple[PlannedLifetime, ...]
 
 
 def budget_to_meet(request: PlanRequest) -> int | None:
-    """None if nothing has to leave: no budget is given, or everything kept stays under it. BudgetError if no plan
-    would."""
+    """The budget, or None if everything can be kept: without a budget, or if the recorded peak is under it. Raises
+    BudgetError if no plan is under the budget."""
     if request.budget_bytes is None or request.recording.peak_bytes <= request.budget_bytes:
         return None
     require_feasible_budget(request.recording, request.budget_bytes)
@@ -33,14 +33,12 @@ def peak_bytes(recording: Recording, lifetimes: Sequence[PlannedLifetime]) -> in
 
 
 def first_that_fits(recording: Recording, candidates: Iterable[Lifetimes], budget_bytes: int) -> Lifetimes:
-    """Else the one with the lowest peak, of several the first. There is at least one."""
-    closest: Lifetimes | None = None
-    closest_bytes = 0
+    """The first candidate under the budget. If none is, the one with the lowest peak, of equal ones the first. There
+    has to be at least one candidate."""
+    tried: list[tuple[int, Lifetimes]] = []
     for lifetimes in candidates:
         peak = peak_bytes(recording, lifetimes)
         if peak <= budget_bytes:
             return lifetimes
-        if closest is None or peak < closest_bytes:
-            closest, closest_bytes = lifetimes, peak
-    assert closest is not None, "no candidates"
-    return closest
+        tried.append((peak, lifetimes))
+    return min(tried, key=lambda one: one[0])[1]

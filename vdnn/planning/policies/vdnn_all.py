@@ -1,4 +1,4 @@
-"""vdnn-all: every eligible storage leaves the device (vDNN_all of Rhu et al., MICRO 2016)."""
+"""vdnn-all: offloads every eligible storage (vDNN_all of Rhu et al., MICRO 2016)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vdnn.step.plan import Plan, make_plan
 
 
 class VdnnAll(OnlinePolicy):
-    """The least device memory, and the most traffic."""
+    """The online form: the least device memory, and the most traffic."""
 
     @property
     def name(self) -> str:
@@ -24,10 +24,11 @@ class VdnnAll(OnlinePolicy):
 
 
 class VdnnAllPlan(PlanPolicy):
-    """The same with a recording at hand: layer by layer, as layerwise.py says. It aims at no budget.
+    """The form with a recording: offloads layer by layer, see layerwise.py. It ignores the budget.
 
-    The authors leave the classifier alone, and the last layer's input, for which there is nothing to hide behind. Here
-    all that was recorded may leave, as it does without a recording: in a transformer nearly all layers are linear.
+    Difference from the paper: the authors do not offload the classifier and the last layer's input, whose copies
+    nothing hides. Here everything that was recorded is offloaded, as without a recording: in a transformer nearly all
+    layers are linear.
     """
 
     def __init__(self, *, has_barrier: bool = True) -> None:

@@ -1,8 +1,8 @@
-"""vdnn-conv: what convolutions save leaves the device (vDNN_conv of Rhu et al., MICRO 2016).
+"""vdnn-conv: offloads what convolutions save (vDNN_conv of Rhu et al., MICRO 2016).
 
-A convolution computes long enough on its input to hide the copy; cheap layers do not. Seen by module: a convolution
-called as a function outside an nn.Module is not recognised, and its saves stay. A recording knows which operation used
-what, so there every convolution is seen.
+A convolution computes long enough on its input to hide the copy; cheap layers do not. The online form recognizes
+convolutions by their module, so a convolution that is called as a function outside an nn.Module keeps its saves. A
+recording says which operation used each storage, so the form with a recording recognizes every convolution.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vdnn.step.plan import Plan, make_plan
 
 
 class VdnnConv(OnlinePolicy):
-    """Only saves made while a convolution module runs."""
+    """The online form: offloads saves that are made while a convolution module runs."""
 
     @property
     def name(self) -> str:
@@ -28,10 +28,10 @@ class VdnnConv(OnlinePolicy):
 
 
 class VdnnConvPlan(PlanPolicy):
-    """The same with a recording at hand: layer by layer, as layerwise.py says. It aims at no budget.
+    """The form with a recording: offloads layer by layer, see layerwise.py. It ignores the budget.
 
-    What a convolution and another operation both use leaves too: PyTorch has one storage where the paper has the input
-    of one layer and, in place, the output of another.
+    A storage that a convolution and another operation both use is offloaded too: PyTorch has one storage where the
+    paper has the input of one layer and, in place, the output of another.
     """
 
     def __init__(self, *, has_barrier: bool = True) -> None:
@@ -47,6 +47,6 @@ class VdnnConvPlan(PlanPolicy):
 
     def plan(self, request: PlanRequest) -> Plan:
         recording = request.recording
-        leaves = partial(is_used_by_convolution, recording)
-        lifetimes = layerwise(request, leaves, has_barrier=self._has_barrier)
+        may_leave = partial(is_used_by_convolution, recording)
+        lifetimes = layerwise(request, may_leave, has_barrier=self._has_barrier)
         return make_plan(recording, self.name, lifetimes, request.budget_bytes)

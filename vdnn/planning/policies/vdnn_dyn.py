@@ -1,12 +1,8 @@
 """vdnn-dyn: the least offloading and the fastest convolutions that fit, found by a few passes (Rhu et al., MICRO 2016).
 
-The passes, in the paper's order: nothing leaves, with the fastest algorithms; vdnn-conv with them; vdnn-all with them;
-vdnn-conv, each convolution with the fastest algorithm whose workspace fits; vdnn-all likewise; vdnn-all with the
-algorithms that need the least. The first that stays under the budget is taken, else the one that comes closest.
-
-The paper runs vdnn-all with the least workspaces before all others, only to see whether the network can be trained at
-all; here BudgetError says that, and exactly. Where no workspaces are known, (m) and (p) are the same and three passes
-are left: nothing, vdnn-conv, vdnn-all. Its profiling passes are simulated here, on the recording.
+The passes, in the paper's order: nothing is offloaded, with the fastest algorithms; vdnn-conv with them; vdnn-all with
+them; vdnn-conv, each convolution with the fastest algorithm whose workspace fits; vdnn-all likewise; vdnn-all with the
+least workspaces. The plan is that of the first pass under the budget, or else of the pass with the lowest peak.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ from vdnn.step.recording import Recording
 
 
 class Pass(NamedTuple):
-    """What one pass tries. `peak_bytes` is with the workspaces of the algorithms."""
+    """The lifetimes and algorithms of one pass. `peak_bytes` includes the workspaces of the algorithms."""
 
     name: str
     lifetimes: Lifetimes
@@ -44,7 +40,13 @@ class Pass(NamedTuple):
 
 
 class VdnnDyn(PlanPolicy):
-    """`algorithms` where workspaces are known, for the step that is planned. Of no budget: nothing leaves."""
+    """Without a budget nothing is offloaded. `algorithms`: the algorithms of each convolution of the step that is
+    planned, if their workspaces are known.
+
+    Differences from the paper: its profiling passes are simulated on the recording. It first runs vdnn-all with the
+    least workspaces to see whether the network can be trained at all; here BudgetError says so, exactly. Without known
+    workspaces, (m) and (p) are the same and three passes are left: nothing, vdnn-conv, vdnn-all.
+    """
 
     def __init__(self, *, has_barrier: bool = True, algorithms: Algorithms | None = None) -> None:
         self._has_barrier = has_barrier
@@ -62,36 +64,34 @@ class VdnnDyn(PlanPolicy):
         return make_plan(request.recording, self.name, self.decide(request).lifetimes, request.budget_bytes)
 
     def decide(self, request: PlanRequest) -> Pass:
-        """The pass whose plan is taken, with the algorithms, of which a plan says nothing."""
+        """The pass whose plan is taken, with its algorithms, which a plan does not contain."""
         if request.budget_bytes is not None:
             leanest = with_algorithms(request.recording, memory_optimal(self._algorithms))
             require_feasible_budget(leanest, request.budget_bytes)
-        closest: Pass | None = None
+        too_large: list[Pass] = []
         for tried in self._passes(request):
             if request.budget_bytes is None or tried.peak_bytes <= request.budget_bytes:
                 return tried
-            if closest is None or tried.peak_bytes < closest.peak_bytes:
-                closest = tried
-        assert closest is not None, "there are passes"
-        return closest
+            too_large.append(tried)
+        return min(too_large, key=lambda one: one.peak_bytes)
 
     def _passes(self, request: PlanRequest) -> Iterator[Pass]:
         recording = request.recording
         fastest = performance_optimal(self._algorithms)
         yield _tried("none (p)", recording, planned_lifetimes(recording, {}), fastest)
-        ways = {
+        schedules = {
             "conv": layerwise(request, partial(is_used_by_convolution, recording), has_barrier=self._has_barrier),
             "all": layerwise(request, lambda _: True, has_barrier=self._has_barrier),
         }
-        for name, lifetimes in ways.items():
+        for name, lifetimes in schedules.items():
             yield _tried(f"{name} (p)", recording, lifetimes, fastest)
         if not self._algorithms:
             return
-        for name, lifetimes in ways.items():
+        for name, lifetimes in schedules.items():
             peaks = interval_bytes(recording, lifetimes)
             choice = fastest_that_fit(self._algorithms, peaks, request.budget_bytes or 0)
             yield _tried(f"{name} (greedy)", recording, lifetimes, choice)
-        yield _tried("all (m)", recording, ways["all"], memory_optimal(self._algorithms))
+        yield _tried("all (m)", recording, schedules["all"], memory_optimal(self._algorithms))
 
 
 def _tried(name: str, recording: Recording, lifetimes: Lifetimes, choice: Choice) -> Pass:

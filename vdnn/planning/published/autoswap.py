@@ -1,16 +1,8 @@
-"""autoswap: what leaves is picked by how long and how much it helps at the peak (Zhang et al., 2019, "AutoSwap").
+"""autoswap: offloads the storages with the best score at the peak, by one of four scores (Zhang et al., 2019).
 
-Four scores. DOA: how long it is away, copies taken off. AOA: that times its bytes, or divided by them if negative.
-WDOA: the bytes by which the step is over the budget, summed over the points at which it is away; what is under the
-budget counts too, as negative. SWDOA: WDOA, taken anew after every pick.
-
-Candidates are those across the peak, picked until the peak is under the budget. Copies out are made one by one as they
-are ready; copies back are laid one by one from the last needed to the first, each to be done when it is needed or when
-the next begins. Where that would be over the budget, what leaves is waited for and what comes back comes later ("stick
-to limit"); the paper's other way, without any waiting, may be over it.
-
-Left out: its pool of memory (SmartPool), its voting among scores, and finding the period of a step, which a recording
-has. A second gap of a storage counts no copy out: here the host copy is still there.
+Candidates are the gaps across the peak. They are picked, the best first, until the peak is under the budget. Copies to
+the host are issued one by one as they are ready. Reloads are scheduled one by one from the last needed to the first,
+each to be complete when it is needed or when the next begins.
 """
 
 from __future__ import annotations
@@ -32,16 +24,23 @@ from vdnn.step.plan import Plan, make_plan
 
 
 class Score(Enum):
-    """What AutoSwap ranks by."""
+    """The four scores of AutoSwap."""
 
-    DOA = "doa"  # duration of absence
-    AOA = "aoa"  # area of absence
-    WDOA = "wdoa"  # weighted duration of absence
-    SWDOA = "swdoa"  # the same, submodular
+    DOA = "doa"  # duration of absence: how long the storage is absent, less the time of its copies
+    AOA = "aoa"  # area of absence: DOA times the bytes, or DOA divided by the bytes if it is negative
+    WDOA = "wdoa"  # weighted: bytes over the budget, summed over the points of the absence; below it they are negative
+    SWDOA = "swdoa"  # submodular: WDOA, computed again after every pick
 
 
 class AutoSwap(PlanPolicy):
-    """Of no budget: nothing leaves."""
+    """Without a budget nothing is offloaded. With `sticks_to_limit`, the paper's "stick to limit", the step waits for
+    copies to the host and reloads are issued later where the schedule would be over the budget. Without it, the paper's
+    other way, nothing waits, and the plan may be over the budget.
+
+    Differences from the paper: its memory pool (SmartPool), its voting among scores, and its search for the period of a
+    step are left out; a recording is one step. The second gap of a storage counts no copy to the host, because the host
+    copy still exists.
+    """
 
     def __init__(self, score: Score, *, sticks_to_limit: bool = True) -> None:
         self._score = score
@@ -66,7 +65,7 @@ class AutoSwap(PlanPolicy):
         chosen = [gap for gap in gaps if gap in picked]
         limit = budget_bytes if self._sticks_to_limit else None
         released = release_when_copied(recording, clock, chosen, limit)
-        absences = reload_within_room(recording, released, _laid_from_the_end(clock, released), limit)
+        absences = reload_within_room(recording, released, _scheduled_from_the_end(clock, released), limit)
         return make_plan(recording, self.name, planned_lifetimes(recording, absences), budget_bytes)
 
     def _ranking(self, clock: StepClock, budget_bytes: int) -> Ranking:
@@ -88,19 +87,20 @@ def _by(score: Callable[[Gap], float]) -> Ranking:
 def by_weight(
     candidates: Sequence[Gap], peaks: Sequence[int], budget_bytes: int, *, is_taken_anew: bool
 ) -> Iterator[Gap]:
-    """By the bytes over the budget, summed over the gap; anew after each that was taken off `peaks`, or not."""
-    # A weight only falls as others are taken, so the best of those that were weighed anew is the best of all.
+    """Yields candidates by their weight: the bytes over the budget, summed over the gap. With `is_taken_anew`, weights
+    are computed again after every pick, which the caller subtracts from `peaks`."""
+    # Picks only lower weights, so a candidate whose new weight is the highest in the heap is the best of all.
     sums = _sums_over(peaks, budget_bytes)
-    heap = [(-_weight(sums, gap), place, 0) for place, gap in enumerate(candidates)]
+    heap = [(-_weight(sums, gap), index, 0) for index, gap in enumerate(candidates)]
     heapq.heapify(heap)
-    taken = 0
+    picked = 0
     while heap:
-        _, place, weighed_at = heapq.heappop(heap)
-        if is_taken_anew and weighed_at < taken:
-            heapq.heappush(heap, (-_weight(sums, candidates[place]), place, taken))
+        _, index, weighed_after = heapq.heappop(heap)
+        if is_taken_anew and weighed_after < picked:
+            heapq.heappush(heap, (-_weight(sums, candidates[index]), index, picked))
             continue
-        yield candidates[place]
-        taken += 1
+        yield candidates[index]
+        picked += 1
         if is_taken_anew:
             sums = _sums_over(peaks, budget_bytes)
 
@@ -113,14 +113,14 @@ def _weight(sums: Sequence[int], gap: Gap) -> int:
     return sums[gap.last + 1] - sums[gap.first]
 
 
-def _laid_from_the_end(clock: StepClock, released: dict[Gap, int]) -> dict[Gap, int]:
-    """Reload points at which each copy back begins in time, when no two run at once."""
+def _scheduled_from_the_end(clock: StepClock, released: dict[Gap, int]) -> dict[Gap, int]:
+    """Reload points at which each reload begins in time, if no two run at once."""
     points = {}
     next_ns: int | None = None
     for gap in sorted(released, key=lambda one: (-one.last, -one.lifetime)):
         if gap.use is None:
             continue
-        done_ns = clock.reached_ns[gap.use] if next_ns is None else min(clock.reached_ns[gap.use], next_ns)
-        next_ns = done_ns - clock.to_device_ns(gap.nbytes)
+        end_ns = clock.reached_ns[gap.use] if next_ns is None else min(clock.reached_ns[gap.use], next_ns)
+        next_ns = end_ns - clock.to_device_ns(gap.nbytes)
         points[gap] = clock.last_point_by(next_ns)
     return points

@@ -1,7 +1,7 @@
-"""Belady's rule for a recorded step: where room is needed, what is used last of all leaves.
+"""Belady's rule for a recorded step: when room is needed, the storage whose next use is furthest away is offloaded.
 
-The best there is where every fetch costs the same and hides nothing; the rule inside SwapAdvisor, and a measure for
-others. What left comes back as early as there is room, what is used first first.
+The rule is optimal if every reload costs the same and none is hidden. SwapAdvisor uses it inside its search. Storages
+are reloaded as early as there is room, the next used first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vdnn.step.recording import Recording
 def belady(
     recording: Recording, gaps: Sequence[Gap], may_leave: Sequence[bool], budget_bytes: int
 ) -> dict[Gap, Absence] | None:
-    """What is away when, of the gaps that may be; None if that does not fit."""
+    """The absences that the rule chooses among the gaps that `may_leave` allows. None if they do not fit the budget."""
     released = _evicted(recording, gaps, may_leave, budget_bytes)
     return None if released is None else reload_within_room(recording, released, {}, budget_bytes)
 
@@ -32,22 +32,22 @@ def _evicted(
         if may:
             beginning[gap.first].append(gap)
     never = len(recording.points)
-    here: list[tuple[int, int, int, Gap]] = []  # a heap: the furthest use first, of several the largest
+    on_device: list[tuple[int, int, int, Gap]] = []  # a heap: the furthest use first; for equal uses the largest
     released: dict[Gap, int] = {}
-    back_at: defaultdict[int, int] = defaultdict(int)
+    reloaded_at: defaultdict[int, int] = defaultdict(int)
     absent = 0
     for interval, point in enumerate(recording.points):
-        absent -= back_at[interval]
+        absent -= reloaded_at[interval]
         for gap in beginning[interval]:
             furthest = never if gap.use is None else gap.use
-            heapq.heappush(here, (-furthest, -gap.nbytes, gap.lifetime, gap))
+            heapq.heappush(on_device, (-furthest, -gap.nbytes, gap.lifetime, gap))
         while point.peak_bytes - absent > budget_bytes:
-            while here and here[0][3].last < interval:
-                heapq.heappop(here)
-            if not here:
+            while on_device and on_device[0][3].last < interval:
+                heapq.heappop(on_device)
+            if not on_device:
                 return None
-            gap = heapq.heappop(here)[3]
+            gap = heapq.heappop(on_device)[3]
             released[gap] = interval - 1
             absent += gap.nbytes
-            back_at[gap.last + 1] += gap.nbytes
+            reloaded_at[gap.last + 1] += gap.nbytes
     return released

@@ -1,12 +1,9 @@
-"""capuchin: what has the most free time leaves, and comes back at an access in good time (Peng et al., ASPLOS 2020).
+"""capuchin: offloads the storages with the most free time and reloads them in time (Peng et al., ASPLOS 2020).
 
-Its swapping. Candidates are away across the peak; those with the most free time leave first, until the step fits, also
-when there is no free time left. A storage comes back at its in-trigger: the access that is just early enough for the
-copy to be done when it is accessed again, but not before there is room. Then the step is simulated, as the paper lets
-it run: what is still on its way at its access gets its trigger earlier by a part of its copy's time, and so on.
-
-Left out: recomputation, to which the paper turns when the free time is used up, and passive swapping when an allocation
-fails, which a plan has no need of. What part of the copy's time a trigger moves by is from memory of the paper.
+The swapping of Capuchin, without its recomputation (see capuchin_full.py). Candidates are the gaps across the peak;
+those with the most free time are offloaded first, until the step fits, also if no free time is left. The in-trigger of
+a storage is the access that is just early enough for the reload to be complete at the next use, but not before there is
+room. The step is then simulated, and late reloads get an earlier trigger, several times.
 """
 
 from __future__ import annotations
@@ -25,8 +22,12 @@ from vdnn.step.plan import Absence, Plan, make_plan
 
 
 class Capuchin(PlanPolicy):
-    """`feedback_steps` is how often it looks at what happened, `feedback_part` by what part of its copy's time a
-    trigger moves. Of no budget: nothing leaves."""
+    """Without a budget nothing is offloaded. `feedback_steps`: how many simulations may move triggers.
+    `feedback_part`: the part of its copy's time by which a trigger moves.
+
+    Differences from the paper: it runs steps where this policy simulates them. Passive swapping, when an allocation
+    fails, is left out: a plan does not need it. The default of `feedback_part` is from memory of the paper.
+    """
 
     def __init__(self, *, feedback_steps: int = 40, feedback_part: float = 0.05) -> None:
         self._feedback_steps = feedback_steps
@@ -65,7 +66,7 @@ class Capuchin(PlanPolicy):
         released: dict[Gap, int],
         budget_bytes: int,
     ) -> dict[Gap, Absence]:
-        """Of all that it came by the one with the shortest step."""
+        """The absences with the shortest step among all simulated ones."""
         step_time = StepTime(request.recording, gaps, request.costs)
         lead_ns = {gap: float(clock.to_device_ns(gap.nbytes)) for gap in gaps}
         best: dict[Gap, Absence] = {}
@@ -80,7 +81,7 @@ class Capuchin(PlanPolicy):
             outcome = step_time.outcome(absences)
             if best_ns is None or outcome.step_ns < best_ns:
                 best, best_ns = absences, outcome.step_ns
-            late = [gaps[place] for place, is_reload, _, _ in outcome.stalls if is_reload and place >= 0]
+            late = [gaps[index] for index, is_reload, _, _ in outcome.stalls if is_reload and index >= 0]
             if not late:
                 break
             for gap in late:

@@ -1,15 +1,10 @@
-"""capuchin-full: what hides behind computing is swapped, the rest is swapped or recomputed (Peng et al., ASPLOS 2020).
+"""capuchin-full: offloads what computing hides; offloads or recomputes the rest (Peng et al., ASPLOS 2020).
 
-At the peak, what has the most free time is swapped first, as long as that is hidden: all copies out, one by one, are
-done before the peak, and all copies back, one by one, can begin behind it and be in time. What is then still too much
-goes by memory saved per second of recomputing (MSPS), the most first, if its recompute takes less than its copies,
-which nothing hides any more; else it is swapped. A recompute takes longer by those of what it is made from and that has
-been chosen already: after every choice all are weighed anew. Swapping itself is then done as `capuchin` does it, on the
-step with its recomputes, with in-triggers and feedback.
-
-The paper lets what is recomputed on the way go again where memory is short, and counts it as often as it is needed;
-here it is recomputed once and stays. Where the choice does not fit for that reason, the later half of it is swapped
-instead, and so on. The comparison and the updates for chains are from memory of the paper.
+At the peak, storages with the most free time are offloaded first, as long as their copies are hidden: all copies to the
+host, one by one, are complete before the peak, and all reloads, one by one, can begin after it and be in time. The rest
+is chosen by memory saved per second of recomputing (MSPS), the most first. A storage is recomputed if that takes less
+time than its copies, which are no longer hidden, and offloaded otherwise. Offloading is then planned as `capuchin`
+plans it, on the step with its recomputes, with in-triggers and feedback.
 """
 
 from __future__ import annotations
@@ -31,8 +26,14 @@ from vdnn.step.recording import Recording
 
 
 class CapuchinFull(PlanPolicy):
-    """`feedback_steps` are more than `capuchin` has: the paper goes on until nothing is late. Of no budget: nothing
-    leaves."""
+    """Without a budget nothing is offloaded or recomputed. `feedback_steps` is larger than that of `capuchin`, because
+    the paper continues until no reload is late.
+
+    Differences from the paper: it discards again what was recomputed for another recompute if memory is short, and
+    counts it as often as it is needed. Here a storage is recomputed once and stays. If the choice does not fit for that
+    reason, the later half of it is offloaded instead, and so on. The comparison of a recompute with copies, and the
+    updates for chains, are from memory of the paper.
+    """
 
     def __init__(self, *, feedback_steps: int = 400) -> None:
         self._swapping = Capuchin(feedback_steps=feedback_steps)
@@ -68,15 +69,16 @@ class CapuchinFull(PlanPolicy):
 
 
 def to_recompute(request: PlanRequest, budget_bytes: int) -> list[int]:
-    """At the peak, in the order of the choice. What is then still over the budget elsewhere is for swapping."""
+    """The storages to recompute at the peak, in the order of the choice. Other points over the budget are left to
+    offloading."""
     recording = request.recording
     peaks = [point.peak_bytes for point in recording.points]
     interval = peaks.index(max(peaks))
     clock = StepClock(recording, request.costs)
     gaps = [gap for gap in gaps_of(recording) if gap.first <= interval <= gap.last]
     hidden = _hidden_swaps(clock, gaps, interval, peaks[interval] - budget_bytes)
-    too_much = peaks[interval] - budget_bytes - sum(gap.nbytes for gap in hidden)
-    return _by_saving_per_second(recording, clock, gaps, interval, {gap.lifetime for gap in hidden}, too_much)
+    missing_bytes = peaks[interval] - budget_bytes - sum(gap.nbytes for gap in hidden)
+    return _by_saving_per_second(recording, clock, gaps, interval, {gap.lifetime for gap in hidden}, missing_bytes)
 
 
 def _hidden_swaps(clock: StepClock, gaps: Sequence[Gap], interval: int, enough_bytes: int) -> list[Gap]:
@@ -90,46 +92,42 @@ def _hidden_swaps(clock: StepClock, gaps: Sequence[Gap], interval: int, enough_b
 
 
 def _are_hidden(clock: StepClock, gaps: Sequence[Gap], interval: int) -> bool:
-    """Nobody waits for them: they are away in the interval, and back in time."""
-    gone_ns = 0
+    """True if no copy of these gaps makes the step wait: all are absent in the interval and reloaded in time."""
+    copied_ns = 0
     for gap in sorted(gaps, key=lambda one: one.release_point):
-        out_ns = clock.to_host_ns(gap.nbytes) if gap.number == 0 else 0
-        gone_ns = max(gone_ns, clock.reached_ns[gap.release_point]) + out_ns
-    if gone_ns > clock.reached_ns[interval - 1]:
+        copy_ns = clock.to_host_ns(gap.nbytes) if gap.number == 0 else 0
+        copied_ns = max(copied_ns, clock.reached_ns[gap.release_point]) + copy_ns
+    if copied_ns > clock.reached_ns[interval - 1]:
         return False
-    back_ns = clock.reached_ns[-1]
+    reload_ns = clock.reached_ns[-1]
     for gap in sorted(gaps, key=lambda one: -one.last):
         if gap.use is not None:
-            back_ns = min(back_ns, clock.reached_ns[gap.use]) - clock.to_device_ns(gap.nbytes)
-    return back_ns >= clock.reached_ns[interval]
+            reload_ns = min(reload_ns, clock.reached_ns[gap.use]) - clock.to_device_ns(gap.nbytes)
+    return reload_ns >= clock.reached_ns[interval]
 
 
 def _by_saving_per_second(
-    recording: Recording, clock: StepClock, gaps: Sequence[Gap], interval: int, swapped: set[int], too_much: int
+    recording: Recording, clock: StepClock, gaps: Sequence[Gap], interval: int, swapped: set[int], missing_bytes: int
 ) -> list[int]:
-    """What is recomputed of what is too much."""
+    """Storages to recompute until `missing_bytes` are saved. After every choice, the cost of all others is updated."""
     lifetimes = recording.lifetimes
     copies_ns = {gap.lifetime: clock.to_host_ns(gap.nbytes) + clock.to_device_ns(gap.nbytes) for gap in gaps}
-    candidates = set(RecomputedSteps(recording).candidates) - swapped
-    candidates = {one for one in candidates if _is_away(recording, one, interval)}
-    brought_ns: dict[int, int] = {}  # of what is chosen: what its recompute takes with all it brings with it
+    recomputes = RecomputedSteps(recording).recomputes
+    candidates = {
+        one
+        for one, recompute in recomputes.items()
+        if one not in swapped and interval in absent_intervals(lifetimes[one], Absence(recompute.known_point))
+    }
+    chosen_ns: dict[int, int] = {}  # by chosen storage: the time of its recompute and of those it needs
 
     def recompute_ns(index: int) -> int:
-        recompute = lifetimes[index].recompute
-        assert recompute is not None, "a candidate"
-        return recompute.compute_ns + sum(brought_ns.get(source, 0) for source in recompute.inputs)
+        recompute = recomputes[index]
+        return recompute.compute_ns + sum(chosen_ns.get(source, 0) for source in recompute.inputs)
 
-    while too_much > 0 and candidates:
+    while missing_bytes > 0 and candidates:
         index = max(candidates, key=lambda one: (lifetimes[one].nbytes / max(recompute_ns(one), 1), -one))
         candidates.discard(index)
-        too_much -= lifetimes[index].nbytes
+        missing_bytes -= lifetimes[index].nbytes
         if index not in copies_ns or recompute_ns(index) <= copies_ns[index]:
-            brought_ns[index] = recompute_ns(index)
-    return list(brought_ns)
-
-
-def _is_away(recording: Recording, index: int, interval: int) -> bool:
-    lifetime = recording.lifetimes[index]
-    return lifetime.recompute is not None and interval in absent_intervals(
-        lifetime, Absence(lifetime.recompute.known_point)
-    )
+            chosen_ns[index] = recompute_ns(index)
+    return list(chosen_ns)

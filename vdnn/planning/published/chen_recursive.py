@@ -1,12 +1,8 @@
-"""chen-recursive: segments that are cut in two, and again, where most is left (Chen et al., 2016, arXiv 1604.06174).
+"""chen-recursive: cuts the forward pass in two, and the largest segment again (Chen et al., 2016, arXiv 1604.06174).
 
-The paper's recursion sees a segment as one operation, and treats its inside as it treats the whole: with one cut a
-level, n storages need log2(n) at once, and a forward pass for each level. For that what was recomputed has to be given
-up and recomputed again, once a level. A plan recomputes a storage once, and then it stays: so here the recursion only
-says where cuts are, the segment with the most bytes first, at its middle, and not that what lies between them goes
-again. Its memory is that of the best cuts, no better than sqrt(n), and its time one forward pass more at the most.
-
-Of all depths tried the one with the shortest step under the budget is taken; without a budget the least memory.
+The storages at the cuts are kept and all others are recomputed. The segment with the most bytes is cut first, where
+half of its bytes are saved. Of all numbers of cuts that are tried, the plan is the one with the shortest step under the
+budget, or without a budget the one with the least memory.
 """
 
 from __future__ import annotations
@@ -20,13 +16,20 @@ from vdnn.planning.published.recomputed_steps import RecomputedSteps, plan_of_re
 from vdnn.planning.published.save_blocks import SaveBlocks
 from vdnn.step.plan import Plan
 
-# So many numbers of cuts one after the other; then only every so much more.
+# All numbers of cuts below _EACH are tried, and from there on about each that is 1/_GROWTH larger than the one before.
 _EACH = 32
 _GROWTH = 16
 
 
 class ChenRecursive(PlanPolicy):
-    """Deterministic, without parameters."""
+    """Deterministic, without parameters.
+
+    Differences from the paper: its recursion treats the inside of a segment as it treats the whole. With one cut per
+    level, n storages need log2(n) at once, and one forward pass for each level. For that, recomputed storages are
+    discarded and recomputed again at every level. A plan recomputes a storage once, and then it stays, so here the
+    recursion only says where the cuts are. The memory is that of the best cuts, no better than sqrt(n), and the step
+    takes at most one more forward pass.
+    """
 
     @property
     def name(self) -> str:
@@ -50,7 +53,7 @@ class ChenRecursive(PlanPolicy):
 
 
 def cuts_in_two(blocks: SaveBlocks) -> Iterator[frozenset[int]]:
-    """No cut, one, two: the largest segment is cut where half of its bytes are saved."""
+    """Yields no cut, one cut, two cuts and so on: the largest segment is cut where half of its bytes are saved."""
     cuts: frozenset[int] = frozenset()
     yield cuts
     last = len(blocks.order) - 1

@@ -1,14 +1,9 @@
-"""chen-sqrt: of every segment of the forward pass only its end is kept (Chen et al., 2016, arXiv 1604.06174).
+"""chen-sqrt: keeps only the end of every segment of the forward pass (Chen et al., 2016, arXiv 1604.06174).
 
-The step's storages in the order of their saves are the chain. One is given up as long as what its recompute would bring
-with it, itself and all that was given up before it on its way, is no more than a segment's bytes; the next is kept, and
-a new segment begins. What cannot be recomputed is kept, too, and ends the segments that lead to it. With n like
-storages and segments of sqrt(n), about 2 sqrt(n) of them are there at once.
-
-The size of a segment is searched for as in the paper: the root of what all and of what the largest storage takes, and
-sizes around it. Under a budget of all sizes tried the one with the shortest step that fits is taken; for that the sizes
-go on, in the same ratio, down to the smallest storage and up to all of them. Without a budget it is the least memory.
-The numbers of the search are from memory of the paper.
+The chain is the storages of the step in the order of their saves. A storage is recomputed if it, and all recomputed
+storages that it is made from, hold at most the bytes of a segment. The next storage is kept, and a new segment begins.
+Storages that cannot be recomputed are kept and end the segments that lead to them. With n equal storages and segments
+of sqrt(n), about 2 sqrt(n) of them are on the device at once.
 """
 
 from __future__ import annotations
@@ -19,13 +14,19 @@ from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
 from vdnn.planning.published.recomputed_steps import RecomputedSteps, plan_of_recomputes
 from vdnn.step.plan import Plan
-from vdnn.step.recording import Recording
 
-_TRIES = 6  # sizes between half the root and twice it
+_TRIES = 6  # sizes between half the root and twice the root
 
 
 class ChenSqrt(PlanPolicy):
-    """`segment_bytes`: no search, but this size."""
+    """`segment_bytes`: use this size of a segment instead of searching for one.
+
+    As in the paper, the search begins at the root of (bytes of all storages) x (bytes of the largest one), and tries
+    sizes around it. Differences from the paper: sizes go on in the same ratio down to the smallest storage and up to
+    the bytes of all of them, and the plan is the one with the shortest step that fits the budget. Without a budget it
+    is the one with the least memory, which is what the paper minimizes. The numbers of the search are from memory of
+    the paper.
+    """
 
     def __init__(self, segment_bytes: int | None = None) -> None:
         self._segment_bytes = segment_bytes
@@ -62,17 +63,10 @@ def segment_sizes(steps: RecomputedSteps) -> list[int]:
 
 
 def inside_segments(steps: RecomputedSteps, segment_bytes: int) -> set[int]:
-    """What is given up."""
-    brought: dict[int, frozenset[int]] = {}  # by what is given up: what its recompute brings with it
-    for index in steps.candidates:
-        together = frozenset((index,)).union(
-            *(brought.get(source, ()) for source in _inputs(steps.recording, index)),
-        )
+    """The storages inside segments, which are recomputed."""
+    needed: dict[int, frozenset[int]] = {}  # by recomputed storage: all recomputes that it needs, its own included
+    for index, recompute in steps.recomputes.items():
+        together = frozenset((index,)).union(*(needed.get(source, ()) for source in recompute.inputs))
         if sum(steps.recording.lifetimes[one].nbytes for one in together) <= segment_bytes:
-            brought[index] = together
-    return set(brought)
-
-
-def _inputs(recording: Recording, index: int) -> tuple[int, ...]:
-    recompute = recording.lifetimes[index].recompute
-    return () if recompute is None else recompute.inputs
+            needed[index] = together
+    return set(needed)

@@ -1,15 +1,10 @@
-"""dtr: when memory is short, what is cheap, large and long unused goes (Kirisame et al., ICLR 2021), predicted.
+"""dtr: when memory is short, evicts storages that are cheap, large and long unused (Kirisame et al., ICLR 2021).
 
-Dynamic tensor rematerialization as an online simulation over the recorded points. It knows nothing of what is to
-come: wherever the step needs more than the budget, the storage with the least h = cost / (bytes x staleness) is
-evicted, until it fits. Staleness is the time since its last access; its cost is that of its own recompute and of those
-of its evicted neighbourhood: all evicted storages that would have to be recomputed for it, and all that are waiting for
-it. An access to what is evicted recomputes it and, before, what it is made from.
-
-The plan recomputes what was evicted. A plan recomputes once: here what has come back is not evicted again, which DTR
-does, and what DTR would do then at the least budgets cannot be planned. A plan gives up at once what it recomputes, not
-only when memory is short: the same time, and no more memory. Where evicting all that may go is not enough DTR runs out
-of memory; the plan is what it had come to, over the budget.
+Dynamic tensor rematerialization, simulated over the recorded points without knowledge of later points. Whenever the
+step needs more than the budget, the storage with the least h = cost / (bytes x staleness) is evicted, until the step
+fits. Staleness is the time since the last access. The cost is that of the storage's recompute and of its evicted
+neighbourhood: all evicted storages that would be recomputed for it, and all that wait for it. An access to an evicted
+storage recomputes its evicted inputs and then the storage.
 """
 
 from __future__ import annotations
@@ -22,11 +17,18 @@ from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
 from vdnn.planning.published.recomputed_steps import RecomputedSteps, plan_of_recomputes
 from vdnn.step.plan import Absence, Plan
-from vdnn.step.recording import PointKind, Recompute, Recording
+from vdnn.step.recording import PointKind, Recording
 
 
 class Dtr(PlanPolicy):
-    """Its full heuristic, h_DTR. Of no budget: nothing is evicted."""
+    """The full heuristic, h_DTR. Without a budget nothing is evicted.
+
+    Differences from the paper: the plan recomputes all storages that the simulation evicted. A plan recomputes a
+    storage once, so a recomputed storage is not evicted again; what DTR does then, at the least budgets, cannot be
+    planned. A plan discards at once what it recomputes, not only when memory is short: the step takes the same time and
+    no more memory. If evicting everything is not enough, DTR runs out of memory; the plan is then what the simulation
+    has reached, over the budget.
+    """
 
     @property
     def name(self) -> str:
@@ -44,32 +46,29 @@ class Dtr(PlanPolicy):
 
 
 class _Run:
-    """Storages are "here", evicted, or back for good."""
+    """The simulation. A storage is on the device, evicted, or recomputed and no longer evictable."""
 
     def __init__(self, recording: Recording, budget_bytes: int) -> None:
         self._recording = recording
         self._budget_bytes = budget_bytes
-        self._recomputes: dict[int, Recompute] = {}
+        self._recomputes = RecomputedSteps(recording).recomputes
         self._readers: defaultdict[int, list[int]] = defaultdict(list)
-        for index in RecomputedSteps(recording).candidates:
-            recompute = recording.lifetimes[index].recompute
-            assert recompute is not None, "a candidate"
-            self._recomputes[index] = recompute
+        for index, recompute in self._recomputes.items():
             for source in recompute.inputs:
                 self._readers[source].append(index)
         self._now_ns = 0
         self._accessed_ns: dict[int, int] = {}
         self._evictable: set[int] = set()
         self._evicted: set[int] = set()
-        self._back: set[int] = set()
-        self._costs: dict[int, int] = {}  # with neighbourhoods, of what is evictable
-        self._more = 0  # bytes above what is there with everything kept: those of recomputes less those of evictions
+        self._recomputed: set[int] = set()  # recomputed, or released by the graph
+        self._costs: dict[int, int] = {}  # of evictable storages, with their neighbourhoods
+        self._more_bytes = 0  # bytes above the step with everything kept: evictions subtract, recomputes add
 
     def evicted_at_all(self) -> set[int]:
         known = defaultdict(list)
         for index, recompute in self._recomputes.items():
-            away = absent_intervals(self._recording.lifetimes[index], Absence(recompute.known_point))
-            known[away.start].append(index)
+            absent = absent_intervals(self._recording.lifetimes[index], Absence(recompute.known_point))
+            known[absent.start].append(index)
         for place, point in enumerate(self._recording.points):
             self._evictable.update(known.pop(place, ()))
             self._now_ns += point.compute_ns
@@ -79,25 +78,25 @@ class _Run:
             if point.lifetime is not None:
                 self._access(point.lifetime, is_save=point.kind is PointKind.SAVE)
             self._end(place)
-        return self._evicted | self._back
+        return self._evicted | self._recomputed
 
     def _end(self, place: int) -> None:
-        """What the graph has let go of is no longer there to evict, and no longer missing."""
+        """Storages that the graph has released cannot be evicted and no longer count as evicted."""
         for index in [one for one in self._evictable if self._recording.lifetimes[one].end_point <= place]:
             self._evictable.discard(index)
         for index in [one for one in self._evicted if self._recording.lifetimes[one].end_point <= place]:
             self._evicted.discard(index)
-            self._back.add(index)
-            self._more += self._recording.lifetimes[index].nbytes
+            self._recomputed.add(index)
+            self._more_bytes += self._recording.lifetimes[index].nbytes
 
     def _access(self, index: int, *, is_save: bool = False) -> None:
-        """A plan has what it recomputes back from its first use on: what was used can no longer be chosen."""
+        """In a plan a recomputed storage is on the device from its first use on, so a used one is not evictable."""
         self._accessed_ns[index] = self._now_ns
         if not is_save:
             self._evictable.discard(index)
 
     def _make_room(self, needed_bytes: int, locked: Iterable[int] = ()) -> None:
-        while needed_bytes + self._more > self._budget_bytes:
+        while needed_bytes + self._more_bytes > self._budget_bytes:
             candidates = self._evictable.difference(locked)
             if not candidates:
                 return
@@ -113,7 +112,7 @@ class _Run:
     def _evict(self, index: int) -> None:
         self._evictable.discard(index)
         self._evicted.add(index)
-        self._more -= self._recording.lifetimes[index].nbytes
+        self._more_bytes -= self._recording.lifetimes[index].nbytes
         self._forget_costs(index)
 
     def _recompute(self, index: int, allocated_bytes: int, locked: Sequence[int]) -> None:
@@ -127,17 +126,17 @@ class _Run:
         self._now_ns += recompute.compute_ns
         self._forget_costs(index)
         self._evicted.discard(index)
-        self._back.add(index)
-        self._more += self._recording.lifetimes[index].nbytes
+        self._recomputed.add(index)
+        self._more_bytes += self._recording.lifetimes[index].nbytes
 
     # Neighbourhoods.
 
     def _neighbourhood(self, index: int) -> set[int]:
-        """Evicted, and to be recomputed before it or only after it, in a row without gaps."""
+        """Evicted storages that its recompute needs, or that need it, over chains of evicted storages."""
         return (self._along(index, self._made_from) | self._along(index, self._waiting_for)) & self._evicted - {index}
 
     def _forget_costs(self, index: int) -> None:
-        """Of all in whose neighbourhood it is or was."""
+        """Forgets the costs of all storages in whose neighbourhood `index` is or was."""
         for one in (index, *self._along(index, self._made_from), *self._along(index, self._waiting_for)):
             self._costs.pop(one, None)
 
@@ -148,12 +147,12 @@ class _Run:
     def _waiting_for(self, index: int) -> Sequence[int]:
         return self._readers.get(index, ())
 
-    def _along(self, index: int, way: Callable[[int], Sequence[int]]) -> set[int]:
-        """What can be reached over what is evicted, the first that is not included."""
-        found, ahead = set(way(index)), list(way(index))
+    def _along(self, index: int, neighbours: Callable[[int], Sequence[int]]) -> set[int]:
+        """Storages that can be reached over evicted ones, with the first on each path that is not evicted."""
+        found, ahead = set(neighbours(index)), list(neighbours(index))
         while ahead:
             one = ahead.pop()
             if one in self._evicted:
-                ahead += [other for other in way(one) if other not in found]
-                found.update(way(one))
+                ahead += [other for other in neighbours(one) if other not in found]
+                found.update(neighbours(one))
         return found

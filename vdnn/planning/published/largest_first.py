@@ -1,13 +1,9 @@
-"""largest-first: the largest storages leave until the rest fits (torchtitan's graph_trainer, cpu_offload.py).
+"""largest-first: offloads the largest storages until the rest fits (torchtitan's graph_trainer, cpu_offload.py).
 
-The rule of torchtitan: of what the layers but the last save, the largest leave first, as many as a budget of host bytes
-holds. The compute stream waits for a copy `layers_out` layers after the last layer that used it, at that layer's end;
-it comes back as the backward pass enters the layer `layers_ahead` before the one that uses it. Both are 1 there.
-
-Its one number is the host budget. Under a device budget the plan here is that of the smallest host budget that will do.
-A layer is a block of modules: their path up to its first number ("layers.3" of "layers.3.attention.wq"). Left out: its
-rules for what can be offloaded at all (at least 4 KiB, no views, dense), which a recording has applied already, and its
-skipping of what a layer recomputes.
+torchtitan's rule offloads what all layers but the last save, the largest first, up to a budget of host bytes.
+The compute stream waits for a copy at the end of the layer `layers_out` after the last layer that saved it. The reload
+is issued when the backward pass enters the layer `layers_ahead` before the one that uses it. A layer is a block of
+modules: their path up to its first number ("layers.3" of "layers.3.attention.wq").
 """
 
 from __future__ import annotations
@@ -24,7 +20,14 @@ from vdnn.step.recording import Lifetime, PointKind, Recording
 
 
 class LargestFirst(PlanPolicy):
-    """`host_bytes` is torchtitan's own budget: what is too large for the rest of it stays."""
+    """Without a budget nothing is offloaded. `layers_out` and `layers_ahead` are 1 in torchtitan. `host_bytes` is
+    torchtitan's own budget: storages that are too large for the rest of it are kept.
+
+    Differences from torchtitan: its only budget is that of host bytes. Under a device budget, the plan here is the one
+    for the smallest host budget that suffices. Its rules for what can be offloaded at all (at least 4 KiB, no views,
+    dense) are left out, because a recording has applied them already, and so is its skipping of what a layer
+    recomputes.
+    """
 
     def __init__(self, *, layers_out: int = 1, layers_ahead: int = 1, host_bytes: int | None = None) -> None:
         self._layers_out = layers_out
@@ -59,7 +62,7 @@ class LargestFirst(PlanPolicy):
         return make_plan(recording, self.name, planned_lifetimes(recording, chosen), budget_bytes)
 
     def _absences(self, recording: Recording) -> Iterator[tuple[Gap, Absence]]:
-        """Of every lifetime that may leave, the first time it is away."""
+        """The first absence of every lifetime that may be offloaded, with its gap."""
         visits = _Visits(recording)
         seen: set[int] = set()
         for gap in gaps_of(recording):
@@ -77,7 +80,7 @@ class LargestFirst(PlanPolicy):
 
 
 class _Visit(NamedTuple):
-    """Points of one layer behind one another, all saves or all uses."""
+    """Consecutive points of one layer, all of them saves or all of them uses."""
 
     layer: str
     first: int
@@ -85,15 +88,15 @@ class _Visit(NamedTuple):
 
 
 class _Visits:
-    """Layers in the order in which the step comes through them. A use belongs to the layer of the last save of what it
-    uses: what layers share goes as late as the last of them allows."""
+    """The layers in the order in which the step runs them. A use belongs to the layer of the last save of its storage,
+    so a storage that layers share is offloaded as late as the last of them needs."""
 
     def __init__(self, recording: Recording) -> None:
         layers = [_layer_of(recording, lifetime) for lifetime in recording.lifetimes]
         self._layers = layers
         self._saves: list[_Visit] = []
         self._uses: list[_Visit] = []
-        self._place: dict[int, int] = {}  # of a point's visit among those of its kind
+        self._visit_of: dict[int, int] = {}  # by point: the index of its visit in _saves or _uses
         for index, point in enumerate(recording.points):
             if point.lifetime is None:
                 continue
@@ -104,21 +107,21 @@ class _Visits:
                 visits[-1] = visits[-1]._replace(last=index)
             else:
                 visits.append(_Visit(layer, index, index))
-            self._place[index] = len(visits) - 1
+            self._visit_of[index] = len(visits) - 1
 
     def is_of_last_layer(self, lifetime: Lifetime) -> bool:
-        """If there is more than one."""
+        """True if the last layer saves the storage, unless it is the only layer."""
         last = self._saves[-1]
         return any(visit.layer != last.layer for visit in self._saves) and lifetime.saves[-1] >= last.first
 
     def end_of_layer(self, save: int, layers_on: int) -> int:
-        """The first point behind the layer that is so many behind that of the save, or behind the last."""
-        place = min(self._place[save] + layers_on, len(self._saves) - 1)
-        return self._saves[place].last + 1
+        """The first point after the layer that is `layers_on` after that of the save, or after the last layer."""
+        visit = min(self._visit_of[save] + layers_on, len(self._saves) - 1)
+        return self._saves[visit].last + 1
 
     def entry_of_layer(self, use: int, layers_before: int) -> int:
-        """The first use of the layer that is so many before that of the use, or of the first."""
-        return self._uses[max(self._place[use] - layers_before, 0)].first
+        """The first use of the layer that is `layers_before` before that of the use, or of the first layer."""
+        return self._uses[max(self._visit_of[use] - layers_before, 0)].first
 
 
 def _layer_of(recording: Recording, lifetime: Lifetime) -> str:
@@ -131,7 +134,7 @@ def _modules(recording: Recording, saves: Iterable[int]) -> list[str]:
 
 
 def block_of(module: str) -> str:
-    """Of a module's path the part up to its first number; all of it if there is none."""
+    """The part of a module's path up to its first number, or all of it if it has none."""
     parts = module.split(".")
-    numbered = next((place for place, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
+    numbered = next((index for index, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
     return ".".join(parts[: numbered + 1])

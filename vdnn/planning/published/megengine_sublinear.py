@@ -1,18 +1,9 @@
 """megengine-sublinear: cuts for the least memory, by a grid of block sizes and a genetic search (MegEngine).
 
-The step's storages, in the order of their saves, are cut into blocks. Inside a block everything is given up after the
-access from which it is longest to the next, unless that is no further than its next reader has inputs; a block's last
-storage stays, and what the next blocks read. What the cuts are worth is the peak of the step that they make: time is no
-part of it. First a block ends where its storages reach a threshold: half of the peak, half of that and so on, down to
-1 KiB; then a number of thresholds evenly up to the peak, and as many around the best. Then, if asked for, generations:
-of each parent a child that was changed twice (a cut more, a cut less, a cut elsewhere, or none of it) and one of a
-crossing with a mate; of all, from the best on, each survives with a probability of 7/8, more the worse it is.
-
-In the end, where the peak is below `lb_memory_mb` (here: below the budget), what costs most to recompute ends a block
-of its own and stays, as long as the peak allows.
-
-Written from a description of the algorithm. Theirs discards and recomputes in the backward pass too; a plan recomputes
-a storage once, for the first of its uses there.
+The storages of the step, in the order of their saves, are cut into blocks (save_blocks.py). A storage inside a block is
+recomputed, unless its next reader comes so soon that this is not worth it (worth_discarding()). The last storage of a
+block and all that later blocks read are kept. The value of cuts is the peak of the step that they make; time is not
+part of it.
 """
 
 from __future__ import annotations
@@ -34,11 +25,22 @@ Cuts = frozenset[int]
 _SEED = 2333
 _LEAST_THRESHOLD = 1 << 10
 _SURVIVAL = 7 / 8
-_MOST_REFINED = 100  # of the dearest recomputes, so many are looked at
+_MOST_REFINED = 100  # so many of the most expensive recomputes may be undone at the end
 
 
 class MegengineSublinear(PlanPolicy):
-    """Without a budget the least memory that it finds, or `lb_memory_mb`."""
+    """Without a budget the plan has the least memory that the search finds, or `lb_memory_mb`.
+
+    [Note: MegEngine's search] First, a block ends where its storages reach a threshold: the peak, half of the peak,
+    half of that and so on, down to 1 KiB; then `thresh_nr_try` thresholds evenly up to the peak, and as many around the
+    best. Then follow `genetic_nr_iter` generations. Each parent has two children: one changed twice (a cut more, a cut
+    less, a cut elsewhere, or no change), and one crossed with a mate. From the best on, each survives with a
+    probability of 7/8, more the worse it is. In the end, if the peak is below `lb_memory_mb` (here: below the budget),
+    the storages that cost most to recompute are kept, each as the end of a block, as long as the peak allows.
+
+    Differences from MegEngine: it also splits and discards in the backward pass. A plan recomputes a storage once, for
+    its first use there. The policy is written from a description of the algorithm.
+    """
 
     def __init__(self, config: SublinearConfig | None = None) -> None:
         self._config = SublinearConfig() if config is None else config
@@ -62,6 +64,8 @@ class MegengineSublinear(PlanPolicy):
 
 
 class _Search:
+    """See [Note: MegEngine's search]."""
+
     def __init__(self, recording: Recording, config: SublinearConfig) -> None:
         self._config = config
         self._peak_bytes = recording.peak_bytes
@@ -89,16 +93,17 @@ class _Search:
         return min(self._found, key=self._rank)
 
     def refined(self, cuts: Cuts, enough_bytes: int) -> RecomputedStep:
-        """With more cuts, as long as the peak stays within that."""
+        """The step with more cuts, added as long as the peak stays within `enough_bytes`."""
         step = self._steps.step(self._blocks.inside(cuts))
-        place_of = {index: place for place, index in enumerate(self._blocks.order)}
+        cut_after = {index: cut for cut, index in enumerate(self._blocks.order)}
         costs = {index: self._cost_ns(index) for index in step.chosen}
         for index in sorted(costs, key=lambda one: (-costs[one], one))[:_MOST_REFINED]:
             if step.peak_bytes >= enough_bytes:
                 break
-            further = self._steps.step(self._blocks.inside(cuts | {place_of[index]}))
+            more_cuts = cuts | {cut_after[index]}
+            further = self._steps.step(self._blocks.inside(more_cuts))
             if further.peak_bytes <= enough_bytes:
-                cuts, step = cuts | {place_of[index]}, further
+                cuts, step = more_cuts, further
         return step
 
     def _try(self, threshold: int) -> None:
@@ -130,18 +135,18 @@ class _Search:
     def _children(self, parent: Cuts, pool: list[Cuts]) -> Iterator[Cuts]:
         yield self._changed(self._changed(parent))
         mate = self._draw.choice(pool)
-        place = self._draw.randint(0, len(self._blocks.order))
-        yield frozenset({*(cut for cut in parent if cut < place), *(cut for cut in mate if cut >= place)})
+        split = self._draw.randint(0, len(self._blocks.order))
+        yield frozenset({*(cut for cut in parent if cut < split), *(cut for cut in mate if cut >= split)})
 
     def _changed(self, cuts: Cuts) -> Cuts:
         anywhere = self._draw.randrange(len(self._blocks.order))
-        way = self._draw.randrange(4)
-        if way == 0 or (way in (1, 2) and not cuts):
+        change = self._draw.randrange(4)
+        if change == 0 or (change in (1, 2) and not cuts):
             return cuts | {anywhere}
-        if way == 3:
+        if change == 3:
             return cuts
         fewer = cuts - {self._draw.choice(sorted(cuts))}
-        return fewer if way == 1 else fewer | {anywhere}
+        return fewer if change == 1 else fewer | {anywhere}
 
     def _survivors(self, ranked: list[Cuts]) -> list[Cuts]:
         best = max(self._peak(ranked[0]), 1)
@@ -155,12 +160,12 @@ class _Search:
 
 
 def worth_discarding(steps: RecomputedSteps) -> list[int]:
-    """What is away for longer than its next reader has inputs: points from its last save to its first use."""
+    """Storages whose first use is more points after their last save than the reader has inputs."""
     inputs = {use: len(operation.uses) for operation in operations_of(steps.recording) for use in operation.uses}
     worth = []
     for index in steps.candidates:
         lifetime = steps.recording.lifetimes[index]
-        behind = [use for use in lifetime.uses if use > lifetime.saves[-1]]
-        if not behind or behind[0] - lifetime.saves[-1] > inputs[behind[0]]:
+        uses = [use for use in lifetime.uses if use > lifetime.saves[-1]]
+        if not uses or uses[0] - lifetime.saves[-1] > inputs[uses[0]]:
             worth.append(index)
     return worth

@@ -1,7 +1,7 @@
-"""Picking what leaves by a score, at the peak: the selection that AutoSwap and Capuchin share.
+"""Picks gaps at the peak by a score: the selection that AutoSwap and Capuchin share.
 
-Candidates are the gaps that lie across the peak. The best ones are taken until the peak is under the budget. Both
-papers know one peak; where another point is then over the budget, the same is done there.
+Candidates are the gaps across the peak. The best ones are picked until the peak is under the budget. Both papers have
+one peak only; if another point is still over the budget, the selection is repeated there.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from vdnn.planning.gaps import Gap
 from vdnn.step.recording import Recording
 
-# Gives candidates, best first. The bytes of every interval change while it does: by what was taken of it.
+# Yields candidates, the best first. The bytes of every interval, its second argument, change as candidates are picked.
 Ranking = Callable[[Sequence[Gap], Sequence[int]], Iterator[Gap]]
 
 
 def pick_at_peak(recording: Recording, gaps: Sequence[Gap], budget_bytes: int, ranking: Ranking) -> list[Gap]:
-    """In the order in which they were picked. If they do not suffice there are no more that would help."""
+    """The picked gaps, in order. If they do not suffice, no other gap would lower the peak."""
     peaks = [point.peak_bytes for point in recording.points]
     picked: dict[Gap, None] = {}
     while max(peaks) > budget_bytes:
@@ -26,8 +26,8 @@ def pick_at_peak(recording: Recording, gaps: Sequence[Gap], budget_bytes: int, r
             break
         for gap in ranking(candidates, peaks):
             picked[gap] = None
-            for away in range(gap.first, gap.last + 1):
-                peaks[away] -= gap.nbytes
+            for absent in range(gap.first, gap.last + 1):
+                peaks[absent] -= gap.nbytes
             if peaks[interval] <= budget_bytes:
                 break
     return list(picked)

@@ -1,7 +1,7 @@
-"""Steps with some storages recomputed and none moved: what policies that only recompute choose among.
+"""Steps with some storages recomputed and none offloaded: the choices of policies that only recompute.
 
-Each choice is looked at once: its peak and its computing are those of the step with its recomputes, exactly. Published
-rules set neither; here every one of them is given the best of the choices that it comes by.
+The peak and the compute time of a choice are exactly those of the step with its recomputes. Published rules do not say
+which of their choices to take; here every rule gets the best of the choices that it tries.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from vdnn.planning.policies.plan_policy import PlanRequest
 from vdnn.planning.recomputing import candidates_of, with_recomputes
 from vdnn.step.plan import Action, Plan, PlannedLifetime, make_plan
-from vdnn.step.recording import Lifetime, Recording
+from vdnn.step.recording import Recompute, Recording
 
 
 @dataclass(frozen=True, slots=True)
 class RecomputedStep:
-    """`chosen`: what is recomputed."""
+    """The step in which the storages `chosen` are recomputed."""
 
     chosen: frozenset[int]
     peak_bytes: int
@@ -26,16 +26,22 @@ class RecomputedStep:
 
 @dataclass(slots=True)
 class RecomputedSteps:
-    """Of one recording. `candidates`: what can be recomputed from others, in the order in which it was saved."""
+    """The choices that were tried for one recording. `candidates`: the storages that can be recomputed from others, in
+    the order of their saves; `recomputes` has their recipes. What a codec encodes is not a candidate."""
 
     recording: Recording
     candidates: tuple[int, ...] = field(init=False)
+    recomputes: dict[int, Recompute] = field(init=False)
     _seen: dict[frozenset[int], RecomputedStep] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         lifetimes = self.recording.lifetimes
-        recomputed = [one for one in candidates_of(self.recording) if not _is_coded(lifetimes[one])]
-        self.candidates = tuple(sorted(recomputed, key=lambda one: (lifetimes[one].saves[0], one)))
+        in_order = sorted(candidates_of(self.recording), key=lambda one: (lifetimes[one].saves[0], one))
+        found = ((one, lifetimes[one].recompute) for one in in_order)
+        self.recomputes = {
+            one: recompute for one, recompute in found if recompute is not None and recompute.kept_bytes == 0
+        }
+        self.candidates = tuple(self.recomputes)
 
     def step(self, chosen: Collection[int]) -> RecomputedStep:
         key = frozenset(chosen)
@@ -45,8 +51,7 @@ class RecomputedSteps:
         return self._seen[key]
 
     def best(self, budget_bytes: int | None) -> RecomputedStep:
-        """Of all that were looked at the shortest that fits; where none fits, or without a budget, the one with the
-        lowest peak."""
+        """The shortest step that fits, of those tried. If none fits, or without a budget, that with the lowest peak."""
         found = self._seen.values()
         fitting = [one for one in found if budget_bytes is not None and one.peak_bytes <= budget_bytes]
         if fitting:
@@ -54,13 +59,8 @@ class RecomputedSteps:
         return min(found, key=lambda one: (one.peak_bytes, one.compute_ns, sorted(one.chosen)))
 
 
-def _is_coded(lifetime: Lifetime) -> bool:
-    """What leaves a part of itself behind is not recomputed."""
-    return lifetime.recompute is not None and lifetime.recompute.kept_bytes > 0
-
-
 def plan_of_recomputes(request: PlanRequest, policy: str, chosen: Collection[int]) -> Plan:
-    """These are recomputed, all else is kept."""
+    """The plan that recomputes the storages `chosen` and keeps all others."""
     followed = with_recomputes(request.recording, chosen)
     lifetimes = tuple(
         PlannedLifetime(one.nbytes, Action.RECOMPUTE if index in chosen else Action.KEEP)

@@ -1,4 +1,4 @@
-"""What a step takes with some gaps used, from the native model of the step: for policies that try many plans."""
+"""Times a step with a choice of absences on the native model of the step, for policies that try many plans."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from vdnn.step.recording import Recording
 
 
 class StepTime:
-    """Of one recorded step over one link. Gaps are as gaps_of() gives them, or some of those in the same order."""
+    """One recorded step over one link. `gaps` are those of gaps_of(), or some of them in the same order."""
 
     def __init__(self, recording: Recording, gaps: Sequence[Gap], costs: LinkCosts) -> None:
         self._model = make_step_model(recording, gaps, costs)
         self._gaps = gaps
 
     def outcome(self, absences: Mapping[Gap, Absence]) -> _C.StepOutcome:
-        """As simulate() would have it. Stalls name gaps by their place."""
+        """The same answer as simulate() gives. Stalls name gaps by their index in `gaps`."""
         return self._model.replay(
             [
-                (place, absences[gap].release_point, _or_none(absences[gap].reload_point))
-                for place, gap in enumerate(self._gaps)
+                (index, absences[gap].release_point, _or_none(absences[gap].reload_point))
+                for index, gap in enumerate(self._gaps)
                 if gap in absences
             ]
         )
 
 
 def _or_none(reload_point: int | None) -> int:
-    """The native core writes -1 for: when it is used."""
+    """The native core writes -1 for a reload at the use."""
     return -1 if reload_point is None else reload_point

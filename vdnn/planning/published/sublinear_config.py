@@ -1,4 +1,4 @@
-"""The configuration of MegEngine's sublinear memory, by its own names: for those who come from there."""
+"""The configuration of MegEngine's sublinear memory, with MegEngine's names for its parameters."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class SublinearConfig:
-    """`thresh_nr_try`: block sizes tried in each of two rounds. `genetic_nr_iter`: generations of the genetic search,
-    none by default; `genetic_pool_size`: how many survive one. `lb_memory_mb`: MiB of memory below which nothing is
-    gained: what is left is spent on time. `num_worker` changes nothing here: one worker is enough."""
+    """`thresh_nr_try`: block sizes that are tried in each of two rounds. `genetic_nr_iter`: generations of the genetic
+    search, none by default. `genetic_pool_size`: how many survive a generation. `lb_memory_mb`: a peak in MiB below
+    which memory is spent on time. `num_worker` has no effect here: one worker is enough."""
 
     thresh_nr_try: int = 10
     genetic_nr_iter: int = 0
@@ -23,5 +23,5 @@ class SublinearConfig:
             least = 1 if field.name in ("genetic_pool_size", "num_worker") else 0
             if type(value) is not int or value < least:
                 raise ValueError(
-                    f"SublinearConfig: expected {field.name} to be a number from {least} on, got {value!r}."
+                    f"SublinearConfig: expected {field.name} to be an integer of at least {least}, got {value!r}."
                 )

@@ -1,13 +1,9 @@
-"""swapadvisor: a genetic search over what may leave, with Belady's rule inside (Huang et al., ASPLOS 2020).
+"""swapadvisor: a genetic search over the gaps that may be used, with Belady's rule inside (Huang et al., ASPLOS 2020).
 
-An individual says of each gap whether the storage may be away in it. Of those that may, the one that is used last of
-all leaves where room is needed, and comes back as early as there is room; the step is simulated with both copy engines,
-and the shortest is the fittest. The first individual may use every gap: no plan of the search is slower than Belady's.
-
-The paper's search is over something else: the order of operations, and which memory of which size class each tensor
-gets. Here the order is the program's, and memory comes from torch's allocator, so that neither is ours to choose; what
-is left for genes is the choice itself. Its second pass, for what stays from one step to the next, concerns parameters.
-How individuals are drawn, crossed and changed is ours: the paper's numbers were not at hand.
+The genes of an individual say for each gap whether the storage may be absent in it. Belady's rule then chooses which of
+these are offloaded when room is needed, and reloads them as early as there is room. The step is simulated with both
+copy engines, and the shortest step is the fittest. The first individual may use every gap, so the plan is never slower
+than Belady's.
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ from vdnn.planning.published.step_time import StepTime
 from vdnn.step.plan import Absence, Plan, make_plan
 from vdnn.step.recording import Recording
 
-# Evaluations of a step of one point.
+# Evaluations for a step of one point; longer steps get fewer.
 _EFFORT = 300_000
 _LEAST_EVALUATIONS, _MOST_EVALUATIONS = 30, 300
 _POPULATION = 16
@@ -32,8 +28,14 @@ _TOURNAMENT = 3
 
 
 class SwapAdvisor(PlanPolicy):
-    """`evaluations` is how many individuals are simulated: without a number fewer in longer steps. Of no budget:
-    nothing leaves."""
+    """Without a budget nothing is offloaded. `evaluations`: how many individuals are simulated; by default fewer in
+    longer steps.
+
+    Differences from the paper: its genes are the order of operations, and the memory of a size class that each tensor
+    gets. Here the program has the order and torch's allocator the memory, so the genes are the choice of gaps. The
+    paper's second pass, for what stays from one step to the next, concerns parameters and is left out. How individuals
+    are drawn, crossed and changed is ours, because the paper's numbers were not at hand.
+    """
 
     def __init__(self, *, evaluations: int | None = None, seed: int = 0) -> None:
         self._evaluations = evaluations
@@ -63,7 +65,7 @@ class SwapAdvisor(PlanPolicy):
 
 @dataclass(frozen=True, slots=True)
 class _Individual:
-    """`genes` has a byte for each gap."""
+    """`genes` has one byte for each gap: 1 if the gap may be used."""
 
     genes: bytes
     step_ns: int
@@ -72,6 +74,8 @@ class _Individual:
 
 @dataclass(slots=True)
 class _Evolution:
+    """One genetic search. `budget_bytes` has to be a budget that some plan meets."""
+
     recording: Recording
     gaps: Sequence[Gap]
     step_time: StepTime
@@ -82,27 +86,27 @@ class _Evolution:
     _seen: set[bytes] = field(default_factory=set)
 
     def run(self) -> dict[Gap, Absence]:
-        """Of the fittest. The budget is one that can be met."""
+        """The absences of the fittest individual."""
         everything = self._evaluate(bytes([1]) * len(self.gaps))
-        assert everything is not None, "the budget can be met"
+        if everything is None:
+            raise RuntimeError(
+                f"swapadvisor: expected a plan under {self.budget_bytes} bytes with all gaps, found none"
+            )
         population = [everything]
         while self._evaluated < self.evaluations and population[0].step_ns > self.recording.compute_ns:
             if self._evaluated < _POPULATION:
-                genes = self._any_genes()
+                genes = self._random_genes()
             else:
                 genes = crossed(self._chosen(population).genes, self._chosen(population).genes, self.draw)
                 genes = changed(genes, self.draw)
-            population += self._born(genes)
+            child = self._evaluate(genes)
+            population += [] if child is None else [child]
             population.sort(key=lambda one: one.step_ns)
             del population[_POPULATION:]
         return population[0].absences
 
-    def _born(self, genes: bytes) -> list[_Individual]:
-        found = self._evaluate(genes)
-        return [] if found is None else [found]
-
     def _evaluate(self, genes: bytes) -> _Individual | None:
-        """None if it does not fit, or has been there before. Both count: a search has to end."""
+        """None if the individual does not fit, or was evaluated before. Both count, so that the search ends."""
         self._evaluated += 1
         if genes in self._seen:
             return None
@@ -112,8 +116,8 @@ class _Evolution:
             return None
         return _Individual(genes, self.step_time.outcome(absences).step_ns, absences)
 
-    def _any_genes(self) -> bytes:
-        """From few gaps left out to half of them."""
+    def _random_genes(self) -> bytes:
+        """Genes that leave out a random share of the gaps, up to half of them."""
         left_out = self.draw.uniform(0, 0.5)
         return bytes(self.draw.random() >= left_out for _ in self.gaps)
 
@@ -123,11 +127,11 @@ class _Evolution:
 
 
 def crossed(mother: bytes, father: bytes, draw: random.Random) -> bytes:
-    """At one place: gaps lie in the order of their copies, so neighbours of a step stay together."""
-    place = draw.randint(0, len(mother))
-    return mother[:place] + father[place:]
+    """One-point crossover: gaps are in the order of their copies, so gaps that are close in the step stay together."""
+    split = draw.randint(0, len(mother))
+    return mother[:split] + father[split:]
 
 
 def changed(genes: bytes, draw: random.Random) -> bytes:
-    """About one gene in each child."""
+    """Flips about one gene of each child."""
     return bytes(gene ^ (draw.random() < 1 / len(genes)) for gene in genes)

@@ -1,16 +1,9 @@
-"""tflms: what is used far from where it was made leaves (TFLMS, Le et al., ISMM 2019; IBM's large model support 2).
+"""tflms: offloads storages used far from where they are made (Le et al., ISMM 2019; IBM's large model support 2).
 
-Distances are counted in levels: operations in the order in which the step ran them, where TFLMS sorts a graph. A use
-further than `threshold` levels from where a storage was made is served from the host, the nearer ones from the device.
-Far uses of which each is within `groupby` levels of the one before share one copy back. It is issued `ahead` levels
-before the use. A storage is given up one level after it was made, or after its last near use.
-
-The numbers are found by trying, as theirs are: the largest threshold under which the step stays under the budget, then
-the largest `ahead`, then whether all uses can share a copy or how many. If no threshold will do, copies are waited for
-where they are issued: first those out, then those back, then both. TFLMS tries with nine tenths of the memory, because
-its simulator counts levels and not bytes that a step was seen to take; here all of the budget counts.
-
-Left out: tensors of one dimension, which a recording does not tell apart, and running operations of one level in turn.
+Distances are counted in levels, the operations in the order in which the step ran them. A use that is more than
+`threshold` levels from where the storage was made reads a reloaded copy; nearer uses find it on the device. Far uses
+share one reload if each is within `groupby` levels of the one before. The reload is issued `ahead` levels before its
+use. A storage is released one level after it was made, or after its last near use.
 """
 
 from __future__ import annotations
@@ -36,8 +29,8 @@ _SWAPOUT_LEVELS = 1
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What TFLMS is told, or finds. Waiting for copies out gives a storage up at once; waiting for those back issues
-    them when they are used."""
+    """The parameters of TFLMS, given or found. `waits_out`: the step waits for copies to the host and releases storages
+    at once. `waits_back`: reloads are issued at the use, which waits for them."""
 
     threshold: int = 1
     ahead: int = 1
@@ -55,7 +48,17 @@ _MODES = (
 
 
 class Tflms(PlanPolicy):
-    """With `thresholds` nothing is searched for. Of no budget: nothing leaves."""
+    """With `thresholds` given, nothing is searched for. Otherwise, without a budget nothing is offloaded.
+
+    The search is that of TFLMS: the largest `threshold` under which the step fits the budget, then the largest
+    `ahead`, then whether all uses can share a reload, or how many. If no threshold suffices, the step waits for copies
+    where they are issued: first for those to the host, then for reloads, then for both.
+
+    Differences from TFLMS: it sorts a graph into levels; here they are in the order in which the step ran. It tries
+    with nine tenths of the memory, because its simulator counts levels and not measured bytes; here the whole budget
+    counts. Left out are its rule for tensors of one dimension, which a recording does not tell apart, and running the
+    operations of one level one after the other.
+    """
 
     def __init__(self, thresholds: Thresholds | None = None) -> None:
         self._thresholds = thresholds
@@ -83,7 +86,7 @@ class Tflms(PlanPolicy):
 
 
 def _tuned(levels: _Levels, budget_bytes: int) -> Thresholds | None:
-    """None if no threshold will do, however much is waited for."""
+    """The thresholds that the search finds. None if no threshold fits the budget, even with all waits."""
 
     def passes(thresholds: Thresholds) -> bool:
         return peak_bytes(levels.recording, levels.lifetimes(thresholds)) <= budget_bytes
@@ -102,7 +105,7 @@ def _tuned(levels: _Levels, budget_bytes: int) -> Thresholds | None:
 
 
 def _largest(ladder: Sequence[Thresholds], passes: Callable[[Thresholds], bool]) -> Thresholds:
-    """By halving, as if all before one that passes did. The first does."""
+    """The last item that passes, found by bisection, as if all items before it passed. The first item passes."""
     best, low, high = ladder[0], 1, len(ladder) - 1
     while low <= high:
         middle = (low + high) // 2
@@ -114,7 +117,8 @@ def _largest(ladder: Sequence[Thresholds], passes: Callable[[Thresholds], bool])
 
 
 def _first_met(ladder: Sequence[Thresholds], passes: Callable[[Thresholds], bool]) -> Thresholds | None:
-    """By halving down to the first that passes: TFLMS is content with it."""
+    """Tries the item at half of the ladder, then at a quarter and so on, and returns the first that passes, as TFLMS
+    does."""
     high = len(ladder)
     while high > 0:
         middle = high // 2
@@ -125,18 +129,18 @@ def _first_met(ladder: Sequence[Thresholds], passes: Callable[[Thresholds], bool
 
 
 class _Levels:
-    """A recording seen by its levels."""
+    """The levels of a recording, and the absences that thresholds make."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self._of_point: list[int] = []
-        self._first_point: list[int] = []  # of a level
+        self._level_of: list[int] = []  # by point
+        self._first_point: list[int] = []  # by level
         starts = {operation.uses[0] for operation in operations_of(recording)}
         for index, point in enumerate(recording.points):
             runs_on = point.kind is PointKind.USE and index not in starts
-            if not self._of_point or index in starts or (point.compute_ns > 0 and not runs_on):
+            if not self._level_of or index in starts or (point.compute_ns > 0 and not runs_on):
                 self._first_point.append(index)
-            self._of_point.append(len(self._first_point) - 1)
+            self._level_of.append(len(self._first_point) - 1)
 
     @property
     def count(self) -> int:
@@ -151,26 +155,26 @@ class _Levels:
         return tuple(planned)
 
     def _absences(self, lifetime: Lifetime, thresholds: Thresholds) -> Iterator[Absence]:
-        made = self._of_point[lifetime.copy_point]
-        near = [use for use in lifetime.uses if self._of_point[use] - made <= thresholds.threshold]
-        far = [use for use in lifetime.uses if self._of_point[use] - made > thresholds.threshold]
+        made = self._level_of[lifetime.copy_point]
+        near = [use for use in lifetime.uses if self._level_of[use] - made <= thresholds.threshold]
+        far = [use for use in lifetime.uses if self._level_of[use] - made > thresholds.threshold]
         release_point = lifetime.copy_point
         if not thresholds.waits_out:
-            out = self._first_point[min(made + _SWAPOUT_LEVELS, self.count - 1)]
-            release_point = max(release_point, out, lifetime.free_point)
+            next_level = self._first_point[min(made + _SWAPOUT_LEVELS, self.count - 1)]
+            release_point = max(release_point, next_level, lifetime.free_point)
         release_point = max([release_point, *near])
         for group in self._groups(far, thresholds.groupby):
-            away = absent_intervals(lifetime, Absence(release_point))
-            if release_point < group[0] and away:
-                back = self._first_point[max(self._of_point[group[0]] - thresholds.ahead, 0)]
-                back = group[0] if thresholds.waits_back else max(back, away.start)
-                yield Absence(release_point, None if back >= group[0] else back)
+            absent = absent_intervals(lifetime, Absence(release_point))
+            if release_point < group[0] and absent:
+                reload_point = self._first_point[max(self._level_of[group[0]] - thresholds.ahead, 0)]
+                reload_point = group[0] if thresholds.waits_back else max(reload_point, absent.start)
+                yield Absence(release_point, None if reload_point >= group[0] else reload_point)
             release_point = max(release_point, group[-1])
 
     def _groups(self, uses: Sequence[int], groupby: int) -> list[list[int]]:
         groups: list[list[int]] = []
         for use in uses:
-            if groups and groupby > 0 and self._of_point[use] - self._of_point[groups[-1][-1]] <= groupby:
+            if groups and groupby > 0 and self._level_of[use] - self._level_of[groups[-1][-1]] <= groupby:
                 groups[-1].append(use)
             else:
                 groups.append([use])

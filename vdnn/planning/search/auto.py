@@ -1,7 +1,8 @@
-"""auto: what is kept, moved or recomputed so that the step stays under the budget with the least slowdown. The default.
+"""auto: keeps, offloads or recomputes each storage so that the step meets the budget with the least slowdown.
 
-What is best to move is looked for without recomputes, and with the recomputes that a shorter search found best: so it
-is never slower than with moves alone. The same recording gives the same plan anywhere.
+The default policy. It searches for the best moves without recomputes, and again with the recomputes that a shorter
+search found best, so its plan is never slower than one with moves alone. The same recording gives the same plan on any
+machine.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from vdnn.planning.simulate import simulate
 from vdnn.step.plan import Plan
 
 _FINALISTS = 3
-_LONG = 1500  # points of a step of which one finalist has to do
+_LONG = 1500  # steps with more points get one finalist only
 
 
 class Auto(PlanPolicy):
-    """`effort` scales how long it looks."""
+    """`effort` scales how long the search takes."""
 
     def __init__(self, effort: float = 1.0) -> None:
         self._effort = effort
@@ -43,7 +44,7 @@ class Auto(PlanPolicy):
         if budget_bytes is None or not moved.offloaded_bytes or not candidates_of(recording):
             return moved
         if simulate(recording, moved, request.costs).peak_bytes > budget_bytes:
-            moved = with_room_at_uses(recording, moved, budget_bytes)  # what it takes is to be compared
+            moved = with_room_at_uses(recording, moved, budget_bytes)  # before its step is compared with others
         shortest, shortest_ns = moved, simulate(recording, moved, request.costs).step_ns
         if shortest_ns <= recording.compute_ns:
             return moved
@@ -63,7 +64,7 @@ class Auto(PlanPolicy):
         return shortest
 
     def _with_recomputes(self, request: PlanRequest, chosen: frozenset[int]) -> Plan | None:
-        """None if what is recomputed does not fit with what it is made of."""
+        """The best plan with these recomputes. None if the recomputed storages and their inputs do not fit together."""
         followed = with_recomputes(request.recording, chosen)
         try:
             plan = self._moves_besides_recomputes.plan(request._replace(recording=followed))

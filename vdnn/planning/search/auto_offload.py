@@ -1,9 +1,9 @@
-"""auto-offload: what leaves the device so that the step stays under the budget with the least slowdown. Ours.
+"""auto-offload: offloads storages so that the step stays under the budget with the least slowdown. vdnn's own policy.
 
-A portfolio: local search from several choices, on a ladder of budgets up to the one that was asked for (a plan for less
-memory is a plan for more, so more budget is not slower), and what simpler policies find; of very short steps all plans.
-The shortest step wins; then its points are moved one by one. Effort is counted in evaluations, so the same recording
-gives the same plan anywhere.
+A portfolio: local search from several starts, on a ladder of budgets up to the requested one (a plan for less memory is
+also a plan for more, so a larger budget is never slower); the plans of simpler policies; for very short steps all
+plans. The shortest step wins, and then its points are moved one by one. Effort is counted in evaluations, so the same
+recording gives the same plan on any machine.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from vdnn.planning.search.prefix_cut import PrefixCut
 from vdnn.planning.search.step_model import AbsenceTuple, make_step_model, plan_of, tuples_of_plan
 from vdnn.step.plan import Plan
 
-# Evaluations of a step of one point; longer steps get fewer, down to the least.
+# Evaluations for a step of one point; longer steps get fewer, within the limits below.
 _EFFORT = 12_000_000
 _MOST_EVALUATIONS, _LEAST_EVALUATIONS = 20_000, 600
-_RUNGS = 12  # of the ladder, from the least budget to the one at which nothing has to move
-# Rules of ours and of the vDNN paper, cheap to evaluate: each gives the search another start. Not evaluated for longer
-# steps, where some take longer than the search.
+_RUNGS = 12  # of the ladder, from the least budget to the one at which nothing has to be offloaded
+# Simple policies of ours and of the vDNN paper. Each gives the search another start. They are skipped for long steps,
+# where some take longer than the search.
 _SIMPLE: tuple[Callable[[], PlanPolicy], ...] = (PrefixCut, VdnnConvPlan, VdnnAllPlan)
 _MOST_GAPS_OF_SIMPLE = 1000
-# Of a step that has no more plans than this all are tried.
+# All plans of a step are tried if there are at most this many.
 _MOST_TRIED = 4000
-# Gaps as long as so many times their copies out and back together are tried as the only ones to leave.
+# Starts that use only gaps at least this many times as long as their two copies together.
 _LENGTHS = (1, 2, 4)
 
 
@@ -45,7 +45,8 @@ class _Candidate:
 
 
 class AutoOffload(PlanPolicy):
-    """Keeps or offloads. `effort` scales how long it looks; `asks_others` is for who has asked them before."""
+    """Keeps or offloads, never recomputes. `effort` scales how long the search takes. `asks_others`: also try the plans
+    of simpler policies."""
 
     def __init__(self, effort: float = 1.0, *, asks_others: bool = True) -> None:
         self._effort = effort
@@ -107,7 +108,7 @@ def _flags(gaps: Sequence[Gap], candidate: _Candidate) -> bytes:
 
 
 def _ladder(request: PlanRequest, budget_bytes: int) -> Iterator[int]:
-    """The same rungs whatever the budget is, as far as they lie below it."""
+    """The rungs below the budget. The rungs themselves do not depend on the budget."""
     least, most = least_bytes(request.recording), request.recording.peak_bytes
     for rung in range(_RUNGS):
         rung_bytes = least + (most - least) * rung // _RUNGS
@@ -116,14 +117,14 @@ def _ladder(request: PlanRequest, budget_bytes: int) -> Iterator[int]:
 
 
 def first_choices(compute_ns: Sequence[int], gaps: Sequence[Gap], costs: LinkCosts) -> Iterator[Choice]:
-    """Where a search may begin. `compute_ns` is that of every interval of the step."""
+    """Choices from which a search begins. `compute_ns` has the time of every interval of the step."""
     everything = bytes([1] * len(gaps))
     yield Choice(everything)
     yield Choice(everything, in_order=True)
     yield Choice(everything, furthest_first=True)
     yield Choice(everything, in_order=True, furthest_first=True)
     reached = [0, *itertools.accumulate(compute_ns)]
-    there_and_back = 1e9 / costs.to_host_bytes_per_s + 1e9 / costs.to_device_bytes_per_s
-    lengths = [(reached[gap.last + 1] - reached[gap.release_point + 1]) / (gap.nbytes * there_and_back) for gap in gaps]
-    for times in _LENGTHS:
-        yield Choice(bytes([length >= times for length in lengths]))
+    copies_ns = 1e9 / costs.to_host_bytes_per_s + 1e9 / costs.to_device_bytes_per_s  # of one byte, both ways
+    lengths = [(reached[gap.last + 1] - reached[gap.release_point + 1]) / (gap.nbytes * copies_ns) for gap in gaps]
+    for least in _LENGTHS:
+        yield Choice(bytes([length >= least for length in lengths]))

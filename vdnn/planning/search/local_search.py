@@ -1,10 +1,10 @@
-"""Looks for the choice of gaps whose step is shortest: local search that is led by what the step stands still for.
+"""Searches for the choice of gaps with the shortest step: local search that is led by the stalls of the step.
 
-A choice says which gaps may be used, and where more room than the budget leaves is wanted, so that copies back can be
-issued earlier. schedule() makes the rest of it. For a stall there are few things that can help: keep the storage that
-was waited for, keep one whose copy came just before, or make room for an earlier copy back. All are tried, the best is
-taken, until none helps; then the search begins anew from a disturbed choice. Effort is counted in evaluations: the same
-input gives the same plan on any machine.
+A choice says which gaps may be used, and which intervals need more room than the budget leaves, so that reloads can be
+issued earlier. The native core schedules it. Few changes can shorten a stall: keep the storage that was waited for,
+keep one whose copy came just before, or make room for an earlier reload. All are tried and the best is taken, until
+none helps; then the search begins again from a disturbed choice. Effort is counted in evaluations, so the same input
+gives the same plan on any machine.
 """
 
 from __future__ import annotations
@@ -19,17 +19,22 @@ from vdnn import _C
 from vdnn.planning.gaps import Gap
 from vdnn.planning.search.step_model import AbsenceTuple
 
-# Of one choice only the longest stalls are looked at.
+# Only the longest stalls of a choice are tried.
 _STALLS = 6
-# So many disturbed choices in turn that all had been seen: there are few, and that was all of them.
+# The search ends after this many disturbed choices in a row that were all seen before: there are few choices.
 _MOST_STALE = 60
-# Choices that were left out and could be let in again, looked at in one round.
+# So many of the unused gaps are tried in one round.
 _LET_IN = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`may_leave` has a byte for each gap; `more_room` names intervals, in order, and bytes."""
+    """The gaps that may be used, and how they are scheduled.
+
+    `may_leave` has a byte for each gap. `more_room` has intervals, in order, and the bytes of extra room in each.
+    `in_order`: no reload before one that is needed earlier. `furthest_first`: release the storage whose next use is
+    furthest away first, instead of the one whose copy is complete first.
+    """
 
     may_leave: bytes
     more_room: tuple[tuple[int, int], ...] = ()
@@ -56,7 +61,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A choice and what comes of it."""
+    """A choice and the step that the native core schedules for it."""
 
     choice: Choice
     outcome: _C.StepOutcome
@@ -68,12 +73,12 @@ class Found:
 
 @dataclass(slots=True)
 class Search:
-    """Under one budget. `effort` is how many choices may be evaluated."""
+    """A search under one budget. `effort`: how many choices may be evaluated. `evaluated`: how many were."""
 
     model: _C.StepModel
     gaps: Sequence[Gap]
     budget_bytes: int
-    compute_ns: int  # no step is shorter: then the search is over
+    compute_ns: int  # no step is shorter, so the search ends when it reaches this
     effort: int
     best: Found | None = None
     evaluated: int = 0
@@ -84,7 +89,7 @@ class Search:
         return self.evaluated >= self.effort or (self.best is not None and self.best.step_ns <= self.compute_ns)
 
     def run(self, starts: Sequence[Choice]) -> Found | None:
-        """None if none of the starts fits."""
+        """The best choice found. None if none of the starts fits the budget."""
         found = [one for one in (self._evaluate(start) for start in starts) if one is not None]
         for start in sorted(found, key=lambda one: one.step_ns):
             self._descend(start)
@@ -146,7 +151,7 @@ class Search:
             yield choice.without_room(interval)
 
     def _with_room_for(self, choice: Choice, gap: int, reload_point: int) -> Iterator[Choice]:
-        """At the interval that held its copy back up, and for the whole of it."""
+        """Choices with more room at the interval that kept the gap's reload from being issued earlier."""
         interval = self.gaps[gap].last if reload_point < 0 else reload_point
         nbytes = self.gaps[gap].nbytes
         yield choice.with_room(interval, nbytes)
@@ -160,7 +165,7 @@ class Search:
             flags[draw.randrange(len(flags))] ^= 1
         more_room = tuple([one for one in choice.more_room if draw.random() < 0.7])
         disturbed = Choice(bytes(flags), more_room, draw.random() < 0.5, choice.furthest_first)
-        if (absences := best.outcome.absences) and draw.random() < 0.5:  # a list that the core makes anew each time
+        if (absences := best.outcome.absences) and draw.random() < 0.5:  # the core makes this list at every access
             gap, _, reload_point = draw.choice(absences)
             wider = list(self._with_room_for(disturbed, gap, reload_point))
             disturbed = draw.choice(wider)
@@ -168,20 +173,21 @@ class Search:
 
 
 def every_plan(gaps: Sequence[Gap], most: int) -> Iterator[list[AbsenceTuple]]:
-    """All plans there are, of a step so short that there are at most so many; of a longer one none."""
+    """All plans of a step, if there are at most `most` of them, and otherwise none."""
     count = 1
     for gap in gaps:
-        count *= 1 + gap.last - gap.release_point  # fewer than there are, to be done with long steps at once
+        count *= 1 + gap.last - gap.release_point  # a lower limit, so that long steps end here
         if count > most:
             return
-    ways = [[None, *_ways(number, gap)] for number, gap in enumerate(gaps)]
-    if math.prod(len(way) for way in ways) > most:
+    options = [[None, *_absences_in(number, gap)] for number, gap in enumerate(gaps)]
+    if math.prod(len(one) for one in options) > most:
         return
-    for chosen in itertools.product(*ways):
+    for chosen in itertools.product(*options):
         yield [one for one in chosen if one is not None]
 
 
-def _ways(number: int, gap: Gap) -> Iterator[AbsenceTuple]:
+def _absences_in(number: int, gap: Gap) -> Iterator[AbsenceTuple]:
+    """Every absence within the gap."""
     for release in range(gap.release_point, gap.last):
         yield number, release, -1
         if gap.use is not None:
@@ -197,16 +203,17 @@ def polish(
     step_ns: int,
     effort: int,
 ) -> tuple[list[AbsenceTuple], int]:
-    """Moves single points of a plan as long as that makes the step shorter and the budget holds."""
+    """Moves single points of a plan as long as the step gets shorter and stays under the budget. Returns the absences
+    and the time of the step."""
     best, best_ns = list(found), step_ns
     evaluated, improved = 0, True
     while improved and evaluated < effort:
         improved = False
-        for place, absence in enumerate(list(best)):
+        for index, absence in enumerate(list(best)):
             for other in _shifted(gaps[absence[0]], absence):
                 if evaluated >= effort:
                     return best, best_ns
-                trial = [*best[:place], *([] if other is None else [other]), *best[place + 1 :]]
+                trial = [*best[:index], *([] if other is None else [other]), *best[index + 1 :]]
                 evaluated += 1
                 if model.peak_bytes(trial) > budget_bytes:
                     continue
@@ -220,13 +227,14 @@ def polish(
 
 
 def _shifted(gap: Gap, absence: AbsenceTuple) -> Iterator[AbsenceTuple | None]:
+    """Changes of one absence: none at all, another release point, another reload point, a reload at the use."""
     number, release, reload = absence
     yield None
-    back = gap.last if reload < 0 else reload
+    reload_at = gap.last if reload < 0 else reload
     for other in (release - 1, gap.release_point, release + 1):
-        if gap.release_point <= other < back and other != release:
+        if gap.release_point <= other < reload_at and other != release:
             yield number, other, reload
-    for other in (back - 1, back + 1):
+    for other in (reload_at - 1, reload_at + 1):
         if gap.use is not None and release < other and gap.first <= other < gap.use:
             yield number, release, other
     if reload >= 0:

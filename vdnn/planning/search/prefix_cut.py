@@ -1,9 +1,8 @@
-"""Plan under a byte budget: offload what was saved first, keep what was saved last, as SSDTrain cuts a step in two.
+"""prefix-cut: offloads what is saved first and keeps what is saved last (SSDTrain's cut of a step in two).
 
-What is saved last is used first: it would hardly have gone before it must be back. So storages are kept from the end
-of the forward pass backwards as long as the budget holds at every point; the rest goes. Within what the budget
-leaves, each is given up late (the copy has more time before anybody waits for it) and asked back early, the first
-needed first.
+What is saved last is used first, so offloading it hardly frees memory before it has to be reloaded. Storages are kept
+from the end of the forward pass backwards, as long as every point stays under the budget; the others are offloaded.
+Within the budget, each is released late, so that its copy has more time, and reloaded early, the first needed first.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from vdnn.step.recording import Lifetime, Recording
 
 
 class PrefixCut(PlanPolicy):
-    """Of no budget: nothing leaves."""
+    """Without a budget nothing is offloaded."""
 
     @property
     def name(self) -> str:
@@ -34,30 +33,31 @@ class PrefixCut(PlanPolicy):
 
 
 def prefix_cut(recording: Recording, budget_bytes: int) -> Plan:
-    """A plan whose peak is at most `budget_bytes`. BudgetError if even offloading everything does not get there."""
+    """A plan whose peak is at most `budget_bytes`. Raises BudgetError if offloading everything is not enough."""
     everything = offload_everything(recording)
     peaks = interval_bytes(recording, everything)
     require_feasible(recording, peaks, budget_bytes)
     room = [budget_bytes - peak for peak in peaks]
-    away = [list(planned.absences) for planned in everything]
-    for lifetime, absences in reversed(list(zip(recording.lifetimes, away, strict=True))):
-        _stay_if_it_fits(lifetime, absences, room)
-    offloaded = [(lifetime, absences) for lifetime, absences in zip(recording.lifetimes, away, strict=True) if absences]
+    absences_of = [list(planned.absences) for planned in everything]
+    every = list(zip(recording.lifetimes, absences_of, strict=True))
+    for lifetime, absences in reversed(every):
+        _keep_if_it_fits(lifetime, absences, room)
+    offloaded = [(lifetime, absences) for lifetime, absences in every if absences]
     for lifetime, absences in sorted(offloaded, key=lambda one: use_after(one[0], one[1][0].release_point) or 0):
-        for place, absence in enumerate(absences):
-            absences[place] = _back_early(lifetime, absence, room)
+        for index, absence in enumerate(absences):
+            absences[index] = _reloaded_early(lifetime, absence, room)
     for lifetime, absences in offloaded:
-        for place, absence in enumerate(absences):
-            absences[place] = _gone_late(lifetime, absence, room)
+        for index, absence in enumerate(absences):
+            absences[index] = _released_late(lifetime, absence, room)
     planned = (
         PlannedLifetime(lifetime.nbytes, Action.OFFLOAD if absences else Action.KEEP, tuple(absences))
-        for lifetime, absences in zip(recording.lifetimes, away, strict=True)
+        for lifetime, absences in every
     )
     return make_plan(recording, "prefix-cut", tuple(planned), budget_bytes)
 
 
-def _stay_if_it_fits(lifetime: Lifetime, absences: list[Absence], room: list[int]) -> None:
-    """For the whole step, else from one use to the next."""
+def _keep_if_it_fits(lifetime: Lifetime, absences: list[Absence], room: list[int]) -> None:
+    """Removes all absences if the storage fits for the whole step, or else those between uses in which it fits."""
     intervals = [interval for absence in absences for interval in absent_intervals(lifetime, absence)]
     if all(room[interval] >= lifetime.nbytes for interval in intervals):
         _take(room, intervals, lifetime.nbytes)
@@ -70,14 +70,14 @@ def _stay_if_it_fits(lifetime: Lifetime, absences: list[Absence], room: list[int
             absences.remove(absence)
 
 
-def _back_early(lifetime: Lifetime, absence: Absence, room: list[int]) -> Absence:
-    """The earliest point from which the room holds up to the use."""
+def _reloaded_early(lifetime: Lifetime, absence: Absence, room: list[int]) -> Absence:
+    """The absence with the earliest reload point from which there is room up to the use."""
     use = use_after(lifetime, absence.release_point)
     if use is None:
         return absence
-    away = absent_intervals(lifetime, absence)
+    absent = absent_intervals(lifetime, absence)
     point = use
-    while point - 1 >= away.start and room[point] >= lifetime.nbytes:
+    while point - 1 >= absent.start and room[point] >= lifetime.nbytes:
         point -= 1
     if point == use:
         return absence
@@ -85,11 +85,11 @@ def _back_early(lifetime: Lifetime, absence: Absence, room: list[int]) -> Absenc
     return Absence(absence.release_point, point)
 
 
-def _gone_late(lifetime: Lifetime, absence: Absence, room: list[int]) -> Absence:
-    """The latest point up to which the room holds; before the copy back, and never past a use."""
-    away = absent_intervals(lifetime, absence)
-    release_point = away.start - 1  # till then it is there anyway
-    while release_point + 2 < away.stop and room[release_point + 1] >= lifetime.nbytes:
+def _released_late(lifetime: Lifetime, absence: Absence, room: list[int]) -> Absence:
+    """The absence with the latest release point up to which there is room, before its reload and its next use."""
+    absent = absent_intervals(lifetime, absence)
+    release_point = absent.start - 1  # up to there it is on the device anyway
+    while release_point + 2 < absent.stop and room[release_point + 1] >= lifetime.nbytes:
         release_point += 1
         room[release_point] -= lifetime.nbytes
     return Absence(release_point, absence.reload_point)

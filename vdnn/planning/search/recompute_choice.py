@@ -1,10 +1,10 @@
-"""Which storages to recompute instead of moving them, so that the step under a budget is shortest.
+"""Chooses which storages to recompute instead of moving them, so that the step under a budget is shortest.
 
-What costs least for its bytes comes first, as far as the budget can be met with it. So many of these are tried
-together, from none to all, and then numbers closer and closer to the best of them. From there on some are let in, those
-whose copies the step stands still for, and taken out, the dearest first: several at a time, then single ones and pairs,
-as long as that helps; then the same from a disturbed choice. A trial is the step with its recomputes and a short search
-for the moves that it needs besides.
+Candidates are ordered by their cost per byte, as far as the budget can be met with them. The search tries the first n
+of them, from none to all, and then numbers closer and closer to the best one. From there it adds candidates whose
+copies the step waits for and removes the most expensive ones: several at a time, then single ones and pairs, as long as
+that helps; then the same from disturbed choices. A trial is the step with its recomputes and a short search for the
+moves that it needs besides.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from vdnn.planning.search.auto_offload import first_choices
 from vdnn.planning.search.local_search import Search
 from vdnn.planning.search.step_model import gaps_of_recomputed, make_link_model, make_recorded_step
 
-# Trials of a step of one point; longer steps get fewer.
+# Trials for a step of one point; longer steps get fewer.
 _EFFORT = 120_000
 _MOST_TRIALS, _LEAST_TRIALS = 400, 14
-# Choices with which the budget cannot be met are known at once, and count as this part of a trial.
-_OF_A_TRIAL = 1 / 8
+# A choice that cannot meet the budget is found at once, and counts as this part of a trial.
+_INFEASIBLE_SHARE = 1 / 8
 _MOVES = 40  # evaluations of moves in a trial
-_SHARES = 8  # of the candidates, taken together
-_MOST_PLACES = 500  # points of all the steps that choices of recomputes make: so few are not worth a choice
-_GROUPS = 16  # as a part of all candidates: so many are let in or taken out together at first
-_SINGLES = 6  # let in or taken out in one round
+_SHARES = 8  # at first, multiples of 1/8 of the candidates are tried
+_MOST_POINTS = 500  # if the steps of all choices have at most this many points, every choice is a finalist
+_GROUPS = 16  # at first, 1/16 of the candidates are added or removed together
+_SINGLES = 6  # added or removed singly in one round
 _PAIRS = 3  # of these, exchanged with each other
-_MOST_DISTURBED = 4  # turned around at once
-_MOST_STALE = 20  # disturbed choices in turn that had all been seen
+_MOST_DISTURBED = 4  # candidates that a disturbance adds or removes
+_MOST_STALE = 20  # the search ends after this many disturbed choices in a row that were seen before
 
 
 @dataclass(frozen=True, slots=True)
 class RecomputeTrial:
-    """`waited_for`: the lifetimes whose copies the step stood still for, the longest first."""
+    """A choice and its step. `waited_for`: the lifetimes whose copies the step waits for, the longest stall first."""
 
     step_ns: int
     chosen: frozenset[int]
@@ -46,10 +46,11 @@ class RecomputeTrial:
 
 
 class RecomputeChoice:
-    """For one request. `effort` scales how long it looks."""
+    """The search for one request, which has to have a budget. `effort` scales how long the search takes."""
 
     def __init__(self, request: PlanRequest, effort: float) -> None:
-        assert request.budget_bytes is not None, "without a budget nothing has to go"
+        if request.budget_bytes is None:
+            raise RuntimeError("RecomputeChoice: expected a request with a budget, got none")
         self._request = request
         self._budget_bytes = request.budget_bytes
         self._step = make_recorded_step(request.recording)
@@ -62,12 +63,12 @@ class RecomputeChoice:
         self._recomputes = {one: recompute for one in self._candidates if (recompute := lifetimes[one].recompute)}
 
     def best(self, most: int) -> list[RecomputeTrial]:
-        """The shortest steps that were found and fit, at most so many; of very short steps all there are."""
+        """The shortest steps that were found and fit, at most `most`. For very short steps all choices, untried."""
         candidates = self._candidates
-        if len(self._request.recording.points) << len(candidates) <= _MOST_PLACES:
+        if len(self._request.recording.points) << len(candidates) <= _MOST_POINTS:
             choices = (itertools.combinations(candidates, count) for count in range(len(candidates) + 1))
             return [RecomputeTrial(0, frozenset(one)) for one in itertools.chain.from_iterable(choices)]
-        # What leaves a part of itself is cheap for its bytes, and may be in the way of what leaves nothing.
+        # Encoded storages are cheap per byte, but the parts that they leave may take the room of recomputes.
         whole = [one for one in candidates if not self._recomputes[one].kept_bytes]
         for order in (candidates, whole):
             self._try_counts(self._fitting(order))
@@ -78,7 +79,7 @@ class RecomputeChoice:
         return found[:most]
 
     def _fitting(self, order: Sequence[int]) -> list[int]:
-        """Those of the order with which the budget can be met, together with those before them."""
+        """Those candidates, in this order, with which and with those before them the budget can be met."""
         fitting: list[int] = []
         waiting = [order]
         while waiting:
@@ -91,7 +92,7 @@ class RecomputeChoice:
         return fitting
 
     def _try_counts(self, order: Sequence[int]) -> None:
-        """So many of the first in the order: shares of them all, and then closer and closer to the best of these."""
+        """Tries the first n of the order: multiples of 1/8 of them, and then numbers ever closer to the best n."""
         steps: dict[int, float] = {}
 
         def attempt(count: int) -> None:
@@ -102,16 +103,16 @@ class RecomputeChoice:
             attempt(-(-len(order) * share // _SHARES))
         while self._left > 0:
             counts = sorted(steps)
-            place = min(range(len(counts)), key=lambda one: steps[counts[one]])
-            around = counts[max(0, place - 1) : place + 2]
+            best = min(range(len(counts)), key=lambda one: steps[counts[one]])
+            around = counts[max(0, best - 1) : best + 2]
             between = [(one + other) // 2 for one, other in itertools.pairwise(around) if other - one > 1]
-            if not between or steps[counts[place]] == math.inf:
+            if not between or steps[counts[best]] == math.inf:
                 break
             for count in between:
                 attempt(count)
 
     def _improve(self) -> None:
-        """From the best on, fewer at a time when that no longer helps."""
+        """Descends from the best choice, with ever smaller groups."""
         best = self._shortest()
         if best is not None:
             self._descend(best, max(1, len(self._candidates) // _GROUPS))
@@ -133,8 +134,8 @@ class RecomputeChoice:
     def _descend(self, best: RecomputeTrial, width: int) -> None:
         while self._left > 0:
             better: list[RecomputeTrial] = []
-            for turned in self._neighbours(best, width):
-                trial = self._try(best.chosen ^ turned)
+            for toggled in self._neighbours(best, width):
+                trial = self._try(best.chosen ^ toggled)
                 if trial is not None and trial.step_ns < best.step_ns:
                     better.append(trial)
             if len(better) > 1:
@@ -150,17 +151,17 @@ class RecomputeChoice:
                 break
 
     def _neighbours(self, best: RecomputeTrial, width: int) -> Iterator[frozenset[int]]:
-        """What to turn around."""
-        lets_in = [one for one in best.waited_for if one in self._recomputes and one not in best.chosen]
-        takes_out = sorted(best.chosen, key=lambda one: (-cost_ns(self._recomputes[one]), one))
+        """Sets of candidates to toggle."""
+        to_add = [one for one in best.waited_for if one in self._recomputes and one not in best.chosen]
+        to_remove = sorted(best.chosen, key=lambda one: (-cost_ns(self._recomputes[one]), one))
         if width > 1:
-            yield frozenset(lets_in[:width])
-            yield frozenset(takes_out[:width])
-            yield frozenset([*lets_in[:width], *takes_out[:width]])
+            yield frozenset(to_add[:width])
+            yield frozenset(to_remove[:width])
+            yield frozenset([*to_add[:width], *to_remove[:width]])
             return
-        for index in (*lets_in[:_SINGLES], *takes_out[:_SINGLES]):
+        for index in (*to_add[:_SINGLES], *to_remove[:_SINGLES]):
             yield frozenset([index])
-        for pair in itertools.product(lets_in[:_PAIRS], takes_out[:_PAIRS]):
+        for pair in itertools.product(to_add[:_PAIRS], to_remove[:_PAIRS]):
             yield frozenset(pair)
 
     def _shortest(self) -> RecomputeTrial | None:
@@ -170,7 +171,7 @@ class RecomputeChoice:
     def _try(self, chosen: frozenset[int]) -> RecomputeTrial | None:
         if chosen not in self._tried and self._left > 0:
             trial = self._tried[chosen] = self._trial(chosen)
-            self._left -= _OF_A_TRIAL if trial is None else 1
+            self._left -= _INFEASIBLE_SHARE if trial is None else 1
         return self._tried.get(chosen)
 
     def _trial(self, chosen: frozenset[int]) -> RecomputeTrial | None:

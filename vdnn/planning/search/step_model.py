@@ -1,6 +1,7 @@
-"""The native core's model of a step, made from a Recording: what the search for a plan asks thousands of times.
+"""Makes the native core's models of a step from a Recording. The search for a plan asks them thousands of times.
 
-The same answers as schedule.py and simulate.py give; tests compare them.
+They give the same answers as simulate.py, recomputing.py and gaps.py, and as the tests' schedule.py; tests compare
+them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from vdnn.step.recording import PointKind, Recompute, Recording
 
 _KINDS = {PointKind.SAVE: 0, PointKind.USE: 1, PointKind.END: 2}
 
-# A gap by its number, the point at which it is given up, and that at which it is asked back; -1: when it is used.
+# Index of a gap, release point, reload point. A reload point of -1 is a reload at the use.
 AbsenceTuple = tuple[int, int, int]
 
 
@@ -42,7 +43,7 @@ def make_link_model(costs: LinkCosts) -> _C.LinkModel:
 
 
 def make_recorded_step(recording: Recording) -> _C.RecordedStep:
-    """Answers as with_recomputes() and gaps_of() do."""
+    """The native form of with_recomputes() and gaps_of() for one recording."""
     points, lifetimes = recording.points, recording.lifetimes
     return _C.RecordedStep(
         compute_ns=[point.compute_ns for point in points],
@@ -70,7 +71,7 @@ def _tuple_of(recompute: Recompute) -> tuple[tuple[int, ...], int, int, int, int
 
 
 def gaps_of_recomputed(recomputed: _C.RecomputedStep) -> tuple[Gap, ...]:
-    """Those of the step with its recomputes."""
+    """The gaps of a step with its recomputes."""
     found: list[Gap] = []
     numbers: dict[int, int] = {}
     for lifetime, nbytes, release_point, use, first, last in recomputed.gaps:
@@ -84,12 +85,12 @@ def absences_by_gap(gaps: Sequence[Gap], absences: Iterable[AbsenceTuple]) -> di
 
 
 def tuples_of_plan(gaps: Sequence[Gap], plan: Plan) -> list[AbsenceTuple]:
-    """Of any plan: each absence is in the gap that its release point lies in."""
+    """The absences of any plan, each in the gap that contains its release point."""
     found = []
-    for place, gap in enumerate(gaps):
+    for index, gap in enumerate(gaps):
         for absence in plan.lifetimes[gap.lifetime].absences:
             if gap.release_point <= absence.release_point < gap.last:
-                found.append((place, absence.release_point, _point(absence.reload_point)))
+                found.append((index, absence.release_point, _point(absence.reload_point)))
     return found
 
 

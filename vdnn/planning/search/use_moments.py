@@ -1,9 +1,9 @@
-"""The moment within a use at which what it needs is back, and what the plan gives up there is not gone yet.
+"""Corrects plans that need too much memory within a use: its storage is reloaded before the plan's releases there.
 
-Releases come behind a use's own copy back: simulate.py tells the order. Where the backward only takes, nothing is given
-up at a use. Where forwards and backwards interleave (pipelines), one micro-batch's saves are, and for a moment both are
-there. The intervals that plans are searched with do not show it; so a plan that was found and needs too much is looked
-through, and what is too much at a use is given up a point before it. That frees no less anywhere.
+At a use the reload comes first and the releases after it (see simulate.py), so for a moment both storages are on the
+device. In a plain backward pass, nothing is released at a use. If forward and backward passes interleave (pipelines),
+saves of another micro-batch are. The intervals that the search uses do not show this moment. If a found plan exceeds
+the budget there, storages are released one point earlier, which frees no less memory anywhere.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from vdnn.step.recording import PointKind, Recording
 
 
 def with_room_at_uses(recording: Recording, plan: Plan, budget_bytes: int) -> Plan:
-    """The plan of the step that was recorded without any, mended as far as that is possible."""
+    """The plan, corrected as far as possible. `recording` is of the step without a plan."""
     followed = recording_under(recording, plan.lifetimes)
     gaps = gaps_of(followed)
     absences = give_up_before_uses(followed, gaps, tuples_of_plan(gaps, plan), budget_bytes)
     moved = planned_lifetimes(followed, absences_by_gap(gaps, absences))
     lifetimes = (
-        mended if one.action is Action.OFFLOAD else one for one, mended in zip(plan.lifetimes, moved, strict=True)
+        corrected if one.action is Action.OFFLOAD else one for one, corrected in zip(plan.lifetimes, moved, strict=True)
     )
     return replace(plan, lifetimes=tuple(lifetimes))
 
@@ -34,42 +34,43 @@ def with_room_at_uses(recording: Recording, plan: Plan, budget_bytes: int) -> Pl
 def give_up_before_uses(
     recording: Recording, gaps: Sequence[Gap], absences: Sequence[AbsenceTuple], budget_bytes: int
 ) -> list[AbsenceTuple]:
-    """The same absences, as many as need be given up earlier: of several the largest. What cannot be, stays."""
+    """The same absences, with as many as needed released one point earlier, the largest first. An absence that cannot
+    begin earlier is not changed."""
     found = list(absences)
-    away_bytes = _away_bytes(recording, gaps, found)  # in the interval that ends at a point
-    released: defaultdict[int, list[int]] = defaultdict(list)  # at a point, and gone at once: places in `found`
-    for place, (gap, release, _) in enumerate(found):
+    absent_bytes = _absent_bytes(recording, gaps, found)  # in the interval that ends at a point
+    released: defaultdict[int, list[int]] = defaultdict(list)  # by point: indices of `found` that free memory there
+    for number, (gap, release, _) in enumerate(found):
         if gaps[gap].first <= release + 1:
-            released[release].append(place)
+            released[release].append(number)
     for index in range(len(recording.points) - 1, 0, -1):
         point = recording.points[index]
         if point.kind is not PointKind.USE:
             continue
-        there = point.allocated_bytes - away_bytes[index] + _back_bytes(recording, gaps, found, index)
-        for place in sorted(released[index], key=lambda one: -gaps[found[one][0]].nbytes):
-            gap, release, reload = found[place]
-            if there <= budget_bytes:
+        nbytes = point.allocated_bytes - absent_bytes[index] + _reloaded_bytes(recording, gaps, found, index)
+        for number in sorted(released[index], key=lambda one: -gaps[found[one][0]].nbytes):
+            gap, release, reload = found[number]
+            if nbytes <= budget_bytes:
                 break
             if release - 1 < gaps[gap].release_point or gaps[gap].first > release:
                 continue
-            found[place] = gap, release - 1, reload
-            released[release - 1].append(place)
-            away_bytes[index] += gaps[gap].nbytes
-            there -= gaps[gap].nbytes
+            found[number] = gap, release - 1, reload
+            released[release - 1].append(number)
+            absent_bytes[index] += gaps[gap].nbytes
+            nbytes -= gaps[gap].nbytes
     return found
 
 
-def _away_bytes(recording: Recording, gaps: Sequence[Gap], absences: Sequence[AbsenceTuple]) -> list[int]:
-    away = [0] * (len(recording.points) + 1)
+def _absent_bytes(recording: Recording, gaps: Sequence[Gap], absences: Sequence[AbsenceTuple]) -> list[int]:
+    absent = [0] * (len(recording.points) + 1)
     for gap, release, reload in absences:
         last = gaps[gap].last if reload < 0 else min(reload, gaps[gap].last)
         for interval in range(max(release + 1, gaps[gap].first), last + 1):
-            away[interval] += gaps[gap].nbytes
-    return away
+            absent[interval] += gaps[gap].nbytes
+    return absent
 
 
-def _back_bytes(recording: Recording, gaps: Sequence[Gap], absences: Sequence[AbsenceTuple], use: int) -> int:
-    """What comes back at a use because it was not asked for before."""
+def _reloaded_bytes(recording: Recording, gaps: Sequence[Gap], absences: Sequence[AbsenceTuple], use: int) -> int:
+    """Bytes that are reloaded on demand at a use."""
     lifetime = recording.points[use].lifetime
     return sum(
         gaps[gap].nbytes
