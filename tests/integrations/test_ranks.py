@@ -77,5 +77,5 @@ def test_a_session_is_opened_with_its_share(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("said", ["none", "0", "-1", ""])
 def test_a_count_of_ranks_that_is_none_is_refused(said: str) -> None:
-    with pytest.raises(ValueError, match="LOCAL_WORLD_SIZE: expected how many processes train on this node"):
+    with pytest.raises(ValueError, match="LOCAL_WORLD_SIZE: expected the number of processes on this node"):
         host_bytes_of_rank({"LOCAL_WORLD_SIZE": said})

@@ -204,8 +204,8 @@ def test_nothing_lossy_is_used_by_itself() -> None:
         ({"codecs": ["zip"]}, ValueError, "codecs: expected names among 'bits', 'bf16', 'fp8', got 'zip'"),
         ({"codecs": "bf16"}, TypeError, "codecs: expected a list of names, got 'bf16'"),
         ({"codecs": ["bf16", "fp8"]}, ValueError, "one lossy codec at a time, got 'bf16' and 'fp8'"),
-        ({"codecs": ["bf16"], "policy": "vdnn-all"}, ValueError, "only a plan chooses what is packed"),
-        ({"codecs": ["bf16"], "recompute": False}, ValueError, "recompute=False plans moves only"),
+        ({"codecs": ["bf16"], "policy": "vdnn-all"}, ValueError, "only a plan uses codecs"),
+        ({"codecs": ["bf16"], "recompute": False}, ValueError, "with recompute=False a plan only offloads"),
     ],
 )
 def test_bad_input(options: dict[str, Any], kind: type[Exception], message: str) -> None:

@@ -136,12 +136,12 @@ def test_attention_with_dropout_saves_no_matrix() -> None:
         (3, 2, {}, TypeError, "plan: expected a module or a function of a batch size, got int."),
         (mlp, 0, {}, ValueError, "batch: expected a number, 1 or more, got 0."),
         (mlp, "x", {}, ValueError, "batch: expected a number, 1 or more, got 'x'."),
-        (lambda batch: batch, 2, {}, VdnnError, "the function is to return .* it returned int."),
+        (lambda batch: batch, 2, {}, VdnnError, "the function must return .* it returned int."),
         (mlp, 2, {"hardware": "abacus"}, VdnnError, "hardware profile: expected one of a100-40"),
         (mlp, 2, {"policy": "best"}, ValueError, "policy: expected one of 'auto'"),
         (mlp, 2, {"optimizer": "magic"}, ValueError, "optimizer: expected one of 'sgd', 'momentum', 'adamw'"),
         (mlp, 2, {"budget": "0%"}, ValueError, "budget: expected more than 0 %"),
-        (mlp, 2, {}, VdnnError, "saves nothing of 1MiB or more"),
+        (mlp, 2, {}, VdnnError, "the step saves no tensor of 1MiB or more"),
     ],
 )
 def test_bad_input(model: Any, batch: Any, options: dict[str, Any], kind: type[Exception], message: str) -> None:

@@ -1,4 +1,8 @@
-"""vdnn.offload, keep and paused: what users call. Checks what it was asked for and makes the session."""
+"""vdnn.offload, vdnn.keep and vdnn.paused: the functions that users call.
+
+offload() checks its arguments, chooses the policies, and makes the Session. It refuses combinations that cannot work
+before the first step runs.
+"""
 
 from __future__ import annotations
 
@@ -74,18 +78,18 @@ def offload(
         raise TypeError(f"recompute: expected True or False, got {recompute!r}.")
     chosen = check_codecs(codecs)
     if chosen != LOSSLESS and not recompute:
-        raise ValueError("codecs: recompute=False plans moves only: leave one of the two out.")
+        raise ValueError("codecs: with recompute=False a plan only offloads. Leave one of the two out.")
     limit = check_tolerance(tolerance)
     if type(recheck) is not int or recheck < 0:
-        raise ValueError(f"recheck: expected one step in so many, or 0 for none, got {recheck!r}.")
+        raise ValueError(f"recheck: expected a number of steps from one check to the next, or 0, got {recheck!r}.")
     if limit is not None and not recompute:
-        raise ValueError("tolerance: recompute=False recomputes nothing: leave one of the two out.")
+        raise ValueError("tolerance: recompute=False recomputes nothing. Leave one of the two out.")
     wanted = None if budget is None else parse_budget(budget)
     plan = policy if isinstance(policy, Plan) else None
     if plan is not None and wanted is not None:
-        raise ValueError("budget: a plan brings its own; give one of the two.")
+        raise ValueError("budget: a plan has a budget of its own. Give one of the two.")
     if integrity and isinstance(device, TensorDevice) and device.fake:
-        raise ValueError("integrity: tensors without data cannot be compared; make the VirtualMachine with fake=False.")
+        raise ValueError("integrity: tensors without data cannot be compared. Make the VirtualMachine with fake=False.")
     host_bytes = host_bytes_of_rank() if host_budget is None else _bytes_of("host_budget", host_budget)
     online, planner = _policies(policy, wanted, device, host_bytes or None)
     ways = None
@@ -96,10 +100,11 @@ def offload(
             gauges_for = functools.partial(_gauges, device)
         ways = Ways(gauges_for, warmup_steps, plan, planner, recompute, chosen)
     if ways is None and chosen != LOSSLESS:
-        raise ValueError("codecs: only a plan chooses what is packed: give a budget, a plan, or measure=True.")
+        raise ValueError("codecs: only a plan uses codecs. Give a budget, a plan, or measure=True.")
     if ways is None and limit is not None and not online.recomputes:
         raise ValueError(
-            "tolerance: here nothing is recomputed: give a budget, a plan, measure=True, or the policy 'recompute-all'."
+            "tolerance: this session recomputes nothing. Give a budget, a plan, measure=True, or the policy "
+            "'recompute-all'."
         )
     options = TransportOptions(
         host_bytes,
@@ -107,13 +112,13 @@ def offload(
         _bytes_of("reload_window", reload_window),
         timed=ways is not None and ways.gauges_for is not None,
     )
-    everything = min_bytes == 0 and not isinstance(min_bytes, bool)
-    least = 0 if everything else _bytes_of("min_bytes", min_bytes)
-    return Session(online, device, least, options, steps=ways, integrity=integrity, tolerance=limit, recheck=recheck)
+    is_zero = min_bytes == 0 and not isinstance(min_bytes, bool)
+    smallest = 0 if is_zero else _bytes_of("min_bytes", min_bytes)
+    return Session(online, device, smallest, options, steps=ways, integrity=integrity, tolerance=limit, recheck=recheck)
 
 
 def check_device(device: object) -> None:
-    """Raises unless it is what a session can run on."""
+    """Raises ValueError or TypeError unless a session can run on `device`."""
     if device in (None, "cuda", "sim") or isinstance(device, (_C.Device, TensorDevice)):
         return
     got = repr(device) if isinstance(device, str) else type(device).__name__
@@ -122,7 +127,7 @@ def check_device(device: object) -> None:
 
 
 def _bytes_of(argument: str, size: int | str) -> int:
-    """What is wrong with a size is said with the name of the argument."""
+    """parse_bytes, with the name of the argument in its errors."""
     try:
         return parse_bytes(size)
     except (TypeError, ValueError) as error:
@@ -132,7 +137,7 @@ def _bytes_of(argument: str, size: int | str) -> int:
 def _policies(
     policy: object, budget: Budget | None, device: object, host_bytes: int | None
 ) -> tuple[OnlinePolicy, BudgetPlanner | None]:
-    """What decides at the saves, and what plans; the latter only where it is asked for and can."""
+    """The online policy that decides at the saves, and the planner, or None if the session makes no plan."""
     if isinstance(policy, Plan):
         return make_policy("vdnn-all"), None
     if isinstance(policy, OnlinePolicy):
@@ -150,7 +155,7 @@ def _policies(
         return online, None
     profile = device.profile if isinstance(device, VirtualMachine) else None
     if budget is not None and budget.nbytes is not None:
-        budget.bytes_for(_device_bytes(device), 0)  # what no device has is refused before the first step
+        budget.bytes_for(_device_bytes(device), 0)  # refuse a budget above the device's memory before the first step
     return online, BudgetPlanner(planned, budget, host_bytes, profile)
 
 
@@ -165,15 +170,15 @@ def _device_bytes(device: object) -> int | None:
 
 
 def _has_clock(device: object) -> bool:
-    """And a count of memory."""
+    """True if the device has a clock and a count of memory."""
     return isinstance(device, VirtualMachine) or (device in (None, "cuda") and torch.cuda.is_available())
 
 
 def _require_clock(device: object) -> None:
     if device == "sim" or isinstance(device, _C.Device):
         raise VdnnError(
-            "budgets and measure=True need a clock and a count of memory, which tensors on the CPU do not have: "
-            "use a GPU, or a vdnn.VirtualMachine as device."
+            "budgets and measure=True need a clock and a count of memory, which tensors on the CPU do not have. "
+            "Use a GPU, or a vdnn.VirtualMachine as device."
         )
 
 
@@ -184,7 +189,7 @@ def _gauges(device: object, transport: Transport) -> Gauges:
 
 
 def keep(what: torch.Tensor | torch.nn.Module) -> Any:
-    """Marks a tensor's storage, or whatever is saved inside a module's forward, to stay on the device. Returns it."""
+    """Marks a tensor's storage, or all that a module's forward saves, to stay on the device. Returns its argument."""
     if not isinstance(what, (torch.nn.Module, torch.Tensor)):
         raise TypeError(f"keep: expected a tensor or a module, got {type(what).__name__}.")
     mark_to_keep(what)
@@ -193,7 +198,7 @@ def keep(what: torch.Tensor | torch.nn.Module) -> Any:
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Inside, saves on this thread stay on the device. Without a session it does nothing."""
+    """Saves on this thread stay on the device inside this context. Without a session it does nothing."""
     session = active_session()
     if session is None:
         yield
