@@ -245,7 +245,7 @@ class Session(contextlib.ContextDecorator):
 
     @property
     def recording(self) -> Recording | None:
-        """What one step saved and used. None until one whole step after the warm-up has run, and None in a session
+        """The saves and uses of one step. None until one whole step after the warm-up has run, and None in a session
         that does not measure."""
         return None if self._steps is None else self._steps.recording
 

@@ -27,12 +27,12 @@ from vdnn.testing.deferred.origins import program_origin
 
 
 class Mode(Enum):
-    """When a stream runs its operations. Stream 0 computes, all others copy."""
+    """The time at which a stream runs its operations. Stream 0 computes, all others copy."""
 
     EARLY = "all streams run at once"
-    COPIES_LATE = "computing runs at once, copies when somebody waits for them"
-    COPIES_EARLY = "copies run at once, computing when somebody waits for it"
-    COMPUTE_LATE = "everything runs only when somebody waits for it"
+    COPIES_LATE = "compute runs at once, copies run when the program waits for them"
+    COPIES_EARLY = "copies run at once, compute runs when the program waits for it"
+    COMPUTE_LATE = "all streams run only when the program waits for them"
     RANDOM = "each stream runs a few operations at every call, drawn from the seed"
 
 
@@ -135,7 +135,7 @@ class DeferredAccelerator(TensorDevice):
 
     @property
     def synchronous_operations(self) -> dict[str, int]:
-        """How many calls of each operation could not be deferred: they waited for all streams and ran at once."""
+        """The number of calls, by operation, that could not be deferred: they waited for all streams and ran at once."""
         operations: dict[str, int] = self._extension.synchronous_operations()
         return operations
 
