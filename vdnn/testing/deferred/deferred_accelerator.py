@@ -135,7 +135,7 @@ class DeferredAccelerator(TensorDevice):
 
     @property
     def synchronous_operations(self) -> dict[str, int]:
-        """The number of calls, by operation, that could not be deferred: they waited for all streams and ran at once."""
+        """The number of calls, by operation, that could not be deferred and ran at once after all streams."""
         operations: dict[str, int] = self._extension.synchronous_operations()
         return operations
 
