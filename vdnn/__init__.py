@@ -1,7 +1,7 @@
 """vdnn: trains models whose activations do not fit the GPU, by moving them to pinned host memory and back.
 
-Public names live here and nowhere else. Importing this package needs no torch, no GPU and no compiler; a name
-that needs torch says so when it is touched.
+All public names are defined here. `import vdnn` needs no torch, no GPU and no compiler. A name that needs torch raises
+TorchMissingError on its first use if torch is missing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = [
     "save_on_cpu",
 ]
 
-# Names of the runtime. They are looked up when touched, so that `import vdnn` never imports torch.
+# Names of the runtime. They are imported on their first use, so that `import vdnn` does not import torch.
 _RUNTIME_NAMES = {
     "Session": "vdnn.runtime.session.session",
     "VirtualMachine": "vdnn.runtime.machine.virtual_machine",
@@ -67,7 +67,7 @@ _RUNTIME_NAMES = {
 }
 
 
-# Names of planning, which needs the native core and no torch.
+# Names of planning, which needs the native core but not torch.
 _PLANNING_NAMES = {
     "Advices": "vdnn.advisor.advices",
     "PlanReport": "vdnn.report.plan_report",

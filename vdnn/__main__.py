@@ -1,4 +1,4 @@
-"""`python -m vdnn`: hands over to vdnn.cli.main."""
+"""`python -m vdnn`: calls vdnn.cli.main."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Byte counts as people write them: "12GiB" to 12884901888, and back for messages.
+"""Converts sizes from text to bytes ("12GiB" is 12884901888) and back for messages.
 
-The only place where a size is a string. Inside the package sizes are integers in bytes and their names say
-so. What is refused is refused aloud: a unit that could mean two things ("12G"), a bare fraction, zero, a
-bool. It raises ValueError and TypeError and no class of vdnn.errors, because the sentences of vdnn.errors are
-made with format_bytes: the import goes that way only.
+Elsewhere in the package a size is an integer in bytes, with the unit in its name. parse_bytes refuses a unit that could
+mean two things ("12G"), a fraction without a unit, zero, and a bool. It raises ValueError and TypeError, not the
+classes of vdnn.errors, because vdnn.errors imports this module.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ UNITS: dict[str, int] = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-# What a signed 64-bit count holds. Anything above is a slip of the keyboard on every machine there is.
+# The largest signed 64-bit integer. A larger size is a typing error on every machine.
 MAX_BYTES = 2**63 - 1
 
 _EXPECTED = 'a size such as "12GiB", "1.5 GB" or an int of bytes'
@@ -52,7 +51,7 @@ def format_bytes(count: int) -> str:
     magnitude = abs(count)
     sign = "-" if count < 0 else ""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
-        # From here on two decimals of the smaller unit would read "1024.00".
+        # At and above this, two decimals of the next smaller unit would round to "1024.00".
         if magnitude >= UNITS[unit] * 0.999995:
             return f"{sign}{magnitude / UNITS[unit]:.2f} {unit}"
     return f"{sign}{magnitude} B"
@@ -75,11 +74,11 @@ def _parse_text(text: str) -> int:
 
 
 def _unknown_unit(unit: str) -> str:
-    """Says which units there are, and which of them may have been meant."""
+    """The advice for a unit that is not in UNITS: the two that a short form may mean, or all units."""
     letter = unit[0].upper()
     if unit.lower().rstrip("b").rstrip("i") == letter.lower() and letter in "KMGT":
-        return f"{unit!r} is no unit here; write {letter}iB (powers of 1024) or {letter}B (powers of 1000)."
-    return f"{unit!r} is no unit here; the units are {', '.join(UNITS)}."
+        return f"{unit!r} is not a unit; write {letter}iB (powers of 1024) or {letter}B (powers of 1000)."
+    return f"{unit!r} is not a unit; the units are {', '.join(UNITS)}."
 
 
 def _in_range(count: int, *, shown: str) -> int:

@@ -1,9 +1,9 @@
-"""What can go wrong, as types: each carries its facts as attributes and builds its own sentence from them.
+"""The errors of this package. Each class carries its facts as attributes and builds its message from them.
 
-A sentence says what was expected, what came, and what to do; sizes are always in it. The native core throws
-kinds and facts and no prose: from_native() turns those into these classes, so the wording is here and nowhere
-else. Every class takes its facts as keywords, survives pickle and copy, and is a VdnnError as well as the
-built-in exception that code without knowledge of vdnn would catch. Nothing is logged or retried here.
+A message says what was expected, what came, and what to do, with sizes. The native core throws kinds and facts without
+text, and from_native() turns those into these classes, so all messages are in this module. Every class takes its facts
+as keywords, survives pickle and copy, and is a VdnnError as well as the built-in exception that code which does not
+know vdnn would catch. This module does not log and does not retry.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from vdnn.bytesize import format_bytes
 
 
 class VdnnError(Exception):
-    """The base of every error of this package. `str(error)` is a sentence for a person."""
+    """The base of every error of this package."""
 
     def __reduce__(self) -> tuple[Callable[..., VdnnError], tuple[type[VdnnError], str], dict[str, object]]:
-        # BaseException would call the class with its sentence as the one positional argument; ours take
-        # keywords.
-        return _recompute, (type(self), str(self)), dict(self.__dict__)
+        # BaseException's __reduce__ calls the class with its message as one positional argument. These take keywords.
+        return _restore, (type(self), str(self)), dict(self.__dict__)
 
 
 class InvalidArgumentError(VdnnError, ValueError):
-    """A caller's argument is not what the function takes."""
+    """An argument is not one that the function accepts."""
 
     def __init__(self, *, argument: str, expected: str, got: str) -> None:
         self.argument = argument
@@ -39,8 +38,8 @@ class DeviceMismatchError(VdnnError, ValueError):
         self.what = what
         self.device = device
         super().__init__(
-            f"{_bare(what)} does not belong to device {_bare(device)}. Pass what this device made, or make "
-            "the call on the device that made it."
+            f"{_bare(what)} does not belong to device {_bare(device)}. Pass an object that this device made, or call "
+            "the device that made this one."
         )
 
 
@@ -66,7 +65,7 @@ class DriverError(VdnnError, RuntimeError):
 
 
 class DeviceLostError(VdnnError, RuntimeError):
-    """An asynchronous error: the device's context is lost, and every later call says so."""
+    """An asynchronous error: the device's context is lost, and every later call raises this error again."""
 
     def __init__(self, *, call: str, code_name: str, code: int, first_call: str) -> None:
         self.call = call
@@ -75,14 +74,14 @@ class DeviceLostError(VdnnError, RuntimeError):
         self.first_call = first_call
         seen = "" if first_call in ("", call) else f", first reported by {first_call}"
         super().__init__(
-            f"{call} failed because the device is lost: {code_name} ({code}){seen}. Work that had been "
-            "accepted failed on the device, and nothing there can be trusted. Start the process again; "
-            "CUDA_LAUNCH_BLOCKING=1 finds the kernel at fault."
+            f"{call} failed because the device is lost: {code_name} ({code}){seen}. An earlier operation failed on the "
+            "device, and its memory cannot be trusted. Restart the process; CUDA_LAUNCH_BLOCKING=1 finds the kernel at "
+            "fault."
         )
 
 
 class DriverUnavailableError(VdnnError, RuntimeError):
-    """No driver library, no device, or one that lacks an entry point."""
+    """There is no driver library or no device, or the library lacks an entry point."""
 
     def __init__(self, *, library: str, reason: str) -> None:
         self.library = library
@@ -94,9 +93,8 @@ class DriverUnavailableError(VdnnError, RuntimeError):
 
 
 class PinnedMemoryError(VdnnError, MemoryError):
-    """Host memory: the cap is reached or the system refused the pages. `cap_bytes` is 0 where there is no
-    cap.
-    """
+    """Host memory cannot be pinned: the cap is reached or the system refused the pages. `cap_bytes` is 0 without a
+    cap."""
 
     def __init__(self, *, requested_bytes: int, pinned_bytes: int, cap_bytes: int, reason: str) -> None:
         self.requested_bytes = requested_bytes
@@ -111,16 +109,16 @@ class PinnedMemoryError(VdnnError, MemoryError):
 
 
 class KernelUnavailableError(VdnnError, RuntimeError):
-    """Device code that this build or this device does not have."""
+    """This build or this device does not have a kernel's device code."""
 
     def __init__(self, *, kernel: str, reason: str) -> None:
         self.kernel = kernel
         self.reason = reason
-        super().__init__(f"the kernel {kernel} cannot run here: {_bare(reason)}. `vdnn doctor` lists the kernels.")
+        super().__init__(f"the kernel {kernel} cannot run: {_bare(reason)}. `vdnn doctor` lists the kernels.")
 
 
 class OrderingError(VdnnError, RuntimeError):
-    """Two accesses to one range of memory that nothing orders: a race, named."""
+    """A race: two accesses to one range of memory that no record and wait order."""
 
     def __init__(
         self,
@@ -147,7 +145,7 @@ class OrderingError(VdnnError, RuntimeError):
 
 
 class BudgetError(VdnnError, ValueError):
-    """No plan stays under the budget. `least_bytes` is the smallest one that some plan stays under."""
+    """No plan meets the budget. `least_bytes` is the smallest budget that some plan meets."""
 
     def __init__(self, *, budget_bytes: int, least_bytes: int, where: str, resident_bytes: int) -> None:
         self.budget_bytes = budget_bytes
@@ -156,29 +154,29 @@ class BudgetError(VdnnError, ValueError):
         self.resident_bytes = resident_bytes
         super().__init__(
             f"budget {format_bytes(budget_bytes)} cannot be met: {format_bytes(least_bytes)} are needed at "
-            f"{_bare(where)}, even with everything offloaded; {format_bytes(resident_bytes)} were there when the step "
-            f"began. Raise the budget to {format_bytes(least_bytes)} ({least_bytes} bytes), or make the batch smaller."
+            f"{_bare(where)}, even with everything offloaded; {format_bytes(resident_bytes)} were allocated when the "
+            f"step began. Raise the budget to {format_bytes(least_bytes)} ({least_bytes} bytes), or make the batch "
+            "smaller."
         )
 
 
 class IntegrityError(VdnnError, RuntimeError):
-    """Bytes that came back are not the bytes that left."""
+    """A reload returned other bytes than were offloaded."""
 
     def __init__(self, *, storages: int, first: str, step: int) -> None:
         self.storages = storages
         self.first = first
         self.step = step
         super().__init__(
-            f"{storages} storages came back with other bytes than they left with, in step {step}; the first is "
+            f"{storages} storages were reloaded with other bytes than were offloaded, in step {step}; the first is "
             f"{_bare(first)}. The gradients of this step are wrong: do not use them. Memory or the link may be at "
-            "fault, or something wrote to a storage while it was away."
+            "fault, or something wrote to a storage while it was on the host."
         )
 
 
 class OperandModifiedError(VdnnError, RuntimeError):
-    """A discarded tensor cannot be recomputed: what it is made of was written to. Begins as autograd's error does,
-    which plain PyTorch raises where it has saved that operand.
-    """
+    """A discarded tensor cannot be recomputed, because an operand of its recipe was modified. The message begins like
+    the error of autograd that PyTorch raises if it has saved that operand."""
 
     def __init__(self, *, recomputed: str, recipe: str, operand: str, found: int, expected: int) -> None:
         self.recomputed = recomputed
@@ -189,20 +187,19 @@ class OperandModifiedError(VdnnError, RuntimeError):
         super().__init__(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
             f"[{_bare(operand)}] is at version {found}; expected version {expected} instead. vdnn recomputes "
-            f"{_bare(recomputed)} from it, by {_bare(recipe)}. Write to it after the backward, or use "
+            f"{_bare(recomputed)} from it, by {_bare(recipe)}. Modify it after the backward pass, or use "
             "vdnn.offload(recompute=False)."
         )
 
     def of(self, recomputed: str) -> OperandModifiedError:
-        """The same of a storage that is known by name."""
+        """The same error with a name for the recomputed storage."""
         facts = {"recipe": self.recipe, "operand": self.operand, "found": self.found, "expected": self.expected}
         return OperandModifiedError(recomputed=recomputed, **facts)  # type: ignore[arg-type]
 
 
 class RecomputeError(VdnnError, RuntimeError):
-    """A recheck found that what was recomputed is not what had been discarded. Steps count from 0; `since` is the first
-    that may be concerned.
-    """
+    """A recheck found that a recomputed storage differs from the discarded one. Steps count from 0, and `since` is the
+    first that may be affected."""
 
     def __init__(self, *, storages: int, first: str, recipe: str, step: int, since: int) -> None:
         self.storages = storages
@@ -210,20 +207,18 @@ class RecomputeError(VdnnError, RuntimeError):
         self.recipe = recipe
         self.step = step
         self.since = since
-        concerned = f"step {step}" if since >= step else f"step {step}, and may be wrong since step {since}"
+        affected = f"step {step}" if since >= step else f"step {step}, and may be wrong since step {since}"
         super().__init__(
-            f"{storages} storages were recomputed with other bytes than they had, in step {step}; the first is "
-            f"{_bare(first)}, by {_bare(recipe)}. The gradients are wrong in {concerned}: go back to a checkpoint from "
-            "before that step. Something that vdnn cannot see was written between forward and backward, such as a "
-            "parameter through .data. This recipe is not followed any more in this process; "
+            f"{storages} storages were recomputed with other bytes than were discarded, in step {step}; the first is "
+            f"{_bare(first)}, by {_bare(recipe)}. The gradients are wrong in {affected}: return to a checkpoint from "
+            "before that step. The program modified an operand between forward and backward in a way that vdnn cannot "
+            "see, such as a write to a parameter through .data. This process does not follow the recipe again; "
             "vdnn.offload(recompute=False) follows none."
         )
 
 
 class TorchMissingError(VdnnError, ImportError):
-    """The runtime was touched where torch is absent or too old. `found` is what was found: a version or a
-    reason.
-    """
+    """The runtime needs torch, which is missing or too old. `found` says which: a version or a reason."""
 
     def __init__(self, *, found: str, needed: str) -> None:
         self.found = found
@@ -232,18 +227,18 @@ class TorchMissingError(VdnnError, ImportError):
 
 
 class CoreMissingError(VdnnError, ImportError):
-    """The package lies in `folder` without its native core: a copy of the source that was not built."""
+    """The package in `folder` has no native core: it is source that was not built."""
 
     def __init__(self, *, folder: str) -> None:
         self.folder = folder
         super().__init__(
-            f"this part of vdnn needs its native core, which is not in {folder}: that is source which was not built. "
-            "Leave that folder to use the vdnn that is installed, or run `make build` there."
+            f"this part of vdnn needs its native core, which is not in {folder}: that is source that was not built. "
+            "Run Python in another folder to use the installed vdnn, or run `make build` there."
         )
 
 
 class LibraryMissingError(VdnnError, ImportError):
-    """An integration whose library is not installed. `extra` is the one of vdnn that brings it."""
+    """The library of an integration is not installed. `extra` is vdnn's extra that installs it."""
 
     def __init__(self, *, integration: str, library: str, extra: str) -> None:
         self.integration = integration
@@ -256,7 +251,7 @@ class LibraryMissingError(VdnnError, ImportError):
 
 
 class CombinationError(VdnnError, ValueError):
-    """Two things that do not work together, found before training starts."""
+    """vdnn and another option or library do not work together. Raised before training starts."""
 
     def __init__(self, *, ours: str, theirs: str, reason: str, way_out: str) -> None:
         self.ours = ours
@@ -267,14 +262,14 @@ class CombinationError(VdnnError, ValueError):
 
 
 class RankError(VdnnError, RuntimeError):
-    """One rank cannot go on, and so none does. Raised on all of them, between two steps."""
+    """One rank cannot continue, so no rank does. Raised on all ranks, between two steps."""
 
     def __init__(self, *, rank: int, ranks: int, reason: str) -> None:
         self.rank = rank
         self.ranks = ranks
         self.reason = reason
         super().__init__(
-            f"rank {rank} of {ranks} cannot go on: {_bare(reason)}. All ranks stop here, between two steps, so that "
+            f"rank {rank} of {ranks} cannot continue: {_bare(reason)}. All ranks stop here, between two steps, so that "
             "none waits for it."
         )
 
@@ -293,9 +288,10 @@ _FROM_NATIVE: dict[str, Callable[..., VdnnError]] = {
 
 
 def from_native(kind: str, facts: Mapping[str, str | int]) -> VdnnError:
-    """The error that the native core threw as (kind, facts). Never raises: a kind or facts that are not known
-    here become a plain VdnnError that shows them, since losing the first error to a second one helps
-    nobody.
+    """The error that the native core threw as (kind, facts).
+
+    Never raises, so that a second error does not hide the first. An unknown kind, or facts that do not fit, become a
+    plain VdnnError that shows them.
     """
     known = _FROM_NATIVE.get(kind)
     if known is not None:
@@ -304,15 +300,18 @@ def from_native(kind: str, facts: Mapping[str, str | int]) -> VdnnError:
         except (TypeError, ValueError):
             pass
     shown = ", ".join(f"{name}={value!r}" for name, value in facts.items())
-    return VdnnError(f"the native core reported {kind} ({shown}), which this version of vdnn.errors has no words for.")
+    return VdnnError(
+        f"the native core reported {kind} ({shown}), which this vdnn.errors does not know. Reinstall vdnn, so that "
+        "both are of one version."
+    )
 
 
 def _bare(text: str) -> str:
-    """`text` without its closing full stop, to stand inside a sentence."""
+    """`text` without its final period, for use inside a sentence."""
     return text.rstrip().removesuffix(".")
 
 
-def _recompute(kind: type[VdnnError], sentence: str) -> VdnnError:
-    """An error as pickle and copy make it: the sentence here, the facts by the state that follows."""
-    # Not kind.__new__: the one that MemoryError brings refuses to make a class of several bases.
-    return BaseException.__new__(kind, sentence)
+def _restore(kind: type[VdnnError], message: str) -> VdnnError:
+    """Makes an error for pickle and copy, with its message. The state that follows sets its facts."""
+    # Not kind.__new__: MemoryError's refuses a class with several bases.
+    return BaseException.__new__(kind, message)

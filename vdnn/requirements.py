@@ -1,8 +1,8 @@
-"""What vdnn needs at run time, the native core and torch, and clear errors where one is missing.
+"""Checks that the native core and torch can be imported, and raises an error with instructions if not.
 
 `import vdnn` works without torch: the planner, the doctor and the native core do not need it. So torch is imported by
 name, inside a function, when the runtime is first used (docs/decisions/0001-torch-is-a-runtime-dependency-only.md).
-The core is missing where Python finds the source folder, in which nothing is built, before the installed package.
+The core is missing if Python finds a source folder that was not built before it finds the installed package.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ def require_core() -> None:
 
 
 def require_torch() -> None:
-    """Returns if a torch that the runtime can use is importable; else raises TorchMissingError."""
+    """Raises TorchMissingError unless a torch that the runtime accepts can be imported."""
     version = torch_version()
     if not in_range(version):
         raise TorchMissingError(found=f"torch {version} is installed", needed=NEEDED)
 
 
 def torch_version() -> str:
-    """The version of the torch that an import gives. Raises TorchMissingError if the import fails, however it
-    fails: a torch whose libraries do not load (OSError) is as absent as one that is not installed.
-    """
+    """The version of the torch that an import gives. Raises TorchMissingError if the import fails for any reason, such
+    as an OSError because its libraries do not load."""
     try:
         return str(importlib.import_module("torch").__version__)
     except ModuleNotFoundError as error:
@@ -48,8 +47,7 @@ def torch_version() -> str:
 
 
 def in_range(version: str) -> bool:
-    """Whether `version` ("2.13.0+cpu") is one the runtime accepts. A version that cannot be read is accepted:
-    a development build is newer far more often than older.
-    """
+    """True if the runtime accepts `version`, such as "2.13.0+cpu". A version that cannot be parsed is accepted:
+    development builds are usually newer than releases."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return match is None or (int(match[1]), int(match[2])) >= _OLDEST

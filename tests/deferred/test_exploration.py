@@ -76,5 +76,5 @@ def test_all_orders_are_tried_and_none_twice() -> None:
 
 def test_too_many_orders_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vdnn.testing.deferred.exploration.MOST_ORDERS", 2)
-    with pytest.raises(Exception, match="more than 2 orders: make the program smaller"):
+    with pytest.raises(Exception, match="more than 2 orders. Make it smaller"):
         list(explore(two_streams(waits=False)))

@@ -52,7 +52,7 @@ def test_loaded_before_it_works() -> None:
 @pytest.mark.parametrize(
     ("hidden", "said"),
     [
-        ("ninja", "ninja is not installed: pip install ninja"),
+        ("ninja", "ninja is not installed. Run pip install ninja"),
         ("no-such-compiler", "there is no C++ compiler: 'no-such-compiler' is not on PATH"),
     ],
 )

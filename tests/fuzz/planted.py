@@ -35,9 +35,9 @@ def nothing(*arguments: Any, **named: Any) -> None:
 
 def facts_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """1: eps and bias are those that a module's attributes say."""
-    leave = SessionRecipes.behind_module
+    leave = SessionRecipes.after_module
 
-    def behind_module(self: SessionRecipes, module: torch.nn.Module, args: object, output: object) -> None:
+    def after_module(self: SessionRecipes, module: torch.nn.Module, args: object, output: object) -> None:
         leave(self, module, args, output)
         node: Any = output.grad_fn if isinstance(output, torch.Tensor) else None
         for _ in range(3 if isinstance(module, _NORMS) else 0):
@@ -50,7 +50,7 @@ def facts_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
             node = node.next_functions[0][0] if node.next_functions else None
 
     monkeypatch.setattr(norm_calls, "_note", nothing)
-    monkeypatch.setattr(SessionRecipes, "behind_module", behind_module)
+    monkeypatch.setattr(SessionRecipes, "after_module", after_module)
 
 
 def counters_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def all_have_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def taken(self: Packer, tensor: torch.Tensor, reason: Kept, nbytes: int) -> Any:
         if reason is Kept.SUBCLASS and (tensor.is_nested or tensor._is_zerotensor()):
-            return self._take(tensor, tensor, tensor.untyped_storage(), tensor.grad_fn, nbytes)
+            return self._pack_movable(tensor, tensor, tensor.untyped_storage(), tensor.grad_fn, nbytes)
         return keep(self, tensor, reason, nbytes)
 
     monkeypatch.setattr(hooks, "transform_level", lambda: None)

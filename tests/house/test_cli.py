@@ -60,7 +60,7 @@ def helped(capsys: pytest.CaptureFixture[str], *command: str) -> list[str]:
         (["plan", "a:b", "--batches", "1"], ["vdnn plan: there is no option --batches: did you mean '--batch'?"]),
         (["plan", "a:b", "--bogus=1"], ["vdnn plan: there is no option --bogus", "Try `vdnn plan --help`."]),
         (["plan", "a:b"], ["vdnn plan: the following arguments are required: --batch"]),
-        (["plan", "a:b", "c:d", "--batch", "1"], ["vdnn plan: there is more than it takes: c:d"]),
+        (["plan", "a:b", "c:d", "--batch", "1"], ["vdnn plan: unexpected arguments: c:d"]),
         (
             ["plan", "a:b", "--batch", "1", "--optimizer", "adm"],
             ["vdnn plan: argument --optimizer: expected one of sgd, momentum, adamw, got 'adm': did you mean 'adamw'?"],

@@ -33,8 +33,8 @@ def test_touching_what_needs_the_core_says_where_it_is_missing_and_what_to_do(un
     done = started(unbuilt, "-c", "import vdnn\nvdnn.offload")
     assert done.stderr.splitlines()[-1] == (
         "vdnn.errors.CoreMissingError: this part of vdnn needs its native core, which is not in "
-        f"{unbuilt / 'vdnn'}: that is source which was not built. Leave that folder to use the vdnn that is installed, "
-        "or run `make build` there."
+        f"{unbuilt / 'vdnn'}: that is source that was not built. Run Python in another folder to use the installed "
+        "vdnn, or run `make build` there."
     )
     done = started(unbuilt, "-m", "vdnn", "plan", "a:b", "--batch", "1")
     assert (done.returncode, done.stderr.startswith("vdnn plan: this part of vdnn needs its native core")) == (2, True)

@@ -27,9 +27,8 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
         errors.DeviceMismatchError,
         ValueError,
         {"what": "stream 3 of device 1", "device": "2 (sim)"},
-        "stream 3 of device 1 does not belong to device 2 (sim). Pass what this device made, or make the "
-        "call on the "
-        "device that made it.",
+        "stream 3 of device 1 does not belong to device 2 (sim). Pass an object that this device made, or call the "
+        "device that made this one.",
     ),
     (
         errors.ClosedError,
@@ -53,9 +52,8 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
             "first_call": "cuStreamSynchronize",
         },
         "cuEventQuery failed because the device is lost: CUDA_ERROR_ILLEGAL_ADDRESS (700), first reported "
-        "by cuStreamSynchronize. Work that had been accepted failed on the device, and nothing there can be "
-        "trusted. "
-        "Start the process again; CUDA_LAUNCH_BLOCKING=1 finds the kernel at fault.",
+        "by cuStreamSynchronize. An earlier operation failed on the device, and its memory cannot be trusted. "
+        "Restart the process; CUDA_LAUNCH_BLOCKING=1 finds the kernel at fault.",
     ),
     (
         errors.DriverUnavailableError,
@@ -68,7 +66,7 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
         ValueError,
         {"budget_bytes": 2 * GIB, "least_bytes": 3 * GIB, "where": "point 7", "resident_bytes": GIB},
         "budget 2.00 GiB cannot be met: 3.00 GiB are needed at point 7, even with everything offloaded; 1.00 GiB were "
-        "there when the step began. Raise the budget to 3.00 GiB (3221225472 bytes), or make the batch smaller.",
+        "allocated when the step began. Raise the budget to 3.00 GiB (3221225472 bytes), or make the batch smaller.",
     ),
     (
         errors.OperandModifiedError,
@@ -82,7 +80,7 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
         },
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
         "[torch.FloatTensor [16]] is at version 2; expected version 1 instead. vdnn recomputes float32 [8, 16] "
-        "saved in ReLU from it, by relu <- batch_norm. Write to it after the backward, or use "
+        "saved in ReLU from it, by relu <- batch_norm. Modify it after the backward pass, or use "
         "vdnn.offload(recompute=False).",
     ),
     (
@@ -95,19 +93,19 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
             "step": 70,
             "since": 65,
         },
-        "2 storages were recomputed with other bytes than they had, in step 70; the first is float32 [8, 16] saved in "
-        "ReLU, by relu <- batch_norm. The gradients are wrong in step 70, and may be wrong since step 65: go back to a "
-        "checkpoint from before that step. Something that vdnn cannot see was written between forward and backward, "
-        "such as a parameter through .data. This recipe is not followed any more in this process; "
-        "vdnn.offload(recompute=False) follows none.",
+        "2 storages were recomputed with other bytes than were discarded, in step 70; the first is float32 [8, 16] "
+        "saved in ReLU, by relu <- batch_norm. The gradients are wrong in step 70, and may be wrong since step 65: "
+        "return to a checkpoint from before that step. The program modified an operand between forward and backward "
+        "in a way that vdnn cannot see, such as a write to a parameter through .data. This process does not follow "
+        "the recipe again; vdnn.offload(recompute=False) follows none.",
     ),
     (
         errors.IntegrityError,
         RuntimeError,
         {"storages": 2, "first": "4096 bytes saved as number 3", "step": 5},
-        "2 storages came back with other bytes than they left with, in step 5; the first is 4096 bytes saved as number "
-        "3. The gradients of this step are wrong: do not use them. Memory or the link may be at fault, or something "
-        "wrote to a storage while it was away.",
+        "2 storages were reloaded with other bytes than were offloaded, in step 5; the first is 4096 bytes saved as "
+        "number 3. The gradients of this step are wrong: do not use them. Memory or the link may be at fault, or "
+        "something wrote to a storage while it was on the host.",
     ),
     (
         errors.PinnedMemoryError,
@@ -125,7 +123,7 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
         errors.KernelUnavailableError,
         RuntimeError,
         {"kernel": "vdnn_pack_bits", "reason": "built without nvcc"},
-        "the kernel vdnn_pack_bits cannot run here: built without nvcc. `vdnn doctor` lists the kernels.",
+        "the kernel vdnn_pack_bits cannot run: built without nvcc. `vdnn doctor` lists the kernels.",
     ),
     (
         errors.OrderingError,
@@ -153,8 +151,8 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
         errors.CoreMissingError,
         ImportError,
         {"folder": "/src/vdnn"},
-        "this part of vdnn needs its native core, which is not in /src/vdnn: that is source which was not built. "
-        "Leave that folder to use the vdnn that is installed, or run `make build` there.",
+        "this part of vdnn needs its native core, which is not in /src/vdnn: that is source that was not built. "
+        "Run Python in another folder to use the installed vdnn, or run `make build` there.",
     ),
     (
         errors.LibraryMissingError,
@@ -173,8 +171,8 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
         errors.RankError,
         RuntimeError,
         {"rank": 3, "ranks": 8, "reason": "budget 1.00 GiB cannot be met."},
-        "rank 3 of 8 cannot go on: budget 1.00 GiB cannot be met. All ranks stop here, between two steps, so that none "
-        "waits for it.",
+        "rank 3 of 8 cannot continue: budget 1.00 GiB cannot be met. All ranks stop here, between two steps, so that "
+        "none waits for it.",
     ),
 ]
 NATIVE_KINDS = {

@@ -193,7 +193,7 @@ def test_a_model_that_the_trainer_compiles_as_a_whole_trains_the_same_and_is_war
     callback = OffloadCallback(device="sim", min_bytes=0)
     assert_same(plain, train_with(callback, tmp_path, gpt(), **options))
     torch._dynamo.reset()
-    assert "compiled as a whole needs all that it saved back at once" in caplog.text
+    assert "compiled as a whole needs all of its saved tensors back at once" in caplog.text
     assert "Compile its layers instead" in caplog.text
 
 

@@ -29,7 +29,7 @@ def test_a_budget_that_one_rank_cannot_meet_stops_all_with_its_words() -> None:
         Ranks(2).run(agreeing.one_cannot_meet_its_budget)
     assert sorted(failure.value.said) == [0, 1]
     for said in failure.value.said.values():
-        assert "RankError: rank 1 of 2 cannot go on: budget 1.00 KiB cannot be met" in said
+        assert "RankError: rank 1 of 2 cannot continue: budget 1.00 KiB cannot be met" in said
         assert "All ranks stop here, between two steps" in said
 
 
@@ -37,7 +37,7 @@ def test_a_rank_that_never_comes_is_waited_for_no_longer_than_the_limit() -> Non
     with pytest.raises(RankFailed) as failure:
         Ranks(2).run(agreeing.one_does_not_come)
     assert list(failure.value.said) == [0]
-    assert "rank 0 of 2 cannot go on: the others did not agree on a plan within 2 s" in failure.value.said[0]
+    assert "rank 0 of 2 cannot continue: the others did not agree on a plan within 2 s" in failure.value.said[0]
 
 
 def plan(name: str) -> Plan:
@@ -77,5 +77,5 @@ def test_a_session_is_opened_with_its_share(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("said", ["none", "0", "-1", ""])
 def test_a_count_of_ranks_that_is_none_is_refused(said: str) -> None:
-    with pytest.raises(ValueError, match="LOCAL_WORLD_SIZE: expected how many processes train on this node"):
+    with pytest.raises(ValueError, match="LOCAL_WORLD_SIZE: expected the number of processes on this node"):
         host_bytes_of_rank({"LOCAL_WORLD_SIZE": said})

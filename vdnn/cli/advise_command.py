@@ -1,4 +1,4 @@
-"""`python -m vdnn advise`: finds the user's function, examines the training it makes, and prints what would help."""
+"""`vdnn advise`: imports the user's function, examines the training that it makes, and prints the advice."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from vdnn.requirements import require_core, require_torch
 def add_advise_command(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "advise",
-        help="what would make a training faster or smaller, each with its gain? Needs no GPU",
+        help="says what would make a training faster or smaller, and by how much. Needs no GPU",
         usage="%(prog)s TRAINING [--batch N] [--hardware NAME] [--budget SIZE] [options]",
-        description="Looks at one training and says what would make it faster or smaller: a few real steps of its loop "
-        "are watched, then a step is rehearsed without data, as it is and with each change.",
-        epilog="my_training.py holds a function that returns (model, loader, optimizer), the same and the loss, or "
-        "something with `model`, `loader`, `optimizer` and `loss` or `step(model, optimizer, batch)`:\n"
+        description="Examines one training and says what would make it faster or smaller: watches a few real steps of "
+        "its loop, then rehearses a step without data, unchanged and with each change.",
+        epilog="my_training.py defines a function that returns (model, loader, optimizer), (model, loader, optimizer, "
+        "loss), or an object with `model`, `loader`, `optimizer` and `loss` or `step(model, optimizer, batch)`:\n"
         "  def build():\n"
         "      model = MyNet()\n"
         "      loader = DataLoader(MyData(), batch_size=64)\n"
         "      return model, loader, torch.optim.AdamW(model.parameters()), nn.CrossEntropyLoss()\n\n"
-        "With --batch it is a function of the batch size, as `vdnn plan` takes it, and no real step runs.\n\n"
+        "With --batch it is a function of the batch size, as for `vdnn plan`, and no real step runs.\n\n"
         "examples:\n"
         "  %(prog)s my_training.py:build --hardware h100\n"
         "  %(prog)s my_model.py:build --batch 256 --optimizer adamw --budget 12GiB",
     )
     training = command.add_argument_group("the training")
-    training.add_argument("function", metavar="TRAINING", help="FILE.py:FUNCTION or MODULE:FUNCTION, found from here")
-    training.add_argument("--batch", type=int, metavar="N", help="the batch size it is called with; default: nothing")
+    training.add_argument("function", metavar="TRAINING", help="FILE.py:FUNCTION or MODULE:FUNCTION")
+    training.add_argument("--batch", type=int, metavar="N", help="the function's argument. Default: it is given none")
     training.add_argument("--optimizer", choices=("sgd", "momentum", "adamw"), help="with --batch: adds its step")
-    training.add_argument("--steps", type=int, default=3, metavar="N", help="real steps to watch; default: 3")
+    training.add_argument("--steps", type=int, default=3, metavar="N", help="real steps to watch. Default: 3")
     card = command.add_argument_group("the card")
     card.add_argument(
         "--hardware",
         metavar="NAME",
-        help=f"one of {', '.join(profile_names())}; a profile of your own (a .json file); or measured: the GPU here. "
-        "Default: the GPU here, or h100",
+        help=f"one of {', '.join(profile_names())}; a profile of your own (a .json file); or measured: this machine's "
+        "GPU. Default: this machine's GPU, or h100",
     )
-    card.add_argument("--budget", metavar="SIZE", help="what a step may use: 12GiB, or 80%%. Default: all of the card")
-    shown = command.add_argument_group("what is shown")
-    shown.add_argument("--json", action="store_true", help="print one JSON object")
+    card.add_argument("--budget", metavar="SIZE", help="memory of a step: 12GiB, or 80%%. Default: the whole card")
+    output = command.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run_advise_command(options: argparse.Namespace) -> int:
-    """0: looked, whatever was found. 2: called wrongly. 130: interrupted."""
+    """Returns the exit code. 0: examined, with any result. 2: called wrongly. 130: interrupted."""
     try:
         require_torch()
         require_core()
@@ -72,7 +72,7 @@ def _advise(options: argparse.Namespace) -> Any:
     on_progress = _progress if sys.stderr.isatty() else lambda doing: None
     if options.batch is None:
         if options.optimizer is not None:
-            raise ValueError("--optimizer: only with --batch; a loop brings its own.")
+            raise ValueError("--optimizer: expected together with --batch only. A loop has an optimizer of its own.")
         parts = _loop_parts(make())
         return advise(
             **parts,
@@ -89,7 +89,7 @@ def _advise(options: argparse.Namespace) -> Any:
 
 
 def _loop_parts(made: Any) -> dict[str, Any]:
-    """As keywords of vdnn.advise."""
+    """The keyword arguments of vdnn.advise, from the return value of the user's function."""
     if isinstance(made, tuple) and not hasattr(made, "loader") and len(made) in (3, 4):
         return dict(zip(("model", "loader", "optimizer", "loss"), made, strict=False))
     if all(hasattr(made, name) for name in ("model", "loader", "optimizer")):
@@ -97,13 +97,13 @@ def _loop_parts(made: Any) -> dict[str, Any]:
         return {**parts, "loss": getattr(made, "loss", None), "step": getattr(made, "step", None)}
     size = f" of {len(made)}" if isinstance(made, tuple) else ""
     raise ValueError(
-        "the function is to return (model, loader, optimizer), (model, loader, optimizer, loss), or something with "
-        f"`model`, `loader` and `optimizer`; it returned a {type(made).__name__}{size}. One that returns "
-        "(model, inputs, loss) is called with --batch."
+        "the function must return (model, loader, optimizer), (model, loader, optimizer, loss), or an object with "
+        f"`model`, `loader` and `optimizer`, but it returned a {type(made).__name__}{size}. For a function that "
+        "returns (model, inputs, loss), pass --batch."
     )
 
 
 def _progress(doing: str) -> None:
-    """One line on a terminal, over the last."""
+    """Writes one line to a terminal, over the previous one."""
     sys.stderr.write(f"\r\x1b[K{doing}")
     sys.stderr.flush()

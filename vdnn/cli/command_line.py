@@ -1,6 +1,7 @@
-"""How every command of vdnn speaks: help that fits the window and keeps examples as written, errors of two lines.
+"""The parser and help text that all commands share.
 
-A word that is not known is answered with the nearest one that is. Exit code 2: called wrongly.
+Help fits the terminal and keeps the lines of examples. An error is two lines, and exits with 2. The error for an
+unknown word suggests the nearest known one.
 """
 
 from __future__ import annotations
@@ -13,27 +14,26 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, final
 
-# Longer lines are hard to read, shorter ones leave no room beside the names of options.
+# Wider lines are hard to read, narrower ones leave no room beside the names of options.
 _WIDEST, _NARROWEST = 100, 50
 _HELP_COLUMN = 26
-# What a shell reports of a program that was interrupted.
-INTERRUPTED = 130
+INTERRUPTED = 130  # the exit code that a shell reports for an interrupted program
 
 
 def program_name() -> str:
-    """What the user typed: `vdnn`, or `python -m vdnn`."""
+    """The command that the user typed: `vdnn` or `python -m vdnn`."""
     return "python -m vdnn" if Path(sys.argv[0]).parts[-2:] == ("vdnn", "__main__.py") else "vdnn"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`: did you mean 'plan'?`, or nothing where no known word is near."""
+    """`: did you mean 'plan'?`, or an empty string if no known word is similar."""
     found = difflib.get_close_matches(word, list(known), n=1)
     return f": did you mean {found[0]!r}?" if found else ""
 
 
 @final
 class HelpText(argparse.HelpFormatter):
-    """Wraps paragraphs to the window; lines that begin with a space, such as examples, stay as they are."""
+    """Wraps paragraphs to the terminal. Lines that begin with a space, such as examples, are not wrapped."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         columns = shutil.get_terminal_size((_WIDEST, 24)).columns - 2
@@ -59,30 +59,30 @@ class HelpText(argparse.HelpFormatter):
         text = super()._format_action(action)
         if action.nargs != argparse.PARSER:
             return text
-        # The list of commands comes under a line of its own that says nothing, and further in than all else.
+        # argparse puts a heading without text above the list of commands and indents the list by two more columns.
         return "".join(line[2:] for line in text.splitlines(keepends=True)[1:])
 
 
 @final
 class CommandParser(argparse.ArgumentParser):
-    """A parser of one command, or of vdnn's first word."""
+    """The parser of one command, or of vdnn itself."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=HelpText, add_help=False, **options)
-        self.add_argument("-h", "--help", action="help", help="show this and stop")
+        self.add_argument("-h", "--help", action="help", help="show this help and exit")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuses an unknown option before a missing one: who writes --batches misses --batch for that reason."""
+        """Reports an unknown option before a missing one: a user who types --batches also lacks --batch."""
         if self._subparsers is not None:
             return super().parse_known_args(args, namespace)
         self._refuse_unknown_options(sys.argv[1:] if args is None else args)
         options, rest = super().parse_known_args(args, namespace)
-        if rest:  # said here, where the command is known whose help is wanted
-            self.error(f"there is more than it takes: {' '.join(rest)}")
+        if rest:  # reported here because this parser knows which command's help to suggest
+            self.error(f"unexpected arguments: {' '.join(rest)}")
         return options, rest
 
     def format_help(self) -> str:
-        # What a command does comes first, --help last.
+        # The group with --help comes last.
         self._action_groups.sort(key=lambda group: group is self._optionals)
         return super().format_help()
 
@@ -101,8 +101,8 @@ class CommandParser(argparse.ArgumentParser):
         names = ", ".join(map(str, action.choices))
         if action.nargs == argparse.PARSER:
             self.error(f"there is no command {value!r}{nearest(value, action.choices) or f'. There are: {names}.'}")
-        said = nearest(str(value), map(str, action.choices))
-        raise argparse.ArgumentError(action, f"expected one of {names}, got {value!r}{said}")
+        suggestion = nearest(str(value), map(str, action.choices))
+        raise argparse.ArgumentError(action, f"expected one of {names}, got {value!r}{suggestion}")
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\nTry `{self.prog} --help`.\n")

@@ -1,7 +1,7 @@
-"""The command line: `vdnn <command>`, or `python -m vdnn`. Commands are thin; what they do lives in the rooms below.
+"""The command line: `vdnn <command>`, or `python -m vdnn`. Commands parse and print; other packages do the work.
 
-Exit codes: 0 the command did its work, 1 it did and the answer is no, 2 it was called wrongly. `doctor` works where
-things are missing, so a missing GPU, driver, torch or extension is a finding and leaves the exit code at 0.
+Exit codes: 0 the command did its work, 1 it did and the answer is no, 2 it was called wrongly. `doctor` reports a
+missing GPU, driver, torch or extension as a finding and exits with 0.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from vdnn.cli.plan_command import add_plan_command, run_plan_command
 from vdnn.cli.report_command import add_report_command, run_report_command
 from vdnn.doctor import examine, render_json, render_text
 
-# What a shell reports of a program whose reader went away.
-_NO_READER = 141
+_BROKEN_PIPE = 141  # the exit code that a shell reports for a program whose reader closed the pipe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code; `arguments` are those of the process by default."""
+    """Runs one command and returns the exit code. `arguments` defaults to those of the process."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.command is None:
@@ -36,9 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `vdnn doctor | head -1`
-        # Python flushes once more when it ends, and would complain.
+        # Python flushes stdout again at exit, which would print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _NO_READER
+        return _BROKEN_PIPE
     return code
 
 
@@ -57,18 +56,18 @@ def _parser() -> CommandParser:
     parser = CommandParser(
         prog=name,
         usage="%(prog)s COMMAND [options]",
-        description="Trains PyTorch models whose activations do not fit the GPU: what the backward pass needs goes to "
-        "host memory and back, is recomputed or compressed, as a plan says.",
+        description="Trains PyTorch models whose activations do not fit the GPU: tensors that the backward pass needs "
+        "are offloaded to host memory, recomputed or compressed, according to a plan.",
         epilog="examples:\n"
         "  %(prog)s doctor\n"
         "  %(prog)s plan my_model.py:build --batch 256 --hardware titan-x --save run\n"
         "  %(prog)s report run --html report.html\n\n"
         "Training itself needs no command:\n"
         "  with vdnn.offload(budget='12GiB'):\n"
-        "      ...  # the loop, as it is\n\n"
-        "`%(prog)s COMMAND --help` says more of each.",
+        "      ...  # the training loop, unchanged\n\n"
+        "`%(prog)s COMMAND --help` shows the options of a command.",
     )
-    parser.add_argument("--version", action="version", version=f"vdnn {__version__}", help="show the version and stop")
+    parser.add_argument("--version", action="version", version=f"vdnn {__version__}", help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", prog=name)
     _add_doctor(commands)
     add_plan_command(commands)
@@ -80,10 +79,10 @@ def _parser() -> CommandParser:
 def _add_doctor(commands: Any) -> None:
     doctor: argparse.ArgumentParser = commands.add_parser(
         "doctor",
-        help="what this machine has for vdnn, and what that means",
+        help="shows what this machine has for vdnn, and what that means",
         usage="%(prog)s [--json]",
         description="Reports what this machine has for vdnn: the native core, torch, driver, GPUs, the link, host "
-        "memory and its limits. Exits with 0 whenever it could report: what is missing is a finding, not a failure. "
+        "memory and its limits. Exits with 0 also if something is missing: that is a finding, not a failure. "
         "With a GPU it measures the link, which takes a second or two.",
         epilog="examples:\n  %(prog)s\n  %(prog)s --json > doctor.json",
     )

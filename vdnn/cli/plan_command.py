@@ -1,4 +1,4 @@
-"""`vdnn plan`: finds the user's function, plans its step, and prints what comes of it."""
+"""`vdnn plan`: imports the user's function, plans a step of its model, and prints the result."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _SEARCHED_BATCHES = 1 << 20
 def add_plan_command(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "plan",
-        help="will a model fit a card, and what will a step take? Needs no GPU",
+        help="says whether a model fits a card, and what a step takes. Needs no GPU",
         usage="%(prog)s MODEL --batch N [--hardware NAME] [--budget SIZE] [options]",
-        description="Rehearses one training step of your model without data on a card that need not be there, plans "
-        "what leaves the device, and runs the plan in virtual time.",
-        epilog="my_model.py holds a function of the batch size that returns (model, inputs), (model, inputs, loss), or "
-        "something with `model` and `step()`:\n"
+        description="Rehearses one training step of your model without data on a card that need not be present, plans "
+        "what to offload and recompute, and runs the plan in virtual time.",
+        epilog="my_model.py defines a function of the batch size that returns (model, inputs), (model, inputs, loss), "
+        "or an object with `model` and `step()`:\n"
         "  def build(batch):\n"
         "      return MyNet(), torch.randn(batch, 3, 224, 224)\n\n"
         "examples:\n"
@@ -38,40 +38,41 @@ def add_plan_command(commands: Any) -> None:
         "  %(prog)s my_package.models:build --batch 64 --save run && vdnn report run",
     )
     step = command.add_argument_group("the step")
-    step.add_argument("function", metavar="MODEL", help="FILE.py:FUNCTION or MODULE:FUNCTION, found from here")
-    step.add_argument("--batch", type=int, required=True, metavar="N", help="the batch size it is called with")
+    step.add_argument("function", metavar="MODEL", help="FILE.py:FUNCTION or MODULE:FUNCTION")
+    step.add_argument("--batch", type=int, required=True, metavar="N", help="the batch size, the function's argument")
     step.add_argument("--optimizer", choices=("sgd", "momentum", "adamw"), help="adds its state and its step")
     card = command.add_argument_group("the card")
     card.add_argument(
         "--hardware",
         default="h100",
         metavar="NAME",
-        help=f"one of {', '.join(profile_names())}; a profile of your own (a .json file); or measured: the GPU here. "
-        "Default: h100",
+        help=f"one of {', '.join(profile_names())}; a profile of your own (a .json file); or measured: this machine's "
+        "GPU. Default: h100",
     )
     card.add_argument(
         "--budget",
         metavar="SIZE",
-        help='what a step may use: bytes such as 12GiB, a share of the card such as 80%%, or "min". Default: all of it',
+        help='memory of a step: bytes such as 12GiB, a share of the card such as 80%%, or "min". Default: the whole '
+        "card",
     )
     plan = command.add_argument_group("the plan")
-    plan.add_argument("--policy", default="auto", metavar="NAME", help="default: auto; docs/policies.md lists them")
+    plan.add_argument("--policy", default="auto", metavar="NAME", help="a policy of docs/policies.md. Default: auto")
     plan.add_argument(
         "--compare", metavar="NAMES", help='several policies, separated by commas, or "all": one row for each'
     )
-    plan.add_argument("--min-bytes", default="1MiB", metavar="SIZE", help="smaller saves stay; default: 1MiB")
+    plan.add_argument("--min-bytes", default="1MiB", metavar="SIZE", help="smaller saves are kept. Default: 1MiB")
     plan.add_argument("--largest-batch", action="store_true", help="also look for the largest batch that fits")
     plan.add_argument("--no-bound", action="store_true", help="do not certify how far from optimal the plan is")
-    shown = command.add_argument_group("what is shown")
-    shown.add_argument(
-        "--explain", type=int, default=0, metavar="N", help="of the N largest storages: which action, and why"
+    output = command.add_argument_group("output")
+    output.add_argument(
+        "--explain", type=int, default=0, metavar="N", help="show the actions of the N largest storages, and why"
     )
-    shown.add_argument("--save", metavar="RUN", help="adds the plans to a folder that `vdnn report` reads")
-    shown.add_argument("--json", action="store_true", help="print one JSON object; a list with --compare")
+    output.add_argument("--save", metavar="RUN", help="add the plans to a folder that `vdnn report` reads")
+    output.add_argument("--json", action="store_true", help="print one JSON object, or a list with --compare")
 
 
 def run_plan_command(options: argparse.Namespace) -> int:
-    """0: planned. 1: the budget cannot be met. 2: called wrongly."""
+    """Returns the exit code. 0: planned. 1: the budget cannot be met. 2: called wrongly."""
     try:
         require_torch()
         require_core()
@@ -98,10 +99,10 @@ def _plan(options: argparse.Namespace) -> int:
     make = find_function(options.function)
     policies = [options.policy]
     if options.compare is not None:
-        named = options.compare.split(",")
-        policies = list(planner_names()) if options.compare == "all" else [name.strip() for name in named]
+        names = options.compare.split(",")
+        policies = list(planner_names()) if options.compare == "all" else [name.strip() for name in names]
     on_progress = _progress if sys.stderr.isatty() else lambda doing: None
-    wanted: dict[str, Any] = {
+    step_options: dict[str, Any] = {
         "hardware": hardware,
         "budget": options.budget,
         "optimizer": options.optimizer,
@@ -115,18 +116,18 @@ def _plan(options: argparse.Namespace) -> int:
         certify=not options.no_bound,
         explains=options.explain,
         on_progress=on_progress,
-        **wanted,
+        **step_options,
     )
     on_progress("")
     if options.save is not None:
         _save(options, reports, hardware)
     if options.json:
-        found = [report.as_json() for report in reports]
-        sys.stdout.write(json.dumps(found if options.compare is not None else found[0], indent=2) + "\n")
+        objects = [report.as_json() for report in reports]
+        sys.stdout.write(json.dumps(objects if options.compare is not None else objects[0], indent=2) + "\n")
         return 0
     lines = [str(reports[0])]
     if options.largest_batch:
-        lines.append(f"  largest batch: {_largest_batches(make, wanted, on_progress)}")
+        lines.append(f"  largest batch: {_largest_batches(make, step_options, on_progress)}")
     if options.compare is not None:
         lines += ["", comparison(reports)]
     sys.stdout.write("\n".join(lines) + "\n")
@@ -142,42 +143,42 @@ def _save(options: argparse.Namespace, reports: Any, hardware: Any) -> None:
 
 
 def _progress(doing: str) -> None:
-    """One line on a terminal, over the last."""
+    """Writes one line to a terminal, over the previous one."""
     sys.stderr.write(f"\r\x1b[K{doing}")
     sys.stderr.flush()
 
 
 def find_function(name: str) -> Callable[[int], Any]:
-    """`module:function` or `file.py:function`, found from here; what is wrong with it is said in a sentence."""
+    """Imports `module:function` or `file.py:function`, relative to the current directory. Raises ValueError."""
     module_name, colon, function_name = name.rpartition(":")
     if not colon or not module_name or not function_name:
         raise ValueError(f"expected MODULE:FUNCTION or FILE.py:FUNCTION, such as my_model.py:build, got {name!r}.")
     module = _imported_file(module_name) if module_name.endswith(".py") else _imported_module(module_name)
-    function: Any = module
+    found: Any = module
     for part in function_name.split("."):
-        if not hasattr(function, part):
-            near = nearest(part, (name for name in vars(function) if not name.startswith("_")))
+        if not hasattr(found, part):
+            near = nearest(part, (name for name in vars(found) if not name.startswith("_")))
             raise ValueError(f"the module {module_name!r} has no {function_name!r}{near or '.'}")
-        function = getattr(function, part)
-    if not callable(function):
-        raise ValueError(f"{name} is no function of a batch size: its type is {type(function).__name__}.")
-    made: Callable[[int], Any] = function
-    return made
+        found = getattr(found, part)
+    if not callable(found):
+        raise ValueError(f"{name}: expected a function of a batch size, got an object of type {type(found).__name__}.")
+    function: Callable[[int], Any] = found
+    return function
 
 
 def _imported_module(name: str) -> ModuleType:
-    # A program that pip installs does not look in the current directory, as `python -m` does.
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    # Unlike `python -m vdnn`, the installed `vdnn` program does not have the current directory on sys.path.
+    current = str(Path.cwd())
+    if current not in sys.path:
+        sys.path.insert(0, current)
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ValueError(f"the module {name!r} cannot be imported from {here}: {error}.") from error
+        raise ValueError(f"the module {name!r} cannot be imported from {current}: {error}.") from error
 
 
 def _imported_file(name: str) -> ModuleType:
-    """As `python FILE` does: what lies beside the file can be imported by it."""
+    """Imports a file as `python FILE` runs it: the file can import modules from its own folder."""
     path = Path(name).resolve()
     if not path.is_file():
         raise ValueError(f"there is no file {path}.")
@@ -186,43 +187,45 @@ def _imported_file(name: str) -> ModuleType:
     module = _imported_module(path.stem)
     if Path(module.__file__ or "").resolve() != path:
         raise ValueError(
-            f"{name}: another module of the name {path.stem!r} is imported already, from {module.__file__}. "
-            "Give the file another name."
+            f"{name}: a module named {path.stem!r} is imported already, from {module.__file__}. Give the file another "
+            "name."
         )
     return module
 
 
 def _measured() -> Any:
-    """The GPU that is here, as a profile: its link measured, its compute by the nearest profile's efficiency."""
+    """A profile of this machine's GPU: its link is measured, its compute uses the nearest profile's efficiency."""
     from vdnn.runtime.machine.measured_hardware import measured_profile
 
     return measured_profile()
 
 
-def _largest_batches(make: Callable[[int], Any], wanted: dict[str, Any], on_progress: Callable[[str], None]) -> str:
-    """With everything kept, and with the least memory any plan reaches."""
+def _largest_batches(
+    make: Callable[[int], Any], step_options: dict[str, Any], on_progress: Callable[[str], None]
+) -> str:
+    """The largest batch with everything kept, and the largest with the least memory that any plan reaches."""
     from vdnn.hardware import load_profile
     from vdnn.planning.budget import parse_budget
     from vdnn.planning.least_memory import least_bytes
     from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
 
-    hardware = wanted["hardware"]
+    hardware = step_options["hardware"]
     profile = load_profile(hardware) if isinstance(hardware, str) else hardware
     known: dict[int, tuple[int, int]] = {}
 
     def needs(batch: int) -> tuple[int, int]:
         if batch not in known:
             on_progress(f"trying batch {batch}")
-            recording = rehearse(
-                subject_of(make, batch), profile, optimizer=wanted["optimizer"], min_bytes=wanted["min_bytes"]
-            ).recording
+            optimizer, min_bytes = step_options["optimizer"], step_options["min_bytes"]
+            rehearsal = rehearse(subject_of(make, batch), profile, optimizer=optimizer, min_bytes=min_bytes)
+            recording = rehearsal.recording
             known[batch] = recording.peak_bytes, least_bytes(recording)
         return known[batch]
 
     def largest(kind: int) -> int:
         budget = profile.memory_bytes
-        if wanted["budget"] is not None:
-            budget = parse_budget(wanted["budget"]).bytes_for(profile.memory_bytes, needs(1)[1])
+        if step_options["budget"] is not None:
+            budget = parse_budget(step_options["budget"]).bytes_for(profile.memory_bytes, needs(1)[1])
         fits, high = 0, 1
         while high <= _SEARCHED_BATCHES and needs(high)[kind] <= budget:
             fits, high = high, 2 * high

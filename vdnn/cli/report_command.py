@@ -1,4 +1,4 @@
-"""`vdnn report`: what a run came to, as text, a page, pictures, or a trace."""
+"""`vdnn report`: shows the results of a run as text, a page, pictures, or a trace."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def add_report_command(commands: Any) -> None:
         "report",
         help="shows a run as text, a page, pictures or a trace",
         usage="%(prog)s RUN [--html FILE] [--figures FOLDER] [--trace FILE]",
-        description="Reads a run and prints what it came to, or writes it as a page, pictures or a trace. A run is a "
-        "folder with cells.jsonl or steps/: a benchmark leaves one, and session.save(folder) and "
-        "`vdnn plan ... --save folder` make one.",
+        description="Reads a run and prints its results, or writes them as a page, pictures or a trace. A run is a "
+        "folder with cells.jsonl or steps/. Benchmarks, session.save(folder) and `vdnn plan ... --save folder` "
+        "write one.",
         epilog="examples:\n  %(prog)s run\n  %(prog)s run --html report.html --trace trace.json",
     )
-    command.add_argument_group("what is read").add_argument("run", metavar="RUN", help="the folder")
-    written = command.add_argument_group("what is written (else: text, to the terminal)")
-    written.add_argument("--html", metavar="FILE", help="one page that needs nothing else")
-    written.add_argument("--figures", metavar="FOLDER", help="every figure, as PNG and SVG")
-    written.add_argument("--trace", metavar="FILE", help="the steps, for chrome://tracing and ui.perfetto.dev")
+    command.add_argument_group("input").add_argument("run", metavar="RUN", help="the folder of the run")
+    output = command.add_argument_group("output (default: text, to the terminal)")
+    output.add_argument("--html", metavar="FILE", help="one page that needs nothing else")
+    output.add_argument("--figures", metavar="FOLDER", help="every figure, as PNG and SVG")
+    output.add_argument("--trace", metavar="FILE", help="the steps, for chrome://tracing and ui.perfetto.dev")
 
 
 def run_report_command(options: argparse.Namespace) -> int:
-    """0: done. 2: called wrongly, or there is nothing to draw with."""
+    """Returns the exit code. 0: done. 2: called wrongly, or matplotlib is missing."""
     try:
         return _report(options)
     except (VdnnError, OSError) as error:
@@ -44,18 +44,18 @@ def _report(options: argparse.Namespace) -> int:
     if options.trace is not None:
         _require_folder(options.trace)
         count = write_trace(run, options.trace)
-        _say(f"{options.trace}: {count} timelines" if count else f"{options.trace}: empty, no step has a timeline")
+        _print_written(f"{options.trace}: {count} timelines" if count else f"{options.trace}: empty, no timelines")
     if options.html is not None:
         _require_folder(options.html)
         write_html(run, options.html)
-        _say(options.html)
+        _print_written(options.html)
         try:
             require_matplotlib()
         except MatplotlibMissingError as missing:
             sys.stderr.write(f"vdnn report: the page has no figures: {missing}\n")
     if options.figures is not None:
         paths = write_figures(run, options.figures)
-        _say(f"{options.figures}: {len(paths)} files")
+        _print_written(f"{options.figures}: {len(paths)} files")
     if options.trace is None and options.html is None and options.figures is None:
         sys.stdout.write(text_summary(run))
     return 0
@@ -64,8 +64,8 @@ def _report(options: argparse.Namespace) -> int:
 def _require_folder(path: str) -> None:
     folder = Path(path).absolute().parent
     if not folder.is_dir():
-        raise VdnnError(f"{path}: the folder {folder} is not there: make it first.")
+        raise VdnnError(f"{path}: the folder {folder} does not exist. Make it first.")
 
 
-def _say(written: str) -> None:
-    sys.stdout.write(f"wrote {written}\n")
+def _print_written(what: str) -> None:
+    sys.stdout.write(f"wrote {what}\n")

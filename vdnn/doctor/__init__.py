@@ -1,7 +1,7 @@
-"""`vdnn doctor`: what this machine has for vdnn, and what each missing thing means.
+"""`vdnn doctor`: reports what this machine has for vdnn, and what each missing thing means.
 
-examine() reads, render_text() and render_json() show. Works without torch, a GPU, a driver or the native
-core.
+examine() reads the facts, render_text() and render_json() show them. All work without torch, a GPU, a driver or the
+native core.
 """
 
 from __future__ import annotations

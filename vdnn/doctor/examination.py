@@ -1,8 +1,7 @@
-"""Reads every fact once and makes the Report. Never raises: what cannot be read becomes a sentence in its
-place.
+"""Reads every fact once and makes the Report. Never raises: for a fact that cannot be read, it says why.
 
-Broad `except Exception` is the point here and only here: the doctor runs on machines where things are broken
-in ways nobody has seen yet, and one broken subject must not hide the others.
+`except Exception` is intended here, and only here: the doctor runs on machines that are broken in unknown ways, and one
+subject that cannot be read must not hide the others.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _T = TypeVar("_T")
 
 
 def examine(sources: Sources | None = None) -> Report:
-    """What this machine has for vdnn. With a GPU it blocks for a second or two, measuring the link."""
+    """Reads what this machine has for vdnn. With a GPU it blocks for a second or two to measure the link."""
     sources = sources if sources is not None else Sources()
     native: NativeCore | None = None
     try:
@@ -61,7 +60,7 @@ def examine(sources: Sources | None = None) -> Report:
 
 
 def _read(read: Callable[[], _T], unread: Callable[[str], _T]) -> _T:
-    """What `read` returns; where it raises, what `unread` makes of the sentence about why."""
+    """The facts that `read` returns. If it raises, the facts that `unread` makes of the error's message."""
     try:
         return read()
     except Exception as error:
@@ -128,7 +127,7 @@ def _unread_gpu(ordinal: int) -> Callable[[str], GpuFacts]:
 
 def _codecs(native: NativeCore) -> tuple[CodecFacts, ...]:
     names = _read(lambda: sorted(native.Kernel.__members__), lambda _: ["ALL"])
-    # "" if the build has device code.
+    # Empty if the build has device code.
     reason = _read(lambda: native.device_code_missing_reason(), lambda why: why)
     return tuple(CodecFacts(name.lower(), available=not reason, reason=reason or None) for name in names)
 

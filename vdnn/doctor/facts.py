@@ -1,8 +1,8 @@
-"""What the doctor finds, as values: one frozen dataclass per subject, one Report for all.
+"""The doctor's findings: one frozen dataclass for each subject, and one Report of all.
 
-A subject that could not be read carries a `problem`: the sentence that says why. A fact that is None was not
-there to read. These classes are the JSON form (field for field), so FORMAT_VERSION grows when one of them
-changes meaning or loses a field; a new field alone leaves it as it is.
+A subject that could not be read has a `problem`, a sentence that says why. A fact is None if it does not exist. These
+classes are the JSON form, field for field. FORMAT_VERSION increases when a field is removed or changes its meaning, but
+not when one is added.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DriverFacts:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One GPU. `link` is None where it could not be measured; `problem` says why."""
+    """One GPU. `link` is None if it could not be measured; `problem` then says why."""
 
     ordinal: int
     name: str | None
@@ -51,9 +51,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class CodecFacts:
-    """One kernel of the codecs. `available`: this build carries device code for it; else `reason` says why
-    not.
-    """
+    """One kernel of the codecs. `available`: this build has device code for it; if not, `reason` says why."""
 
     kernel: str
     available: bool
@@ -62,7 +60,7 @@ class CodecFacts:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """The host's memory. A limit that is None does not exist; all are None where `problem` is set."""
+    """The host's memory. A limit that is None does not exist. All fields are None if `problem` is set."""
 
     total_bytes: int | None
     available_bytes: int | None
@@ -78,7 +76,7 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True)
 class TorchFacts:
-    """The torch that an import gives. `usable`: its version is one that the runtime accepts."""
+    """The torch that an import gives. `usable`: the runtime accepts its version."""
 
     version: str | None
     needed: str
@@ -88,7 +86,7 @@ class TorchFacts:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that one examination found. `meanings`: what each missing thing means, a sentence each."""
+    """The findings of one examination. `meanings` has one sentence for each missing thing."""
 
     vdnn_version: str
     python_version: str

@@ -1,6 +1,4 @@
-"""What each missing thing means for somebody who wants to train: one sentence each, nothing where all is
-well.
-"""
+"""One sentence for each missing thing: what it means for a user who wants to train."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from collections.abc import Iterator
 from vdnn.bytesize import format_bytes
 from vdnn.doctor.facts import CodecFacts, DriverFacts, ExtensionFacts, GpuFacts, HostFacts, TorchFacts
 
-# Below this a pool cannot hold the activations that make offloading worth while.
+# A smaller pool cannot hold enough activations for offloading to help.
 _SMALL_MEMLOCK_BYTES = 2**30
 
 
@@ -21,7 +19,7 @@ def meanings_of(
     host: HostFacts,
     torch: TorchFacts,
 ) -> tuple[str, ...]:
-    """The sentences, in the order in which a person would mend things."""
+    """The sentences, in the order in which a user would fix the problems."""
     return (
         *_of_extension(extension),
         *_of_torch(torch),
@@ -55,26 +53,26 @@ def _of_driver(driver: DriverFacts) -> Iterator[str]:
         )
     elif driver.device_count == 0:
         yield (
-            "The driver sees no GPU: nothing can be offloaded here. In a container, check that it was given "
-            "one; else check CUDA_VISIBLE_DEVICES."
+            "The driver sees no GPU: nothing can be offloaded here. In a container, check that it has access to a "
+            "GPU; otherwise check CUDA_VISIBLE_DEVICES."
         )
 
 
 def _of_gpu(gpu: GpuFacts) -> Iterator[str]:
     if gpu.name is None:
-        yield f"GPU {gpu.ordinal} could not be opened, so it cannot be used from here."
+        yield f"GPU {gpu.ordinal} could not be opened, so vdnn cannot use it."
         return
     if gpu.integrated:
-        yield f"GPU {gpu.ordinal} shares the host's memory: offloading from it frees nothing."
+        yield f"GPU {gpu.ordinal} shares the host's memory: offloading from it does not free memory."
     if gpu.link is None:
-        yield f"The link of GPU {gpu.ordinal} was not measured, so plans for it rest on guesses."
+        yield f"The link of GPU {gpu.ordinal} was not measured, so plans for it use guessed rates."
 
 
 def _of_codecs(codecs: tuple[CodecFacts, ...]) -> Iterator[str]:
     if any(not codec.available for codec in codecs):
         yield (
             "Without device code, masks and indices are offloaded at full size and integrity mode is "
-            "unavailable; everything else works. Build with nvcc to have it."
+            "unavailable; everything else works. Build vdnn with nvcc to get device code."
         )
 
 
@@ -84,13 +82,13 @@ def _of_host(host: HostFacts, gpus: tuple[GpuFacts, ...]) -> Iterator[str]:
         return
     if host.memlock_limit_bytes is not None and host.memlock_limit_bytes < _SMALL_MEMLOCK_BYTES:
         yield (
-            f"The limit on locked memory is {format_bytes(host.memlock_limit_bytes)}; where the driver "
-            "enforces it (some containers), pinning more fails. Raise it with `ulimit -l`."
+            f"The limit on locked memory is {format_bytes(host.memlock_limit_bytes)}. In containers where the driver "
+            "enforces it, pinning more fails. Raise it with `ulimit -l`."
         )
     if host.transparent_huge_pages == "never" and not host.huge_pages_free:
         yield "There are no huge pages, so pinning memory takes longer; offloading itself is not slower."
     if (host.numa_nodes or 1) > 1 and any(gpu.numa_node is None for gpu in gpus):
         yield (
-            "This host has several NUMA nodes and does not say which one is nearest to the GPU; pinned "
-            "memory on the far one copies more slowly."
+            "This host has several NUMA nodes and does not say which one is nearest to the GPU. Copies of pinned "
+            "memory on another node are slower."
         )

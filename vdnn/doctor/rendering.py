@@ -1,7 +1,6 @@
-"""The Report as text for a terminal of 80 columns, and as JSON for programs.
+"""Renders the Report as text for a terminal of 80 columns, and as JSON for programs.
 
-The JSON object is {"format": FORMAT_VERSION, ...the fields of Report}; see vdnn/doctor/facts.py for what they
-mean.
+The JSON object is {"format": FORMAT_VERSION, ...the fields of Report}. vdnn/doctor/facts.py documents the fields.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def render_json(report: Report) -> str:
 
 
 def render_text(report: Report) -> str:
-    """A line or a few per subject, then what each missing thing means."""
+    """A few lines for each subject, then one sentence for each missing thing."""
     lines = [f"vdnn {report.vdnn_version}, Python {report.python_version}, {report.platform}", ""]
     for label, text in _rows(report):
         lines += _wrapped(label, text)
@@ -44,8 +43,8 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "extension", str(extension.path) if extension.present else f"missing: {extension.problem}"
     yield "torch", _torch_text(torch.version, torch.usable, torch.needed, torch.problem)
     if driver.loaded:
-        seen = f"CUDA {driver.version or 'of unknown version'}, GPUs: {driver.device_count}"
-        yield "driver", f"{driver.library}, {seen}" + (f" ({driver.problem})" if driver.problem else "")
+        found = f"CUDA {driver.version or 'of unknown version'}, GPUs: {driver.device_count}"
+        yield "driver", f"{driver.library}, {found}" + (f" ({driver.problem})" if driver.problem else "")
     else:
         yield "driver", f"none: {driver.problem}"
     for gpu in report.gpus:
@@ -94,7 +93,7 @@ def _link_rows(link: LinkFigures) -> Iterator[tuple[str, str]]:
 
 
 def _rate(bytes_per_s: int) -> str:
-    # Links are sold, and other tools report them, in powers of ten.
+    # Vendors and other tools state link rates in powers of ten.
     return f"{bytes_per_s / 1e9:6.2f} GB/s"
 
 

@@ -1,7 +1,6 @@
-"""Where the doctor reads from: the native core, torch, the link. Everything that can be absent, behind one
-value.
+"""The doctor's sources: the native core, torch, and the link, as functions of one value.
 
-Tests hand in other sources; the doctor itself never imports what may be missing.
+The doctor imports nothing that may be missing except through these functions. Tests pass other sources.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from vdnn.requirements import torch_version
 
 
 class DeviceInfo(Protocol):
-    """What a device says of itself."""
+    """The properties of a device."""
 
     @property
     def name(self) -> str: ...
@@ -35,7 +34,7 @@ class DeviceInfo(Protocol):
 
 
 class NativeDevice(Protocol):
-    """An open device, as far as the doctor itself uses one."""
+    """The part of an open device that the doctor uses."""
 
     @property
     def info(self) -> DeviceInfo: ...
@@ -43,7 +42,7 @@ class NativeDevice(Protocol):
 
 
 class HostLimits(Protocol):
-    """What the native core reads of the host. None: there is no such limit."""
+    """The host memory and limits that the native core reads. A limit that is None does not exist."""
 
     @property
     def total_bytes(self) -> int: ...
@@ -82,17 +81,17 @@ def _native_core() -> NativeCore:
 
 
 def _link(device: NativeDevice) -> LinkFigures:
-    # Imported here because the probe imports the native core, and the doctor must start without it.
+    # Imported late because the probe imports the native core, and the doctor must start without it.
     measure_link: Callable[..., LinkFigures] = importlib.import_module("vdnn.hardware.link_probe").measure_link
     try:
-        return measure_link(device, progress=_tell_terminal)
+        return measure_link(device, progress=_show_progress)
     finally:
         if sys.stderr.isatty():
             sys.stderr.write("\r\x1b[K")
 
 
-def _tell_terminal(phase: str) -> None:
-    """Progress for a person who waits; nothing where stderr is a file or a pipe."""
+def _show_progress(phase: str) -> None:
+    """Writes progress to stderr if it is a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[Kmeasuring the link: {phase} ...")
         sys.stderr.flush()
@@ -100,7 +99,7 @@ def _tell_terminal(phase: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The functions that the doctor reads through. Any of them may raise."""
+    """The functions that the doctor reads facts with. Each may raise."""
 
     native_core: Callable[[], NativeCore] = _native_core
     torch_version: Callable[[], str] = torch_version

@@ -1,5 +1,5 @@
-"""vdnn where people train: callbacks for trainers, and what several ranks need. Importing this imports no library.
+"""Callbacks for trainers, and one plan for several ranks. Importing this package imports no library.
 
-`huggingface` and `lightning` need the libraries of their names, and say which extra brings them. `ranks` needs torch
-alone. What works with what, and the test that holds it, is in docs/integrations.md.
+`huggingface` and `lightning` need transformers and lightning. If one is missing, the error names the extra that
+installs it. `ranks` needs only torch. docs/integrations.md lists the combinations that work, each with its test.
 """

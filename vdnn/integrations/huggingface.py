@@ -1,8 +1,8 @@
-"""For the Trainer of transformers, and what is derived from it (TRL's SFTTrainer): a callback that trains in a session.
+"""A callback for the Trainer of transformers and its subclasses (TRL's SFTTrainer), which trains inside a session.
 
     trainer = Trainer(model, args, train_dataset=data, callbacks=[OffloadCallback(budget="12GiB")])
 
-With accelerate, PEFT and loops of one's own nothing is needed but `with vdnn.offload(...)`.
+accelerate, PEFT and your own loops need only `with vdnn.offload(...)`.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ except ModuleNotFoundError as error:
 _OURS = "vdnn's OffloadCallback"
 
 
-class OffloadCallback(TrainerCallback):  # type: ignore[misc]
-    """Takes OffloadArguments, or the options of vdnn.offload. What cannot work is refused when a
-    trainer is made with it, and when training begins."""
+class OffloadCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # untyped where it is not installed
+    """Takes OffloadArguments or the options of vdnn.offload. Raises if something cannot work, when a trainer is made
+    with this callback and when training begins."""
 
     def __init__(self, arguments: OffloadArguments | None = None, **options: Any) -> None:
         self._run = TrainingRun(arguments, options)
 
     @property
     def session(self) -> Session | None:
-        """Of the present run, or of the last one; None before the first."""
+        """The session of the current run, or of the last one. None before the first."""
         return self._run.session
 
     @property
     def report(self) -> str:
-        """Of the last run."""
+        """The text of Session.report() for the last run."""
         return self._run.report
 
     def close(self) -> None:
-        """Leaves the session of a run that raised. The next run does so too."""
+        """Exits the session of a run that raised. The next run does so too."""
         self._run.end()
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A trainer that was given this callback is made."""
+        """Called when a trainer with this callback has been made."""
         self._refuse(args, kwargs.get("model"))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -69,22 +69,22 @@ class OffloadCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def refuse_what_cannot_work(args: Any) -> None:
-    """`args` is the trainer's."""
+    """Raises CombinationError for TrainingArguments that do not work in a session."""
     if args.n_gpu > 1:
         raise CombinationError(
             ours=_OURS,
             theirs=f"nn.DataParallel over {args.n_gpu} GPUs",
-            reason="its replicas run on threads of their own, where hooks of this one are not called",
-            way_out="Start one process for each GPU (torchrun), or show it one GPU only (CUDA_VISIBLE_DEVICES)",
+            reason="its replicas run on threads of their own, where the hooks of this thread are not called",
+            way_out="Start one process for each GPU (torchrun), or make one GPU visible (CUDA_VISIBLE_DEVICES)",
         )
     if getattr(args, "activation_offloading", False):
         raise CombinationError(
             ours=_OURS,
             theirs="activation_offloading=True",
-            reason="both move what is saved, and of nested hooks the innermost are called alone",
+            reason="both move saved tensors, and torch calls only the innermost of nested hooks",
             way_out="Leave one of the two out",
         )
-    if args.deepspeed or getattr(args, "deepspeed_plugin", None):  # the latter by `accelerate launch`
+    if args.deepspeed or getattr(args, "deepspeed_plugin", None):  # `accelerate launch` sets the plugin
         raise CombinationError(
             ours=_OURS,
             theirs="DeepSpeed",

@@ -1,4 +1,4 @@
-"""For Lightning's Trainer: a callback that fits in a session.
+"""A callback for Lightning's Trainer, which fits inside a session.
 
 Trainer(..., callbacks=[OffloadCallback(budget="12GiB")]).fit(module)
 """
@@ -21,12 +21,12 @@ except ModuleNotFoundError as error:
         integration="vdnn.integrations.lightning", library="lightning", extra="lightning"
     ) from None
 
-# Told by the name of their classes, since importing them imports what they need.
+# Compared by class name, since importing a strategy imports its library.
 _REFUSED = ("DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy", "XLAFSDPStrategy")
 
 
-class OffloadCallback(Callback):  # type: ignore[misc]
-    """Takes OffloadArguments, or the options of vdnn.offload. What cannot work is refused when fitting begins."""
+class OffloadCallback(Callback):  # type: ignore[misc, unused-ignore]  # untyped where it is not installed
+    """Takes OffloadArguments or the options of vdnn.offload. Raises at the start of fit() if something cannot work."""
 
     def __init__(self, arguments: OffloadArguments | None = None, **options: Any) -> None:
         self._run = TrainingRun(arguments, options)
@@ -34,16 +34,16 @@ class OffloadCallback(Callback):  # type: ignore[misc]
 
     @property
     def session(self) -> Session | None:
-        """Of the present run, or of the last one; None before the first."""
+        """The session of the current run, or of the last one. None before the first."""
         return self._run.session
 
     @property
     def report(self) -> str:
-        """Of the last run."""
+        """The text of Session.report() for the last run."""
         return self._run.report
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Before anything of it has run, an evaluation included."""
+        """Runs before fit()'s sanity evaluation. Refuses strategies and models that cannot work."""
         if stage != "fit":
             return
         name = type(trainer.strategy).__name__
@@ -61,7 +61,7 @@ class OffloadCallback(Callback):  # type: ignore[misc]
         self._steps = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step != self._steps:  # else gradients are accumulated
+        if trainer.global_step != self._steps:  # unchanged while gradients accumulate
             self._steps = trainer.global_step
             self._run.step()
 

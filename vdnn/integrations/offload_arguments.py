@@ -1,4 +1,4 @@
-"""The options of vdnn.offload as data, for command lines and configuration files, in the manner of TrainingArguments.
+"""The options of vdnn.offload as a dataclass like TrainingArguments, for command lines and configuration files.
 
 parser = HfArgumentParser((TrainingArguments, OffloadArguments))
 training, offloading = parser.parse_args_into_dataclasses()      # --vdnn_budget 12GiB
@@ -18,8 +18,8 @@ _PREFIX = "vdnn_"
 
 @dataclass(frozen=True)
 class OffloadArguments:
-    """Each is the option of vdnn.offload that it is named after, as text or a number. Not slotted, since the parsers of
-    configurations look for defaults on the class."""
+    """Each field is the option of vdnn.offload of that name, as text or a number. The class has no slots, since parsers
+    of configuration files look for defaults on the class."""
 
     # Optional[...], not `| None`: argument parsers read these annotations.
     vdnn_policy: str = field(default="auto", metadata={"help": "name of a policy"})
@@ -61,14 +61,14 @@ class OffloadArguments:
 
     @classmethod
     def from_options(cls, **options: Any) -> OffloadArguments:
-        """Of options that are text and numbers. What is no option is refused, by name."""
-        known = [one.name.removeprefix(_PREFIX) for one in dataclasses.fields(cls)]
+        """Takes options of vdnn.offload that are text or numbers, without the prefix. Raises TypeError for others."""
+        known = [option.name.removeprefix(_PREFIX) for option in dataclasses.fields(cls)]
         unknown = sorted(set(options) - set(known))
         if unknown:
-            raise TypeError(f"OffloadArguments: unknown {', '.join(unknown)}; there are {', '.join(known)}.")
+            raise TypeError(f"OffloadArguments: expected {', '.join(known)}, got {', '.join(unknown)}.")
         return cls(**{f"{_PREFIX}{name}": value for name, value in options.items()})
 
 
 def _read(value: Any) -> Any:
-    """A command line gives "0" where a program would give 0."""
+    """A command line passes "0" where a program passes 0."""
     return int(value) if isinstance(value, str) and value.isdecimal() else value

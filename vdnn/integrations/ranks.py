@@ -1,9 +1,9 @@
 """One plan for all ranks: each records its step, and between two steps they agree on a plan, or all stop.
 
-Ranks that plan for themselves may raise alone (a budget that only one of them cannot meet), and leave the others
-waiting in a collective; and plans that differ make the fastest rank wait for the slowest. So nothing is planned inside
-a hook here: after the recorded step each rank plans, all hear of all, and those whose steps are alike follow one plan.
-How the model is spread is torch's affair.
+A rank that plans alone may raise alone, if only its own budget cannot be met, and leave the others waiting in a
+collective. Plans that differ make the fastest rank wait for the slowest. So ranks do not plan inside a hook: after the
+recorded step each rank plans, all ranks exchange their plans, and ranks with equal steps follow one plan. torch
+distributes the model.
 
     with offload_together(budget="60GiB") as ranks:
         for x, y in loader:
@@ -42,7 +42,7 @@ logger = logging.getLogger("vdnn")
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a rank tells the others. `order` names the order of its saves and uses; a `problem` ends it for all."""
+    """The message of one rank to the others. `order` is a hash of its saves and uses; a `problem` stops all ranks."""
 
     order: str
     peak_bytes: int
@@ -51,7 +51,7 @@ class Proposal:
 
 
 class TogetherSession(contextlib.AbstractContextManager["TogetherSession"]):
-    """What runs inside `with offload_together(...)`. Entering and step() are for all ranks, in the same order."""
+    """The context manager that offload_together returns. All ranks enter it and call step(), in the same order."""
 
     def __init__(
         self, planner: BudgetPlanner, warmup_steps: int, limit_s: float, host_bytes: int | None, options: dict[str, Any]
@@ -66,7 +66,7 @@ class TogetherSession(contextlib.AbstractContextManager["TogetherSession"]):
         self.session: Session = offload("vdnn-all", measure=True, warmup_steps=warmup_steps, **self._options)
 
     def __enter__(self) -> TogetherSession:
-        # A group of its own: over gloo, on the host, with a time limit that training need not have.
+        # A separate gloo group on the host, with a time limit that does not apply to the training's collectives.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._limit_s))
         self.session.__enter__()
         return self
@@ -75,25 +75,25 @@ class TogetherSession(contextlib.AbstractContextManager["TogetherSession"]):
         self.session.__exit__(*exception)
 
     def step(self) -> None:
-        """Ends a step. After the recorded one the ranks agree on a plan, which is followed from the next on."""
+        """Ends a step. After the recorded step the ranks agree on a plan and follow it from the next step on."""
         self.session.step()
         self._steps += 1
         if self._steps == self._recorded_after:
-            self._follow(self._agreed())
+            self._follow(self._agree())
 
-    def _agreed(self) -> Plan | None:
+    def _agree(self) -> Plan | None:
         recording, measured = self.session.recording, self.session.timeline
         mine = propose(recording, measured, self._planner)
         if recording is None or mine.plan is None:
-            self._tell(mine)
+            self._exchange(mine)
             return None
-        chosen = choose(self._tell(mine), dist.get_rank())
+        chosen = choose(self._exchange(mine), dist.get_rank())
         timeline = simulate(recording, chosen, self._planner.costs(measured))
         fits = timeline.peak_bytes <= self._planner.budget_bytes(recording)
         return chosen if fits else mine.plan
 
-    def _tell(self, mine: Proposal) -> list[Proposal]:
-        """All proposals, by rank. Raises on all ranks if one of them has a problem."""
+    def _exchange(self, mine: Proposal) -> list[Proposal]:
+        """Sends this rank's proposal and returns all of them, by rank. Raises on all ranks if one has a problem."""
         proposals: list[Any] = [None] * dist.get_world_size()
         try:
             dist.all_gather_object(proposals, mine, group=self._group)
@@ -116,10 +116,8 @@ class TogetherSession(contextlib.AbstractContextManager["TogetherSession"]):
         self.plan = plan
         self.session = offload(plan=plan, **self._options)
         self.session.__enter__()
-        logger.info("vdnn: %d ranks agreed; %s leave the device here.", dist.get_world_size(), self._moved())
-
-    def _moved(self) -> str:
-        return format_bytes(0 if self.plan is None else self.plan.offloaded_bytes)
+        offloaded = format_bytes(plan.offloaded_bytes)
+        logger.info("vdnn: %d ranks agreed on a plan; this rank offloads %s.", dist.get_world_size(), offloaded)
 
 
 def offload_together(
@@ -132,12 +130,14 @@ def offload_together(
     device: Any = None,
     **options: Any,
 ) -> TogetherSession:
-    """For the ranks of torch.distributed, which must be initialised. The options are those of vdnn.offload; `budget`
-    and `host_budget` are of each rank. Whoever waits for the others' plans longer than `limit_s` raises."""
+    """Makes a session on each rank of torch.distributed, which must be initialised, with the options of vdnn.offload.
+
+    `budget` and `host_budget` apply to each rank. A rank that waits for the others' plans longer than `limit_s` raises.
+    """
     if not dist.is_available() or not dist.is_initialized():
         raise VdnnError(
             "offload_together: torch.distributed is not initialised. Call torch.distributed.init_process_group first, "
-            "or use vdnn.offload in a process that is alone."
+            "or use vdnn.offload in a single process."
         )
     host_bytes = None if host_budget is None else parse_bytes(host_budget)
     profile = device.profile if isinstance(device, VirtualMachine) else None
@@ -147,7 +147,7 @@ def offload_together(
 
 
 def propose(recording: Recording | None, measured: Timeline | None, planner: BudgetPlanner) -> Proposal:
-    """What this rank has to say, problems included: it must not raise while the others wait to hear it."""
+    """This rank's proposal. An error becomes its `problem`: the rank must not raise while the others wait for it."""
     if recording is None or not recording.lifetimes:
         return Proposal("", 0, None)
     try:
@@ -165,12 +165,12 @@ def order_of(recording: Recording) -> str:
 
 
 def choose(proposals: list[Proposal], rank: int) -> Plan:
-    """Of the ranks whose steps are like this one's, the plan of that which needs most memory; of equals the first's."""
-    mine = proposals[rank]
-    alike = [proposal for proposal in proposals if proposal.order == mine.order and proposal.plan is not None]
-    chosen = max(alike, key=lambda proposal: proposal.peak_bytes).plan
-    assert chosen is not None, "a rank without a plan chooses none"
-    return chosen
+    """Among the ranks whose steps equal this rank's, the plan of the one with the highest peak, the first of equals.
+
+    This rank must have a plan."""
+    order = proposals[rank].order
+    plans = [(each.peak_bytes, each.plan) for each in proposals if each.order == order and each.plan is not None]
+    return max(plans, key=lambda peak_and_plan: peak_and_plan[0])[1]
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,8 +1,8 @@
-"""One training run inside a session, for callbacks that are told when it begins and when it ends, or fails.
+"""One training run inside a session, for the callbacks of trainers.
 
-Where several ranks train under a budget, they agree on their plans between two steps. A trainer may raise without
-telling anybody: a run that was not ended is ended when the next one begins, by close(), and when nobody holds it any
-more.
+If several ranks train under a budget, they agree on their plans between two steps. A trainer may raise without calling
+its callbacks. A run that was not ended is therefore ended when the next one begins, by close(), and when it is
+garbage-collected.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ class TrainingRun:
         if arguments is not None and options:
             raise TypeError("OffloadCallback: expected OffloadArguments or options of vdnn.offload, got both.")
         self._options = options if arguments is None else arguments.options()
-        offload(**self._options).close()  # a wrong option is refused here, and not when training begins
+        offload(**self._options).close()  # raises for a wrong option now, not when training begins
         self._entered: Session | TogetherSession | None = None
         self._last: Session | None = None
         self.report = ""  # of the last run
 
     @property
     def session(self) -> Session | None:
-        """Of this run, or of the last one."""
+        """The session of the current run, or of the last one. None before the first."""
         return self._last if self._entered is None else _session_of(self._entered)
 
     def look_into(self, model: torch.nn.Module) -> None:
-        """Before anything is trained: what its session would refuse at the first call."""
+        """Raises before training for a model that a session would refuse at its first call."""
         session = offload(**self._options)
         session.look_into(model)
         session.close()
 
     def begin(self, device: torch.device) -> None:
-        """`device` is the model's."""
+        """Begins a run of a model on `device`. Ends the previous run if it was not ended."""
         self.end()
         if device.type != "cuda" and self._options.get("device") in (None, "cuda"):
             raise CombinationError(
                 ours="vdnn.offload",
                 theirs=f"a model on {device}",
-                reason="what is saved there is nowhere to be moved from",
+                reason="vdnn offloads from a GPU",
                 way_out="Train on a GPU, or pass device='sim' to try vdnn on the CPU",
             )
         entered = offload_together(**self._options) if self._has_ranks_to_agree() else offload(**self._options)
@@ -60,13 +60,14 @@ class TrainingRun:
         self._entered = entered
 
     def _has_ranks_to_agree(self) -> bool:
-        """A budget that one rank alone cannot meet must not leave the others waiting."""
+        """True if the ranks must agree on a plan: otherwise a rank that cannot meet its budget raises alone, and the
+        others wait for it."""
         plans = self._options.get("budget") is not None and isinstance(self._options.get("policy", "auto"), str)
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        return plans and several and not self._options.get("measure")
+        has_ranks = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        return plans and has_ranks and not self._options.get("measure")
 
     def step(self) -> None:
-        """The optimizer has stepped. On all ranks at once."""
+        """Called after the optimizer's step, on all ranks."""
         if isinstance(self._entered, TogetherSession):
             self._entered.step()
 
@@ -91,6 +92,6 @@ def _session_of(entered: Session | TogetherSession) -> Session:
 
 def warn_of_whole_compile() -> None:
     logger.warning(
-        "vdnn: a model that is compiled as a whole needs all that it saved back at once, so that its peak stays. "
-        "Compile its layers instead: `for layer in model.layers: layer.compile()`."
+        "vdnn: a model that is compiled as a whole needs all of its saved tensors back at once, so its peak does not "
+        "fall. Compile its layers instead: `for layer in model.layers: layer.compile()`."
     )

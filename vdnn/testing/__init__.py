@@ -1,1 +1,1 @@
-"""Tools for testing stream code without a GPU: vdnn's own, and yours. Needs torch and a C++ compiler."""
+"""Tools for testing code with streams, vdnn's or your own, without a GPU. They need torch and a C++ compiler."""

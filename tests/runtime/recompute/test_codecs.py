@@ -204,8 +204,8 @@ def test_nothing_lossy_is_used_by_itself() -> None:
         ({"lossy": "zip"}, ValueError, "lossy: expected 'bf16' or 'fp8', or None, got 'zip'"),
         ({"lossy": "bits"}, ValueError, "lossy: expected 'bf16' or 'fp8', or None, got 'bits'"),
         ({"lossy": ["bf16"]}, ValueError, r"lossy: expected 'bf16' or 'fp8', or None, got \['bf16'\]"),
-        ({"lossy": "bf16", "policy": "vdnn-all"}, ValueError, "only a plan chooses what is packed"),
-        ({"lossy": "bf16", "recompute": False}, ValueError, "recompute=False plans moves only"),
+        ({"lossy": "bf16", "policy": "vdnn-all"}, ValueError, "only a plan uses codecs"),
+        ({"lossy": "bf16", "recompute": False}, ValueError, "with recompute=False a plan only offloads"),
     ],
 )
 def test_bad_input(options: dict[str, Any], kind: type[Exception], message: str) -> None:

@@ -136,12 +136,12 @@ def test_attention_with_dropout_saves_no_matrix() -> None:
         (3, 2, {}, TypeError, "plan: expected a module or a function of a batch size, got int."),
         (mlp, 0, {}, ValueError, "batch: expected a number, 1 or more, got 0."),
         (mlp, "x", {}, ValueError, "batch: expected a number, 1 or more, got 'x'."),
-        (lambda batch: batch, 2, {}, VdnnError, "the function is to return .* it returned int."),
+        (lambda batch: batch, 2, {}, VdnnError, "the function must return .* it returned int."),
         (mlp, 2, {"hardware": "abacus"}, VdnnError, "hardware profile: expected one of a100-40"),
         (mlp, 2, {"policy": "best"}, ValueError, "policy: expected one of 'auto'"),
         (mlp, 2, {"optimizer": "magic"}, ValueError, "optimizer: expected one of 'sgd', 'momentum', 'adamw'"),
         (mlp, 2, {"budget": "0%"}, ValueError, "budget: expected more than 0 %"),
-        (mlp, 2, {}, VdnnError, "saves nothing of 1MiB or more"),
+        (mlp, 2, {}, VdnnError, "the step saves no tensor of 1MiB or more"),
     ],
 )
 def test_bad_input(model: Any, batch: Any, options: dict[str, Any], kind: type[Exception], message: str) -> None:
@@ -225,7 +225,7 @@ def _numbers(line: str) -> tuple[int, int]:
         (("benchmarks.models:nothing", "--batch", "2"), 2, "has no 'nothing'."),
         (("benchmarks.models:vgg61", "--batch", "2"), 2, "has no 'vgg61': did you mean 'vgg16'?"),
         (("no_such_file.py:f", "--batch", "2"), 2, "there is no file "),
-        (("benchmarks.models.vgg:SIDE", "--batch", "2"), 2, "is no function of a batch size: its type is int"),
+        (("benchmarks.models.vgg:SIDE", "--batch", "2"), 2, "a function of a batch size, got an object of type int"),
         ((UNET, "--batch", "0"), 2, "--batch: expected a number, 1 or more, got 0"),
         ((UNET, "--batch", "4", "--hardware", "abacus"), 2, "hardware profile: expected one of"),
         ((UNET, "--batch", "4", "--policy", "best"), 2, "policy: expected one of"),
@@ -288,7 +288,7 @@ def test_a_file_whose_name_is_taken_is_refused(
     monkeypatch.setattr(sys, "path", list(sys.path))
     code, _, said = ran(capsys, f"{tmp_path}/json.py:make", "--batch", "1")
     assert code == 2
-    assert "another module of the name 'json' is imported already" in said
+    assert "a module named 'json' is imported already" in said
 
 
 def test_measuring_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

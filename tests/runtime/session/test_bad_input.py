@@ -31,7 +31,7 @@ from vdnn.step.json_form import FormatError
 A_PLAN = Plan("by hand", "cpu", "titan-x", None, (), ())
 TITAN_X = VirtualMachine("titan-x")
 A_SIZE = 'expected a size such as "12GiB", "1.5 GB" or an int of bytes'
-CLOCK = "budgets and measure=True need a clock and a count of memory, which tensors on the CPU do not have: use a GPU"
+CLOCK = "budgets and measure=True need a clock and a count of memory, which tensors on the CPU do not have. Use a GPU"
 DEVICES = "device: expected 'cuda', 'sim', a VirtualMachine or a device of the native core"
 POLICIES = "policy: expected one of " + ", ".join(map(repr, policy_names()))
 
@@ -54,7 +54,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"budget": 0}, ValueError, "budget: expected a size of at least 1 byte, got 0."),
     ({"budget": "0GiB"}, ValueError, "budget: expected a size of at least 1 byte, got '0GiB'."),
     ({"budget": "13GiB", "device": TITAN_X}, ValueError, "budget: 13.00 GiB is more than the device has, 12.00 GiB."),
-    ({"budget": "1GiB", "plan": A_PLAN}, ValueError, "budget: a plan has its own. Give one of the two."),
+    ({"budget": "1GiB", "plan": A_PLAN}, ValueError, "budget: a plan has a budget of its own. Give one of the two."),
     ({"policy": A_PLAN}, TypeError, "policy: expected a name or a policy, got a Plan: give it as plan=."),
     ({"plan": "plan.json"}, TypeError, "plan: expected a Plan, got str; Plan.load reads one from a file."),
     ({"policy": "keep", "plan": A_PLAN}, ValueError, "policy: a plan is followed as it is. Give one of the two."),
@@ -75,7 +75,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"integrity": True, "device": TITAN_X},
         ValueError,
-        "integrity: tensors without data cannot be compared; make the VirtualMachine with fake=False.",
+        "integrity: tensors without data cannot be compared. Make the VirtualMachine with fake=False.",
     ),
     ({"warmup_steps": -1}, ValueError, "warmup_steps: expected a number of steps, 0 or more, got -1."),
     ({"warmup_steps": 1.5}, ValueError, "warmup_steps: expected a number of steps, 0 or more, got 1.5."),
@@ -107,7 +107,7 @@ def test_keep_refuses_what_is_neither_tensor_nor_module(thing: object) -> None:
 
 
 def test_a_second_session_on_the_same_thread_is_refused() -> None:
-    message = "a vdnn session is active on this thread already: leave it before entering another one."
+    message = "a vdnn session is active on this thread already. Exit it before you enter another one."
     with vdnn.offload(device="sim"), pytest.raises(VdnnError, match=message), vdnn.offload(device="sim"):
         pass
     with vdnn.offload(device="sim"):
@@ -119,7 +119,7 @@ def test_entering_while_a_cuda_graph_is_captured_is_refused(monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     session = vdnn.offload(device="sim")
-    with pytest.raises(VdnnError, match="cannot be entered while a CUDA graph is being captured: capture without"):
+    with pytest.raises(VdnnError, match="cannot be entered while a CUDA graph is being captured"):
         session.__enter__()
     capturing[0] = False
     with session:

@@ -277,7 +277,7 @@ def test_a_device_that_was_closed_is_forgotten() -> None:
 
 
 def test_another_device_type_is_refused() -> None:
-    with pytest.raises(ValueError, match="device_type: expected 'cuda', got 'xpu': use torch.autograd.graph.save_on"):
+    with pytest.raises(ValueError, match="device_type: expected 'cuda', got 'xpu'. Use torch.autograd.graph.save_on"):
         vdnn.save_on_cpu(device_type="xpu")
     with pytest.raises(ValueError, match="device: expected 'cuda', 'sim', a VirtualMachine or a device .*, got 'tpu'"):
         vdnn.save_on_cpu(device="tpu")

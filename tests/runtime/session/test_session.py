@@ -62,7 +62,7 @@ def test_another_session_on_the_same_thread_is_refused(open_session: OpenSession
     first, second = open_session(), open_session()
     model, x = conv_chain(), images()
     with first:
-        with pytest.raises(VdnnError, match="a vdnn session is active on this thread already: leave it before"), second:
+        with pytest.raises(VdnnError, match="a vdnn session is active on this thread already. Exit it before"), second:
             pass
         train(model, x)
     assert first.counters.storages

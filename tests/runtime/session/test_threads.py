@@ -140,7 +140,7 @@ def test_a_session_is_left_on_the_thread_that_entered_it(session: Session) -> No
     def leave() -> None:
         session.__exit__(None, None, None)
 
-    with session, pytest.raises(VdnnError, match="is left on the thread that entered it, the one entered last first"):
+    with session, pytest.raises(VdnnError, match="exit a vdnn session on the thread that entered it, the last"):
         on_threads(leave)
     small_resnet()(images()).sum().backward()
     assert session.counters.saves == 0

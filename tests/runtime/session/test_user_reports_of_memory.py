@@ -168,7 +168,7 @@ def test_nothing_offloaded_is_said_aloud(open_session: OpenSession, caplog: pyte
     with session:
         train(perceptron(), torch.randn(2, 16))
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith(f"vdnn: nothing was offloaded, of {session.counters.saves} saves (")
+    assert said.startswith(f"vdnn: none of {session.counters.saves} saves was offloaded (")
     assert Kept.SMALL.value in said
 
 

@@ -123,7 +123,7 @@ def test_a_storage_that_the_program_holds_is_known_to_be_held() -> None:
     first, second = session.recording.lifetimes
     assert first.free_point == first.end_point or first.free_point > first.uses[-1]
     assert second.free_point <= second.uses[0]
-    assert "held by somebody else for all of its life: 3.91 KiB" in session.report()
+    assert "held by somebody else for its whole lifetime: 3.91 KiB" in session.report()
     assert held.shape == (1000,)
 
 

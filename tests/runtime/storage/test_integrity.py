@@ -71,7 +71,7 @@ def test_one_bit_that_flips_on_the_way_is_an_error(monkeypatch: pytest.MonkeyPat
         _train_step(model, x)
     assert checked(session)[1] == 0
     corrupt_host_memory(session, monkeypatch, at)
-    wrong = pytest.raises(IntegrityError, match="1 storages came back with other bytes than they left with, in step")
+    wrong = pytest.raises(IntegrityError, match="1 storages were reloaded with other bytes than were offloaded, in")
     with wrong, session:
         _train_step(model, x)
     assert checked(session)[1] == 1

@@ -1,1 +1,1 @@
-"""Runs one step on tensors without data, on a virtual machine, and plans it."""
+"""Rehearses one step on a virtual machine, with tensors without data, and plans it."""

@@ -1,17 +1,16 @@
-"""Makes a step on CPU tensors save what it would save on a GPU, as far as that is known: an audited table.
+"""Makes a step on CPU tensors save what it would save on a GPU, for the operations in an audited table.
 
-CUDA tensors without data cannot run under autograd in a build of torch for the CPU, so steps are rehearsed on CPU
-tensors; and a few operations save something else there. Inside this mode they are called so that they save what the
-GPU's do:
+A CPU build of torch cannot run autograd on CUDA tensors without data, so rehearsals use CPU tensors. A few operations
+save something else on the CPU. This mode calls them so that they save what CUDA's do:
 
   dropout            the CPU multiplies by a mask of the input's dtype and saves that; CUDA saves one byte an element.
                      Here: native_dropout, which is what CUDA runs.
   attention          with dropout the CPU falls back to plain attention and saves the whole matrix; CUDA's fused
                      kernels draw the dropout inside. Here: without the dropout, which saves the same.
 
-Left as they are, and therefore not exact: cuDNN's reserve space of recurrent layers and of batch norms in NHWC, the
+Not translated, and therefore not exact: cuDNN's reserve space of recurrent layers and of batch norms in NHWC, the
 seeds of fused attention (16 bytes each), autocast's lists, which differ between the two, and workspaces, which no
-recording of tensors has.
+recording of tensors contains.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ BACKEND = "cuda, as rehearsed on the CPU"
 
 
 class CudaShaped(TorchFunctionMode):
-    """While entered, on this thread."""
+    """Translates the operations of the table while it is entered, on the entering thread."""
 
     passes_norms_on: ClassVar[bool] = True  # see recompute/norm_calls.py
 
@@ -41,8 +40,8 @@ class CudaShaped(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        translated = _TABLE.get(func)
-        return func(*args, **kwargs) if translated is None else translated(func, *args, **kwargs)
+        translation = _TABLE.get(func)
+        return func(*args, **kwargs) if translation is None else translation(func, *args, **kwargs)
 
 
 def _dropout(

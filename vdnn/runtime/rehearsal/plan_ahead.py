@@ -1,6 +1,6 @@
-"""vdnn.plan: will my model fit, and what will it cost? Answered before any run, on any machine.
+"""vdnn.plan: says whether a model fits a card and what a step takes, before any run and on any machine.
 
-The model's step is rehearsed without data on the named hardware, planned, and run again under the plan in virtual time.
+It rehearses the model's step without data on the named hardware, plans it, and runs the plan in virtual time.
 """
 
 from __future__ import annotations
@@ -36,12 +36,17 @@ def plan(
     min_bytes: int | str = "1MiB",
     explains: int = 0,
 ) -> PlanReport:
-    """A training step of `model`, planned for `hardware` without having it.
+    """Plans a training step of `model` for `hardware`, which need not be present.
 
-    `model` is a module, and `batch` a batch of its inputs (a tensor, a tuple or a dict of arguments); or `model` is a
-    function of a batch size, and `batch` that number. `budget` is "12GiB", "80%" of the card, "min", or None: all the
-    card has. `optimizer` adds its state and its step: "sgd", "momentum", "adamw". `explains`: of so many of the largest
-    storages, why each got its action.
+    * `model`: a module, or a function of a batch size that makes one and its inputs.
+    * `batch`: a batch of the module's inputs (a tensor, or a tuple or dict of arguments), or the batch size.
+    * `hardware`: the name of a profile, the path of one, or a HardwareProfile.
+    * `budget`: "12GiB", "80%" of the card, "min" for the least that a plan reaches, or None for the whole card.
+    * `policy`: the name of a plan policy, or a policy of your own.
+    * `loss`: a function of the model's output. Default: the output's `loss`, or else the sum of its squares.
+    * `optimizer`: "sgd", "momentum" or "adamw" adds the optimizer's state and its step.
+    * `min_bytes`: smaller saves stay on the device.
+    * `explains`: for how many of the largest storages the report says why each got its action.
 
         report = vdnn.plan(make_model, 256, hardware="titan-x", budget="min")
         print(report)
@@ -75,10 +80,10 @@ def compare(
     explains: int = 0,
     on_progress: Callable[[str], None] = lambda doing: None,
 ) -> list[PlanReport]:
-    """One step under several policies. `runs`: each plan is run in virtual time as well. `explains`: of so many of the
-    largest storages, why each got its action."""
+    """Plans one step under several policies, one report for each. With `runs`, each plan also runs in virtual time.
+    `on_progress` is called with a phrase before each phase. For the other arguments, see plan()."""
     profile = hardware if isinstance(hardware, HardwareProfile) else load_profile(hardware)
-    planners = [make_planner(policy) for policy in policies]  # a name that is unknown is refused before the work
+    planners = [make_planner(policy) for policy in policies]  # refuse an unknown name before the rehearsal
     wanted = None if budget is None else parse_budget(budget)
     on_progress("rehearsing the step")
     rehearsal = rehearse(subject, profile, optimizer=optimizer, min_bytes=min_bytes)

@@ -1,8 +1,8 @@
-"""One step without data and without a device: what a model will save and compute on a card that is not at hand.
+"""Rehearses a step without data and without a device: records what a model saves and computes on a given card.
 
-What is rehearsed is a function of the batch size that makes a model and its inputs, or a module with a batch of its
-inputs. The first step warms up, the second is recorded while everything that may leaves, and a third runs under a plan
-if one is given: what happens then is what the plan predicted, or the difference shows.
+A subject is a function of the batch size that makes a model and its inputs, or a module with a batch of its inputs. The
+first step warms up. The second is recorded while everything that may move is offloaded, or runs under a plan if one is
+given: its timeline then shows whether the plan's prediction holds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
 
-# With lists of tensors, as torch chooses on a GPU; on the CPU, where rehearsals are, it would launch for each one.
+# foreach=True, as torch chooses on a GPU. On CPU tensors, which rehearsals use, torch would launch once per parameter.
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=True),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=True),
@@ -37,7 +37,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """`timeline` is that of the step under the plan, if there was one."""
+    """The results of a rehearsal. `timeline` is that of the step under the plan, or None without a plan."""
 
     recording: Recording
     parameter_bytes: int
@@ -47,7 +47,7 @@ class Rehearsal:
 
 
 class Staged(NamedTuple):
-    """A model without data, a function that does one step, and what else is there before the first."""
+    """A model without data, a function that runs one step, and the inputs that exist before the first step."""
 
     model: torch.nn.Module
     step: Callable[[], object]
@@ -56,46 +56,48 @@ class Staged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is rehearsed: `make` is called where there is no data."""
+    """The model and inputs to rehearse. `make` is called under a FakeTensorMode, so that its tensors have no data."""
 
     make: Callable[[], Staged]
 
 
 def subject_of(model: object, batch: object, loss: Callable[[Any], torch.Tensor] | None = None) -> Subject:
-    """Of a function of a batch size, or of a module and its inputs: a tensor, a tuple of arguments, or a dict of them.
+    """The subject for a function of a batch size, or for a module and its inputs (a tensor, or a tuple or dict).
 
-    The function returns (model, inputs), (model, inputs, loss), or something with `model` and `step()`. The loss is a
-    function of the model's output; without one it is the output's `loss`, or else the sum of its squares.
+    The function returns (model, inputs), (model, inputs, loss), or an object with `model` and `step()`. The loss is a
+    function of the model's output. The default is the output's `loss`, or else the sum of its squares.
     """
     if isinstance(model, torch.nn.Module):
-        return Subject(lambda: _copied(model, batch, loss or loss_of))
+        return Subject(lambda: _stage_module(model, batch, loss or loss_of))
     if not callable(model):
         raise TypeError(f"plan: expected a module or a function of a batch size, got {type(model).__name__}.")
     if type(batch) is not int or batch < 1:
         raise ValueError(f"batch: expected a number, 1 or more, got {batch!r}.")
-    return Subject(lambda: _made(model(batch), loss))
+    return Subject(lambda: _stage_returned(model(batch), loss))
 
 
-def _copied(module: torch.nn.Module, inputs: object, loss: Callable[[Any], torch.Tensor]) -> Staged:
-    """The user's module and tensors stay as they are."""
+def _stage_module(module: torch.nn.Module, inputs: object, loss: Callable[[Any], torch.Tensor]) -> Staged:
+    """Stages a copy without data. The user's module and tensors are not changed."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-    assert isinstance(mode, FakeTensorMode), "called where there is no data"
+    if not isinstance(mode, FakeTensorMode):
+        raise RuntimeError("Subject.make: expected an active FakeTensorMode. Call it inside a VirtualMachine.")
     with unset_fake_temporarily(), FakeCopyMode(mode):
         model = copy.deepcopy(module)
     fake = tree_map_only(torch.Tensor, mode.from_tensor, inputs)
-    return Staged(model, lambda: _backward(loss(_called(model, fake))), fake)
+    return Staged(model, lambda: _backward(loss(_call_model(model, fake))), fake)
 
 
-def _made(made: Any, loss: Callable[[Any], torch.Tensor] | None) -> Staged:
-    if hasattr(made, "step") and isinstance(getattr(made, "model", None), torch.nn.Module):
-        return Staged(made.model, made.step)
-    if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], torch.nn.Module):
-        model, inputs = made[:2]
-        chosen = made[2] if len(made) == 3 else loss or loss_of
-        return Staged(model, lambda: _backward(chosen(_called(model, inputs))), inputs)
+def _stage_returned(returned: Any, loss: Callable[[Any], torch.Tensor] | None) -> Staged:
+    """Stages what the user's function returned."""
+    if hasattr(returned, "step") and isinstance(getattr(returned, "model", None), torch.nn.Module):
+        return Staged(returned.model, returned.step)
+    if isinstance(returned, tuple) and len(returned) in (2, 3) and isinstance(returned[0], torch.nn.Module):
+        model, inputs = returned[:2]
+        chosen = returned[2] if len(returned) == 3 else loss or loss_of
+        return Staged(model, lambda: _backward(chosen(_call_model(model, inputs))), inputs)
     raise VdnnError(
-        "plan: the function is to return (model, inputs), (model, inputs, loss), or something with `model` and "
-        f"`step()`; it returned {type(made).__name__}."
+        "plan: the function must return (model, inputs), (model, inputs, loss), or an object with `model` and "
+        f"`step()`, but it returned {type(returned).__name__}."
     )
 
 
@@ -103,21 +105,24 @@ def _backward(loss: torch.Tensor) -> None:
     torch.autograd.backward(loss)
 
 
-def _called(model: torch.nn.Module, inputs: object) -> Any:
+def _call_model(model: torch.nn.Module, inputs: object) -> Any:
     if isinstance(inputs, dict):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Of an output that brings its loss, that; of any other the sum of its squares."""
+    """The output's `loss` if it has one, or else the sum of the squares of its first tensor."""
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
     while isinstance(output, (tuple, list)) and output:
         output = output[0]
     if not isinstance(output, torch.Tensor):
-        raise VdnnError(f"plan: give a loss: the model returns {type(output).__name__}, which has none.")
+        raise VdnnError(
+            f"plan: expected the model to return a tensor or an output with `loss`, got {type(output).__name__}. "
+            "Pass loss=, a function of the output."
+        )
     return output.float().square().sum()
 
 
@@ -129,7 +134,10 @@ def rehearse(
     optimizer: str | None = None,
     min_bytes: int | str = "1MiB",
 ) -> Rehearsal:
-    """With an optimizer its step is part of the step, and its state is there when the recorded one begins."""
+    """Runs a warm-up step and a second step of `subject` on a virtual machine, the second under `plan` if one is given.
+
+    With `optimizer`, its step is part of each, and its state exists before the second step.
+    """
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer: expected one of {', '.join(map(repr, OPTIMIZERS))}, got {optimizer!r}.")
     with _machine(hardware) as machine:
@@ -141,7 +149,7 @@ def rehearse(
         with offload(policy, plan=plan, device=machine, measure=True, warmup_steps=1, min_bytes=min_bytes) as session:
             for _ in range(2):
                 step()
-                gradient_bytes = _bytes_of(one.grad for one in model.parameters() if one.grad is not None)
+                gradient_bytes = _bytes_of(weight.grad for weight in model.parameters() if weight.grad is not None)
                 if updates is not None:
                     updates.step()
                 session.step()
@@ -151,8 +159,8 @@ def rehearse(
         optimizer_bytes = 0 if updates is None else _state_bytes(updates)
     if recording is None:
         raise VdnnError(
-            f"plan: the step saves nothing of {min_bytes} or more that could leave the device: nothing to plan. "
-            "Smaller saves count with a smaller min_bytes, or --min-bytes; a larger batch makes them larger."
+            f"plan: there is nothing to plan: the step saves no tensor of {min_bytes} or more that may be offloaded. "
+            "Pass a smaller min_bytes (--min-bytes) or a larger batch."
         )
     return Rehearsal(
         replace(recording, backend=BACKEND),
@@ -170,8 +178,9 @@ def _machine(hardware: str | os.PathLike[str] | HardwareProfile) -> Iterator[Vir
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Storages that are shared count once."""
-    return sum({id(one.untyped_storage()): one.untyped_storage().nbytes() for one in tensors}.values())
+    """The bytes of the tensors' storages. A storage that several tensors share counts once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({id(storage): storage.nbytes() for storage in storages}.values())
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:

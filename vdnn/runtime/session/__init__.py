@@ -1,1 +1,1 @@
-"""The public face of the runtime: the session, its saved-tensor hooks, and what it reports."""
+"""The public face of the runtime: the session, its saved-tensor hooks, and its report."""

@@ -1,4 +1,8 @@
-"""Which saves stay on the device, and why: always, or where no plan says otherwise. Asked at every save."""
+"""Decides which saves stay on the device, and gives the reason. The hooks ask at every save.
+
+Some saves always stay (parameters, marked tensors, paused threads). Others stay only if no plan covers them and the
+policy keeps them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ _Node = torch.autograd.graph.Node
 
 
 class Exemptions:
-    """One session's. With `recasts` autocast's casts of parameters may be cast again."""
+    """The exemptions of one session. With `recasts`, autocast's casts of parameters may be cast again."""
 
     def __init__(self, policy: OnlinePolicy, modules: ModuleWatch, marked: StorageSet, *, recasts: bool) -> None:
         self._policy = policy
@@ -27,17 +31,18 @@ class Exemptions:
         self._parameters = modules.parameters
         self._marked = marked
         self._recasts = recasts
-        self._local = threading.local()  # `paused`: how often this thread did
-        self._was_paused = False  # on any thread, ever: as a rule there is nothing to ask the thread
+        self._local = threading.local()  # `paused`: how many paused() this thread is inside
+        # True once any thread has paused. Until then a save need not read the thread-local.
+        self._was_paused = False
 
     def always(self, tensor: torch.Tensor, storage: torch.UntypedStorage, node: _Node | None) -> Kept | None:
-        """Whatever a policy or a plan says. `node` is the tensor's grad_fn."""
+        """The reason to keep this save under every policy and plan, or None. `node` is the tensor's grad_fn."""
         if self._was_paused and self.is_paused:
             return Kept.PAUSED
         address = storage._cdata
         if address in self._parameters.addresses and storage in self._parameters:
             return Kept.PARAMETER
-        # A leaf may also be a view of a tensor without grad, and a view of a leaf is none: both need asking.
+        # A leaf may be a view of a tensor without grad, and a view of a leaf is not a leaf: check tensor and base.
         if node is None and tensor.requires_grad:
             return Kept.PARAMETER
         base = tensor._base
@@ -46,13 +51,13 @@ class Exemptions:
             if node is None and base.requires_grad:
                 return Kept.PARAMETER
         if not self._recasts and type(node).__name__ == CAST and node is not None and is_cast_of_a_leaf(node):
-            return Kept.PARAMETER_CAST  # else it may be cast again: see without_plan
+            return Kept.PARAMETER_CAST  # with recasts, see without_plan
         if address in self._marked.addresses and storage in self._marked:
             return Kept.MARKED
         return Kept.MARKED if self._modules.marked.references and self._modules.in_marked() else None
 
     def without_plan(self, storage: torch.UntypedStorage, node: _Node | None) -> Kept | None:
-        """What the policy says."""
+        """The reason to keep this save if no plan decides about it, or None: the policy decides."""
         if self._recasts and node is not None and is_view_of_a_cast(node):
             return Kept.PARAMETER_CAST
         if self._offloads_everything:
@@ -63,7 +68,7 @@ class Exemptions:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside, what this thread saves stays."""
+        """Saves of this thread stay on the device while the context is entered."""
         self._was_paused = True
         self._local.paused = getattr(self._local, "paused", 0) + 1
         try:
@@ -73,5 +78,5 @@ class Exemptions:
 
     @property
     def is_paused(self) -> bool:
-        """On this thread."""
+        """True while this thread is inside paused()."""
         return self._was_paused and getattr(self._local, "paused", 0) > 0

@@ -1,16 +1,16 @@
-"""The two hooks: what autograd hands over at a save, and what it gets back at a use.
+"""The pack and unpack hooks: pack receives a tensor that autograd saves, unpack returns it at a use.
 
-[Note: Shards] A DTensor wraps plain memory, its part of the whole. That part may move like any other, and what comes
-back is wrapped as it was. In-place writes through a DTensor count on the wrapper alone, so the use of a save compares
-that version too. Wrappers that nobody wrote through share what their parts share (a layer's input is wrapped anew for
-each of q, k and v): they go by the counter of the part. How to make a shard again is not looked for.
+[Note: Shards] A DTensor wraps its local part, a plain tensor. That part may move like any other tensor, and a use wraps
+it again. An in-place write through a DTensor counts on the wrapper's version only, so a use also compares that version.
+Wrappers that nobody wrote through share the managed storage of their part and its version counter (a layer's input is
+wrapped anew for each of q, k and v). No recipe is searched for a shard.
 
-[Note: One hook at a time] Forwards and backwards run on any threads, and one storage may be used by several of them.
-So a hook that reaches managed storages holds the packer's lock. It is a lock of Python: destructors never take it, and
-native code never waits for it. A forked child may have inherited it taken, and does not use it.
+[Note: One hook at a time] Forward and backward passes run on any threads, and several threads may use one storage. So a
+hook that reaches managed storages holds the packer's lock. It is a Python lock: destructors never take it, and native
+code never waits for it. A forked child may inherit the lock in the locked state, so it does not use the lock.
 
-[Note: Interrupted] Ctrl-C may come between any two bytecodes of a hook, those of `with torch.no_grad()` too. So a hook
-puts the grad mode back itself, by a native call in a `finally`.
+[Note: Interrupted] Ctrl-C may interrupt a hook between any two bytecodes, including those of `with torch.no_grad()`. So
+a hook restores the grad mode itself, by a native call in a `finally`.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ _Storage = torch.UntypedStorage
 
 
 class Packer:
-    """Packs and unpacks for one session. Its methods run inside autograd, on any thread.
+    """The hooks of one session. Its methods run inside autograd, on any thread.
 
-    With `steps`, every save that may move is managed and told of, whatever becomes of it; without, what the policy
-    keeps costs next to nothing.
+    With `steps`, every save that may move is managed and recorded, whatever its action is. Without, a save that the
+    policy keeps is not managed.
     """
 
     def __init__(
@@ -99,21 +99,21 @@ class Packer:
         self._has_cuda = torch.cuda.is_available()
 
     def watch_modules(self) -> Iterator[Any]:
-        """Hooks of torch that recipes need: for whoever installs the session's."""
+        """Installs the module hooks that recipes need, and yields their handles to the session that installs this."""
         if self._recipes is not None:
             observe_flags()
             yield self._recipes.norms
             yield torch.nn.modules.module.register_module_forward_pre_hook(self._recipes.before_module)
-            yield torch.nn.modules.module.register_module_forward_hook(self._recipes.behind_module, always_call=True)
+            yield torch.nn.modules.module.register_module_forward_hook(self._recipes.after_module, always_call=True)
 
     @property
     def in_forked_child(self) -> bool:
-        """Of the process that made this: hooks are inherited (by DataLoader workers), devices and threads are not."""
+        """True in a forked child (a DataLoader worker): it inherits the hooks, but not the devices and threads."""
         return forks.count != self._forks
 
     @property
     def managed(self) -> list[ManagedStorage]:
-        """What graphs still hold."""
+        """The managed storages that graphs still hold."""
         return self.lookahead.living()
 
     # Saving.
@@ -121,7 +121,7 @@ class Packer:
     def pack(self, tensor: torch.Tensor) -> Packed:
         counters = self._counters
         counters.saves += 1
-        # What is small is the most frequent: for that nothing is asked but what has to be.
+        # Small tensors dominate: the cheapest tests that find them come first.
         part = tensor
         if type(tensor) not in CLASSES_WITH_DATA or tensor.layout is not _STRIDED:
             found = plain_part(tensor)  # see [Note: Shards]
@@ -134,12 +134,12 @@ class Packer:
             return self._keep(tensor, Kept.SUBCLASS, 0)
         nbytes = part.nbytes
         counters.saved_bytes += nbytes
-        # By what is held, not by what is seen: a small view may be the last holder of a large storage.
+        # Test the size of the storage, not of the view: a small view may be the last holder of a large storage.
         if storage.nbytes() < self._min_bytes or not nbytes:
             return self._keep(tensor, Kept.SMALL, nbytes)
         if self._recipes is not None:
             observe_flags(at_save=True)
-        node = tensor.grad_fn  # asked for once: it is made at every question
+        node = tensor.grad_fn  # read once: each read makes a Python object
         reason = self.exemptions.always(tensor, storage, node)
         if reason is not None:
             return self._keep(tensor, reason, nbytes)
@@ -151,13 +151,13 @@ class Packer:
             return self._keep(tensor, Kept.OTHER_DEVICE, nbytes)
         try:
             with self.lock:
-                taken = self._take(tensor, part, storage, node, nbytes)
+                packed = self._pack_movable(tensor, part, storage, node, nbytes)
         except BaseException:
             _set_grad_mode(True)  # see [Note: Interrupted]; else autograd would save nothing
             raise
-        return taken if part is tensor or isinstance(taken, tuple) else PackedShard(taken, tensor)
+        return packed if part is tensor or isinstance(packed, tuple) else PackedShard(packed, tensor)
 
-    def _take(
+    def _pack_movable(
         self, tensor: torch.Tensor, part: torch.Tensor, storage: _Storage, node: _Node | None, nbytes: int
     ) -> KeptTensor | PackedView:
         transport = self._transports[part.device]
@@ -166,7 +166,7 @@ class Packer:
         if transport.fake is not (type(part) is FakeTensor):
             return self._keep(tensor, Kept.SUBCLASS, nbytes)
         if self._steps is not None:
-            return self._take_watched(tensor, part, storage, node, transport, self._steps)
+            return self._pack_watched(tensor, part, storage, node, transport, self._steps)
         if not self._policy.may_offload:
             return self._keep(tensor, Kept.POLICY, nbytes)
         if self._has_cuda:
@@ -194,14 +194,14 @@ class Packer:
         node: _Node | None,
         transport: Transport,
     ) -> tuple[PackedView, bool]:
-        """What stands for the bytes of `part`, which is the tensor or its shard, and whether they are newly managed."""
+        """The packed view of `part`, which is the tensor or its shard, and whether its bytes are newly managed."""
         whole, nbytes = storage.nbytes(), part.nbytes
         begin, managed_bytes = (0, whole) if nbytes == whole else bytes_to_manage(part, whole)
         key = (storage._cdata, begin, managed_bytes)
         counted = tensor if tensor._version else part  # see [Note: Shards]
         known = self._table.find(key, counted)
         if known is None and managed_bytes < whole:
-            known = self._table.find((storage._cdata, 0, whole), counted)  # of a whole that is managed it is a view
+            known = self._table.find((storage._cdata, 0, whole), counted)  # a view of a storage managed as a whole
             known = known or self._table.find_around(key, counted)
         if known is not None and self._can_join(known[0], part):
             self._counters.shared_saves += 1
@@ -222,7 +222,7 @@ class Packer:
         return view, True
 
     def _can_join(self, managed: ManagedStorage, part: torch.Tensor) -> bool:
-        """What a codec left says only what the values of one dtype were."""
+        """False if `managed` was discarded and only its values in another dtype, not its bytes, can be restored."""
         if managed.geometry is None or managed.geometry[0] is part.dtype:
             return True
         if managed.discarded is not None and not managed.discarded.is_exact_in_bytes:
@@ -232,7 +232,7 @@ class Packer:
         return True
 
     def _follow_policy(self, managed: ManagedStorage, storage: _Storage, node: _Node | None, *, is_new: bool) -> None:
-        """What one save of a storage offloads no other can keep: it is one storage, however often it is saved."""
+        """Applies the policy's decision. If it offloads one save of a storage, no later save of it can keep it."""
         if managed.is_to_leave:
             return
         reason = self.exemptions.without_plan(storage, node)
@@ -242,7 +242,7 @@ class Packer:
         if reason is not None:
             self._counters.keep(reason, managed.nbytes)
 
-    def _take_watched(
+    def _pack_watched(
         self,
         tensor: torch.Tensor,
         part: torch.Tensor,
@@ -275,7 +275,7 @@ class Packer:
         return packed
 
     def _discard(self, packed: PackedView, tensor: torch.Tensor, node: _Node | None) -> None:
-        """What the plan recomputes; if it cannot be, the policy decides."""
+        """Discards a storage that the plan recomputes. If it cannot be recomputed, the policy decides."""
         is_whole = type(tensor) in PLAIN_CLASSES
         if self._recipes is None or not is_whole or not self._recipes.discard(packed, tensor, node):
             if self._steps is not None:
@@ -313,7 +313,7 @@ class Packer:
             (packed if isinstance(packed, PackedView) else packed.view).move_to_container()
         managed = packed.managed
         if overwritten:
-            managed.keeps_reloaded = True  # all that it unpacks of it is one memory, and a write is seen in all
+            managed.keeps_reloaded = True  # its uses must return the same memory: each sees writes through the others
         if self._missing.read:
             self._missing.before_use(managed)
         if managed.discarded is not None:
@@ -334,9 +334,9 @@ class Packer:
         return tensor
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """It is about to write to its parameters."""
+        """Called before the optimizer writes to its parameters."""
         with self.lock:
-            self._missing.before_writes_to(one for group in optimizer.param_groups for one in group["params"])
+            self._missing.before_writes_to(weight for group in optimizer.param_groups for weight in group["params"])
 
 
 keep_dynamo_out(Packer.pack)

@@ -1,6 +1,7 @@
-"""How much host memory one of several processes on a node may pin, where nobody said: they share it fairly.
+"""The default cap on pinned memory when several ranks train on one node: an equal share for each.
 
-torchrun and its like say in LOCAL_WORLD_SIZE how many there are. A process that is alone has the pool's own limit.
+torchrun and similar launchers set LOCAL_WORLD_SIZE to the number of ranks on the node. A process that trains alone gets
+the pinned pool's own limit.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from collections.abc import Mapping
 
 from vdnn import _C
 
-_COUNT = "LOCAL_WORLD_SIZE"
+_VARIABLE = "LOCAL_WORLD_SIZE"
 
 
 def ranks_of_node(environment: Mapping[str, str] = os.environ) -> int:
-    said = environment.get(_COUNT, "1")
-    if not said.isdecimal() or int(said) < 1:
-        raise ValueError(f"{_COUNT}: expected how many processes train on this node, 1 or more, got {said!r}.")
-    return int(said)
+    value = environment.get(_VARIABLE, "1")
+    if not value.isdecimal() or int(value) < 1:
+        raise ValueError(f"{_VARIABLE}: expected the number of processes on this node, 1 or more, got {value!r}.")
+    return int(value)
 
 
 def host_bytes_of_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """0 for one that is alone: what the pool takes for its own limit."""
+    """This rank's share of the node's default cap. 0 for a process that is alone: the pool's own limit applies."""
     ranks = ranks_of_node(environment)
     return 0 if ranks == 1 else _C.default_pinned_cap_bytes(_C.host_limits()) // ranks

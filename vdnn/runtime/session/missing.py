@@ -1,7 +1,7 @@
-"""Recomputes discarded storages: before they are used, and before what they are made of may be overwritten.
+"""Recomputes discarded storages: before their use, and before one of their operands may be overwritten.
 
-[Note: Who overwrites] A custom backward may overwrite what it unpacks, and an optimizer that steps within a backward
-writes to parameters. What is yet to be recomputed from those is recomputed before.
+[Note: Who overwrites] A custom backward may overwrite the tensors that it unpacks, and an optimizer that steps within a
+backward writes to parameters. Every discarded storage that reads such a tensor is recomputed first.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from vdnn.runtime.storage.managed_storage import ManagedStorage
 
 
 class Missing:
-    """One session's discarded storages. Called by hooks, which hold the packer's lock; `unpack` is the hook."""
+    """The discarded storages of one session. Callers hold the packer's lock; `unpack` is the session's unpack hook."""
 
     def __init__(self, unpack: Callable[[Any], torch.Tensor], steps: StepWatch | None, readers: Readers) -> None:
         self._unpack = unpack
         self._steps = steps
         self._readers = readers
-        self.read = readers.by_source  # as a rule there is nothing in it
+        self.read = readers.by_source  # usually empty
         self._is_recomputing = False
 
     def recompute_for(self, managed: ManagedStorage) -> None:
-        """What has to be recomputed before `managed` can be used: it too."""
+        """Recomputes `managed` and, before it, every discarded storage that its recipe reads."""
         for missing in missing_for(managed):
             self._recompute(missing)
 
     def _recompute(self, managed: ManagedStorage) -> None:
-        """What it reads is used like anything else: at hooks of their own, before this use's."""
+        """Follows the recipe of `managed`. Its operands are used through the unpack hook, before the current use."""
         discarded, steps, was_recomputing = managed.discarded, self._steps, self._is_recomputing
         if discarded is None:
-            raise RuntimeError("a storage is to be recomputed that was not discarded")
+            raise RuntimeError("expected a discarded storage to recompute, got one that was not discarded")
         self._is_recomputing = True
         try:
             with contextlib.nullcontext() if steps is None else steps.recomputing(managed.transport):
@@ -49,7 +49,7 @@ class Missing:
     # See [Note: Who overwrites].
 
     def before_use(self, source: ManagedStorage | torch.Tensor) -> None:
-        """`source` is about to be handed out."""
+        """Called before the unpack hook returns `source`."""
         if self._is_recomputing:
             return
         readers = self._readers.of(source)
@@ -61,9 +61,9 @@ class Missing:
             self._recompute_early(self._readers.of_all(tensors))
 
     def _recompute_early(self, readers: list[ManagedStorage]) -> None:
-        """What cannot be recomputed says so at its use."""
+        """Errors are suppressed here: the use of a storage that cannot be recomputed raises them again."""
         for reader in readers:
             if reader.discarded is None or reader.discarded.keep_source(reader):
                 continue
-            with contextlib.suppress(VdnnError, RuntimeError):  # the latter: an operand was modified
+            with contextlib.suppress(VdnnError, RuntimeError):  # RuntimeError: an operand was modified
                 self.recompute_for(reader)

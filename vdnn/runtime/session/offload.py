@@ -1,4 +1,8 @@
-"""vdnn.offload, keep and paused: what users call. Checks what it was asked for and makes the session."""
+"""vdnn.offload, vdnn.keep and vdnn.paused: the functions that users call.
+
+offload() checks its arguments, chooses the policies, and makes the Session. It refuses combinations that cannot work
+before the first step runs.
+"""
 
 from __future__ import annotations
 
@@ -96,16 +100,16 @@ def offload(
         raise TypeError(f"recompute: expected True or False, got {recompute!r}.")
     codecs = _codecs_with(lossy)
     if lossy is not None and not recompute:
-        raise ValueError("lossy: recompute=False plans moves only. Leave one of the two out.")
+        raise ValueError("lossy: with recompute=False a plan only offloads. Leave one of the two out.")
     limit = check_tolerance(tolerance)
     if type(recheck) is not int or recheck < 0:
-        raise ValueError(f"recheck: expected one step in so many, or 0 for none, got {recheck!r}.")
+        raise ValueError(f"recheck: expected a number of steps from one check to the next, or 0, got {recheck!r}.")
     if limit is not None and not recompute:
         raise ValueError("tolerance: recompute=False recomputes nothing. Leave one of the two out.")
     wanted = None if budget is None else parse_budget(budget)
     _check_plan(plan, policy, wanted)
     if integrity and isinstance(device, TensorDevice) and device.fake:
-        raise ValueError("integrity: tensors without data cannot be compared; make the VirtualMachine with fake=False.")
+        raise ValueError("integrity: tensors without data cannot be compared. Make the VirtualMachine with fake=False.")
     host_bytes = host_bytes_of_rank() if host_budget is None else _bytes_of("host_budget", host_budget)
     online, planner = _policies(policy, wanted, device, host_bytes or None, is_planned=plan is not None)
     steps = None
@@ -116,7 +120,7 @@ def offload(
             gauges_for = functools.partial(_gauges, device)
         steps = StepOptions(gauges_for, warmup_steps, plan, planner, recompute, codecs)
     if steps is None and lossy is not None:
-        raise ValueError("lossy: only a plan chooses what is packed. Give a budget, a plan, or measure=True.")
+        raise ValueError("lossy: only a plan uses codecs. Give a budget, a plan, or measure=True.")
     if steps is None and limit is not None and not online.recomputes:
         raise ValueError(
             "tolerance: nothing is recomputed here. Give a budget, a plan, measure=True, or the policy 'recompute-all'."
@@ -148,13 +152,13 @@ def _check_plan(plan: object, policy: object, budget: Budget | None) -> None:
     if not isinstance(plan, Plan):
         raise TypeError(f"plan: expected a Plan, got {type(plan).__name__}; Plan.load reads one from a file.")
     if budget is not None:
-        raise ValueError("budget: a plan has its own. Give one of the two.")
+        raise ValueError("budget: a plan has a budget of its own. Give one of the two.")
     if policy != "auto":
         raise ValueError("policy: a plan is followed as it is. Give one of the two.")
 
 
 def check_device(device: object) -> None:
-    """Raises unless it is what a session can run on."""
+    """Raises ValueError or TypeError unless a session can run on `device`."""
     if device in (None, "cuda", "sim") or isinstance(device, (_C.Device, TensorDevice)):
         return
     got = repr(device) if isinstance(device, str) else type(device).__name__
@@ -163,7 +167,7 @@ def check_device(device: object) -> None:
 
 
 def _bytes_of(argument: str, size: int | str) -> int:
-    """What is wrong with a size is said with the name of the argument."""
+    """parse_bytes, with the name of the argument in its errors."""
     try:
         return parse_bytes(size)
     except (TypeError, ValueError) as error:
@@ -173,7 +177,7 @@ def _bytes_of(argument: str, size: int | str) -> int:
 def _policies(
     policy: object, budget: Budget | None, device: object, host_bytes: int | None, *, is_planned: bool
 ) -> tuple[OnlinePolicy, BudgetPlanner | None]:
-    """What decides at the saves, and what plans; the latter only where it is asked for and can."""
+    """The online policy that decides at the saves, and the planner, or None if the session makes no plan."""
     if is_planned:
         return make_policy("vdnn-all"), None
     if isinstance(policy, OnlinePolicy):
@@ -191,7 +195,7 @@ def _policies(
         return online, None
     profile = device.profile if isinstance(device, VirtualMachine) else None
     if budget is not None and budget.nbytes is not None:
-        budget.bytes_for(_device_bytes(device), 0)  # what no device has is refused before the first step
+        budget.bytes_for(_device_bytes(device), 0)  # refuse a budget above the device's memory before the first step
     return online, BudgetPlanner(planned, budget, host_bytes, profile)
 
 
@@ -206,15 +210,15 @@ def _device_bytes(device: object) -> int | None:
 
 
 def _has_clock(device: object) -> bool:
-    """And a count of memory."""
+    """True if the device has a clock and a count of memory."""
     return isinstance(device, VirtualMachine) or (device in (None, "cuda") and torch.cuda.is_available())
 
 
 def _require_clock(device: object) -> None:
     if device == "sim" or isinstance(device, _C.Device):
         raise VdnnError(
-            "budgets and measure=True need a clock and a count of memory, which tensors on the CPU do not have: "
-            "use a GPU, or a vdnn.VirtualMachine as device."
+            "budgets and measure=True need a clock and a count of memory, which tensors on the CPU do not have. "
+            "Use a GPU, or a vdnn.VirtualMachine as device."
         )
 
 
@@ -241,7 +245,7 @@ def keep(what: _Kept) -> _Kept:
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Inside, saves on this thread stay on the device. Without a session it does nothing."""
+    """Saves on this thread stay on the device inside this context. Without a session it does nothing."""
     session = active_session()
     if session is None:
         yield

@@ -1,4 +1,4 @@
-"""What a session says of itself, as text."""
+"""The text of Session.report()."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ def session_report(
     counters: Counters,
     transports: Sequence[Transport],
     steps: StepWatch | None,
-    of_recipes: Sequence[str],
+    recipe_lines: Sequence[str],
 ) -> str:
-    """What was saved, moved and kept, and why; `of_recipes` are lines on recomputing. Looks through Python's objects if
-    something that moved was not freed."""
+    """The session's counters, and its plan and timeline if it has them. `recipe_lines` are lines on recomputing.
+
+    If an offloaded storage was not freed, this searches Python's objects for its holders.
+    """
     lines = [
         f"policy {policy}: {counters.saves} saves of {format_bytes(counters.saved_bytes)}",
         f"  offloaded {counters.storages} storages, {format_bytes(counters.storage_bytes)}"
@@ -35,64 +37,64 @@ def session_report(
         f"  {counters.uses} uses: {counters.used_in_place} still on the device, {counters.prefetched_reloads} "
         f"reloaded ahead, {counters.demand_reloads} on demand; {format_bytes(counters.reloaded_bytes)} back",
     ]
-    lines += of_recipes
+    lines += recipe_lines
     lines += [
         f"  kept {count} saves, {format_bytes(counters.kept_bytes[reason])}: {reason.value}"
         for reason, count in counters.kept.most_common()
     ]
     for transport in transports:
-        lines += _held(transport)
+        lines += _holders(transport)
         if transport.integrity is not None:
             check = transport.integrity
             lines.append(f"  integrity: {check.compared} storages compared, {check.failed} differ")
-    return "\n".join(lines + ([] if steps is None else _of_steps(steps)))
+    return "\n".join(lines + ([] if steps is None else _step_lines(steps)))
 
 
-def _held(transport: Transport) -> list[str]:
+def _holders(transport: Transport) -> list[str]:
     return [
         f"  copied, and still on the device: {format_bytes(one.nbytes)}, {one.label}, held by {' and '.join(names)}"
         for one, names in describe_holders(list(transport.held))[:_SHOWN]
     ]
 
 
-def _of_steps(steps: StepWatch) -> list[str]:
+def _step_lines(steps: StepWatch) -> list[str]:
     lines = []
     if steps.plan is not None:
         lines.append(f"  follows a plan by {steps.plan.policy}")
     if steps.first_difference is not None:
         lines.append(f"  {steps.first_difference}")
     if steps.recording is not None:
-        lines += _peak_that_stays(steps.recording)
+        lines += _immovable_peak(steps.recording)
         lines += _never_freed(steps.recording)
     timeline = steps.timeline
     if timeline is not None:
         lines.append(
-            f"  last step: {timeline.step_ns / 1e6:.2f} ms by the {timeline.clock} clock, of which it stood still "
-            f"{timeline.release_stall_ns / 1e6:.2f} ms for copies out and {timeline.reload_stall_ns / 1e6:.2f} ms "
-            f"for copies back; peak {format_bytes(timeline.peak_bytes)}"
+            f"  last step: {timeline.step_ns / 1e6:.2f} ms by the {timeline.clock} clock, of which compute "
+            f"waited {timeline.release_stall_ns / 1e6:.2f} ms for offloads and {timeline.reload_stall_ns / 1e6:.2f} ms "
+            f"for reloads; peak {format_bytes(timeline.peak_bytes)}"
         )
     return lines
 
 
-def _peak_that_stays(recording: Recording) -> list[str]:
-    """If the peak is no lower with everything given up at once: then no policy and no plan lowers it."""
+def _immovable_peak(recording: Recording) -> list[str]:
+    """A line if even releasing every storage at once does not lower the peak: then no policy and no plan does."""
     peaks = [point.peak_bytes for point in recording.points]
     peak_bytes = max(peaks)
     if least_bytes(recording) < peak_bytes:
         return []
-    place = describe_interval(recording, peaks.index(peak_bytes))
+    interval = describe_interval(recording, peaks.index(peak_bytes))
     return [
-        f"  offloading cannot lower the peak of {format_bytes(peak_bytes)}: it is at {place}, where nothing that was "
-        "saved is left to move"
+        f"  offloading cannot lower the peak of {format_bytes(peak_bytes)}: it is at {interval}, where nothing that "
+        "was saved is left to move"
     ]
 
 
 def _never_freed(recording: Recording) -> list[str]:
-    """Storages that giving up does not free before their graph ends anyway: the largest, and where they were saved."""
+    """The largest storages that a release does not free before their graph ends, with the operation that saved them."""
     held = [one for one in recording.lifetimes if one.free_point >= one.end_point]
     held.sort(key=lambda one: -one.nbytes)
     lines = []
     for one in held[:_SHOWN]:
         key = recording.points[one.saves[0]].key
-        lines.append(f"  held by somebody else for all of its life: {format_bytes(one.nbytes)}, {key}")
+        lines.append(f"  held by somebody else for its whole lifetime: {format_bytes(one.nbytes)}, {key}")
     return lines

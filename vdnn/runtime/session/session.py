@@ -1,8 +1,8 @@
 """The session: the context manager around a training loop.
 
-Entering installs the hooks on this thread; leaving removes them. What was saved inside may be used outside, at any time
-later: packed objects carry all they need. A session may be entered again, and on several threads at once; while one is
-active on a thread, another one is refused there, unless one of the two nests: then the innermost wins.
+Entering installs the hooks on this thread, exiting removes them. A tensor saved inside may be used after the exit, at
+any time: packed objects carry all they need. A session may be entered again, and on several threads at once. While one
+session is active on a thread, entering another there raises, unless one of the two nests: then the innermost wins.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _this_thread = threading.local()
 
 
 class _Entry(NamedTuple):
-    """A session that a thread is inside of, and the hooks that it has there."""
+    """A session that a thread has entered, with the hooks it installed there."""
 
     session: Session
     hooks: torch.autograd.graph.saved_tensors_hooks
 
 
-def _entered_here() -> list[_Entry]:
-    """On this thread, the outermost first."""
+def _entries_of_thread() -> list[_Entry]:
+    """The sessions that this thread has entered, the outermost first."""
     entered: list[_Entry] | None = getattr(_this_thread, "entered", None)
     if entered is None:
         entered = _this_thread.entered = []
@@ -65,8 +65,8 @@ def _entered_here() -> list[_Entry]:
 
 
 class _Transports(dict[torch.device, Transport | None]):
-    """One for each device, opened when it is first looked up. Who does so holds the packer's lock: two threads must not
-    open one device twice."""
+    """One transport for each device, opened at the first lookup. The caller holds the packer's lock, so that two
+    threads do not open one device twice."""
 
     def __init__(self, open_transport: Callable[[torch.device], Transport | None]) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _Transports(dict[torch.device, Transport | None]):
 
 
 class Session(contextlib.ContextDecorator):
-    """What runs inside `with vdnn.offload(...)`. Also works as a decorator."""
+    """The context manager that vdnn.offload returns. It also works as a decorator."""
 
     def __init__(
         self,
@@ -100,9 +100,9 @@ class Session(contextlib.ContextDecorator):
         self._transports = _Transports(self._open_transport)
         self._nests = nests
         self._modules = ModuleWatch(_marked_modules, self._call_begins)
-        self._looked_into: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._checked_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._steps = None if steps is None else StepWatch(steps, self._modules, self._compare_hashes)
-        self._steps_ended = 0  # where nothing watches them
+        self._steps_ended = 0  # counted only without a StepWatch
         self._tolerance = Tolerance(tolerance)
         self._rechecks = Rechecks(recheck)
         self._packer = Packer(
@@ -121,39 +121,39 @@ class Session(contextlib.ContextDecorator):
         self._installed = contextlib.ExitStack()
         self._has_warned = False
 
-    # Life.
+    # Entering and exiting.
 
     def __enter__(self) -> Session:
-        entered = _entered_here()
+        entered = _entries_of_thread()
         if not self._nests and not all(entry.session is self or entry.session._nests for entry in entered):
-            raise VdnnError("a vdnn session is active on this thread already: leave it before entering another one.")
+            raise VdnnError("a vdnn session is active on this thread already. Exit it before you enter another one.")
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            raise VdnnError("vdnn.offload cannot be entered while a CUDA graph is being captured: capture without it.")
+            raise VdnnError("vdnn.offload cannot be entered while a CUDA graph is being captured. Capture without it.")
         hooks = torch.autograd.graph.saved_tensors_hooks(self._packer.pack, self._packer.unpack)
         self._install()
         try:
             hooks.__enter__()
-        except BaseException:  # somebody has disabled hooks
+        except BaseException:  # raised where saved-tensor hooks are disabled
             self._uninstall()
             raise
         entered.append(_Entry(self, hooks))
         return self
 
     def __exit__(self, kind: object, *exception: object) -> None:
-        entered = _entered_here()
+        entered = _entries_of_thread()
         if not entered or entered[-1].session is not self:
-            raise VdnnError("a vdnn session is left on the thread that entered it, the one entered last first.")
+            raise VdnnError("exit a vdnn session on the thread that entered it, the last entered first.")
         entered.pop().hooks.__exit__()
         self._uninstall()
         if kind is None and all(entry.session is not self for entry in entered):
             if self._steps is not None:
                 with self._packer.lock:
                     self._steps.end_step_if_graphs_are_gone()
-            self._say_if_nothing_was_offloaded()
+            self._warn_if_nothing_was_offloaded()
             self._compare_hashes()
 
     def _install(self) -> None:
-        """What torch has once for all threads: there as long as any of them is inside."""
+        """Installs torch's process-wide hooks at the first entry. They stay until the last thread exits."""
         with self._entering:
             if not self._inside:
                 with contextlib.ExitStack() as stack:
@@ -173,8 +173,8 @@ class Session(contextlib.ContextDecorator):
                 self._installed.close()
 
     def close(self) -> None:
-        """Waits for all copies and gives host memory and streams back. Graphs saved inside can no longer run backward
-        unless their storages are still on the device. Dropping a session does the same, later."""
+        """Waits for all copies and returns host memory and streams. A graph saved inside can then run backward only if
+        its storages are still on the device. A session that is garbage-collected does the same."""
         with self._packer.lock:
             while self._transports:
                 _, transport = self._transports.popitem()
@@ -182,19 +182,20 @@ class Session(contextlib.ContextDecorator):
                     transport.close()
 
     def look_into(self, model: torch.nn.Module) -> None:
-        """Refuses what cannot work in it. Inside a session that happens by itself, at the first call of a model."""
+        """Raises if the model contains a part that cannot run in a session. The first call of a model inside a session
+        does the same."""
         if self._steps is not None or self.policy.may_offload:
             refuse_graphs_in(model, _marked_modules)
-        self._looked_into.add(model)
+        self._checked_models.add(model)
 
     def _call_begins(self, model: torch.nn.Module) -> None:
-        if torch.is_grad_enabled() and not self._packer.exemptions.is_paused and model not in self._looked_into:
+        if torch.is_grad_enabled() and not self._packer.exemptions.is_paused and model not in self._checked_models:
             self.look_into(model)
 
     # Steps.
 
     def step(self) -> None:
-        """Marks the end of a training step. Without it steps are found by themselves."""
+        """Marks the end of a training step. Without this call the session detects the ends of steps."""
         if self._packer.in_forked_child:
             return
         with self._packer.lock:
@@ -205,11 +206,12 @@ class Session(contextlib.ContextDecorator):
 
     @property
     def num_steps(self) -> int:
-        """How many are over. Where nothing needs to know, those that session.step() or an optimizer ended."""
+        """The number of completed steps. In a session without a plan and without a measurement, a step ends at
+        session.step() or an optimizer's step only."""
         return self._steps_ended if self._steps is None else self._steps.steps
 
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """It is about to write to its parameters."""
+        """Called before the optimizer writes to its parameters."""
         if self._packer.in_forked_child or not self._trains_here(optimizer):
             return
         self._packer.before_optimizer(optimizer)
@@ -218,7 +220,7 @@ class Session(contextlib.ContextDecorator):
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self._packer.in_forked_child or not self._trains_here(optimizer):
-            return  # another thread's, of a model that is not in here
+            return  # an optimizer of another thread, whose model is not trained in this session
         with self._packer.lock:
             if self._steps is not None:
                 self._steps.optimizer_stepped(optimizer)
@@ -226,9 +228,9 @@ class Session(contextlib.ContextDecorator):
                 self._step_ended()
 
     def _trains_here(self, optimizer: torch.optim.Optimizer) -> bool:
-        if any(entry.session is self for entry in _entered_here()):
+        if any(entry.session is self for entry in _entries_of_thread()):
             return True
-        # A GPU's backward runs on threads of its own, and so do its hooks: there a parameter that is known says it.
+        # A GPU's backward and its hooks run on threads of their own. There, look for a parameter of this session.
         parameters = optimizer.param_groups[0]["params"] if in_backward() else []
         return bool(parameters) and parameters[0].untyped_storage() in self._modules.parameters
 
@@ -243,50 +245,52 @@ class Session(contextlib.ContextDecorator):
 
     @property
     def recording(self) -> Recording | None:
-        """What one step saved and used. None before a whole step after the warm-up was seen; only when measuring."""
+        """The saves and uses of one step. None until one whole step after the warm-up has run, and None in a session
+        that does not measure."""
         return None if self._steps is None else self._steps.recording
 
     @property
     def plan(self) -> Plan | None:
-        """What is being followed."""
+        """The plan that the session follows, or None."""
         return None if self._steps is None else self._steps.plan
 
     @property
     def timeline(self) -> Timeline | None:
-        """Of the last whole step after the warm-up; only when measuring. May block until the device has passed it."""
+        """The timeline of the last whole step after the warm-up, or None. Set only if the session measures. Reading it
+        may block until the device has completed that step."""
         return None if self._steps is None else self._steps.timeline
 
     @property
     def host_bytes(self) -> int:
-        """The most host memory that was pinned for it at one time."""
+        """The largest number of bytes of host memory that this session has had pinned at one time."""
         return sum(transport.pool.stats.pinned_peak_bytes for transport in self._opened())
 
     def save(self, run: str | os.PathLike[str], name: str = "step") -> None:
-        """What is known of the step, into a folder that `vdnn report` reads. Only when measuring is there much of it;
-        may block as `timeline` does."""
+        """Writes the recording, plan and timeline to a folder that `vdnn report` reads, as far as the session has them:
+        see those properties. May block as `timeline` does."""
         SavedStep(name, self.recording, self.plan, None, self.timeline).save(run)
 
     # Devices.
 
     def _open_transport(self, device: torch.device) -> Transport | None:
-        place = self._device
-        if isinstance(place, TensorDevice):
-            if device.type != place.torch_type:
+        given = self._device
+        if isinstance(given, TensorDevice):
+            if device.type != given.torch_type:
                 return None
             transport = Transport(
-                device, place.device, self._options, fake=place.fake, stream_of_torch=place.current_stream
+                device, given.device, self._options, fake=given.fake, stream_of_torch=given.current_stream
             )
         else:
             native = self._native_device(device)
             if native is None:
                 return None
-            transport = Transport(device, native, self._options, owns_device=native is not place)
+            transport = Transport(device, native, self._options, owns_device=native is not given)
         if self._integrity and not transport.fake:
             transport.integrity = IntegrityCheck(transport)
         return transport
 
     def _native_device(self, device: torch.device) -> _C.Device | None:
-        """The device that stands for torch's."""
+        """The native device for a device of torch, or None if its tensors are not offloaded."""
         if device.type == "cuda" and self._device in (None, "cuda"):
             return _C.CudaDevice(device.index or 0)
         if device.type != "cpu":
@@ -304,9 +308,9 @@ class Session(contextlib.ContextDecorator):
     # Reports.
 
     def report(self) -> str:
-        """What was saved, moved and kept, and why, as text."""
-        of_recipes = self._tolerance.lines() + self._rechecks.lines()
-        return session_report(self.policy.name, self.counters, self._opened(), self._steps, of_recipes)
+        """Text: what the session saved, moved and kept, and the reasons."""
+        recipe_lines = self._tolerance.lines() + self._rechecks.lines()
+        return session_report(self.policy.name, self.counters, self._opened(), self._steps, recipe_lines)
 
     def _checks(self) -> list[Integrity]:
         return [transport.integrity for transport in self._opened() if transport.integrity is not None]
@@ -314,16 +318,16 @@ class Session(contextlib.ContextDecorator):
     def _opened(self) -> list[Transport]:
         return [transport for transport in list(self._transports.values()) if transport is not None]
 
-    def _say_if_nothing_was_offloaded(self) -> None:
+    def _warn_if_nothing_was_offloaded(self) -> None:
         counters = self.counters
-        if self._has_warned or self._fits_as_it_is():
+        if self._has_warned or self._plan_offloads_nothing():
             return
         if counters.saves and not counters.storages and not counters.discarded and self.policy.name != "keep":
             self._has_warned = True
             reasons = ", ".join(f"{count} x {reason.value}" for reason, count in counters.kept.most_common(3))
-            logger.warning("vdnn: nothing was offloaded, of %d saves (%s).", counters.saves, reasons or "none eligible")
+            logger.warning("vdnn: none of %d saves was offloaded (%s).", counters.saves, reasons or "none eligible")
 
-    def _fits_as_it_is(self) -> bool:
+    def _plan_offloads_nothing(self) -> bool:
         return self.plan is not None and self.plan.offloaded_bytes == 0
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
@@ -331,16 +335,16 @@ class Session(contextlib.ContextDecorator):
 
 
 def active_session() -> Session | None:
-    """The innermost on this thread."""
-    entered = _entered_here()
+    """The innermost session of this thread, or None."""
+    entered = _entries_of_thread()
     return entered[-1].session if entered else None
 
 
 def mark_to_keep(what: torch.Tensor | torch.nn.Module) -> None:
-    """In every session, from now on."""
+    """Every session keeps `what` on the device from now on."""
     if isinstance(what, torch.Tensor):
         storage = storage_of(what)
-        if storage is not None:  # else it passes through
+        if storage is not None:  # a tensor without a storage is never managed
             _marked_storages.add(storage)
     else:
         _marked_modules.add(what)

@@ -100,7 +100,7 @@ std::size_t number_of(const c10::Stream& stream) {
   return static_cast<std::size_t>(stream.id());
 }
 
-// An event of torch's: re-recorded in place, and each wait refers to the record before it.
+// An event of torch: recorded again in place. A wait refers to the latest record before it.
 struct TorchEvent {
   explicit TorchEvent(std::shared_ptr<Accelerator> accelerator) : accelerator(std::move(accelerator)) {}
   TorchEvent(const TorchEvent&) = delete;  // owns its record
@@ -176,7 +176,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
 };
 
-// What torch asks of an accelerator besides.
+// The other functions that torch calls on an accelerator.
 class Hooks final : public at::PrivateUse1HooksInterface {
  public:
   [[nodiscard]] bool isBuilt() const override { return true; }
@@ -187,7 +187,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   [[nodiscard]] c10::DeviceIndex exchangeDevice(c10::DeviceIndex /*to*/) const override { return 0; }
   [[nodiscard]] c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex /*to*/) const override { return 0; }
   void setCurrentDevice(c10::DeviceIndex /*to*/) const override {}
-  // Operations draw their numbers when they run, on the CPU.
+  // Operations draw random numbers when they run, from the CPU's generator.
   [[nodiscard]] const at::Generator& getDefaultGenerator(c10::DeviceIndex /*device*/) const override {
     return at::detail::getDefaultCPUGenerator();
   }

@@ -1,5 +1,4 @@
-// The one deferred accelerator of a process: streams of a simulated device, memory on it, and what was done
-// synchronously.
+// The one deferred accelerator of a process: the streams and memory of a simulated device, and counts of operations.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -17,8 +16,8 @@ namespace vdnn::deferred {
 
 class Accelerator {
  public:
-  // `owner` keeps the table's device alive.
-  // `origin` tells where in its program the calling thread is, if that is asked for: then before every operation.
+  // `owner` keeps the table's device alive. `origin` returns where in its program the calling thread is; if it is not
+  // empty, it is called before every operation.
   Accelerator(const VdnnSimTable& table, std::shared_ptr<void> owner, std::vector<std::uint32_t> streams,
               std::uint64_t capacity_bytes, std::function<std::string()> origin);
 
@@ -41,12 +40,12 @@ class Accelerator {
   void say_origin() const;
   void drain(std::size_t stream);
   void drain_all();
-  // An operation could not be deferred: it waited for everything, and ran on the calling thread.
+  // Counts an operation that could not be deferred: it waited for all streams and ran on the calling thread.
   void ran_synchronously(const std::string& operation);
   [[nodiscard]] std::map<std::string, std::uint64_t> synchronous_operations();
   void deferred_one() { ++deferred_; }
   [[nodiscard]] std::uint64_t deferred() const { return deferred_; }
-  // An operation failed on its stream: told at the next wait, as a GPU would.
+  // Remembers that an operation failed on its stream. The next wait raises it, as on a GPU.
   void failed(const std::string& what);
   void raise_failure();
 
@@ -58,13 +57,12 @@ class Accelerator {
   const std::function<std::string()> origin_;
   std::atomic<std::uint64_t> deferred_{0};
   std::atomic<std::size_t> next_stream_{0};
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::map<std::string, std::uint64_t> synchronous_;
   std::string failure_;
 };
 
-// What a tensor's storage holds: a block, and the accelerator it is of. A tensor may outlive that, and then owns
-// nothing.
+// Context of a tensor's storage: a block and its accelerator. A tensor that outlives the accelerator owns no memory.
 struct Lease {
   std::weak_ptr<Accelerator> accelerator;
   StreamOrderedMemory::Block* block;

@@ -1,4 +1,4 @@
-// Taking tensors out of arguments, and putting others in.
+// Takes tensors out of arguments, and puts others in.
 #include "arguments.h"
 
 namespace vdnn::deferred {
@@ -59,7 +59,7 @@ c10::IValue with_device(const c10::IValue& value, c10::DeviceType device) {
 }
 
 at::Tensor as_meta(const at::Tensor& tensor) {
-  // Numbers on the CPU may go with tensors of any device, and are known at once.
+  // Zero-dimensional CPU tensors may be combined with tensors of any device, and their value is known at once.
   if (!tensor.defined() || (tensor.is_cpu() && tensor.dim() == 0)) return tensor;
   at::Tensor meta = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
   if (tensor.is_conj()) meta = meta.conj();

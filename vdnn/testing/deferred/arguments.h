@@ -1,4 +1,4 @@
-// The arguments of an operation, as its caller has them and as a stream sees them when it gets there.
+// The arguments of an operation: as the caller passes them, and as the stream sees them when it runs the operation.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,7 +14,7 @@ namespace vdnn::deferred {
 inline constexpr int read_access = 0;
 inline constexpr int write_access = 1;
 
-// A tensor on its stream: an address and a geometry, and nothing that keeps the memory alive.
+// A tensor as a stream sees it: an address and a geometry. It does not keep the memory alive.
 struct Reference {
   bool defined = false;
   bool on_device = false;
@@ -37,15 +37,15 @@ struct Reference {
 };
 
 [[nodiscard]] Reference reference_to(const at::Tensor& tensor);
-// Says to a checker what the current stream does to the tensor's bytes.
+// Reports to a checker how the current stream accesses the tensor's bytes.
 void note(Accelerator& accelerator, const at::Tensor& tensor, int access, const char* label);
 
-// The value, with every tensor in it replaced by what `change` makes of it; or only to see them all.
+// The value with `change` applied to every tensor in it. Also used to visit all tensors.
 using Change = std::function<at::Tensor(const at::Tensor&)>;
 c10::IValue changed(const c10::IValue& value, const Change& change);
-// A device of the accelerator's becomes one of this type.
+// Replaces a device of the accelerator by one of this type.
 [[nodiscard]] c10::IValue with_device(const c10::IValue& value, c10::DeviceType device);
-// The same geometry without memory, for meta kernels.
+// A tensor of the same geometry without memory, for meta kernels.
 [[nodiscard]] at::Tensor as_meta(const at::Tensor& tensor);
 
 }  // namespace vdnn::deferred

@@ -1,4 +1,4 @@
-// What torch.autocast casts on this device: the same operations as on the CPU, in the same way.
+// torch.autocast on this device: it casts the same operations as on the CPU, in the same way.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
@@ -139,7 +139,7 @@ constexpr const char* single_precision[] = {"avg_pool3d",
                                             "svd",
                                             "triangular_solve"};
 
-// The type of an operation's arguments, from those that it was given.
+// The dtype to cast an operation's arguments to, chosen from the arguments.
 using Choose = at::ScalarType (*)(const c10::IValue* begin, const c10::IValue* end);
 
 at::ScalarType lower(const c10::IValue* /*begin*/, const c10::IValue* /*end*/) {

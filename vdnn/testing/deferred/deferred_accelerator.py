@@ -1,8 +1,8 @@
-"""The accelerator as programs use it: enter it, and torch.device("deferred") computes later than it is told to.
+"""DeferredAccelerator: while it is entered, torch.device("deferred") runs operations later than they are called.
 
-The program's thread gets its tensors at once; the operations run in order on threads of their own, over memory that is
-handed out again as soon as the rules allow. Who reads before a copy has come, or lets go of memory that a copy still
-reads, gets wrong numbers here, and is named by the checker.
+The program's thread gets its tensors at once. The operations run in stream order on other threads, over memory that is
+reused as soon as the rules allow. A program that reads before a copy is complete, or frees memory that a copy still
+reads, gets wrong numbers, and the checker names both accesses.
 
     with DeferredAccelerator(Mode.RANDOM, seed=3) as accelerator:
         model.to("deferred")
@@ -27,20 +27,20 @@ from vdnn.testing.deferred.origins import program_origin
 
 
 class Mode(Enum):
-    """When a stream runs what it may. Stream 0 computes; all others copy."""
+    """The time at which a stream runs its operations. Stream 0 computes, all others copy."""
 
     EARLY = "all streams run at once"
-    COPIES_LATE = "computing runs at once, copies when somebody waits for them"
-    COPIES_EARLY = "copies run at once, computing when somebody waits for it"
-    COMPUTE_LATE = "everything runs only when somebody waits for it"
+    COPIES_LATE = "compute runs at once, copies run when the program waits for them"
+    COPIES_EARLY = "copies run at once, compute runs when the program waits for it"
+    COMPUTE_LATE = "all streams run only when the program waits for them"
     RANDOM = "each stream runs a few operations at every call, drawn from the seed"
 
 
 class DeferredAccelerator(TensorDevice):
-    """Only one at a time in a process. Tensors made in it are of no use after it.
+    """A process can have one at a time. Tensors made in it cannot be used after it.
 
-    With `stacks`, a violation says where in the program each side was issued: `first_issued_at`, `second_issued_at`.
-    That is looked up at every operation, which then takes twice as long.
+    With `stacks`, a violation says where in the program each access was issued: `first_issued_at`, `second_issued_at`.
+    Every operation then looks up its stack, which takes it twice as long.
     """
 
     torch_type = TORCH_TYPE
@@ -83,7 +83,7 @@ class DeferredAccelerator(TensorDevice):
 
     def __exit__(self, kind: object, *exception: object) -> None:
         if self.memory.allocated_bytes:
-            gc.collect()  # graphs in cycles give their memory back while there is somebody to take it
+            gc.collect()  # free graphs in reference cycles while the accelerator can still take their memory
         try:
             if kind is None:
                 self.synchronize()
@@ -96,19 +96,19 @@ class DeferredAccelerator(TensorDevice):
 
     def current_stream(self) -> _C.Stream:
         if self._stacks and self._checker is not None:
-            self._checker.set_origin(program_origin())  # of what a hook of the runtime issues next
+            self._checker.set_origin(program_origin())  # for what a hook of the runtime issues next
         number: int = self._extension.current_stream()
         return self._streams[number]
 
     def synchronize(self) -> None:
-        """Waits for everything; raises if an operation failed."""
+        """Blocks until all streams are done. Raises if an operation failed."""
         self._extension.drain_all()
 
-    # What was seen.
+    # Results.
 
     @property
     def violations(self) -> list[_C.OrderingViolation]:
-        """Accesses to the same bytes that nothing orders, since it was made."""
+        """Accesses to the same bytes that no record and wait order, since the accelerator was made."""
         if self._is_running:
             self._violations += self._take_violations()
         return self._violations
@@ -122,7 +122,7 @@ class DeferredAccelerator(TensorDevice):
 
     @property
     def memory(self) -> Any:
-        """Bytes allocated now and at most, and how often memory was handed out again."""
+        """Bytes allocated now and at most, and how often memory was reused."""
         return self._extension.memory_stats()
 
     def reset_peak(self) -> None:
@@ -135,7 +135,7 @@ class DeferredAccelerator(TensorDevice):
 
     @property
     def synchronous_operations(self) -> dict[str, int]:
-        """Operations that could not be deferred, by name: they waited for everything and ran at once."""
+        """The number of calls, by operation, that could not be deferred and ran at once after all streams."""
         operations: dict[str, int] = self._extension.synchronous_operations()
         return operations
 

@@ -1,4 +1,4 @@
-// Asking for shapes, making results, and putting the rest on the current stream.
+// Gets the shapes, makes the results, and enqueues the operation on the current stream.
 #include "deferred_call.h"
 
 #include <ATen/ATen.h>
@@ -16,8 +16,8 @@ namespace vdnn::deferred {
 
 namespace {
 
-// Of a thread that has entered nothing. Under the random schedule an operation runs on whichever thread makes a call:
-// that one's modes, hooks and autocast are not the operation's.
+// The state of a thread that has entered no mode. Under the random schedule an operation may run on any thread that
+// makes a call, and must not see that thread's modes, hooks and autocast.
 const at::ThreadLocalState& untouched_state() {
   static const auto* state = [] {
     const at::ThreadLocalState* captured = nullptr;
@@ -89,7 +89,7 @@ class Call {
     return view;
   }
 
-  // False if the operation only makes views: then they are on the stack.
+  // False if the operation only makes views. They are then on the stack.
   [[nodiscard]] bool results_for(const std::vector<c10::IValue>& shapes, std::vector<c10::IValue>& results) {
     const auto& returns = operation_.schema().returns();
     bool only_views = !returns.empty();
@@ -114,7 +114,7 @@ class Call {
     return !only_views;
   }
 
-  // An `out` argument may have had to be resized.
+  // The operation may have to resize an `out` argument.
   static void grow(const at::Tensor& tensor, const at::Tensor& shape) {
     if (tensor.sizes() != shape.sizes()) tensor.resize_(shape.sizes());
   }
@@ -131,7 +131,7 @@ class Call {
     }
   }
 
-  // What is put on the stream: no tensor of the device, so that memory is free as soon as the program lets go of it.
+  // The task on the stream. It holds no tensor of the device, so that memory is free as soon as the program drops it.
   struct Deferred {
     c10::OperatorHandle operation;
     std::vector<c10::IValue> arguments;  // without tensors
@@ -153,9 +153,10 @@ class Call {
     }
 
     void run() const {
-      at::internal::lazy_init_num_threads();  // a thread that has not asked yet is given another number, and other bits
-      const at::ThreadLocalStateGuard apart(untouched_state());
-      const at::AutoGradMode as_of_its_caller(grad_mode);
+      // Without this call a new thread has another number of threads for a kernel, and so other bits.
+      at::internal::lazy_init_num_threads();
+      const at::ThreadLocalStateGuard neutral_state(untouched_state());
+      const at::AutoGradMode callers_grad_mode(grad_mode);
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
       torch::jit::Stack stack = on_cpu();
       operation.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
@@ -164,11 +165,10 @@ class Call {
       for (std::size_t index = 0; index < returns.size(); ++index) {
         if (returns[index].alias_info() != nullptr) continue;
         changed(stack[index], [&](const at::Tensor& result) {
-          // Meta kernels make results that nobody asked for, and the CPU's leave them out: one place for each all the
-          // same.
-          const Reference& place = fresh.at(next++);
-          if (place.defined && result.defined()) place.on_cpu().copy_(result);
-          if (place.defined && !result.defined()) place.on_cpu().zero_();
+          // The CPU's kernels leave out results that were not requested, and meta kernels make them. Each has an entry.
+          const Reference& target = fresh.at(next++);
+          if (target.defined && result.defined()) target.on_cpu().copy_(result);
+          if (target.defined && !result.defined()) target.on_cpu().zero_();
           return result;
         });
       }
@@ -192,7 +192,7 @@ class Call {
         Deferred{operation_, {}, {}, {}, name_, std::weak_ptr<Accelerator>(Accelerator::running())});
     for (const c10::IValue& argument : arguments_) {
       std::vector<Reference> references;
-      // A place for each tensor, that none of them is kept for.
+      // An undefined tensor stands for each tensor, so that the task keeps none of them alive.
       task->arguments.push_back(with_device(changed(argument,
                                                     [&](const at::Tensor& tensor) {
                                                       references.push_back(reference_to(tensor));
@@ -213,7 +213,7 @@ class Call {
                   task.release());
   }
 
-  // `out` arguments may be empty, for the operation to make them as large as it needs: it gets others, of the CPU's.
+  // An empty `out` argument is for the operation to resize. It gets an empty CPU tensor instead.
   void make_room_to_grow(torch::jit::Stack& stack, std::vector<std::pair<at::Tensor, at::Tensor>>& grown) const {
     const auto& declared = operation_.schema().arguments();
     for (std::size_t index = 0; index < declared.size(); ++index) {

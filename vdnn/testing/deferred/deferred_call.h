@@ -1,8 +1,8 @@
-// One call of an operation on the accelerator: what comes out at once, and what runs later.
+// One call of an operation on the accelerator: it returns tensors at once and runs later.
 //
-// The shape of what comes out is asked of torch's meta kernels, so the caller gets its tensors at once; their memory is
-// written when the stream gets there. What has no meta kernel, or a shape that depends on data, waits for everything
-// and runs at once, counted by name. Views share storage and run nothing.
+// torch's meta kernels give the shapes of the results, so the caller gets its tensors at once. Their memory is written
+// when the stream runs the operation. An operation without a meta kernel, or whose shapes depend on data, waits for all
+// streams and runs at once, and is counted by name. Views share storage and run nothing.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,8 +13,8 @@
 
 namespace vdnn::deferred {
 
-// Takes the arguments off the stack and leaves the results on it. `format`: of the results, where the CPU's kernel
-// chooses one that the meta kernel knows nothing of.
+// Takes the arguments off the stack and leaves the results on it. `format` is the memory format of the results if the
+// CPU's kernel chooses another one than the meta kernel.
 void make_deferred_call(const c10::OperatorHandle& operation, torch::jit::Stack& stack,
                         std::optional<at::MemoryFormat> format = std::nullopt);
 

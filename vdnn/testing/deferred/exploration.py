@@ -1,8 +1,8 @@
-"""Every legal order in which the streams of a small program can run, one after the other.
+"""Runs a small program in every legal order of its streams' operations.
 
-The program is run from the beginning for each: first it issues all it has to, and nothing runs; then the operations
-run one by one, each time another stream's next. What a program computes must not depend on the order. Programs that
-wait on the host in between explore what comes after the last wait.
+The program starts again for each order. First it issues all its operations, and none runs. Then they run one by one,
+each the next of a chosen stream. The result of a correct program does not depend on the order. If a program
+synchronizes on the host, only the orders after its last synchronization are explored.
 
     for result, order in explore(lambda accelerator: program()):
         assert torch.equal(result, expected), order
@@ -26,41 +26,43 @@ MOST_ORDERS = 50_000
 def explore(
     program: Callable[[DeferredAccelerator], Callable[[], _Result]], *, streams: int = 4, checked: bool = True
 ) -> Iterator[tuple[_Result, list[str]]]:
-    """Runs `program`, which issues its operations and returns what reads its result, in every order: yields the
-    result and the order, as the names of streams. Raises when there are too many."""
+    """Runs `program` in every order, and yields its result and the order, as names of streams.
+
+    `program` issues its operations and returns a function that reads the result. Raises VdnnError above MOST_ORDERS.
+    """
     script: list[int] = []
     for _ in range(MOST_ORDERS):
         with DeferredAccelerator(Mode.COMPUTE_LATE, streams=streams, checked=checked) as accelerator:
             read = program(accelerator)
-            taken, widths = _run(accelerator, script)
-            yield read(), [accelerator.device.stream_name(stream) for stream in taken]
+            order, widths = _run(accelerator, script)
+            yield read(), [accelerator.device.stream_name(stream) for stream in order]
             del read
-        script = _following(script, widths)
+        script = _next_script(script, widths)
         if not script:
             return
-    raise VdnnError(f"explore: more than {MOST_ORDERS} orders: make the program smaller.")
+    raise VdnnError(f"explore: the program has more than {MOST_ORDERS} orders. Make it smaller.")
 
 
-def _choice(script: list[int], place: int) -> int:
-    """At a place; the first where nothing is said."""
-    return script[place] if place < len(script) else 0
+def _choice(script: list[int], index: int) -> int:
+    """The choice at `index`: which of the runnable streams runs. Past the script's end, the first one."""
+    return script[index] if index < len(script) else 0
 
 
-def _following(script: list[int], widths: list[int]) -> list[int]:
-    """The next script in order: the last choice that has another one is changed. Empty when all have been made."""
-    for place in reversed(range(len(widths))):
-        if _choice(script, place) + 1 < widths[place]:
-            return [_choice(script, before) for before in range(place)] + [_choice(script, place) + 1]
+def _next_script(script: list[int], widths: list[int]) -> list[int]:
+    """The next script in lexicographic order: increments the last choice that can be. Empty after the last script."""
+    for index in reversed(range(len(widths))):
+        if _choice(script, index) + 1 < widths[index]:
+            return [_choice(script, earlier) for earlier in range(index)] + [_choice(script, index) + 1]
     return []
 
 
 def _run(accelerator: DeferredAccelerator, script: list[int]) -> tuple[list[_C.Stream], list[int]]:
-    """The streams in the order in which they ran, and how many could have run at each place."""
-    taken: list[_C.Stream] = []
+    """Follows the script. Returns the stream of each operation run, and how many streams were runnable before each."""
+    order: list[_C.Stream] = []
     widths: list[int] = []
     while runnable := accelerator.simulated.runnable():
-        stream = runnable[_choice(script, len(taken))]
+        stream = runnable[_choice(script, len(order))]
         widths.append(len(runnable))
-        taken.append(stream)
+        order.append(stream)
         accelerator.simulated.run_one(stream)
-    return taken, widths
+    return order, widths

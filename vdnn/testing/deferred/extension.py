@@ -1,7 +1,6 @@
-"""Builds and loads the accelerator's extension, once, against the torch that is installed, and makes it torch's
-"deferred" device.
+"""Builds and loads the accelerator's extension against the installed torch, and registers it as device "deferred".
 
-The first build takes about half a minute; torch keeps it in its cache of extensions.
+The first build takes about half a minute. torch keeps it in its cache of extensions.
 """
 
 from __future__ import annotations
@@ -37,10 +36,12 @@ TORCH_TYPE = "deferred"
 
 
 def load_extension() -> Any:
-    """The extension. Afterwards torch.device("deferred") exists, for the rest of the process. Call it before the
-    process's first backward: torch's autograd engine counts devices then, and never again."""
+    """Loads the extension. Afterwards torch.device("deferred") exists for the rest of the process.
+
+    Call this before the process's first backward: torch's autograd engine counts the devices once, at that time.
+    """
     extension = _loaded_extension()
-    if not _engine_has_counted_it():
+    if not _engine_knows_device():
         raise VdnnError(
             "the deferred accelerator was loaded too late: this process has run a backward before, and torch's "
             "autograd engine has counted its devices. Call vdnn.testing.deferred.load_extension() before the first "
@@ -50,11 +51,11 @@ def load_extension() -> Any:
 
 
 @functools.cache
-def _engine_has_counted_it() -> bool:
-    """Asked by a backward of nothing, which needs no running accelerator."""
-    nothing = torch.empty(0, device=TORCH_TYPE, requires_grad=True)
+def _engine_knows_device() -> bool:
+    """Runs a backward of empty tensors, which needs no running accelerator."""
+    empty = torch.empty(0, device=TORCH_TYPE, requires_grad=True)
     try:
-        torch.autograd.grad(nothing.view(0), nothing, torch.empty(0, device=TORCH_TYPE))
+        torch.autograd.grad(empty.view(0), empty, torch.empty(0, device=TORCH_TYPE))
     except RuntimeError as error:
         if "device_ready_queues_" in str(error):
             return False
@@ -64,21 +65,21 @@ def _engine_has_counted_it() -> bool:
 
 @functools.cache
 def _loaded_extension() -> Any:
-    # Shapes are asked of meta kernels, and many of those are registered by this.
+    # Registers many of the meta kernels, which the extension asks for shapes.
     import torch._meta_registrations
     from torch.utils import backend_registration as backend
     from torch.utils import cpp_extension
 
     _find_ninja()
     _require_build_tools()
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
     try:
         with _torch_without_spaces():
             extension = cpp_extension.load(
                 f"vdnn_deferred_{torch.__version__.split('+')[0].replace('.', '_')}",
-                [str(here / name) for name in _SOURCES],
+                [str(folder / name) for name in _SOURCES],
                 extra_cflags=["-O1", "-g0", "-std=c++20"],
-                extra_include_paths=[str(here)],
+                extra_include_paths=[str(folder)],
                 build_directory=os.environ.get("VDNN_DEFERRED_BUILD"),
             )
     except (RuntimeError, OSError) as error:
@@ -92,7 +93,7 @@ def _loaded_extension() -> Any:
 
 @contextlib.contextmanager
 def _torch_without_spaces() -> Iterator[None]:
-    """Torch hands the folder of its libraries to the linker unquoted: one with a space in its path goes by a link."""
+    """torch passes its library folder to the linker unquoted. If the path has a space, this uses a symbolic link."""
     from torch.utils import cpp_extension
 
     libraries = cpp_extension.TORCH_LIB_PATH
@@ -110,33 +111,33 @@ def _torch_without_spaces() -> Iterator[None]:
 
 
 def _find_ninja() -> None:
-    """Where it is installed beside this Python, and that is not on PATH."""
+    """Adds the folder of this Python to PATH if ninja is not on PATH: pip installs it there."""
     if shutil.which("ninja") is None:
-        beside = Path(sys.executable).parent
-        os.environ["PATH"] = f"{beside}{os.pathsep}{os.environ.get('PATH', '')}"
+        folder = Path(sys.executable).parent
+        os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
 def _require_build_tools() -> None:
-    """Also where it has been built before: torch asks ninja whether something has changed since."""
+    """Raises if ninja or a compiler is missing. torch runs ninja also for an existing build, to check for changes."""
     from torch.utils import cpp_extension
 
     if shutil.which("ninja") is None:
         raise VdnnError(
-            "the deferred accelerator is built on first use, and ninja is not installed: pip install ninja, or put it "
-            "on PATH."
+            "the deferred accelerator is built on first use, and ninja is not installed. Run pip install ninja, or put "
+            "it on PATH."
         )
     compiler = cpp_extension.get_cxx_compiler()  # type: ignore[no-untyped-call]
     if shutil.which(compiler) is None:
         raise VdnnError(
             f"the deferred accelerator is built on first use, and there is no C++ compiler: {compiler!r} is not on "
-            "PATH. Install one that has C++20 (g++ 11 or clang 14), or name it in the environment variable CXX."
+            "PATH. Install one with C++20 (g++ 11 or clang 14), or name one in the environment variable CXX."
         )
 
 
 def _device_module() -> types.ModuleType:
-    """What torch looks for under torch.deferred."""
+    """The module torch.deferred, with the functions that torch expects of a device."""
     module = types.ModuleType(TORCH_TYPE)
-    answers: dict[str, Any] = {
+    functions: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "device_count": lambda: 1,
@@ -149,6 +150,6 @@ def _device_module() -> types.ModuleType:
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
     }
-    for name, answer in answers.items():
-        setattr(module, name, answer)
+    for name, function in functions.items():
+        setattr(module, name, function)
     return module

@@ -1,4 +1,4 @@
-// The extension for Python: starting and stopping the accelerator, its streams, and what it counted.
+// The Python extension: starts and stops the accelerator, and returns its current stream and its counts.
 #include <torch/extension.h>
 
 #include "accelerator.h"
@@ -9,7 +9,7 @@ namespace py = pybind11;
 using vdnn::deferred::Accelerator;
 using vdnn::deferred::MemoryStats;
 
-// Dropped with the GIL, wherever the last hold on it goes.
+// Holds a Python object. The last owner may be on any thread, and takes the GIL to release it.
 std::shared_ptr<PyObject> held(py::object object) {
   return {object.release().ptr(), [](PyObject* last) {
             if (!Py_IsInitialized()) return;
@@ -18,13 +18,13 @@ std::shared_ptr<PyObject> held(py::object object) {
           }};
 }
 
-// Calls into Python: never under a lock of ours.
+// A function that calls into Python. Do not call it while holding a lock.
 std::function<std::string()> asking(py::object origin) {
   if (origin.is_none()) return {};
   return [function = held(std::move(origin))]() -> std::string {
     if (!Py_IsInitialized()) return "";
     const py::gil_scoped_acquire gil;
-    const py::error_scope raised_meanwhile;  // memory may be let go of while an exception is on its way
+    const py::error_scope pending_error;  // memory may be freed while an exception propagates
     return py::reinterpret_borrow<py::object>(function.get())().cast<std::string>();
   };
 }
@@ -34,7 +34,7 @@ void start(py::capsule capsule, const std::vector<std::uint32_t>& streams, std::
   const auto* table = capsule.get_pointer<VdnnSimTable>();
   TORCH_CHECK(table->version == vdnn_sim_table_version,
               "the native core and the deferred accelerator differ: build both");
-  // Tensors and events may outlive the program's own hold on the device, and die on any thread.
+  // Tensors and events may outlive the program's own reference to the device, and are destroyed on any thread.
   const auto owner = std::static_pointer_cast<void>(held(std::move(capsule)));
   Accelerator::start(std::make_shared<Accelerator>(*table, owner, streams, capacity_bytes, asking(std::move(origin))));
 }

@@ -1,5 +1,5 @@
-// Which operations the accelerator has: all of torch's, deferred; those that torch asks every accelerator to bring, as
-// the CPU's; and what crosses to the host, which waits.
+// Registers the accelerator's operations: all of torch's, deferred; the CPU's kernels for those that torch expects an
+// accelerator to implement; and reads and copies by the host, which wait.
 #include <ATen/ATen.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice_cpu_dispatch.h>
@@ -17,8 +17,8 @@ void defer(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
   make_deferred_call(operation, *stack);
 }
 
-// What has a kernel of the CPU's own, and one made of other operations for everybody else: that would come before the
-// fallback, and add up in another order.
+// Operations with a kernel for the CPU and a composite one for all other devices. The composite kernel would take
+// precedence over the fallback, and adds in another order.
 void defer_what_is_made_of_others(torch::Library& library) {
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (name.getNamespace() != "aten") continue;
@@ -32,14 +32,14 @@ void defer_what_is_made_of_others(torch::Library& library) {
   }
 }
 
-// --- Operations of which torch asks every accelerator for a kernel of its own: here the CPU's, deferred.
+// --- Operations for which torch expects a kernel of every accelerator: the CPU's, deferred.
 
 void defer_instead(const char* name, torch::jit::Stack& stack, std::optional<at::MemoryFormat> format) {
   const auto operation = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
   make_deferred_call(operation, stack, format);
 }
 
-// oneDNN's results are channels_last where one of these is.
+// oneDNN's results are channels_last if the input or the weight is.
 std::optional<at::MemoryFormat> format_of(const at::Tensor& input, const at::Tensor& weight) {
   const auto is_last = [](const at::Tensor& tensor) {
     return tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
@@ -83,14 +83,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   return {stack.at(0).toTensor(), stack.at(1).toTensor(), stack.at(2).toTensor()};
 }
 
-// Of what attention is made: where the CPU has a fused kernel, that one.
+// The attention kernel to use: the CPU's fused one if it supports the arguments.
 std::int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                               const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
                               std::optional<double> scale, bool grouped) {
   return at::cpu::_fused_sdp_choice(query, key, value, mask, dropout, is_causal, scale, grouped);
 }
 
-// --- Copies between devices, and what the host reads.
+// --- Copies between devices, and reads by the host.
 
 void wait_for(const at::Tensor& tensor, const char* label) {
   auto& accelerator = *Accelerator::running();
@@ -106,7 +106,7 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool /*
     target.copy_(reference_to(source).on_cpu());
     return target;
   }
-  // From the host a snapshot goes along, as a GPU stages pageable memory; on the device it is an operation.
+  // A copy from the host takes a snapshot, as a GPU stages pageable memory. On the device it is an operation.
   static const auto operation = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
   torch::jit::Stack stack{target, source, false};
   make_deferred_call(operation, stack);
@@ -146,7 +146,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_local_scalar_dense", &local_scalar_dense);
 }
 
-// Conjugate and negative views come here as they are, as they do to copy_: resolving one would copy it, and so on.
+// Conjugate and negative views reach this unresolved, as they reach copy_. Resolving one would copy it, which calls
+// this again.
 TORCH_LIBRARY_IMPL(aten, Conjugate, library) {
   library.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }

@@ -1,7 +1,7 @@
-"""Where in its program a thread is: a short stack, without torch's frames and ours.
+"""A short stack of the calling thread, without the frames of torch and vdnn.
 
-In a backward, torch's own thread has no frames of the program: then it says of which operation's backward, and who
-called it.
+In a backward, torch's own thread has no frames of the program. The stack then names the operation whose backward runs,
+and the caller of backward().
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PACKAGES = tuple(f"{Path(file).parent}/" for file in (torch.__file__, sys.modul
 
 
 def program_origin() -> str:
-    """Of the calling thread, as "step.py:12 in forward < train.py:30 in main"; "" if the program is not to be seen."""
+    """The calling thread's stack, as "step.py:12 in forward < train.py:30 in main". Empty if it has no such frames."""
     own = _program_frames(sys._getframe())
     node = torch._C._current_autograd_node()
     if node is None:
@@ -38,10 +38,10 @@ def _program_frames(frame: FrameType | None) -> str:
 
 def _caller_of_backward() -> str:
     """The program's frames of a thread that waits for a backward."""
-    for frame in sys._current_frames().values():
-        looked_at: FrameType | None = frame
-        while looked_at is not None and looked_at.f_code.co_filename.startswith(_PACKAGES):
-            if looked_at.f_code.co_name == "_engine_run_backward":
-                return _program_frames(looked_at)
-            looked_at = looked_at.f_back
+    for innermost in sys._current_frames().values():
+        frame: FrameType | None = innermost
+        while frame is not None and frame.f_code.co_filename.startswith(_PACKAGES):
+            if frame.f_code.co_name == "_engine_run_backward":
+                return _program_frames(frame)
+            frame = frame.f_back
     return ""

@@ -1,7 +1,7 @@
-"""Recurrent layers as the CPU computes them, in the same operations and the same order.
+"""Recurrent layers of the same operations, in the same order, as torch's on the CPU, so that every bit is equal.
 
-Of an accelerator torch asks one fused operation for a cell (_thnn_fused_lstm_cell), which the CPU has not: so here the
-layers are made of operations that it has, and every bit is the same. Packed sequences are not among them.
+On an accelerator torch calls one fused operation for a cell (_thnn_fused_lstm_cell), which does not exist on the CPU.
+These layers use only operations that the CPU has. Packed sequences are not supported.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Weights of inputs and of hidden states, and their biases, if there are any.
+# The weights for the input and for the hidden state, then the two biases if there are any.
 _Weights = Sequence[Tensor]
-# A layer in one direction: outputs, and the last state.
+# Runs a layer in one direction: returns the outputs and the last state.
 _Layer = Callable[[Tensor, tuple[Tensor, ...], _Weights, bool], tuple[Tensor, tuple[Tensor, ...]]]
-# The next state, from the input's part of the gates, and the hidden states' part.
+# Returns the next state, from the gates' contributions of the input and of the hidden state.
 _Cell = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
 def register_recurrent_layers(torch_key: str) -> Any:
-    """With torch's dispatcher, for as long as what is returned lives."""
+    """Registers the layers with torch's dispatcher. They stay registered while the returned library lives."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     operations: dict[str, Callable[..., Any]] = {
         "lstm.input": _lstm,
@@ -51,18 +51,18 @@ def _stacked(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """Layers on each other: the last one's outputs, and all their last states."""
+    """Runs the stacked layers: returns the outputs of the last layer, and the last states of all layers."""
     x = x.transpose(0, 1) if batch_first else x
     directions = 2 if bidirectional else 1
-    each = 4 if has_biases else 2
-    begins = list(zip(*(part.unbind(0) for part in states), strict=True))
+    per_layer = 4 if has_biases else 2
+    initial_states = list(zip(*(part.unbind(0) for part in states), strict=True))
     last: list[tuple[Tensor, ...]] = []
     for number in range(layers):
         outputs = []
         for direction in range(directions):
             index = directions * number + direction
-            own = weights[each * index : each * (index + 1)]
-            output, state = layer(x, begins[index], own, direction == 1)
+            own = weights[per_layer * index : per_layer * (index + 1)]
+            output, state = layer(x, initial_states[index], own, direction == 1)
             outputs.append(output)
             last.append(state)
         x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
@@ -75,7 +75,7 @@ def _stacked(
 def _layer_of(cell: _Cell) -> _Layer:
     def layer(x: Tensor, state: tuple[Tensor, ...], weights: _Weights, reverse: bool) -> Any:
         bias, hidden_bias = weights[2:] if len(weights) == 4 else (None, None)
-        # The input's part for all steps at once: another order of adding up than step by step.
+        # One product for the inputs of all steps, as on the CPU: step by step the sums would differ in their order.
         steps = list(functional.linear(x, weights[0], bias).unbind(0))
         outputs = []
         for step in reversed(steps) if reverse else steps:
@@ -104,7 +104,7 @@ def _lstm_step(from_input: Tensor, from_hidden: Tensor, state: tuple[Tensor, ...
 
 
 def _lstm_layer_of_onednn(train: bool, x: Tensor, state: tuple[Tensor, ...], weights: _Weights, reverse: bool) -> Any:
-    """What the CPU takes where oneDNN has the type."""
+    """The layer that the CPU uses for the dtypes that oneDNN supports."""
     has_biases = len(weights) == 4
     w, hidden_w = weights[:2]
     b, hidden_b = weights[2:] if has_biases else (torch.zeros_like(w), torch.zeros_like(hidden_w))
@@ -124,7 +124,7 @@ def _lstm(
     _, _, train, *_ = how
     layer = functools.partial(_lstm_layer_of_onednn, train) if onednn else _layer_of(_lstm_step)
     if hx[0].size(2) != hx[1].size(2):
-        raise NotImplementedError("the deferred accelerator has no LSTM with projections")
+        raise NotImplementedError("the deferred accelerator does not support an LSTM with projections (proj_size)")
     return _stacked(layer, x, tuple(hx), weights, has_biases, *how)
 
 

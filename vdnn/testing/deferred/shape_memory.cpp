@@ -1,4 +1,4 @@
-// The key of a call, and asking.
+// Makes the key of a call, and calls the meta kernel for a new key.
 #include "shape_memory.h"
 
 #include <ATen/ATen.h>
@@ -15,10 +15,10 @@ namespace {
 
 using Answer = std::optional<std::vector<c10::IValue>>;
 
-// Beyond this all is forgotten: shapes that never come again would fill memory.
+// Beyond this number all answers are forgotten: shapes that never repeat would fill memory.
 constexpr std::size_t most_answers = 50'000;
 
-// All of a call that a shape can depend on, as bytes.
+// Everything in a call that a shape can depend on, as bytes.
 class Key {
  public:
   Key(const c10::OperatorHandle& operation, const std::vector<c10::IValue>& arguments) {
@@ -27,7 +27,7 @@ class Key {
     number(at::GradMode::is_enabled());
     for (const c10::IValue& argument : arguments) value(argument);
   }
-  // Whether there is nothing in the call that was not understood.
+  // True if every argument is of a known kind and is in the key.
   [[nodiscard]] bool complete() const { return complete_; }
   [[nodiscard]] const std::string& bytes() const { return bytes_; }
 
@@ -53,7 +53,7 @@ class Key {
     numbers(tensor.sizes());
     numbers(tensor.strides());
     if (!tensor.is_cpu() || tensor.dim() != 0) return;
-    // Meta kernels see its value.
+    // Meta kernels read the value of a zero-dimensional CPU tensor.
     number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
     bytes_.append(static_cast<const char*>(tensor.const_data_ptr()), tensor.element_size());
   }
@@ -99,8 +99,8 @@ class Key {
   std::string bytes_;
 };
 
-// Meta kernels that know an accelerator's shapes and strides, and not the CPU's: of a workspace of oneDNN's, of what
-// bags keep for their backward, of what LAPACK gives back.
+// Operations whose meta kernels give an accelerator's shapes and strides instead of the CPU's: those of oneDNN's
+// workspace, of the tensors that embedding bags save for the backward pass, and of LAPACK's results.
 bool meta_kernel_is_wrong(const c10::OperatorHandle& operation) {
   static const std::set<std::string> wrong{"aten::mkldnn_rnn_layer", "aten::_embedding_bag",
                                            "aten::_embedding_bag_forward_only", "aten::_linalg_svd",
@@ -108,7 +108,7 @@ bool meta_kernel_is_wrong(const c10::OperatorHandle& operation) {
   return wrong.count(operation.operator_name().name) != 0;
 }
 
-// What the CPU makes of zeros of the same geometry.
+// Runs the CPU's kernel on zeros of the same geometry.
 Answer try_out(const c10::OperatorHandle& operation, const std::vector<c10::IValue>& arguments) {
   torch::jit::Stack stack;
   for (const c10::IValue& argument : arguments) {
@@ -138,7 +138,7 @@ Answer ask(const c10::OperatorHandle& operation, const std::vector<c10::IValue>&
 
 Answer shapes_of(const c10::OperatorHandle& operation, const std::vector<c10::IValue>& arguments) {
   static std::mutex mutex;
-  static auto* answers = new std::unordered_map<std::string, Answer>;  // outlives whoever ends a thread late
+  static auto* answers = new std::unordered_map<std::string, Answer>;  // never destroyed: threads may end after main
   const Key key(operation, arguments);
   if (!key.complete()) return ask(operation, arguments);
   {
@@ -146,7 +146,7 @@ Answer shapes_of(const c10::OperatorHandle& operation, const std::vector<c10::IV
     const auto known = answers->find(key.bytes());
     if (known != answers->end()) return known->second;
   }
-  // Without the lock: meta kernels in Python take the GIL.
+  // Called without the lock: meta kernels in Python take the GIL.
   Answer answer = ask(operation, arguments);
   const std::lock_guard<std::mutex> lock(mutex);
   if (answers->size() >= most_answers) answers->clear();

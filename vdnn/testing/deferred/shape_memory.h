@@ -1,5 +1,5 @@
-// What meta kernels answered, by operation and arguments: most calls of a training step have been made before, and many
-// meta kernels are written in Python.
+// Remembers the results of meta kernels, by operation and arguments. Most calls of a training step repeat earlier ones,
+// and many meta kernels are slow because they are written in Python.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -11,8 +11,8 @@
 
 namespace vdnn::deferred {
 
-// Tensors without data where the operation returns tensors; nothing if there is no answer, because there is no kernel
-// for it or a shape depends on data. `arguments` are those of the call. From any thread.
+// The operation's results as tensors without data. Empty if it has no meta kernel or a shape depends on data.
+// May be called from any thread.
 [[nodiscard]] std::optional<std::vector<c10::IValue>> shapes_of(const c10::OperatorHandle& operation,
                                                                 const std::vector<c10::IValue>& arguments);
 

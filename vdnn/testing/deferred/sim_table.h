@@ -1,8 +1,8 @@
-// What the deferred accelerator calls of a simulated device: plain functions, so that an extension built against
-// torch's headers and the native core, which knows no torch, need share no C++ types.
+// The functions of a simulated device that the deferred accelerator calls. They are plain functions, so that an
+// extension built against torch's headers and the native core, built without torch, share no C++ types.
 //
-// `device` is the first argument of each. Functions throw what the core throws, a std::exception. Streams are the
-// indices of the device's own streams; an event is owned by whoever recorded it until drop_event.
+// `device` is the first argument of each. Functions throw the core's errors, which are std::exceptions. Streams are the
+// indices of the device's own streams. The caller of `record` owns the event until it calls drop_event.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 struct VdnnSimTable {
   std::uint32_t version;
   void* device;
-  // Runs `run(task)` on the stream in its turn, then `destroy(task)`; only the latter when the device goes first.
+  // Runs `run(task)` in stream order, then `destroy(task)`. Calls only `destroy` if the device is destroyed first.
   void (*enqueue)(void* device, std::uint32_t stream, void (*run)(void*), void (*destroy)(void*), void* task);
   void* (*record)(void* device, std::uint32_t stream);
   void (*wait)(void* device, std::uint32_t stream, void* event);
@@ -22,7 +22,7 @@ struct VdnnSimTable {
   void (*note)(void* device, std::uintptr_t address, std::uint64_t bytes, int access, std::uint32_t stream,
                const char* label);
   std::uintptr_t (*allocate)(void* device, std::uint64_t bytes);
-  // Where in its program the calling thread is, for a checker's violations.
+  // Sets where in its program the calling thread is, for a checker's violations.
   void (*set_origin)(void* device, const char* origin);
 };
 

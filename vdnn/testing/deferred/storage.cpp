@@ -1,4 +1,4 @@
-// Storages of the deferred accelerator: where tensors get their memory, and how their geometry changes. Runs nothing.
+// Storages of the deferred accelerator: allocates the memory of tensors and changes their geometry. Runs no operation.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/_reshape_alias_cpu_dispatch.h>
@@ -17,7 +17,7 @@ namespace {
 void end_lease(void* context) {
   const std::unique_ptr<Lease> lease(static_cast<Lease*>(context));
   if (lease == nullptr) return;
-  // After the accelerator the arena is gone, and with it the block; a device that was closed takes nothing back.
+  // The arena and its blocks are destroyed with the accelerator. A closed device raises here.
   const auto accelerator = lease->accelerator.lock();
   if (accelerator == nullptr) return;
   try {

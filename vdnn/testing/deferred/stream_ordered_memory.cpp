@@ -1,4 +1,4 @@
-// Pools of free blocks for each stream, over one arena.
+// One pool of free blocks for each stream, over one arena.
 #include "stream_ordered_memory.h"
 
 #include <c10/util/Exception.h>
@@ -25,7 +25,7 @@ StreamOrderedMemory::StreamOrderedMemory(const VdnnSimTable& table, std::vector<
   arena->address = table_.allocate(table_.device, stats_.capacity_bytes + granularity);
   arena->address = (arena->address + granularity - 1) / granularity * granularity;
   arena->bytes = stats_.capacity_bytes;
-  // What an accelerator before this one left there may be the very numbers that a read too early is to miss.
+  // An earlier accelerator may have left the correct numbers there, and would hide a read that comes too early.
   std::memset(reinterpret_cast<void*>(arena->address), never_written, arena->bytes);
   Block* whole = arena.get();
   blocks_.emplace(whole->address, std::move(arena));
@@ -36,24 +36,24 @@ void* StreamOrderedMemory::address_of(const Block* block) {
   return reinterpret_cast<void*>(block->address);
 }
 
-// Also puts it together with free neighbours of the same pool.
+// Also merges the block with free neighbours of the same pool.
 void StreamOrderedMemory::put(Block* block, std::size_t pool) {
   block->pool = pool;
   block->in_use = false;
   const auto mergeable = [&](const Block& other) { return !other.in_use && other.pool == pool; };
-  auto place = blocks_.find(block->address);
-  auto next = std::next(place);
+  auto own = blocks_.find(block->address);
+  auto next = std::next(own);
   if (next != blocks_.end() && mergeable(*next->second)) {
     pools_[pool].erase({next->second->bytes, next->second->address});
     block->bytes += next->second->bytes;
     blocks_.erase(next);
   }
-  if (place != blocks_.begin()) {
-    Block& before = *std::prev(place)->second;
+  if (own != blocks_.begin()) {
+    Block& before = *std::prev(own)->second;
     if (mergeable(before)) {
       pools_[pool].erase({before.bytes, before.address});
       before.bytes += block->bytes;
-      blocks_.erase(place);
+      blocks_.erase(own);
       block = &before;
     }
   }
@@ -78,7 +78,7 @@ StreamOrderedMemory::Block* StreamOrderedMemory::take(std::uint64_t bytes, std::
   return block;
 }
 
-// As a GPU's allocator does before it gives up: waits for everything, and then no stream owns what is free.
+// As a GPU's allocator does before it throws: waits for all streams, and then no stream owns the free blocks.
 void StreamOrderedMemory::flush() {
   ++stats_.flushes;
   for (const std::uint32_t stream : streams_) table_.drain(table_.device, stream);

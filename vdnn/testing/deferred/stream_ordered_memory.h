@@ -1,9 +1,9 @@
-// The accelerator's memory, handed out as a GPU's caching allocator would on its worst day.
+// The accelerator's memory: a caching allocator that reuses memory as early as a GPU's may.
 //
-// What the program frees is given to the next allocation of the same stream at once, the smallest that is large enough;
-// nobody waits for what still runs. Freeing is work of the stream: there the bytes are overwritten, and a checker
-// learns of it. Capacity is limited; when nothing fits, everything is waited for and put together again before it is
-// refused.
+// The next allocation of the same stream gets the smallest freed block that is large enough, without a wait for
+// operations that still run. Freeing is work of the stream: there the bytes are overwritten, and a checker records a
+// release. Capacity is limited. If no block fits, the allocator waits for all streams and merges all free blocks before
+// it throws.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -22,10 +22,10 @@ namespace vdnn::deferred {
 
 struct MemoryStats {
   std::uint64_t capacity_bytes = 0;
-  std::uint64_t allocated_bytes = 0;  // as asked for
+  std::uint64_t allocated_bytes = 0;  // as requested, before rounding
   std::uint64_t peak_bytes = 0;
   std::uint64_t allocations = 0;
-  std::uint64_t reused = 0;  // allocations that got what somebody had freed on the stream
+  std::uint64_t reused = 0;  // allocations that got a block freed on the same stream
   std::uint64_t flushes = 0;
 };
 
@@ -37,14 +37,14 @@ class StreamOrderedMemory {
     std::uintptr_t address = 0;
     std::uint64_t bytes = 0;
     std::uint64_t requested_bytes = 0;
-    std::size_t pool = 0;  // of the stream that allocated it last, or the unused one
+    std::size_t pool = 0;  // the pool of the stream that allocated it last, or the unused pool
     bool in_use = false;
     std::vector<std::size_t> also_used_on;
   };
   // For the stream of this number, counted from 0. Throws c10::OutOfMemoryError.
   [[nodiscard]] Block* allocate(std::uint64_t bytes, std::size_t stream);
   void free(Block* block);
-  // `stream` uses the block too: whoever gets it next waits for that.
+  // `stream` uses the block too: its next owner waits for that stream.
   void use_on(Block* block, std::size_t stream);
   [[nodiscard]] static void* address_of(const Block* block);
 
@@ -58,10 +58,10 @@ class StreamOrderedMemory {
 
   const VdnnSimTable table_;
   const std::vector<std::uint32_t> streams_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   MemoryStats stats_;
-  std::map<std::uintptr_t, std::unique_ptr<Block>> blocks_;  // all of the arena, by address
-  // Free blocks by size, of each stream; the last pool is of memory that no stream has used.
+  std::map<std::uintptr_t, std::unique_ptr<Block>> blocks_;  // the whole arena, by address
+  // The free blocks of each stream by size. The last pool holds memory that no stream has used.
   std::vector<std::set<std::pair<std::uint64_t, std::uintptr_t>>> pools_;
 };
 
