@@ -106,7 +106,7 @@ def test_a_field_of_another_type_is_named_with_its_line(tmp_path: Path, field: s
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "line 1: this is no JSON"),
+        ("{", "line 1: expected JSON"),
         ("[1]", "line 1: expected a JSON object, got [1]."),
         ({**PLAIN, "format": 2}, "line 1: this vdnn reads cells of format 1, got 2"),
     ],
@@ -184,7 +184,7 @@ def test_a_plan_of_another_step_is_refused(tmp_path: Path) -> None:
 def test_a_broken_file_of_a_step_is_named(tmp_path: Path) -> None:
     folder = tightest().save(tmp_path)
     (folder / "plan.json").write_text("{")
-    with pytest.raises(FormatError, match="plan.json: vdnn plan: this is no JSON, or was cut off"):
+    with pytest.raises(FormatError, match="plan.json: vdnn plan: expected JSON, got text that is not JSON or was cut off"):
         read_run(tmp_path)
 
 
@@ -196,7 +196,7 @@ def test_a_step_that_cannot_be_read_is_left_out_and_named_where_there_is_more(tm
     run = read_run(tmp_path)
     assert run.steps == (step,)
     (note,) = run.notes
-    assert note.startswith(f"A step is left out: {folder / 'plan.json'}: vdnn plan: this vdnn reads version")
+    assert note.startswith(f"A step is left out: {folder / 'plan.json'}: vdnn plan: expected version")
 
 
 def test_plans_of_several_budgets_are_one_comparison(tmp_path: Path) -> None:
