@@ -269,7 +269,9 @@ def test_a_plan_that_contradicts_itself_is_refused_with_its_file(saved: dict[str
     found = json.loads(saved["plan"].read_text())
     found["lifetimes"][0].update(action="keep", absences=[{"release_point": 1, "reload_point": 2}])
     (tmp_path / "plan").write_text(json.dumps(found))
-    with pytest.raises(FormatError, match="plan: plan: got lifetime 0 to keep with absences .*release_point=1"):
+    with pytest.raises(
+        FormatError, match="plan: plan: expected .*, got lifetime 0 to keep with absences .*release_point=1"
+    ):
         Plan.load(tmp_path / "plan")
 
 
