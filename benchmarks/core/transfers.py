@@ -1,8 +1,7 @@
-"""`make bench`: what transfers cost and gain on the simulated device, as four tables, in five to ten seconds.
+"""`make bench`: the costs and gains of transfers on the simulated device, as four tables, in five to ten seconds.
 
-No GPU takes part. The first two tables time this machine and differ from run to run; the last two are
-computed and are the same everywhere. `--json PATH` writes the figures with units in their names, `--quick`
-takes fewer repeats.
+No GPU is used. The first two tables time this machine and differ from run to run; the last two are computed and are the
+same everywhere. `--json PATH` writes the figures with units in their names, `--quick` takes fewer repeats.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ and its link. No GPU was used, and nothing below says how fast a GPU or its link
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """All four tables. Times of tables 1 and 2 are measured, of table 3 virtual."""
+    """The figures of all four tables. Times of tables 1 and 2 are measured, those of table 3 virtual."""
 
     data_path: list[DataPath]
     bookkeeping: list[Bookkeeping]
