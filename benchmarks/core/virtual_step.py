@@ -146,7 +146,7 @@ def keep_everything(batch: int) -> StepFigures:
 
 
 def offload_everything(batch: int, *, window_bytes: int, lookahead: int, way: str) -> StepFigures:
-    """Maps are given up when the window of offloads in flight is full; at the end of forward, all of them."""
+    """Release maps when the window of offloads in flight is full, and all of them at the end of the forward pass."""
     machine = VirtualMachine(batch, window_bytes)
     try:
         copies = []

@@ -32,7 +32,7 @@ class Grid:
         return self.batch or (entry.tiny_batch if self.place == "sim" else entry.batch)
 
     def specs(self, workload: str, run: str | None) -> list[CellSpec]:
-        """The cells of one workload, plain first: budgets are shares of its peak, and gradients are compared with its."""
+        """The cells of one workload, plain first: budgets are shares of its peak, gradients are compared with its."""
         peers = ["plain", *(peer for peer in self.peers if peer != "plain")]
         if any(PEERS[peer].compiled for peer in peers) and "compiled-plain" not in peers:
             peers.insert(1, "compiled-plain")

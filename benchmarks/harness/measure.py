@@ -52,7 +52,7 @@ class Steps:
         self._feed.next()
 
     def before_compared(self) -> None:
-        """Prepare the step whose gradients are compared. It has the first batch, whatever the number of settling steps."""
+        """Prepare the step whose gradients are compared. It has the first batch for any number of settling steps."""
         torch.manual_seed(SEED)
         self._feed.first()
 

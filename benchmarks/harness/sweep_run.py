@@ -126,7 +126,7 @@ class SweepRun:
             raise OutOfTime("the time limit is reached.")
 
     def _is_ready(self, spec: CellSpec, todo: Sequence[CellSpec], running: Sequence[CellProcess]) -> bool:
-        """True unless the cell has to wait for the plain cells of its workload, or the peer whose peak is its budget."""
+        """True unless the cell waits for the plain cells of its workload, or for the peer whose peak is its budget."""
         if _is_base(spec):
             return True
         waited = [one for one in (*todo, *(process.spec for process in running)) if one.workload == spec.workload]

@@ -1,4 +1,4 @@
-"""AlexNet in two forms: that of convnet-benchmarks, which vDNN's evaluation follows, and a wider one on 227 x 227 images.
+"""AlexNet in two forms: as in convnet-benchmarks, which vDNN's evaluation follows, and wider on 227 x 227 images.
 
 alexnet() is the single tower of "One weird trick" (Krizhevsky 2014). alexnet_227() has the layers of the 2012 paper
 without its two groups, as in the reimplementations of vDNN. Every ReLU is in place. There is no dropout and no local

@@ -62,7 +62,7 @@ def densenet201(batch: int) -> Workload:
 
 
 def densenet(batch: int, blocks: tuple[int, ...], side: int = SIDE) -> Workload:
-    """A DenseNet with `blocks` layers in each block. A transition between two blocks halves the channels and the side."""
+    """A DenseNet with `blocks` layers in each block. Transitions between blocks halve the channels and the side."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, STEM, 7, 2, 3, bias=False),
         nn.BatchNorm2d(STEM),

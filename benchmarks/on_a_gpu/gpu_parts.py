@@ -148,7 +148,7 @@ def _gpu_tests(places: Sequence[str], limit_s: float, results: Path, **environme
 
 
 def count_tests(junit_xml: str) -> dict[str, int]:
-    """How many tests ran, failed and were skipped, from pytest's junit file."""
+    """The counts of tests that ran, failed and were skipped, from pytest's junit file."""
     suites = list(ElementTree.fromstring(junit_xml).iter("testsuite"))
     counted = {name: sum(int(suite.get(name, "0")) for suite in suites) for name in ("tests", "skipped")}
     failed = sum(int(suite.get(name, "0")) for suite in suites for name in ("failures", "errors"))

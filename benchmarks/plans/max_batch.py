@@ -192,7 +192,7 @@ def _cost(card: Card, network: str, batch: int, policy: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plans.max_batch", description=__doc__.split("\n")[0])
-    parser.add_argument("results", type=Path, metavar="FILE", help="lines of JSON; gone on with if it is there")
+    parser.add_argument("results", type=Path, metavar="FILE", help="lines of JSON; continued if it exists")
     parser.add_argument("--networks", default=",".join(NETWORKS), metavar="NAMES")
     parser.add_argument("--policies", default=",".join(PLANNERS), metavar="NAMES", help="whose steps are timed")
     options = parser.parse_args(arguments)

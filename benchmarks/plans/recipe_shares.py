@@ -245,7 +245,7 @@ def _of_transformers(name: str, tokens: int, **shape: Any) -> Callable[[int], An
 
 
 def _loss_of_one_text_a_row(model: Any, text: torch.Tensor) -> torch.Tensor:
-    """The loss with each row as one text. On tensors without data transformers cannot see that, and would make masks."""
+    """The loss with each row as one text. Without data transformers cannot see that, and would make masks."""
     with mock.patch("transformers.masking_utils.find_packed_sequence_indices", return_value=None):
         loss: torch.Tensor = model(input_ids=text, labels=text).loss
     return loss

@@ -74,7 +74,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class NetworkRow:
-    """One network. `rules_*` are computed from shapes, for feature extraction only; None if the network is not a chain."""
+    """One network. `rules_*` are computed from shapes, for feature extraction only; None if it is not a chain."""
 
     network: str
     keep_ns: int

@@ -75,7 +75,7 @@ class Network(NamedTuple):
         return self.feature_map_bytes + 2 * self.parameter_bytes + 2 * self.largest_map_bytes
 
     def offloadable_bytes(self, kinds: Sequence[Kind]) -> int:
-        """The bytes of the maps that layers of these kinds read, each once, without the input, which vDNN never frees."""
+        """The bytes of the maps that layers of these kinds read, each once. vDNN never frees the input."""
         first = self.layers[0].x
         return sum(self.map_bytes[one] for one in {layer.x for layer in self.layers if layer.kind in kinds} - {first})
 

@@ -27,7 +27,7 @@ def test_a_network_that_fits_is_left_alone(tmp_path: Path, capsys: pytest.Captur
     assert row["everything"]["peak_bytes"] < row["keep_bytes"]
     said = capsys.readouterr().out
     assert "AlexNet (128)" in said
-    assert said.rstrip().endswith("Every network fits as it is.")
+    assert said.rstrip().endswith("Every network fits with everything kept.")
 
 
 def row(network: str, keep: int, dyn: tuple[int, int], auto: tuple[int, int]) -> NetworkRow:

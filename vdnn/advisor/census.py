@@ -143,7 +143,7 @@ class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.counts.biases += tuple(norm_biases(loss))
 
     def _value(self, func: Any, args: tuple[Any, ...]) -> Any:
-        """The value that the host asks for. On a GPU this is timed, because the host waits for all work queued before."""
+        """The value that the host asks for. On a GPU this is timed: the host waits for all work queued before."""
         if isinstance(args[0], FakeTensor):
             known = self._told.read("value", user_place())
             known = 1 if known is None else known

@@ -1,4 +1,4 @@
-"""Advice on unnecessary work on gradients: filling them with zeros, and gradients of biases that a batch norm cancels."""
+"""Advice on unnecessary gradient work: filling gradients with zeros, and biases that a batch norm cancels."""
 
 from __future__ import annotations
 

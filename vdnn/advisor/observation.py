@@ -53,7 +53,7 @@ class Observed:
 
 
 def observe(training: LoopTraining, steps: int, told: Told, clock: Clock = time.perf_counter_ns) -> Observed:
-    """Run and observe `steps` steps. Sets the sample of `training`, and writes to `told` the values that the host got."""
+    """Run and observe `steps` steps. Sets the sample of `training`, and writes to `told` what the host was told."""
     loader = training.loader
     sampler = getattr(loader, "sampler", None)
     with random_state_kept(getattr(loader, "generator", None), getattr(sampler, "generator", None)):
@@ -88,7 +88,7 @@ def observe(training: LoopTraining, steps: int, told: Told, clock: Clock = time.
 
 
 def _batches(training: LoopTraining, steps: int, clock: Clock) -> tuple[list[Any], list[int]]:
-    """The first batches and the time for each. The caller ignores the first time, which includes starting the workers."""
+    """The first batches and the time for each. The caller ignores the first time, in which the workers start."""
     batches: list[Any] = []
     waits: list[int] = []
     iterator = iter(training.loader)

@@ -87,7 +87,7 @@ class Comparison:
 
     @property
     def is_tiny(self) -> bool:
-        """True for real tensors of a small size on a virtual machine: gradients are real, times are not of full size."""
+        """True for real tensors of a tiny size on a virtual machine: gradients are real, times are not of full size."""
         return self.place == "sim" and self.clock == "virtual"
 
 

@@ -55,7 +55,7 @@ class HeldBytes:
 
 
 def actions_of(recording: Recording, plan: Plan | None) -> tuple[Action | None, ...]:
-    """The action of every storage: first the recorded storages, then the encoded bytes of codecs. None without a plan."""
+    """The action of every storage: first recorded storages, then the encoded bytes of codecs. None without a plan."""
     if plan is None:
         return (None,) * len(recording.lifetimes)
     recorded = len(recording.lifetimes)
@@ -95,7 +95,7 @@ def held_after(recording: Recording, plan: Plan, timeline: Timeline | None) -> H
 
 
 def _recomputed_intervals(recording: Recording, followed: Recording, plan: Plan) -> dict[int, tuple[range, ...]]:
-    """For each recomputed storage the interval from its discard to its first use."""
+    """The interval of each recomputed storage from its discard to its first use."""
     count = len(recording.lifetimes)
     chosen = [index for index, planned in enumerate(plan.lifetimes[:count]) if planned.is_recomputed]
     encoded = (index for index in chosen if plan.lifetimes[index].action is Action.COMPRESS)
@@ -115,8 +115,7 @@ def _recomputed_intervals(recording: Recording, followed: Recording, plan: Plan)
 
 
 def _interval_begins(recording: Recording, followed: Recording) -> list[int]:
-    """For each recorded interval up to the first use, its first interval in the step with recomputes, in which codecs
-    add points."""
+    """The begin of each recorded interval up to the first use, in the step with recomputes. Codecs add points there."""
     begins = [0]
     for index, point in enumerate(followed.points):
         if point.kind is PointKind.USE:

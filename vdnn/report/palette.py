@@ -60,7 +60,7 @@ class Look(NamedTuple):
 
 
 def looks_of(cells: Iterable[Cell]) -> dict[str, Look]:
-    """The look of each peer, the same in all figures of a run. It depends on the names, not on the order of the cells."""
+    """The look of each peer, the same in all figures of a run. It depends on names, not on the order of cells."""
     looks = {"plain": Look(INK, "o")}
     others = sorted({cell.peer for cell in cells} - {"plain"})
     own = [peer for peer in others if peer in OWN_PEERS]

@@ -19,7 +19,7 @@ _FORM, _VERSION = "vdnn plan", 3
 
 
 class Action(Enum):
-    """What happens to a storage."""
+    """The decision for a lifetime."""
 
     KEEP = "keep"
     OFFLOAD = "offload"

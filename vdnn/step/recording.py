@@ -18,7 +18,7 @@ _FORM, _VERSION = "vdnn recording", 4
 
 
 class PointKind(Enum):
-    """What happened at a point."""
+    """The event at a point."""
 
     SAVE = "save"
     USE = "use"
