@@ -102,9 +102,9 @@ def comparisons(run: Run) -> tuple[Comparison, ...]:
             found.setdefault((kind, cell.device, cell.clock), []).append(cell)
         else:
             without_device.setdefault(kind, []).append(cell)
-    for kind, cells in without_device.items():
-        candidates = [key for key in found if key[0] == kind]
-        found.setdefault(candidates[0] if len(candidates) == 1 else (kind, None, None), []).extend(cells)
+    for group, cells in without_device.items():
+        candidates = [key for key in found if key[0] == group]
+        found.setdefault(candidates[0] if len(candidates) == 1 else (group, None, None), []).extend(cells)
     return tuple(_comparison(cells) for cells in found.values())
 
 
