@@ -1,1 +1,1 @@
-"""Programs that measure. They print; nothing in vdnn/ imports them."""
+"""Programs that measure. They print their results; nothing in vdnn/ imports them."""

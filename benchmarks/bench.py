@@ -1,8 +1,8 @@
-"""`make bench`: five minutes that show what vdnn does on this machine: a table, a picture, and one sentence to repeat.
+"""`make bench`: shows in five minutes what vdnn does on this machine, with a table, a picture and a summary sentence.
 
-With a GPU: a measured comparison with torch's own ways of saving memory, in a run under build/bench. Without one: a
-small VGG-16 trained for real on this CPU, whose gradients are plain PyTorch's bits, and vDNN's headline table in
-virtual time on its card. Which of the two it was, every table says.
+With a GPU, it measures vdnn and torch's own ways of saving memory, in a run under build/bench. Without a GPU, it trains
+a small VGG-16 for real on this CPU and compares its gradients with plain PyTorch's bit for bit, and computes vDNN's
+headline table in virtual time on its card. Each table says which of the two it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMIT_S = 240
 
 
 def on_gpu(folder: Path) -> int:
-    """Cells that are there from an earlier time are not measured again: delete the folder for that."""
+    """Measure on the GPU. Cells of an earlier run are not measured again; delete the folder to measure them again."""
     run = folder / "run"
     grid = ["--place", "cuda", "--workloads", WORKLOADS, "--peers", PEERS, "--budgets", BUDGETS]
     status = sweep.main([*grid, "--out", str(run), "--limit-s", str(LIMIT_S)])

@@ -1,10 +1,10 @@
-"""What the cells of a run say for and against vdnn: held, broken, or not asked, each with its figures.
+"""Checks the claims about vdnn against the cells of a run: held, broken, or not asked, each with its figures.
 
     python -m benchmarks.claims RUN
 
-Reads the cells of one run (docs/benchmarks.md) and, where they are, the timelines of its steps and the link that was
-probed. A peer is compared with vdnn where the two meet: on the same workload, batch and place, eager with eager and
-compiled with compiled, at the peer's peak or less. Nothing is measured here.
+Reads the cells of one run (docs/benchmarks.md) and, if present, the timelines of its steps and the probed link. A peer
+is compared with vdnn on the same workload, batch and place, eager with eager and compiled with compiled, at the peer's
+peak or less. This program measures nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 
 from vdnn.step.timeline import Timeline, Track
 
-# Allocators round up: a peak this near is the same.
+# Allocators round up: a peak within this factor counts as the same.
 SAME_PEAK = 1.005
-# Timings of two processes differ by so much for no reason of theirs; virtual ones do not.
+# Measured times of two processes differ by this much even if they do the same. Virtual times do not.
 NOISE = 0.01
 LESS_MEMORY, LITTLE_TIME = 2 / 3, 0.03
 PEAK_ERROR, TIME_ERROR = 0.005, 0.05
@@ -35,7 +35,7 @@ Group = tuple[str, int, str, bool]  # workload, batch, place, compiled
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`held` is None where no cell has anything to say."""
+    """The verdict on one claim. `held` is None if no cell tests it."""
 
     name: str
     held: bool | None
@@ -51,7 +51,7 @@ def is_ours(cell: Cell) -> bool:
 
 
 def is_refused(cell: Cell) -> bool:
-    """A budget under the least that any plan reaches: said so before anything ran."""
+    """True if the budget is below the least that any plan reaches, which vdnn refuses before anything runs."""
     return cell["status"] == "failed" and "cannot be met" in str(cell.get("said"))
 
 
@@ -71,7 +71,7 @@ def _plain(cells: Iterable[Cell]) -> Cell | None:
 
 
 def never_slower_than_a_peer(cells: Sequence[Cell]) -> Claim:
-    """At every peak that a peer reaches, some cell of ours is no higher and no slower."""
+    """At the peak of every peer, one of our cells takes no more memory and no more time."""
     met, broken = 0, []
     for (workload, *_), group in _grouped(_ran(cells)).items():
         plain = _plain(group)
@@ -155,7 +155,7 @@ def predicted(cells: Sequence[Cell], measured: str, predicted: str, most: float)
 
 
 def engines_at_full_rate(run: Path, cells: Sequence[Cell]) -> Claim:
-    """Of long copies; against what the link was probed at, both ways at once."""
+    """Compare the rates of long copies with those of the probed link."""
     name = f"copy engines run at {FULL_RATE:.0%} of the probed rate"
     link = run / "link.jsonl"
     if not link.is_file():
@@ -202,7 +202,7 @@ def claims_of(run: Path) -> list[Claim]:
 
 
 def _lines(path: Path) -> Iterator[Cell]:
-    """A line that was cut off is no cell."""
+    """The cells of the file, without lines that were cut off."""
     for line in path.read_text().splitlines():
         try:
             yield json.loads(line)

@@ -1,8 +1,8 @@
-"""The pictures and the page of a run: vdnn.report's, of the folder that a sweep made. Only reads the run.
+"""Writes the pictures and the page of vdnn.report for the run of a sweep. It only reads the run.
 
     python -m benchmarks.figures RUN [FOLDER]
 
-Pictures go to FOLDER, RUN/figures if it is not said, and the page to report.html beside them.
+Pictures go to FOLDER, by default RUN/figures, and the page to report.html beside them.
 """
 
 from __future__ import annotations

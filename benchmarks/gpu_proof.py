@@ -1,11 +1,10 @@
-"""`make gpu-proof`: what only a GPU can show, in under nine minutes, on a machine that has one.
+"""`make gpu-proof`: runs everything that needs a GPU, in under nine minutes.
 
-Needs torch, nvcc, cmake, ninja, pybind11, pytest and the plugins named in pyproject.toml, and no network; what else is
-installed (torchvision, timm, transformers, peers) is used. Builds into build/gpu-proof and in place, never into the
-system. `PART=cnn,llm` runs these parts alone: build, tests, link, races, cnn, llm, predict. Every step runs whatever
-became of the others, except that without a GPU nothing is worth running. What is found is written line by line to
-$OUT, else to benchmarks/results/: gpu_proof.jsonl, and the run with all its cells as gpu_run.tar.gz. Exit code 0: every
-step passed.
+Needs torch, nvcc, cmake, ninja, pybind11, pytest and the plugins named in pyproject.toml, and no network. It also uses
+torchvision, timm, transformers and peers if they are installed. Builds into build/gpu-proof and in place, never into
+the system. The parts are build, tests, link, races, cnn, llm and predict; `PART=cnn,llm` runs only these two. Every
+step runs even if others failed, but without a GPU none does. Results go line by line to $OUT, else to
+benchmarks/results/: gpu_proof.jsonl, and the run with its cells as gpu_run.tar.gz. Exit code 0: every step passed.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from typing import Any
 
 from benchmarks.on_a_gpu.gpu_parts import PARTS, ROOT, RUN, STEPS, Step, StepFailed, see_gpu
 
-# All steps together; the promise is nine minutes, and the last one must still be able to write.
+# For all steps together. The limit is nine minutes, and the last step needs time to write.
 BUDGET_S = 520.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one step. `facts` is what it measured or counted."""
+    """The result of one step. `facts` is what it measured or counted."""
 
     step: str
     passed: bool
@@ -39,7 +38,7 @@ class Outcome:
 
 
 def steps_of(parts: Sequence[str]) -> list[Step]:
-    """Of these parts; that there is a GPU is always seen first."""
+    """The steps of these parts. The check for a GPU always comes first."""
     unknown = [part for part in parts if part not in PARTS]
     if unknown or not parts:
         raise ValueError(f"PART: expected some of {','.join(PARTS)}, got {','.join(unknown) or 'nothing'}.")
@@ -49,17 +48,17 @@ def steps_of(parts: Sequence[str]) -> list[Step]:
 def prove(
     steps: Sequence[Step], *, budget_s: float = BUDGET_S, wrote: Callable[[Outcome], None] = lambda outcome: None
 ) -> list[Outcome]:
-    """Runs the steps in order; each leaves the later ones what they need at least. One that fails stops no other, but
-    without the first, the GPU, there is nothing to prove, and the rest is reported as not run.
+    """Run the steps in order. Each leaves later steps the least time that they need. A failed step does not stop the
+    others, but if the first step finds no GPU, the rest is reported as not run.
     """
     began = time.monotonic()
     outcomes: list[Outcome] = []
-    for place, step in enumerate(steps):
+    for index, step in enumerate(steps):
         if outcomes and not outcomes[0].passed:
             outcome = Outcome(step.name, False, 0.0, "not run: there is no GPU", {})
         else:
             print(f"gpu-proof: {step.name} ...", flush=True)
-            left_s = budget_s - (time.monotonic() - began) - sum(later.least_s for later in steps[place + 1 :])
+            left_s = budget_s - (time.monotonic() - began) - sum(later.least_s for later in steps[index + 1 :])
             outcome = attempt(step, min(step.limit_s, max(left_s, 1.0)))
         outcomes.append(outcome)
         wrote(outcome)
@@ -75,7 +74,7 @@ def attempt(step: Step, limit_s: float) -> Outcome:
     except StepFailed as failed:
         said, facts = str(failed), failed.facts
     except Exception as error:
-        # A fault of this program in one step must not hide what the others found.
+        # An error of this program in one step must not hide the results of the others.
         said = f"{type(error).__name__}: {error}"
     return Outcome(step.name, not said, round(time.monotonic() - began, 2), said, facts)
 
@@ -107,7 +106,7 @@ def link_headline(gpu: dict[str, Any]) -> str:
 
 
 class Results:
-    """Where what is found goes, as soon as it is: a line for each step, and the run as it stands."""
+    """Writes results as soon as they exist: a line for each step, and the run with its cells so far."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -116,7 +115,8 @@ class Results:
         self._is_begun = False
 
     def write(self, outcome: Outcome) -> None:
-        """Nothing before the first that passed, the GPU: what another machine found stays."""
+        """Write one outcome. Writes nothing until the check for a GPU has passed, so that the results of another
+        machine are not overwritten."""
         if not self._is_begun and not outcome.passed:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ class Results:
             self._archive_run()
 
     def _archive_run(self) -> None:
-        """In one move: whoever copies it meanwhile copies a whole one."""
+        """Archive the run and rename the archive, so that a reader always finds a complete one."""
         if any(RUN.rglob("*.json*")):
             fresh = self._archive.with_suffix(".part")
             with tarfile.open(fresh, "w:gz") as archive:
@@ -142,7 +142,7 @@ def main() -> int:
         print(f"gpu-proof: {error}", file=sys.stderr)
         return 2
     if any(step.part == "build" and step.prove is not see_gpu for step in steps):
-        shutil.rmtree(RUN, ignore_errors=True)  # of another build
+        shutil.rmtree(RUN, ignore_errors=True)  # the run of an earlier build
     RUN.mkdir(parents=True, exist_ok=True)
     results = Results(Path(os.environ.get("OUT") or ROOT / "benchmarks" / "results"))
     outcomes = prove(steps, wrote=results.write)

@@ -1,6 +1,6 @@
-"""A line on stderr that says how far a program is, once it has taken longer than a couple of seconds.
+"""Progress: a line on stderr that says how far a program is, once it has run for more than two seconds.
 
-Tables go to stdout: what is written here is in nobody's way when they are kept in a file.
+Tables go to stdout, so that the line does not disturb them in a file.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _ERASE_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """Of `total` parts. On a terminal the line has a bar, is overwritten and in the end erased; elsewhere lines follow
-    lines."""
+    """The progress over `total` parts. On a terminal the line has a bar, is overwritten, and is erased at the end;
+    elsewhere each part has a line."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Progress:
         self._is_shown = False
 
     def begin(self, part: str) -> None:
-        """The next part begins."""
+        """Say that the next part begins."""
         self._done += 1
         if self._now_s() - self._begin_s < PATIENCE_S:
             return
@@ -49,12 +49,12 @@ class Progress:
         self._is_shown = on_terminal
 
     def _bar(self) -> str:
-        """Filled by the parts that are over."""
+        """A bar, filled by the share of the parts that have ended."""
         filled = BAR_LETTERS * min(self._done - 1, self._total) // self._total
         return f"[{'#' * filled}{'.' * (BAR_LETTERS - filled)}]"
 
     def end(self) -> None:
-        """All is done."""
+        """Erase the line at the end."""
         if self._is_shown:
             self._stream.write(_ERASE_LINE)
             self._stream.flush()

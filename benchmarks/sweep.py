@@ -1,14 +1,14 @@
-"""Sweeps: every workload under every peer and budget, a cell at a time, each added to the run's folder as it is done.
+"""Runs a sweep: every workload under every peer and budget, one cell at a time. Each result is added to the run.
 
     python -m benchmarks.sweep --quick                       a few minutes' grid that needs no GPU
     python -m benchmarks.sweep --place cuda --workloads resnet50,gpt2 --peers all --budgets 90%,60% --out RUN
-    python -m benchmarks.sweep --out RUN ...                  the same command goes on where it was stopped
+    python -m benchmarks.sweep --out RUN ...                  the same command continues a stopped sweep
     python -m benchmarks.tables RUN; python -m benchmarks.figures RUN
 
-Budgets are shares of what plain takes at its peak on the same place, sizes such as 12GiB, min, the least there is, or
-peers: a cell for each other peer, under no more than that one took.
-`--place virtual` computes times and memory at full size without a GPU; `sim` runs tiny ones for real and compares
-gradients; `cuda` measures. docs/benchmarks.md says what each figure is.
+A budget is a share of plain's peak at the same place, a size such as 12GiB, `min` (the least that any plan reaches), or
+`peers`: one cell for each other peer, with that peer's peak as the budget.
+`--place virtual` computes times and memory at full size without a GPU; `sim` runs tiny workloads for real and compares
+gradients; `cuda` measures. docs/benchmarks.md explains each figure.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m benchmarks.sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--quick", action="store_true", help="the small grid without a GPU; other grid options are not")
+    made.add_argument("--quick", action="store_true", help="the small grid without a GPU; ignores other options")
     made.add_argument("--workloads", default=",".join(WORKLOADS_BY_DEFAULT), metavar="NAMES", help="or all")
-    known = f"of {', '.join(PEERS)}, or the groups {', '.join(GROUPS)}"
+    known = f"among {', '.join(PEERS)}, or the groups {', '.join(GROUPS)}"
     made.add_argument("--peers", default=",".join(PEERS_BY_DEFAULT), metavar="NAMES", help=known)
     made.add_argument("--budgets", default=",".join(BUDGETS_BY_DEFAULT), metavar="LIST", help="for peers that have one")
     made.add_argument("--batch", type=int, metavar="N", help="instead of each workload's own")
     made.add_argument("--place", choices=PLACES, default="virtual")
-    made.add_argument("--hardware", default="h100", metavar="NAME", help="off a GPU: whose times, default h100")
+    made.add_argument("--hardware", default="h100", metavar="NAME", help="the card of virtual times, default h100")
     made.add_argument("--out", type=Path, default=Path("build/sweep"), metavar="RUN", help="default build/sweep")
-    made.add_argument("--steps", type=int, default=5, metavar="N", help="timed on a GPU, default 5")
+    made.add_argument("--steps", type=int, default=5, metavar="N", help="timed steps on a GPU, default 5")
     made.add_argument("--limit-s", type=float, default=float("inf"), metavar="S", help="of the whole sweep")
     made.add_argument("--cell-limit-s", type=float, default=900.0, metavar="S", help="of one cell, default 900")
-    made.add_argument("--jobs", type=int, metavar="N", help="cells at once; on a GPU one, else one for each processor")
-    made.add_argument("--again", default="", metavar="STATUSES", help="redo cells that ended so: failed,timed-out")
-    made.add_argument("--loader-workers", type=int, metavar="N", help="bring batches by a DataLoader with N workers")
-    made.add_argument("--pin-memory", action="store_true", help="of the DataLoader's batches")
+    made.add_argument("--jobs", type=int, metavar="N", help="cells at once; default one on a GPU, else one a processor")
+    made.add_argument("--again", default="", metavar="STATUSES", help="run cells again that are failed,timed-out")
+    made.add_argument("--loader-workers", type=int, metavar="N", help="load batches by a DataLoader with N workers")
+    made.add_argument("--pin-memory", action="store_true", help="pin the memory of the DataLoader's batches")
     made.add_argument("--largest-batch", action="store_true", help="search the largest batch of each peer instead")
     return made
 
 
 def grids_of(options: argparse.Namespace) -> list[Grid]:
-    """Raises ValueError with what there is."""
+    """The grids of the options. Raises ValueError, which names the valid values, for a wrong option."""
     if options.quick:
         return quick_grids()
     names = list(WORKLOADS) if options.workloads == "all" else options.workloads.split(",")
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, RuntimeError, VdnnError) as error:
         print(f"sweep: {error}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is running is ended, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also ends the cells that are running
     limits = Limits(time.monotonic() + options.limit_s, options.cell_limit_s, options.jobs)
     run = SweepRun(options.out, limits, again=frozenset(options.again.split(",")) - {""})
     try:
@@ -115,16 +115,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             run.do(grids)
     except KeyboardInterrupt:
-        print(f"\nsweep: stopped. {_how_to_go_on(options.out)}", file=sys.stderr)
+        print(f"\nsweep: stopped. {_how_to_continue(options.out)}", file=sys.stderr)
         return 130
     except OutOfTime as error:
-        print(f"sweep: {error} {_how_to_go_on(options.out)}", file=sys.stderr)
+        print(f"sweep: {error} {_how_to_continue(options.out)}", file=sys.stderr)
     print(render_run(options.out))
     return 0
 
 
-def _how_to_go_on(out: Path) -> str:
-    return f"What is done is in {out}; the same command goes on from there."
+def _how_to_continue(out: Path) -> str:
+    return f"The finished cells are in {out}; run the same command again to continue."
 
 
 if __name__ == "__main__":

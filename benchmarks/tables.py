@@ -1,4 +1,4 @@
-"""The cells of a run as tables, one for each workload and place. Only reads.
+"""Prints the cells of a run as tables, one for each workload and place. It only reads the run.
 
 python -m benchmarks.tables RUN
 """
@@ -17,16 +17,16 @@ from benchmarks.text_table import render_table
 
 GIB, MIB = 2**30, 2**20
 _HEADER = ("peer", "peak", "of plain", "step ms", "of plain", "stall ms", "out", "host", "gradients")
-_ORDER = {name: place for place, name in enumerate(PEERS)}
+_ORDER = {name: index for index, name in enumerate(PEERS)}
 _WHOSE_TIME = {
     "cuda": "Measured on the GPU.",
-    "sim": "Real tensors at a tiny size; times are virtual, and say nothing of a full size.",
-    "virtual": "Computed, in virtual time, without data.",
+    "sim": "Real tensors of a tiny size; times are virtual, and not those of the full size.",
+    "virtual": "Computed in virtual time, without data.",
 }
 
 
 def render_run(folder: Path) -> str:
-    """All that the folder has. Of two cells that say the same the later counts."""
+    """All tables of the folder. Of two cells with the same key the later one counts."""
     cells = list({key_of(one): one for one in read_lines(folder / CELLS_FILE)}.values())
     largest = read_lines(folder / LARGEST_FILE)
     tables = [_table(group) for group in _groups(cells)]
@@ -50,7 +50,7 @@ def _table(cells: Sequence[dict[str, Any]]) -> str:
         if cell["peer"] == "plain" and cell["peak_bytes"] is not None and cell["step_ns"]
     }
     unit, name = (MIB, "MiB") if first["place"] == "sim" else (GIB, "GiB")
-    cells = sorted(cells, key=_place_in_table)
+    cells = sorted(cells, key=_sort_key)
     rows = [_row(cell, bases.get(cell["compiled"]), unit) for cell in cells]
     remarks = [_WHOSE_TIME[first["place"]], f"Bytes in {name}."]
     remarks += [f"{_title_of(cell)}: {_said(cell)}." for cell in cells if cell["status"] != OK or cell["said"]]
@@ -59,8 +59,8 @@ def _table(cells: Sequence[dict[str, Any]]) -> str:
     return render_table(title, _HEADER, rows, remarks)
 
 
-def _place_in_table(cell: dict[str, Any]) -> tuple[int, float]:
-    """By peer, then shares from the largest on, then sizes as they come, then the least."""
+def _sort_key(cell: dict[str, Any]) -> tuple[int, float]:
+    """Sorts by peer, then shares from the largest down, then sizes in their order, then `min`."""
     budget = cell["budget"] or ""
     share = -float(budget[:-1]) if budget.endswith("%") else 1.0 if budget == "min" else 0.0
     return _ORDER.get(cell["asked"], len(_ORDER)), share

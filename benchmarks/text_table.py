@@ -1,4 +1,4 @@
-"""Plain-text tables: a title, columns as wide as what stands in them, and lines of remarks below."""
+"""Plain-text tables: a title, columns as wide as their longest cell, and remarks below."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WIDTH = 96
 
 
 def render_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], remarks: Sequence[str] = ()) -> str:
-    """The first column reads from the left, the others, numbers, end on the right."""
+    """Render a table. The first column is aligned left, the others, which are numbers, right."""
     lines = [header, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     body = [_row(line, widths) for line in lines]

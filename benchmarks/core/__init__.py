@@ -1,1 +1,1 @@
-"""What the native core and the hooks cost: copies, bookkeeping, the pool, a save and its use."""
+"""Benchmarks of the native core and the hooks: copies, bookkeeping, the pool, a save and its use."""

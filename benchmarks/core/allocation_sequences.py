@@ -1,8 +1,8 @@
-"""What training steps ask host memory for, as data: sequences of allocations and frees, derived from shapes.
+"""The host memory that training steps allocate, as data: sequences of allocations and frees, derived from shapes.
 
-Forward allocates in the order in which autograd saves; backward frees in the reverse order. No torch and no
-device: a sequence is a list of values that a pool, or a model of one, is driven with. Shapes are exact; what
-is left out (parameters, gradients, workspaces) is never offloaded.
+The forward pass allocates in the order in which autograd saves; the backward pass frees in the reverse order. There is
+no torch and no device: a sequence is a list of values that drives a pool, or a model of one. Shapes are exact.
+Parameters, gradients and workspaces are omitted, because they are never offloaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INT64_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A block is asked for; `block` names it until its Free."""
+    """The request for a block; `block` names it until its Free."""
 
     block: int
     bytes: int
@@ -27,7 +27,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """The block is given back."""
+    """The return of a block."""
 
     block: int
 
@@ -37,7 +37,7 @@ Sequenced = list[Allocation | Free]
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """Sizes of a decoder: the default is GPT-2 medium's."""
+    """Sizes of a decoder. The defaults are GPT-2 medium's."""
 
     layers: int = 24
     hidden: int = 1024
@@ -45,13 +45,13 @@ class Transformer:
     vocabulary: int = 50257
 
 
-# Tokens per sequence of seven consecutive steps, as batches of documents have them: neither sorted nor round.
+# Tokens per sequence in seven consecutive steps, neither sorted nor round, as in batches of documents.
 VARYING_TOKENS = (512, 1024, 384, 731, 1024, 897, 256)
 
 
 def vgg16_sequence(batch: int, steps: int = 1) -> Sequenced:
-    """VGG-16 in float32 on 224 x 224 images: every map behind a convolution, every pooled map and the int64
-    indices that max pooling keeps for its backward.
+    """VGG-16 in float32 on 224 x 224 images: the output map of each convolution, each pooled map, and the int64 indices
+    that max pooling saves for its backward pass.
     """
     sizes = []
     for index, convolution in enumerate(CONVOLUTIONS):
@@ -84,7 +84,7 @@ def repeated(steps: Sequence[Sequence[int]]) -> Sequenced:
 
 
 def requested_peak_bytes(sequence: Sequenced) -> int:
-    """The most that is asked for and not given back at any point."""
+    """The most bytes that are allocated at any point of the sequence."""
     live: dict[int, int] = {}
     now = peak = 0
     for item in sequence:
@@ -98,8 +98,8 @@ def requested_peak_bytes(sequence: Sequenced) -> int:
 
 
 def _transformer_step(batch: int, tokens: int, sizes: Transformer) -> list[int]:
-    """What autograd saves: the inputs of the layer norms with their float32 statistics, of the matrix products
-    and of GELU; q, k and v; attention's output and its log-sum-exp; at the end the logits in float32.
+    """The sizes of what autograd saves: the inputs of layer norms with their float32 statistics, of matrix products and
+    of GELU; q, k and v; attention's output and its log-sum-exp; and at the end the logits in float32.
     """
     rows = batch * tokens
     statistics = rows * FLOAT32_BYTES

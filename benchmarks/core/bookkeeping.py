@@ -1,9 +1,8 @@
-"""What a TransferQueue costs the host for each transfer, apart from moving bytes: submission and wait.
+"""Measures the host time of a TransferQueue for each transfer, without the copy itself: submission and wait.
 
-On a device that only keeps time, so that all that is left is ours: Python's call, the pool's lease, the
-events, the books. An offload is offload() and release(), a reload is reload() and wait(). Batched transfers
-share one submission; and as a queue looks through what is in flight, the same is measured with many copies in
-flight.
+The device only keeps time, so that the rest is our own cost: the call from Python, the pool's lease, the events and the
+bookkeeping. An offload is offload() and release(), a reload is reload() and wait(). Batched transfers share one
+submission. A queue searches its copies in flight, so the same is also measured with many of them.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class Bookkeeping:
     reload_ns: int
 
 
-class Desk:
-    """A queue on a device that moves no bytes, with `in_flight` copies that nobody releases."""
+class QueueWithoutBytes:
+    """A queue on a device that moves no bytes, with `in_flight` copies that are never released."""
 
     def __init__(self, block_bytes: int, in_flight: int) -> None:
         self.block_bytes = block_bytes
@@ -64,16 +63,16 @@ class Desk:
 
     def _submitted(self) -> _C.HostCopy:
         copy = self._queue.offload(self._memory, self.block_bytes, self._compute)
-        assert copy is not None  # Growth.NOW pins or raises
+        assert copy is not None  # the queue's default, Growth.NOW, pins memory or raises
         return copy
 
 
 def measure_bookkeeping(kind: str, block_bytes: int, in_flight: int, chunks: int) -> Bookkeeping:
-    desk = Desk(block_bytes, in_flight)
+    queue = QueueWithoutBytes(block_bytes, in_flight)
     try:
-        taken = [desk.chunk_ns() for _ in range(chunks + 2)][2:]  # the first grow the pool
+        taken = [queue.chunk_ns() for _ in range(chunks + 2)][2:]  # the first two grow the pool
     finally:
-        desk.close()
+        queue.close()
     return Bookkeeping(
         kind=kind,
         block_bytes=block_bytes,

@@ -1,8 +1,8 @@
-"""How fast bytes really move through a TransferQueue on the simulated device, beside a memcpy of the same bytes.
+"""Measures the rate of real copies through a TransferQueue on the simulated device, and of a memcpy of the same bytes.
 
-Both sides are host memory and every way ends in memcpy, so a ratio near 1 says that the queue, the worker
-thread and the pool cost nothing that shows. The three are taken in turn within each repeat, so that what else
-the machine does falls on all of them; figures of different runs compare machines, not code.
+Both sides are host memory and every path ends in memcpy, so a ratio near 1 means that the cost of the queue, the worker
+thread and the pool is not visible. Each repeat measures the three in turn, so that other load on the machine affects
+all of them. Figures of different runs compare machines, not code.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from vdnn import _C
 
 T = TypeVar("T")
 
-# Small copies are taken in trains of this many bytes: one alone would time the clock and the thread switch.
+# Small copies are timed in trains of this many bytes: a single one would measure the clock and the thread switch.
 TRAIN_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class DataPath:
-    """Medians over repeats. A ratio is the median of the ratios to the memcpy of the same repeat."""
+    """Medians over repeats. A ratio is the median of the ratios to memcpy in the same repeat."""
 
     block_bytes: int
     blocks: int
@@ -36,7 +36,7 @@ class DataPath:
 
 
 class Train:
-    """A row of equal blocks on a simulated device that runs at once; owns its memory until close()."""
+    """Equal blocks in a row on a simulated device that runs each copy at once. Owns its memory until close()."""
 
     def __init__(self, block_bytes: int, blocks: int) -> None:
         self.block_bytes = block_bytes
@@ -44,7 +44,7 @@ class Train:
         self.device = _C.SimDevice(schedule=_C.Schedule.EAGER, poison=False)
         self._compute = self.device.adopt_stream()
         self._pool = _C.PinnedPool(self.device, cap_bytes=4 * self.total_bytes + 2**20)
-        # All of a train may be in flight: the window is not what is measured here.
+        # A whole train may be in flight: this does not measure windows.
         self._queue = _C.TransferQueue(self.device, self._pool, offload_window_bytes=2 * self.total_bytes)
         self.source = self.device.allocate_device(self.total_bytes)
         self.target = self.device.allocate_device(self.total_bytes)
@@ -66,26 +66,26 @@ class Train:
             ctypes.memmove(self._plain + offset, self.source + offset, self.block_bytes)
 
     def offload(self) -> list[_C.HostCopy]:
-        """Returns when all bytes are in pinned blocks; the pool lends the same warm ones again and again."""
+        """Offload all blocks. Returns when all bytes are in pinned blocks, which the pool lends again each time."""
         copies = []
         for offset in range(0, self.total_bytes, self.block_bytes):
             copy = self._queue.offload(self.source + offset, self.block_bytes, self._compute)
-            assert copy is not None  # Growth.NOW pins or raises
+            assert copy is not None  # the queue's default, Growth.NOW, pins memory or raises
             copies.append(copy)
         self.device.synchronize(self._queue.ready(copies[-1]))
         return copies
 
     def reload(self, copies: list[_C.HostCopy]) -> None:
-        """Returns when all bytes are in the target."""
+        """Reload all blocks. Returns when all bytes are in the target."""
         reloads = []
-        for place, copy in enumerate(copies):
-            address = self.target + place * self.block_bytes
+        for index, copy in enumerate(copies):
+            address = self.target + index * self.block_bytes
             reloads.append(self._queue.reload(copy, address, self._compute))
         for reload in reloads:
             self._queue.wait(reload, self._compute)
 
     def release(self, copies: list[_C.HostCopy]) -> None:
-        """Hands sources and blocks back; not part of what is timed."""
+        """Return sources and blocks. This is not timed."""
         for copy in copies:
             self._queue.release(copy)
         self._queue.take_released()

@@ -1,9 +1,9 @@
-"""`make bench`: what a save and its use cost in hooks, as a multiple of hooks that do nothing.
+"""`make bench`: measures the cost of hooks for a save and its use, as a multiple of hooks that do nothing.
 
-A chain of small operations runs forward and backward, plainly and under each kind of hooks in turn, round after round,
-so that what else the machine does falls on all alike. What counts is the processor time of the thread that trains, of
-the best round, beyond the plain chain's. No byte is copied: the simulated device only keeps time. `--json PATH` writes
-the figures with units in their names.
+A chain of small operations runs forward and backward, without hooks and under each kind of hooks in turn, for many
+rounds, so that other load on the machine affects all alike. The cost is the processor time of the training thread in
+the best round, minus that of the plain chain. No byte is copied: the simulated device only keeps time. `--json PATH`
+writes the figures with units in their names.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from vdnn.runtime.session.session import Session
 
 SAVES = 2000
 ELEMENTS = 64
-# About ten seconds: processors change their speed, and every kind of hooks should see the highest.
+# About ten seconds: processors change their speed, and every kind of hooks should run at the highest.
 ROUNDS = 30
-# 64 storages of 256 bytes each way: all others leave, and come back ahead of their use.
+# 64 storages of 256 bytes in each direction: all others are offloaded, and reloaded ahead of their use.
 WINDOW = "16KiB"
-# What nothing is kept or moved for stays below this.
+# With this as min_bytes, no save is managed.
 LARGER_THAN_A_SAVE = "1KiB"
 
 PLAIN, NO_OP, KEPT, OFFLOADED = "plain", "no-op hooks", "vdnn, kept: too small", "vdnn, offloaded and reloaded"
-STILL_THERE = "vdnn, offloaded, used before it is given up"
+STILL_ON_DEVICE = "vdnn, offloaded, used before it is released"
 # As multiples of no-op hooks.
 TARGETS = {KEPT: 3.0, OFFLOADED: 20.0}
 
 
 @dataclass(frozen=True, slots=True)
 class HookCost:
-    """Of one save and its use, beyond what they cost without hooks."""
+    """The cost of one save and its use, in addition to their cost without hooks."""
 
     way: str
     cost_ns: float
-    # None where the hooks that do nothing took no time that could be told: the machine did too much else.
+    # None if the time of hooks that do nothing could not be measured, because the machine was too busy.
     no_ops: float | None
     target: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class HookCosts:
-    """Of one run. `plain_ns` is what an operation costs forward and backward without hooks."""
+    """The costs of one run. `plain_ns` is the cost of an operation, forward and backward, without hooks."""
 
     plain_ns: float
     rows: tuple[HookCost, ...]
@@ -65,7 +65,7 @@ class HookCosts:
 
 
 class NoOp:
-    """Hooks that do nothing, in the form that ours have."""
+    """Hooks that do nothing, in the same form as vdnn's."""
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
@@ -75,7 +75,7 @@ class NoOp:
 
 
 def chain(x: torch.Tensor) -> None:
-    """Each operation saves its input; backward uses it once."""
+    """Run the chain. Each operation saves its input, and the backward pass uses it once."""
     y = x
     for _ in range(SAVES):
         y = y.sin()
@@ -83,8 +83,8 @@ def chain(x: torch.Tensor) -> None:
 
 
 def timed_ns(x: torch.Tensor, hooks: AbstractContextManager[object]) -> int:
-    """Processor time of this thread, on which backward of tensors on the CPU runs too."""
-    gc.collect()  # what others left is not this one's to clear
+    """Processor time of this thread, which also runs the backward pass of CPU tensors."""
+    gc.collect()  # garbage of other kinds of hooks must not count here
     begin_ns = time.thread_time_ns()
     with hooks:
         chain(x)
@@ -103,7 +103,7 @@ def vdnn_ways() -> dict[str, Session]:
 
     return {
         KEPT: open_session(LARGER_THAN_A_SAVE, WINDOW),
-        STILL_THERE: open_session(0, "1GiB"),
+        STILL_ON_DEVICE: open_session(0, "1GiB"),
         OFFLOADED: open_session(0, WINDOW),
     }
 
@@ -122,28 +122,28 @@ def measure(rounds: int, progress: Progress) -> HookCosts:
     best = dict.fromkeys(ways, sys.maxsize)
     for turn in range(rounds):
         progress.begin(f"round {turn + 1}")
-        # By the difference of the first two all others are divided: they run more often, at no great cost.
+        # All others are divided by the difference of the first two, so those run more often.
         for name in (PLAIN, NO_OP, *ways, PLAIN, NO_OP):
             best[name] = min(best[name], timed_ns(x, ways[name]))
-    _require_that_it_happened(sessions, rounds)
+    _require_offloads(sessions, rounds)
     for session in sessions.values():
         session.close()
     return costs_of(best, absent)
 
 
-def _require_that_it_happened(sessions: dict[str, Session], rounds: int) -> None:
-    """A figure for offloading is worth nothing if nothing was offloaded."""
-    kept, there, moved = (sessions[name].counters for name in (KEPT, STILL_THERE, OFFLOADED))
-    expected = (SAVES - 1) * rounds  # the first input is a leaf, which stays
-    offloads = (kept.storages, there.storages, moved.storages)
+def _require_offloads(sessions: dict[str, Session], rounds: int) -> None:
+    """Raise if the sessions did not offload and reload as often as the measurement assumes."""
+    kept, on_device, moved = (sessions[name].counters for name in (KEPT, STILL_ON_DEVICE, OFFLOADED))
+    expected = (SAVES - 1) * rounds  # the first input is a leaf, which is kept
+    offloads = (kept.storages, on_device.storages, moved.storages)
     if offloads != (0, expected, expected):
         raise RuntimeError(f"expected offloads {(0, expected, expected)} of {kept.saves} saves each, got {offloads}")
-    if there.reloads or moved.reloads < 0.9 * expected:
-        raise RuntimeError(f"expected 0 and about {expected} reloads, got {there.reloads} and {moved.reloads}")
+    if on_device.reloads or moved.reloads < 0.9 * expected:
+        raise RuntimeError(f"expected 0 and about {expected} reloads, got {on_device.reloads} and {moved.reloads}")
 
 
 def costs_of(best: Mapping[str, int], absent: Sequence[Absent]) -> HookCosts:
-    """From the processor time of the best round of each way."""
+    """The costs, from the processor time of the best round of each way."""
     plain_ns = best[PLAIN] / SAVES
     no_op_ns = best[NO_OP] / SAVES - plain_ns
     rows = []
@@ -175,7 +175,7 @@ def render(costs: HookCosts) -> str:
     remarks = [remark, *(str(one) for one in costs.absent)]
     if any(row.no_ops is None for row in costs.rows):
         remarks.insert(
-            1, "No multiples: hooks that do nothing took no time that could be told. This machine is too busy."
+            1, "No multiples: the time of hooks that do nothing could not be measured. This machine is too busy."
         )
     return render_table("7. Cost of hooks", header, cells, remarks)
 
@@ -184,9 +184,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.core.hook_cost", description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures there")
     options = parser.parse_args(arguments)
-    # That nothing is offloaded is what is measured in one of them, and no news.
+    # One of the sessions offloads nothing on purpose, so its warning is not wanted.
     logging.getLogger("vdnn").setLevel(logging.ERROR)
-    gc.freeze()  # torch's own objects: looking through them would take longer than the chains
+    gc.freeze()  # ignore torch's own objects: collecting them would take longer than the chains
     progress = Progress("hook_cost", ROUNDS)
     costs = measure(ROUNDS, progress)
     progress.end()

@@ -1,7 +1,7 @@
-"""The offloading hooks of other packages, opened where they are installed and run.
+"""Opens the offloading hooks of other packages, if those are installed and can run.
 
-Neither is a dependency: TRL brings accelerate, datasets and pandas, torchtune needs torchao, and both need a GPU's
-streams. A peer that cannot be opened says why.
+Neither package is a dependency: TRL brings accelerate, datasets and pandas, torchtune needs torchao, and both need a
+GPU's streams. For a peer that cannot be opened, the reason is returned.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ PEERS: dict[str, Callable[[], AbstractContextManager[object]]] = {
 
 
 def open_peers(device: torch.device) -> tuple[dict[str, AbstractContextManager[object]], list[Absent]]:
-    """By name, those that offload tensors on `device`; and the others with the reason."""
+    """The hooks that offload tensors on `device`, by name, and the other peers with the reason."""
     opened: dict[str, AbstractContextManager[object]] = {}
     absent = []
     for name, open_peer in PEERS.items():
         try:
             hooks = open_peer()
-        except Exception as error:  # what a foreign package raises when it is opened is not ours to know
+        except Exception as error:  # another package may raise anything when it is opened
             absent.append(Absent(name, _reason(error)))
             continue
         if device.type == "cpu":

@@ -1,6 +1,6 @@
-"""How much the PinnedPool pins for a sequence, beside what is asked for and what a cache would pin.
+"""Compares the bytes that the PinnedPool pins for a sequence with those requested and those that a cache would pin.
 
-Runs the real pool, on a device that only keeps addresses; a block is given back without uses to wait for.
+Runs the real pool on a device that only keeps addresses. Blocks are returned without a last reader to wait for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vdnn import _C
 
 @dataclass(frozen=True, slots=True)
 class PoolFigures:
-    """Peaks over a sequence."""
+    """The peaks over a sequence."""
 
     sequence: str
     requested_peak_bytes: int
@@ -30,7 +30,7 @@ class PoolFigures:
 
 
 def replay(sequence: Sequenced) -> _C.PoolStats:
-    """Drives a new pool through the sequence and returns what it counted."""
+    """Drive a new pool through the sequence. Returns the pool's statistics."""
     device = _C.SimDevice(moves_bytes=False)
     pool = _C.PinnedPool(device, cap_bytes=2**40)
     blocks: dict[int, _C.PinnedBlock] = {}

@@ -1,9 +1,9 @@
-"""A model of how PyTorch caches pinned memory, to compare a pool with.
+"""A model of PyTorch's cache of pinned memory, to compare the pool with.
 
-Source: aten/src/ATen/core/CachingHostAllocator.h in PyTorch, as of 2.13, with its default settings:
-allocate() rounds each request up to a power of two (`PowerOf2Ceil`), looks for a free block of that very size
-(`get_free_block`, one list for each power) and else pins a new one; nothing is split, joined or given back.
-The model is generous: a block is free again at once, where the real one first has to see its events happen.
+Source: aten/src/ATen/core/CachingHostAllocator.h in PyTorch, as of 2.13, with its default settings: allocate() rounds
+each request up to a power of two (`PowerOf2Ceil`), looks for a free block of exactly that size (`get_free_block`, one
+list for each power) and else pins a new one. It never splits, joins or releases a block. The model is generous: a block
+is free again at once, whereas the real cache waits for its events.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.core.allocation_sequences import Allocation, Sequenced
 
 
 class PowerOfTwoCache:
-    """Counts what would be pinned; holds no memory."""
+    """Counts the bytes that the cache would pin. Holds no memory."""
 
     def __init__(self) -> None:
         self.pinned_bytes = 0
@@ -34,7 +34,7 @@ class PowerOfTwoCache:
 
 
 def pinned_by_cache_bytes(sequence: Sequenced) -> int:
-    """What the cache has pinned at the end of a sequence, which is also its peak."""
+    """The bytes that the cache has pinned at the end of a sequence, which is also its peak."""
     cache = PowerOfTwoCache()
     for item in sequence:
         if isinstance(item, Allocation):

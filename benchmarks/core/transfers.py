@@ -1,8 +1,7 @@
-"""`make bench`: what transfers cost and gain on the simulated device, as four tables, in five to ten seconds.
+"""`make bench`: the costs and gains of transfers on the simulated device, as four tables, in five to ten seconds.
 
-No GPU takes part. The first two tables time this machine and differ from run to run; the last two are
-computed and are the same everywhere. `--json PATH` writes the figures with units in their names, `--quick`
-takes fewer repeats.
+No GPU is used. The first two tables time this machine and differ from run to run; the last two are computed and are the
+same everywhere. `--json PATH` writes the figures with units in their names, `--quick` takes fewer repeats.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ and its link. No GPU was used, and nothing below says how fast a GPU or its link
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """All four tables. Times of tables 1 and 2 are measured, of table 3 virtual."""
+    """The figures of all four tables. Times of tables 1 and 2 are measured, those of table 3 virtual."""
 
     data_path: list[DataPath]
     bookkeeping: list[Bookkeeping]
@@ -99,7 +98,7 @@ def render_bookkeeping(rows: Sequence[Bookkeeping]) -> str:
 
 
 def render_steps(rows: Sequence[StepFigures]) -> str:
-    header = ("feature maps", "step ms", "stall ms", "serial ms", "hidden", "out GiB", "back GiB", "peak GiB")
+    header = ("feature maps", "step ms", "stall ms", "serial ms", "hidden", "offload GiB", "reload GiB", "peak GiB")
     cells = [
         (
             row.way,
@@ -116,10 +115,10 @@ def render_steps(rows: Sequence[StepFigures]) -> str:
     remark = (
         f"Computed in virtual time on the profile {PROFILE.name}: 13 convolutions in float32, each its FLOP at "
         f"{FLOP_PER_S / 1e12:.1f} TFLOP/s, its backward twice that; link {PROFILE.to_host_bytes_per_s / 1e9:.1f} GB/s "
-        f"each way, {PROFILE.duplex_bytes_per_s / 1e9:.1f} both together. Serial: computing and copies one after the "
+        f"each way, {PROFILE.duplex_bytes_per_s / 1e9:.1f} both together. Serial: compute and copies one after the "
         "other; hidden: the part of the copies that "
-        "ran beside computing. One map, 1 GiB, 2 GiB out: sources held while their copies run; 1, 2 ahead: "
-        "maps on their way back before a convolution needs them. Peak: feature maps on the device."
+        "ran beside compute. One map, 1 GiB, 2 GiB out: sources held while their copies run; 1, 2 ahead: "
+        "maps in flight to the device before a convolution needs them. Peak: feature maps on the device."
     )
     return render_table(f"3. A step of VGG-16, batch {BATCH}", header, cells, [remark])
 
@@ -146,8 +145,8 @@ def render_pool(rows: Sequence[PoolFigures]) -> str:
     ]
     remark = (
         "Computed: peaks of host memory asked for, pinned by PinnedPool, and pinned by a model of PyTorch's "
-        "CachingHostAllocator (rounds up to powers of two, gives nothing back). The steps hold all that "
-        "autograd saves; the first row is the last of table 3, which holds the 13 maps alone."
+        "CachingHostAllocator (rounds up to powers of two, releases nothing). The steps hold all that "
+        "autograd saves; the first row is the last of table 3, which holds only the 13 maps."
     )
     return render_table("4. Pinned memory", header, cells, [remark])
 

@@ -1,7 +1,7 @@
-"""VGG-16 as numbers: the shapes of its thirteen convolutions, and what they cost on a device of a given speed.
+"""VGG-16 as numbers: the shapes of its thirteen convolutions, and their times on a device of a given speed.
 
-Simonyan and Zisserman 2014, configuration D, on 224 x 224 images. Fully connected layers are left out: they
-hold under 1% of the activations and of the time.
+Simonyan and Zisserman 2014, configuration D, on 224 x 224 images. Fully connected layers are omitted: they have less
+than 1% of the activations and of the time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BACKWARD_FORWARDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A 3 x 3 convolution that keeps height and width, with the ReLU that runs in place behind it."""
+    """A 3 x 3 convolution that keeps height and width, with the in-place ReLU after it."""
 
     name: str
     inputs: int
@@ -25,12 +25,12 @@ class Convolution:
 
     @property
     def output_elements(self) -> int:
-        """Of one image."""
+        """The elements of the output map for one image."""
         return self.outputs * self.side * self.side
 
     @property
     def flop(self) -> int:
-        """Of one image's forward pass: a multiplication and an addition per weight and output position."""
+        """FLOP of the forward pass for one image: a multiplication and an addition per weight and output position."""
         return 2 * KERNEL_ELEMENTS * self.inputs * self.output_elements
 
     def forward_ns(self, batch: int, flop_per_s: float) -> int:
@@ -44,14 +44,14 @@ def _convolutions() -> tuple[Convolution, ...]:
     found = []
     inputs = IMAGE_CHANNELS
     for block, (outputs, side, count) in enumerate(_BLOCKS, start=1):
-        for place in range(1, count + 1):
-            found.append(Convolution(f"conv{block}_{place}", inputs, outputs, side))
+        for number in range(1, count + 1):
+            found.append(Convolution(f"conv{block}_{number}", inputs, outputs, side))
             inputs = outputs
     return tuple(found)
 
 
-# Channels, side and number of convolutions; behind each block a max pooling halves the side.
+# Channels, side and number of convolutions of each block. A max pooling after each block halves the side.
 _BLOCKS = ((64, 224, 2), (128, 112, 2), (256, 56, 3), (512, 28, 3), (512, 14, 3))
 CONVOLUTIONS = _convolutions()
-# The places in CONVOLUTIONS behind which a pooling follows.
+# Indices in CONVOLUTIONS after which a pooling follows.
 POOLED_AFTER = (1, 3, 6, 9, 12)

@@ -1,9 +1,9 @@
 """One training step of VGG-16's convolutions in virtual time, driven by hand through a TransferQueue.
 
-There is no model and no torch: each convolution advances the compute stream by its cost, its output map is
-offloaded as soon as it is there, and comes back ahead of its use. What the step takes, how long computing
-stood still and how many bytes of maps the device held follow from the calls alone, so they are the same on
-every machine. The backward pass of a convolution reads its input and its output map.
+There is no model and no torch: each convolution advances the compute stream by its cost, its output map is offloaded as
+soon as it exists, and reloaded ahead of its use. The time of the step, its stalls and the bytes of maps on the device
+depend only on the calls, so they are the same on every machine. The backward pass of a convolution reads its input and
+its output map.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from benchmarks.core.vgg16 import CONVOLUTIONS, Convolution
 from vdnn import _C
 from vdnn.hardware import load_profile
 
-# The card and the link of the vDNN paper, as the profile that virtual machines reckon with has them.
+# The card and the link of the vDNN paper, from the profile that virtual machines use.
 PROFILE = load_profile("titan-x")
 FLOP_PER_S = PROFILE.flop_per_s["float32"] * PROFILE.compute_efficiency
 
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """What became of one step. `serial_ns` is its computing and its copies one after the other."""
+    """The figures of one step. `serial_ns` is the time of its compute and its copies one after the other."""
 
     way: str
     step_ns: int
@@ -37,7 +37,7 @@ class StepFigures:
 
 
 class HeldMaps:
-    """Bytes of feature maps on the device, as its allocator would count them."""
+    """The bytes of feature maps on the device, as its allocator would count them."""
 
     def __init__(self) -> None:
         self.now_bytes = 0
@@ -52,7 +52,7 @@ class HeldMaps:
 
 
 class VirtualMachine:
-    """A device that only keeps time, its pool and its queue; owns them until close()."""
+    """A device that only keeps time, its pool and its queue. Owns them until close()."""
 
     def __init__(self, batch: int, window_bytes: int) -> None:
         self.batch = batch
@@ -88,21 +88,21 @@ class VirtualMachine:
 
     def offload(self, convolution: Convolution) -> _C.HostCopy:
         size = self.map_bytes(convolution)
-        # Virtual maps need no place of their own: what a copy touches is never looked at.
+        # All maps share one address, because the device never reads what it copies.
         copy = self.queue.offload(self.memory, size, self.compute, keepalive=convolution)
-        self._give_released()
-        assert copy is not None  # Growth.NOW pins or raises
+        self._count_released()
+        assert copy is not None  # the queue's default, Growth.NOW, pins memory or raises
         return copy
 
     def release(self, copy: _C.HostCopy) -> None:
         self.queue.release(copy)
-        self._give_released()
+        self._count_released()
 
     def reload(self, copy: _C.HostCopy) -> _C.Reload:
         self.held.take(copy.bytes)
         return self.queue.reload(copy, self.memory, self.compute)
 
-    def _give_released(self) -> None:
+    def _count_released(self) -> None:
         for convolution in self.queue.take_released():
             assert isinstance(convolution, Convolution)
             self.held.give(self.map_bytes(convolution))
@@ -144,7 +144,7 @@ def keep_everything(batch: int) -> StepFigures:
 
 
 def offload_everything(batch: int, *, window_bytes: int, lookahead: int, way: str) -> StepFigures:
-    """Maps are given up when the window of offloads in flight is full; at the end of forward, all of them."""
+    """Release maps when the window of offloads in flight is full, and all of them at the end of the forward pass."""
     machine = VirtualMachine(batch, window_bytes)
     try:
         copies = []
@@ -160,15 +160,15 @@ def offload_everything(batch: int, *, window_bytes: int, lookahead: int, way: st
 
 
 def _run_backward(machine: VirtualMachine, copies: list[_C.HostCopy], lookahead: int) -> None:
-    """While a convolution computes, the maps of `lookahead` more are on their way, besides its input's."""
+    """Run the backward pass. While a convolution computes, the maps of `lookahead` more are being reloaded."""
     reloads: dict[int, _C.Reload] = {}
-    for place in reversed(range(len(CONVOLUTIONS))):
-        for wanted in range(place, max(place - lookahead - 2, -1), -1):
+    for index in reversed(range(len(CONVOLUTIONS))):
+        for wanted in range(index, max(index - lookahead - 2, -1), -1):
             if wanted not in reloads:
                 reloads[wanted] = machine.reload(copies[wanted])
-        for needed in range(place, max(place - 2, -1), -1):
+        for needed in range(index, max(index - 2, -1), -1):
             machine.queue.wait(reloads[needed], machine.compute)
-        machine.backward(CONVOLUTIONS[place])
+        machine.backward(CONVOLUTIONS[index])
 
 
 def measure_steps(batch: int) -> list[StepFigures]:

@@ -1,1 +1,1 @@
-"""What a sweep is made of: workloads by name, places to run them, cells in processes of their own, the run's folder."""
+"""The parts of a sweep: workloads by name, places to run them, cells in processes of their own, the run's folder."""

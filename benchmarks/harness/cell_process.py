@@ -1,9 +1,9 @@
-"""One cell in a process of its own, with a time limit, and whatever becomes of it as a result.
+"""Runs one cell in a process of its own, with a time limit. However the process ends, there is a result.
 
-On a GPU the process is a fresh one, which may be made ahead of time: it imports what it needs, touches no device, and
-waits for its cell. Off it the process is forked from one that has torch imported and warm, which saves seconds a cell;
-no tensor with data was made there before. A cell that raises, hangs, or dies by a signal is recorded with what it said
-last; its output is in the run's `logs/`.
+On a GPU the process is a new one, which may be started ahead of time: it imports what it needs, touches no device, and
+waits for its cell. Without a GPU the process is forked from one that has imported torch, which saves seconds per cell;
+that one has made no tensor with data. A cell that raises, hangs, or dies by a signal is recorded with its last line of
+output. All output is in the run's `logs/`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Measure = Callable[[CellSpec], CellResult]
 
 
 class CellProcess:
-    """Begun when it is made, and waits for its cell. `measure` runs in it; the process is forked, or else begins from
-    nothing."""
+    """A process that starts on construction and waits for its cell. `measure` runs in it. With `forks` the process is
+    forked, else spawned."""
 
     def __init__(self, measure: Measure, folder: Path, *, limit_s: float, forks: bool) -> None:
         self._limit_s = limit_s
@@ -44,14 +44,14 @@ class CellProcess:
         theirs, self._connection = context.Pipe(duplex=False)
         self._process: BaseProcess = context.Process(target=wait_and_run, args=(theirs, measure))  # type: ignore[attr-defined]
         with warnings.catch_warnings():
-            # Libraries keep threads for sums of matrices, of which none was asked for yet.
+            # Python warns of a fork in a process with threads. Those of math libraries exist, but have not run yet.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
         theirs.close()
         self._answer: Path | None = None
 
     def begin(self, spec: CellSpec) -> CellProcess:
-        """Its limit counts from now. What cannot be sent, because the process is dead, shows when it is waited for."""
+        """Send the cell to the process; its limit counts from now. If the process is dead, wait() reports it."""
         self.spec = spec
         self._until_s = time.monotonic() + self._limit_s
         self._log = self._logs / f"{spec.step_name}.txt"
@@ -63,23 +63,23 @@ class CellProcess:
         return self
 
     def wait_for_end(self, most_s: float) -> int | None:
-        """Its exit code once it is over. None: not yet."""
+        """The exit code of the process, or None if it is still running after `most_s`."""
         self._process.join(most_s)
         return self._process.exitcode
 
     def wait(self, most_s: float) -> CellResult | None:
-        """The result once it is there. None: not yet."""
+        """The result, or None if the cell is still running after `most_s`."""
         if self.wait_for_end(most_s) is None:
             if time.monotonic() < self._until_s:
                 return None
             self.kill()
             return self._ended(TIMED_OUT, f"took longer than {self._limit_s:.0f} s and was ended")
         result = self._result()
-        self.kill()  # what it may have left running
+        self.kill()  # ends processes that the cell may have left running
         return result
 
     def kill(self) -> None:
-        """With all that it has begun. Does nothing to what is over."""
+        """Kill the process and all processes that it started. Does nothing if they have ended."""
         pid = self._process.pid
         if pid is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -93,8 +93,8 @@ class CellProcess:
 
     def _result(self) -> CellResult:
         code = self._process.exitcode
-        assert code is not None, "it has ended"
-        assert self._answer is not None, "it was begun"
+        assert code is not None, "the process has ended"
+        assert self._answer is not None, "begin() was called"
         if code < 0:
             return self._ended(FAILED, f"its process died by {_signal_name(-code)}")
         try:
@@ -108,14 +108,14 @@ class CellProcess:
 
 
 def wait_and_run(connection: Connection, measure: Measure) -> None:
-    """In the new process."""
+    """The main function of the new process."""
     with contextlib.suppress(OSError):
-        os.setsid()  # so that it can be ended with all that it began, and Ctrl-C is the sweep's alone
+        os.setsid()  # so that killing the group ends all its processes, and Ctrl-C reaches only the sweep
     _die_with_parent()
     try:
         spec, log, answer = connection.recv()
     except EOFError:
-        return  # nobody has a cell for it
+        return  # the sweep has no cell for this process
     run_and_answer(spec, measure, log, answer)
 
 
@@ -123,14 +123,14 @@ def run_and_answer(spec: CellSpec, measure: Measure, log: str, answer: str) -> N
     sys.stdout.flush()
     sys.stderr.flush()
     with Path(log).open("w", buffering=1) as file:
-        # Both what Python writes and what libraries do.
+        # Redirect the file descriptors too, because libraries write to them directly.
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         faulthandler.enable(file)
         with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
             try:
                 result = measure(spec)
-            except BaseException as error:  # all that a peer may raise is a result
+            except BaseException as error:  # a peer may raise anything, and that is a result
                 traceback.print_exc()
                 said = (str(error).strip().splitlines() or [""])[0]
                 result = result_of(spec, status=FAILED, said=f"{type(error).__name__}: {said}")
@@ -141,13 +141,14 @@ def run_and_answer(spec: CellSpec, measure: Measure, log: str, answer: str) -> N
 
 
 def _die_with_parent() -> None:
-    """A sweep that is killed cannot end its cell, which would go on holding a GPU. Where there is no Linux it does."""
+    """End this process with the sweep. A sweep that is killed cannot end its cell, which would keep the GPU busy. Works
+    on Linux only."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def last_line(path: Path) -> str:
-    """Before Python says how it died: where it did is left to the log."""
+    """The last line of the log, before Python's own report of a fatal error."""
     if not path.exists():
         return ""
     text = path.read_text(errors="replace").partition(_FATAL)[0]

@@ -1,6 +1,6 @@
-"""What one cell is: a workload, a peer, a budget and a place; and what is written of it, one line of JSON.
+"""CellSpec, which says what a cell runs (a workload, a peer, a budget and a place), and CellResult, its line of JSON.
 
-Fields that do not apply are None. The line is what vdnn.report reads; fields that it does not know it leaves out.
+Fields that do not apply are None. vdnn.report reads the line, and ignores fields that it does not know.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ FORMAT = 1
 OK, OUT_OF_MEMORY, FAILED, NOT_RUN, TIMED_OUT = "ok", "out-of-memory", "failed", "not-run", "timed-out"
 STATUSES = (OK, OUT_OF_MEMORY, FAILED, NOT_RUN, TIMED_OUT)
 
-# Workload, batch, peer, budget, place and hardware: of two results with the same the later counts.
+# Workload, batch, peer, budget, place and hardware. Of two results with the same key the later one counts.
 CellKey = tuple[str, int | None, str, str | None, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class CellSpec:
-    """`budget` is text such as "60%" (of plain's peak), "=checkpoint" (the peak of that peer), "12GiB" or "min", and
-    `budget_bytes` what that is, None where that is not known before the run. `batch` None: the workload's own. `run` is
-    the folder for the step's files."""
+    """One cell to run.
+
+    `budget` is text such as "60%" (of plain's peak), "=checkpoint" (the peak of that peer), "12GiB" or "min".
+    `budget_bytes` is its size; None if that is unknown before the run. With `batch` None the workload's own batch is
+    used. `run` is the folder for the step's files.
+    """
 
     workload: str
     peer: str
@@ -41,12 +44,12 @@ class CellSpec:
 
     @property
     def as_low_as(self) -> str | None:
-        """The peer whose peak is the budget."""
+        """The peer whose peak is the budget, or None."""
         return self.budget[1:] if self.budget is not None and self.budget.startswith("=") else None
 
     @property
     def step_name(self) -> str:
-        """A folder's name, different for each cell of a run."""
+        """The name of the step's folder, different for each cell of a run."""
         parts = (self.workload, f"b{self.batch}" if self.batch else "", self.peer, self.budget or "", self.place)
         where = "" if self.place == "cuda" else self.hardware
         name = "-".join(part for part in (*parts, where) if part)
@@ -58,8 +61,8 @@ class CellSpec:
 
 @dataclass(slots=True)
 class CellResult:
-    """`asked` is the peer's name in PEERS, of which `peer` may be shared: a compiled plain is "plain", too. What became
-    of the step; a cell that was not run has `said`, which tells why."""
+    """The result of one cell. `asked` is the peer's name in PEERS; several may share one `peer`: the compiled plain is
+    "plain", too. If a cell did not run, `said` tells why."""
 
     workload: str
     peer: str
@@ -102,7 +105,7 @@ class CellResult:
 
 
 def key_of(fields: dict[str, Any]) -> CellKey:
-    """Of a result's line."""
+    """The key of a line of results."""
     return (
         fields["workload"],
         fields["batch"],
@@ -114,7 +117,7 @@ def key_of(fields: dict[str, Any]) -> CellKey:
 
 
 def result_of(spec: CellSpec, **fields: Any) -> CellResult:
-    """Of a cell that did not get far enough to say more."""
+    """A result with the fields of `spec`, and `fields`."""
     return CellResult(
         workload=spec.workload,
         peer=spec.peer,

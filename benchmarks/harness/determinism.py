@@ -1,6 +1,6 @@
-"""Deterministic algorithms as far as torch has them, for steps whose gradients are compared bit for bit.
+"""Turns on torch's deterministic algorithms, for steps whose gradients are compared bit for bit.
 
-A model with an operation that has none is run without being strict, and the result says so.
+A model with an operation that has no deterministic algorithm runs without `strict`, and the result says so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 
 @contextlib.contextmanager
 def deterministic(*, strict: bool) -> Iterator[None]:
-    """As torch can; cuBLAS needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment from the start."""
+    """A context with deterministic algorithms. With `strict` an operation without one raises. cuBLAS needs
+    CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment from the start."""
     was, was_warn_only = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),

@@ -1,4 +1,4 @@
-"""Grids of cells: workloads by peers by budgets at one place."""
+"""Grid: the cells of workloads, peers and budgets at one place."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from benchmarks.harness.synthetic_data import DataOptions
 from benchmarks.harness.workloads import workload_named
 from benchmarks.peers import PEERS, peers_named
 
-# In a list of budgets: as little as each of the other peers takes, one cell for each of them.
+# In a list of budgets: the peaks of the other peers, with one cell for each of them.
 AS_PEERS = "peers"
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`batch` None: each workload's own."""
+    """A grid of cells. With `batch` None each workload has its own batch."""
 
     place: str
     hardware: str
@@ -32,7 +32,7 @@ class Grid:
         return self.batch or (entry.tiny_batch if self.place == "sim" else entry.batch)
 
     def specs(self, workload: str, run: str | None) -> list[CellSpec]:
-        """The plain ones first: budgets are shares of theirs, and gradients are compared with theirs."""
+        """The cells of one workload, plain first: budgets are shares of its peak, gradients are compared with its."""
         peers = ["plain", *(peer for peer in self.peers if peer != "plain")]
         if any(PEERS[peer].compiled for peer in peers) and "compiled-plain" not in peers:
             peers.insert(1, "compiled-plain")
@@ -62,7 +62,8 @@ class Grid:
 
 
 def quick_grids() -> list[Grid]:
-    """Minutes on two slow cores: virtual time of three networks, and two tiny ones with gradients."""
+    """The grids of `--quick`: three networks in virtual time, and two tiny ones with gradients. Minutes on two slow
+    cores."""
     peers = peers_named(["plain", "checkpoint", "checkpoint-selective", "save-on-cpu-pinned", "vdnn-2016", "vdnn-auto"])
     budgets = ("90%", "80%", "70%", "60%", "min")
     tiny = peers_named(["plain", "checkpoint", "save-on-cpu-pinned", "vdnn-auto"])

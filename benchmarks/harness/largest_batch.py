@@ -1,8 +1,9 @@
-"""The largest batch that trains under each peer, by bisection; each probe is a cell in a process of its own.
+"""Searches for the largest batch that trains under each peer, by bisection. Each probe is a cell in its own process.
 
-A batch fits if its cell ends well; vdnn gets no budget, and so what the device has. First the batch is doubled from the
-workload's own until one does not fit, or halved until one does, then the middle is tried until the two are neighbours.
-Results go to RUN/largest.jsonl, with every batch that was tried: `python -m benchmarks.sweep --largest-batch ...`.
+A batch fits if the status of its cell is ok. vdnn gets no budget, and so has the memory of the device. First the batch
+is doubled from the workload's own until one does not fit, or halved until one does; then the middle is tried until the
+two are neighbours. Results go to RUN/largest.jsonl, with every batch that was tried:
+`python -m benchmarks.sweep --largest-batch ...`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from benchmarks.harness.sweep_run import SweepRun
 from benchmarks.progress import Progress
 
 MOST = 1 << 20
-# In what vdnn says.
+# Parts of vdnn's messages.
 _NO_PLAN = ("cannot be met", "has no plan under")
 
 
@@ -26,7 +27,7 @@ class CannotSearch(Exception):
 
 
 def search(fits: Callable[[int], bool], first: int, most: int = MOST) -> int:
-    """The largest batch that fits, 0 if none does; what fits is taken to fit at every smaller batch, too."""
+    """The largest batch that fits, 0 if none does. Assumes that a batch smaller than one that fits also fits."""
     least_without, largest_with = most + 1, 0
     batch = first
     while largest_with + 1 < least_without:
@@ -44,7 +45,7 @@ def search(fits: Callable[[int], bool], first: int, most: int = MOST) -> int:
 
 
 def fits(result: CellResult) -> bool:
-    """A budget that cannot be met, and a policy without a plan under it, are want of memory, too."""
+    """True if the cell ran. A budget that cannot be met, and a policy without a plan, count as a lack of memory."""
     if result.status == OK:
         return True
     if result.status == OUT_OF_MEMORY or (result.status == FAILED and any(one in result.said for one in _NO_PLAN)):
@@ -53,7 +54,7 @@ def fits(result: CellResult) -> bool:
 
 
 def search_all(run: SweepRun, grids: Sequence[Grid]) -> None:
-    """Every workload and peer of the grids. What the file has already is not searched again."""
+    """Search for every workload and peer of the grids, except those that the file already has."""
     path = run.folder / LARGEST_FILE
     done = {(one["workload"], one["peer"], one["place"], one["hardware"]) for one in read_lines(path)}
     for grid in grids:

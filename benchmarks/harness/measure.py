@@ -1,8 +1,8 @@
 """Measures one cell in this process: a workload's step under a peer, at a place.
 
-A peer's steps settle, then some are timed and their peak is read, then one more gives the gradients' digest under
-deterministic algorithms. What a session of vdnn's tells of the last timed step is read and kept: a session that plans
-measures every step by itself, so its figures are those of the steps that were timed.
+After the settling steps of the peer, some steps are timed and their peak is read. One more step gives the digest of the
+gradients under deterministic algorithms. The figures of a session of vdnn are those of the last timed step, because a
+session that plans measures every step.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from benchmarks.peers import CannotRun, Peer, Trial, peer_named
 from vdnn.bytesize import format_bytes
 
 SEED = 0
-# Steps are timed for about so long at most, and one in any case.
+# Steps are timed for at most about this long, but at least one is.
 PATIENCE_S = 60.0
 
 
 class Steps:
-    """The steps of one workload: the same random numbers in each, the next batch of its data, and nothing updated."""
+    """The steps of one workload: each with the same random numbers and the next batch of its data, without updates."""
 
     def __init__(self, place: Place, workload: Workload, feed: Feed, *, autocast: bool) -> None:
         self._place = place
@@ -52,12 +52,12 @@ class Steps:
         self._feed.next()
 
     def before_compared(self) -> None:
-        """The same for peers whose steps settle longer and shorter."""
+        """Prepare the step whose gradients are compared. It has the first batch for any number of settling steps."""
         torch.manual_seed(SEED)
         self._feed.first()
 
     def step(self) -> None:
-        """Forward, loss and backward: all that is timed."""
+        """Forward pass, loss and backward pass: the part that is timed."""
         inputs, loss = self._workload.inputs, self._workload.loss
         with torch.autocast(self._place.torch_device.type, torch.bfloat16, enabled=self._autocast):
             value = loss(self.model(*inputs))
@@ -75,8 +75,8 @@ class Steps:
 
 
 def measure(spec: CellSpec) -> CellResult:
-    """Raises what the step raises but for want of memory, which is a result."""
-    # cuBLAS reads it when it is loaded; without it products have no deterministic form.
+    """Measure one cell. Raises what the step raises, except for a lack of memory, which is a result."""
+    # cuBLAS reads this when it is loaded; without it matrix products are not deterministic.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     entry, peer = workload_named(spec.workload), peer_named(spec.peer)
     result = result_of(spec)
@@ -129,12 +129,12 @@ def _run(spec: CellSpec, peer: Peer, trial: Trial, steps: Steps, result: CellRes
         steps.times_ns(settling)
         count = 1
         if not is_machine:
-            # What settling left in the allocator's cache is no part of what is reserved; the next step fills it anew.
+            # The allocator's cache from settling steps must not count as reserved; the next step fills it again.
             place.tidy()
             began_s = time.monotonic()
             steps.times_ns(1)
             count = max(1, min(spec.steps, math.ceil(PATIENCE_S / (time.monotonic() - began_s))))
-        if opened.moved is not None:  # of the timed steps alone
+        if opened.moved is not None:  # count only the timed steps
             opened.moved.to_host_bytes = opened.moved.to_device_bytes = opened.moved.stall_ns = 0
         place.reset_peak()
         result.step_times_ns = steps.times_ns(count)
@@ -165,7 +165,7 @@ def _run(spec: CellSpec, peer: Peer, trial: Trial, steps: Steps, result: CellRes
 
 
 def _note_gradients(steps: Steps, model: nn.Module, result: CellResult) -> None:
-    """A step more. Of a model with an operation that has no deterministic form the digest may be another every time."""
+    """Run one more step for the digest. If an operation has no deterministic algorithm, the digest may vary."""
     for is_strict in (True, False):
         try:
             with deterministic(strict=is_strict):
@@ -178,14 +178,14 @@ def _note_gradients(steps: Steps, model: nn.Module, result: CellResult) -> None:
             continue
         result.deterministic = is_strict
         break
-    assert steps.loss is not None, "a step was done"
+    assert steps.loss is not None, "a step has run"
     result.loss = float(steps.loss)
     result.gradients = digest_of(model)
     steps.after()
 
 
 def digest_of(model: nn.Module) -> str:
-    """Of all gradients, bit for bit, with their names."""
+    """A digest of all gradients, bit for bit, with their names."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         digest.update(name.encode())
@@ -196,7 +196,7 @@ def digest_of(model: nn.Module) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of the device's. Host memory that cannot be pinned is a failure like any other."""
+    """True if the device is out of memory. Host memory that cannot be pinned is an ordinary failure."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()

@@ -1,11 +1,11 @@
-"""Where the cells of a sweep run, and what is read there: a GPU, a simulated device, or virtual time without data.
+"""Places where the cells of a sweep run: a GPU, a simulated device, or virtual time without data.
 
   cuda     the current GPU: events around each step, torch's own statistics.
-  sim      real tensors on the CPU at a tiny size, on a machine with a card's times: gradients are real, times virtual.
-  virtual  tensors without data at full size on such a machine: times and memory are computed.
+  sim      real tensors of a tiny size on the CPU, on a machine with a card's times: gradients are real, times virtual.
+  virtual  tensors of full size without data on such a machine: times and memory are computed.
 
-Nothing is done between the two ends of a timed step but the step. A step is forward, loss and backward: no optimizer;
-its gradients are dropped, its inputs brought and its random numbers seeded outside.
+Between the two ends of a timed step, only the step runs: forward pass, loss and backward pass, without an optimizer.
+Gradients are released, inputs loaded and random numbers seeded outside.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLACES = ("cuda", "sim", "virtual")
 
 @dataclass(frozen=True, slots=True)
 class TimedSteps:
-    """What is done in a step, and around it: `before` and `after` are not timed."""
+    """A step and what runs around it: `before` and `after` are not timed."""
 
     before: Callable[[], None]
     step: Callable[[], None]
@@ -39,16 +39,16 @@ class TimedSteps:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFigures:
-    """The highest since it was reset. None where there is no such figure."""
+    """The most bytes since the last reset. None if the place has no such figure."""
 
     peak_bytes: int
     requested_bytes: int | None = None
     reserved_bytes: int | None = None
-    pinned_bytes: int | None = None  # by torch, all that it has pinned so far
+    pinned_bytes: int | None = None  # all bytes that torch has pinned so far
 
 
 class Place(ABC):
-    """Enter it; make models inside `making()`, and run steps outside of that."""
+    """A context manager. Make models inside `making()`, and run steps outside it."""
 
     name: str
     clock: str
@@ -75,7 +75,7 @@ class Place(ABC):
     @property
     @abstractmethod
     def device(self) -> str:
-        """Its name, for people."""
+        """The name of the device."""
 
     @property
     @abstractmethod
@@ -83,17 +83,17 @@ class Place(ABC):
 
     @abstractmethod
     def making(self) -> AbstractContextManager[object]:
-        """Tensors that are made inside are this place's."""
+        """A context in which new tensors belong to this place."""
 
     @abstractmethod
     def settle(self, workload: Workload) -> None:
-        """The workload was made: its memory counts from here on."""
+        """Count the memory of the workload from now on. Called once, after it was made."""
 
     @abstractmethod
     def time_steps(self, steps: TimedSteps, count: int) -> list[int]: ...
 
     def tidy(self) -> None:
-        """Gives back what is cached. Where nothing is, nothing."""
+        """Release cached memory, if the place caches any."""
         return
 
     @abstractmethod
@@ -107,7 +107,7 @@ class Place(ABC):
 
 
 class CudaPlace(Place):
-    """The current GPU. `cuda` is torch.cuda, or what stands for it in a test."""
+    """The current GPU. `cuda` is torch.cuda, or a stand-in in a test."""
 
     name, clock = "cuda", "device"
     vdnn_device = "cuda"
@@ -137,7 +137,7 @@ class CudaPlace(Place):
         self._cuda.synchronize()
 
     def time_steps(self, steps: TimedSteps, count: int) -> list[int]:
-        """The host waits before the first and after the last, and runs ahead in between, as in training."""
+        """Time steps. The host waits before the first and after the last, and runs ahead in between, as in training."""
         events = [[self._cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
         self._cuda.synchronize()
         for begin, end in events:
@@ -170,7 +170,7 @@ class CudaPlace(Place):
 
 
 class MachinePlace(Place):
-    """A virtual machine of that hardware, with data at a tiny size or without any at full size."""
+    """A virtual machine of that hardware, with data of a tiny size or without data at full size."""
 
     clock = "virtual"
 
@@ -184,7 +184,7 @@ class MachinePlace(Place):
 
     def enter(self) -> None:
         self.entered.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(1)  # of what is this small, more threads only wait for each other
+        torch.set_num_threads(1)  # operations are so small that more threads only wait for each other
         self.entered.enter_context(self.machine)
         self.entered.enter_context(CudaShaped())
 

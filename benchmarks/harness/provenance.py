@@ -1,4 +1,4 @@
-"""Where results come from: versions of what ran, and the commit of this tree."""
+"""The sources of results: versions of the programs that ran, and the commit of this tree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def versions_of(package: str | None = None) -> dict[str, str]:
-    """`package` is a peer's own."""
+    """The versions of Python, torch, vdnn, and of `package`, which is the package of a peer."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "vdnn": vdnn.__version__}
     if package is not None:
         try:
@@ -28,7 +28,7 @@ def versions_of(package: str | None = None) -> dict[str, str]:
 
 @cache
 def commit_of_tree() -> str | None:
-    """With "-changed" where files differ from it; None where there is no git or no repository."""
+    """The commit, with "-changed" if files differ from it. None without git or without a repository."""
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return None

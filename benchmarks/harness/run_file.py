@@ -1,6 +1,6 @@
-"""Lines of JSON that are added to one by one, by a program that may be killed at any time.
+"""Files with lines of JSON, to which a program that may be killed at any time adds one line after the other.
 
-What was cut off in the middle is dropped when the next line is written, and left out when the file is read.
+A last line that was cut off is ignored when the file is read, and removed when the next line is written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LARGEST_FILE = "largest.jsonl"
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Raises ValueError where a line other than the last is none of JSON."""
+    """The lines of the file. Raises ValueError if a line other than the last is not JSON."""
     if not path.exists():
         return []
     lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
@@ -26,26 +26,26 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         try:
             fields = json.loads(line)
         except ValueError:
-            if number == len(lines):  # no end of line behind it
+            if number == len(lines):  # cut off: it has no end of line
                 break
-            raise ValueError(f"{path}, line {number}: expected JSON, got {line[:60]!r}. Take the line out.") from None
+            raise ValueError(f"{path}, line {number}: expected JSON, got {line[:60]!r}. Remove the line.") from None
         if number < len(lines):
             found.append(fields)
     return found
 
 
 def append_line(path: Path, fields: dict[str, Any]) -> None:
-    """On the disk when it returns."""
+    """Append a line. It is on the disk when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
-        _drop_cut_off(file)
+        _remove_cut_off(file)
         file.write(json.dumps(fields).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 
 
-def _drop_cut_off(file: Any) -> None:
-    """Whatever is behind the last end of line."""
+def _remove_cut_off(file: Any) -> None:
+    """Remove everything after the last end of line."""
     file.seek(0)
     content = file.read()
     if content and not content.endswith(b"\n"):

@@ -1,7 +1,7 @@
-"""What a session of vdnn's tells of the step that it measured, for a cell; and its files, for vdnn.report.
+"""Reads the figures of a session's measured step into a cell, and saves the step's files for vdnn.report.
 
-What the plan predicted is simulated again from the recording: on a machine with its card's costs, on a GPU with the
-link as the step's own copies had it.
+The prediction is simulated again from the recording: on a virtual machine with its card's costs, on a GPU with the
+rates of the step's own copies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vdnn.planning.simulate import simulate
 from vdnn.runtime.storage.counters import Kept
 from vdnn.step.timeline import Track
 
-# Of a link of which no copy was measured: PCIe gen 4, as large copies of pinned memory get it.
+# For a link without a measured copy: PCIe gen 4, at the rates of large copies of pinned memory.
 _ASSUMED_LINK = LinkCosts(24e9, 24e9, 42e9, 10_000)
 
 
@@ -40,7 +40,7 @@ def note_session(session: vdnn.Session, trial: Trial, spec: CellSpec, result: Ce
         result.predicted_step_ns, result.predicted_peak_bytes = predicted.step_ns, predicted.peak_bytes
     not_taken = session.counters.kept[Kept.HOST_FULL] + session.counters.kept[Kept.REFUSED]
     if not_taken:
-        result.said = f"{not_taken} saves stayed for want of host memory"
+        result.said = f"{not_taken} saves were kept for lack of host memory"
     if spec.run is None:
         return
     result.step = spec.step_name

@@ -1,7 +1,7 @@
-"""Does the cells of grids, each in a process of its own, and adds each result to the run's folder when it is there.
+"""Runs the cells of grids, each in a process of its own, and adds each result to the run's folder.
 
-A workload's plain cell goes first: shares of budgets are of its peak, and gradients are compared with its own. Cells
-that the folder has already are not done again.
+A workload's plain cell runs first: budgets are shares of its peak, and gradients are compared with its. Cells that the
+folder already has are not run again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ _LOOK_S = 0.02
 
 
 class OutOfTime(Exception):
-    """The sweep's time is up. Cells that were running then are not recorded."""
+    """The sweep's time is over. Cells that were running are not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`until_s` is of time.monotonic(). `jobs` None: on a GPU one, else one for each processor."""
+    """The limits of a sweep. `until_s` is a time of time.monotonic(). `jobs` None means one on a GPU, else one per
+    processor."""
 
     until_s: float
     cell_s: float
@@ -45,7 +46,7 @@ class Limits:
 
 
 class SweepRun:
-    """One folder. `measure` runs in the cells' processes."""
+    """The run in one folder. `measure` runs in the cells' processes."""
 
     def __init__(
         self, folder: Path, limits: Limits, *, again: frozenset[str] = frozenset(), measure: Measure = measure
@@ -59,10 +60,10 @@ class SweepRun:
             if fields["status"] not in again:
                 self._done[key_of(fields)] = fields
         self._is_warm = False
-        self._next: CellProcess | None = None  # on a GPU: it imports while the one before it measures
+        self._next: CellProcess | None = None  # on a GPU: imports while the process before it measures
 
     def do(self, grids: Sequence[Grid]) -> None:
-        """Raises OutOfTime; a cell that fails is a result."""
+        """Run the cells of the grids. Raises OutOfTime; a failed cell is a result."""
         for grid in grids:
             todo = [spec for name in grid.workloads for spec in grid.specs(name, str(self.folder))]
             self._do(grid, [spec for spec in todo if spec.key not in self._done], len(todo))
@@ -100,7 +101,7 @@ class SweepRun:
         forks = spec.place != "cuda"
         if forks and not self._is_warm:
             self._is_warm = True
-            commit_of_tree()  # asked once, for all that are forked
+            commit_of_tree()  # cached once for all forked processes
             warm_up()
         process, self._next = self._next or self._process(forks=forks), None
         return process.begin(spec)
@@ -109,7 +110,7 @@ class SweepRun:
         return CellProcess(self._measure, self.folder, limit_s=self._limits.cell_s, forks=forks)
 
     def result(self, spec: CellSpec) -> CellResult:
-        """Of one cell, alone, recorded nowhere."""
+        """The result of one cell, which runs alone and is not recorded."""
         process = self.begin(spec)
         try:
             while True:
@@ -122,17 +123,17 @@ class SweepRun:
 
     def _require_time(self) -> None:
         if time.monotonic() > self._limits.until_s:
-            raise OutOfTime("the time is up.")
+            raise OutOfTime("the time limit is reached.")
 
     def _is_ready(self, spec: CellSpec, todo: Sequence[CellSpec], running: Sequence[CellProcess]) -> bool:
-        """A cell waits for the plain ones of its workload, and for the peer whose peak is its budget."""
+        """True unless the cell waits for the plain cells of its workload, or for the peer whose peak is its budget."""
         if _is_base(spec):
             return True
         waited = [one for one in (*todo, *(process.spec for process in running)) if one.workload == spec.workload]
         return not any(_is_base(one) or one.peer == spec.as_low_as for one in waited)
 
     def _base(self, spec: CellSpec) -> dict[str, Any] | None:
-        """What this one is compared with."""
+        """The cell with which this one is compared, or None if it has not run."""
         peer = "compiled-plain" if PEERS[spec.peer].compiled else "plain"
         return self._done.get(dataclasses.replace(spec, peer=peer, budget=None).key)
 
@@ -145,16 +146,16 @@ class SweepRun:
             return dataclasses.replace(spec, budget_bytes=parse_bytes(spec.budget))
         plain = self._base(spec)
         if plain is None or plain["peak_bytes"] is None:
-            said = f"its budget is {spec.budget} of plain's peak, which is not known: {_why_unknown(plain)}"
+            said = f"its budget is {spec.budget} of plain's peak, which is unknown: {_why_unknown(plain)}"
             return result_of(spec, status=NOT_RUN, said=said)
         share = float(spec.budget[:-1]) / 100
         return dataclasses.replace(spec, budget_bytes=int(share * plain["peak_bytes"]))
 
     def _as_low(self, spec: CellSpec, peer: str) -> CellSpec | CellResult:
-        """A budget speaks of requested bytes."""
+        """The cell with the peak of `peer` as its budget, in requested bytes if they are known."""
         found = self._done.get(dataclasses.replace(spec, peer=peer, budget=None).key)
         if found is None or found["peak_bytes"] is None:
-            said = f"its budget is the peak of {peer}, which is not known: {_why_unknown(found)}"
+            said = f"its budget is the peak of {peer}, which is unknown: {_why_unknown(found)}"
             return result_of(spec, status=NOT_RUN, said=said)
         return dataclasses.replace(spec, budget_bytes=found["requested_bytes"] or found["peak_bytes"])
 
@@ -173,5 +174,5 @@ def _is_base(spec: CellSpec) -> bool:
 
 def _why_unknown(plain: dict[str, Any] | None) -> str:
     if plain is None:
-        return "it was not run"
+        return "it has not run"
     return f"{plain['status']}{', ' + plain['said'] if plain['said'] else ''}"

@@ -1,7 +1,7 @@
-"""Synthetic batches of a workload, made on this machine and brought by a real torch DataLoader.
+"""Synthetic batches of a workload, made on this machine and loaded by a real torch DataLoader.
 
-A sample is made from its number, so every worker makes the same one. What comes is copied into the workload's own
-inputs, between steps: a step reads the same tensors each time, as with a loop's static buffers.
+A sample is made from its number, so every worker makes the same one. Batches are copied into the workload's own inputs
+between steps: a step reads the same tensors each time, as in a loop with static buffers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.models.workload import Workload
 
-# More than any run takes: the loader never runs dry.
+# More than any run takes, so that the loader never ends.
 _SAMPLES = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """`workers` None: no loader, the same inputs in every step."""
+    """Options of the loader. With `workers` None there is no loader, and every step has the same inputs."""
 
     workers: int | None = None
     pin_memory: bool = False
@@ -32,7 +32,7 @@ class DataOptions:
 
 @dataclass(frozen=True, slots=True)
 class SampleForm:
-    """Of one input without its batch. Of whole numbers `below` is what they are less than."""
+    """The form of one input without its batch dimension. Whole numbers are less than `below`."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -40,7 +40,7 @@ class SampleForm:
 
 
 class SyntheticSamples(Dataset[tuple[Tensor, ...]]):
-    """Random inputs, each the same whenever it is asked for."""
+    """Random inputs. The same index always gives the same sample."""
 
     def __init__(self, forms: tuple[SampleForm, ...]) -> None:
         self._forms = forms
@@ -60,7 +60,7 @@ def _drawn(form: SampleForm, draw: torch.Generator) -> Tensor:
 
 
 def forms_of(workload: Workload) -> tuple[SampleForm, ...]:
-    """Of inputs with data: of whole numbers the range is what they show."""
+    """The forms of a workload's inputs, which must have data: the range of whole numbers is read from them."""
     return tuple(
         SampleForm(
             tuple(one.shape[1:]), one.dtype, None if one.is_floating_point() else max(int(one.max().item()) + 1, 1)
@@ -73,14 +73,14 @@ _left: list[AbstractContextManager[object]] = []
 
 
 def _leave_modes(worker: int) -> None:
-    """In a worker, which was forked from within a virtual machine's modes, if there is one: its tensors are none of the
-    machine's, and its device does not live in this process. For good."""
+    """Disable a virtual machine's modes in a worker that was forked inside them, for the rest of its life. The worker's
+    tensors are not the machine's, and the machine's device does not exist in this process."""
     _left.append(_disable_current_modes())
     _left[-1].__enter__()
 
 
 class Feed:
-    """Brings the next batch into a workload's inputs. Close it: its workers end then."""
+    """Copies the next batch into a workload's inputs. Close it to end its workers."""
 
     def __init__(self, workload: Workload, options: DataOptions) -> None:
         self._inputs = workload.inputs
@@ -101,16 +101,16 @@ class Feed:
     def next(self) -> None:
         if self._batches is None:
             return
-        for mine, brought in zip(self._inputs, next(self._batches), strict=True):
-            mine.copy_(brought, non_blocking=True)
+        for own, loaded in zip(self._inputs, next(self._batches), strict=True):
+            own.copy_(loaded, non_blocking=True)
 
     def first(self) -> None:
-        """The first batch again, whichever was brought last: for a step that is compared with others'."""
+        """Copy the first batch again, for the step whose gradients are compared with those of other peers."""
         if self._batches is None:
             return
         samples = [self._samples[index] for index in range(len(self._inputs[0]))]
-        for place, mine in enumerate(self._inputs):
-            mine.copy_(torch.stack([sample[place] for sample in samples]))
+        for index, own in enumerate(self._inputs):
+            own.copy_(torch.stack([sample[index] for sample in samples]))
 
     def close(self) -> None:
-        self._batches = None  # the last reference: its workers are told to end
+        self._batches = None  # the last reference: the DataLoader ends its workers

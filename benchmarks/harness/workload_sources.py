@@ -1,7 +1,7 @@
-"""Models that other packages make, from their configurations and without weights, so without a network.
+"""Models of other packages, made from their configurations without weights, and so without a network.
 
-A source is asked only when one of its models is named; one that does not import says why. Images are 224 x 224 of
-ImageNet's classes, unless the model needs others; sequences are as long as the model's usual ones.
+A package is imported only when one of its models is named; if that fails, the error gives the reason. Images are
+224 x 224 with ImageNet's classes, unless the model needs others; sequences have the model's usual length.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.models.workload import IMAGENET_CLASSES, CrossEntropy, Workload,
 _SIDES = {"inception_v3": 299, "inception_v4": 299}
 _TORCHVISION = ("resnet18", "resnet50", "resnet101", "resnet152", "densenet121", "vgg16", "mobilenet_v2", "vit_b_16")
 _TIMM = ("resnet50", "inception_v4", "convnext_base", "vit_large_patch16_224", "swin_base_patch4_window7_224")
-# Classes of what is checkpointed as one, whoever has them.
+# Names of the classes of blocks, in any of the packages.
 _BLOCKS = (
     *("Bottleneck", "BasicBlock", "_DenseBlock", "InvertedResidual", "EncoderBlock", "Block", "SwinTransformerBlock"),
     *("ConvNeXtBlock", "GPT2Block", "BertLayer", "LlamaDecoderLayer", "ViTLayer"),
@@ -28,7 +28,7 @@ _BLOCKS = (
 
 @dataclass(frozen=True, slots=True)
 class Sourced:
-    """A model of a package. `tiny` is None where it has but one size."""
+    """A model of a package. `tiny` is None if it has only one size."""
 
     make: Callable[[int], Workload]
     batch: int
@@ -39,7 +39,7 @@ class Sourced:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A package. `names` are a few of what it can make; `find` makes any that it knows."""
+    """A package. `names` has some of its models; `find` finds any model that it has."""
 
     package: str
     names: tuple[str, ...]
@@ -48,7 +48,7 @@ class Source:
     def why_not(self) -> str | None:
         try:
             importlib.import_module(self.package)
-        except Exception as error:  # what a foreign package raises when it is imported is not ours to know
+        except Exception as error:  # another package may raise anything when it is imported
             return f"{self.package} cannot be imported ({type(error).__name__}: {error})"
         return None
 
@@ -57,9 +57,7 @@ def sourced(package: str, name: str) -> Sourced:
     source = SOURCES[package]
     reason = source.why_not()
     if reason is not None:
-        raise ValueError(
-            f"workload {package}:{name}: {reason}. Without it there are the workloads of benchmarks.models."
-        )
+        raise ValueError(f"workload {package}:{name}: {reason}. Install it, or use a workload of benchmarks.models.")
     return source.find(name)
 
 
@@ -82,7 +80,7 @@ def _on_images(model: nn.Module, name: str, batch: int) -> Workload:
 
 
 class _OfLogits(CrossEntropy):
-    """Of whatever a package's model returns: a tensor, a tuple with the logits first, or something that has them."""
+    """The cross entropy of a package's output: a tensor, a tuple with the logits first, or an object with `logits`."""
 
     def __call__(self, output: Any) -> Tensor:
         if not isinstance(output, Tensor):
@@ -99,7 +97,7 @@ class _Transformer:
     settings: dict[str, Any]
     small: dict[str, Any]
     batch: int
-    tokens: int | None = None  # None: images
+    tokens: int | None = None  # None if the inputs are images
 
 
 _SMALL_GPT: dict[str, Any] = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 64}

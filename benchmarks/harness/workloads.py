@@ -1,8 +1,8 @@
-"""WORKLOADS: what the harness can train, by name, each at its full size and at a tiny one.
+"""WORKLOADS: the workloads of the harness by name, each at its full size and at a tiny one.
 
-A full one is for a GPU, or for virtual time without data. A tiny one is of the same make and small enough to be run
-for real on a CPU: its gradients are compared, its time says nothing. `torchvision:NAME`, `timm:NAME` and
-`transformers:NAME` are made by those packages, from their configurations and without weights, where they import.
+The full size is for a GPU, or for virtual time without data. The tiny size has the same architecture and runs for real
+on a CPU: its gradients are compared, its time means nothing. `torchvision:NAME`, `timm:NAME` and `transformers:NAME`
+are made by those packages, if they are installed, from their configurations and without weights.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Make = Callable[[int], Workload]
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkWorkload:
-    """`blocks` are the names of the classes that are checkpointed as one; without any, a chain is cut into segments
-    and anything else cannot be checkpointed. `tiny` is None where there is no small one of the same make."""
+    """A workload at its sizes. `blocks` names the classes that are checkpointed as one; without any, a chain is divided
+    into segments, and anything else cannot be checkpointed. `tiny` is None if there is no tiny size."""
 
     name: str
     make: Make
@@ -49,7 +49,7 @@ class BenchmarkWorkload:
     autocast: bool = False
 
     def make_at(self, batch: int | None, *, is_tiny: bool) -> tuple[Workload, int]:
-        """The workload and its batch, the default one if None is asked for."""
+        """The workload and its batch, which is the default one if `batch` is None."""
         if not is_tiny:
             return self.make(batch or self.batch), batch or self.batch
         if self.tiny is None:
@@ -81,7 +81,7 @@ def _llama(name: str, make: Callable[..., Workload], kilo_tokens: int) -> Benchm
 
 
 _ALL = (
-    # The ten of the vDNN paper; VGG-16 is there at three batches.
+    # The ten networks of the vDNN paper, which has VGG-16 at three batches.
     BenchmarkWorkload("alexnet", models.alexnet, 128, narrow_alexnet, 8),
     BenchmarkWorkload("overfeat", models.overfeat, 128, partial(models.overfeat, narrowing=16), 4),
     BenchmarkWorkload("googlenet", models.googlenet, 128, partial(googlenet, modules=MODULES[:2]), 2, ("Inception",)),
@@ -90,7 +90,7 @@ _ALL = (
     _vgg("vgg216", models.vgg216, 32, 2),
     _vgg("vgg316", models.vgg316, 32, 3),
     _vgg("vgg416", models.vgg416, 32, 4),
-    # Convolutional ones since.
+    # Later convolutional networks.
     BenchmarkWorkload("resnet18", models.resnet18, 256, partial(models.resnet18, side=64), 8, ("BasicBlock",)),
     _resnet("resnet50", models.resnet50, 128),
     _resnet("resnet101", models.resnet101, 128),
@@ -113,7 +113,7 @@ _ALL = (
     BenchmarkWorkload(
         "mobilenet_v2", models.mobilenet_v2, 256, partial(models.mobilenet_v2, side=64), 8, ("InvertedResidual",)
     ),
-    # Sequences.
+    # Networks on sequences.
     BenchmarkWorkload("lstm", models.lstm, 128, partial(lstm, tokens=8, vocabulary=64, units=32), 16),
     BenchmarkWorkload("bert_base", models.bert_base, 32, _TINY_BERT, 8, ("Layer",), autocast=True),
     BenchmarkWorkload("bert_large", models.bert_large, 16, _TINY_BERT, 8, ("Layer",), autocast=True),
@@ -136,7 +136,7 @@ WORKLOADS: dict[str, BenchmarkWorkload] = {one.name: one for one in _ALL}
 
 
 def workload_named(name: str) -> BenchmarkWorkload:
-    """Raises ValueError with what there is, or with why a package's cannot be made."""
+    """The workload of that name. Raises ValueError with the known names, or why a package's model cannot be made."""
     if name in WORKLOADS:
         return WORKLOADS[name]
     package, colon, inner = name.partition(":")
@@ -147,6 +147,6 @@ def workload_named(name: str) -> BenchmarkWorkload:
 
 
 def workload_names() -> list[str]:
-    """All of this tree's, and those that installed packages make."""
+    """The names of this tree's workloads and of those from installed packages."""
     sources = (source for source in SOURCES.values() if source.why_not() is None)
     return [*WORKLOADS, *(name for source in sources for name in source.names)]

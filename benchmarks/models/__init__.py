@@ -1,7 +1,7 @@
-"""Real architectures from torch.nn alone, each a function of its batch that returns a Workload.
+"""Real architectures, made only from torch.nn. Each is a function of its batch that returns a Workload.
 
-One file per family. They can be made and stepped under FakeTensorMode at any batch, and their parameter counts are
-those that were published. `VDNN_NETWORKS` lists the ten of the vDNN paper.
+There is one file per family. They can be made and stepped under FakeTensorMode at any batch, and have the published
+numbers of parameters. `VDNN_NETWORKS` lists the ten networks of the vDNN paper.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""AlexNet, twice: as convnet-benchmarks has it, which vDNN's evaluation follows, and wider on 227 x 227 images.
+"""AlexNet in two forms: as in convnet-benchmarks, which vDNN's evaluation follows, and wider on 227 x 227 images.
 
-alexnet() is the one tower of "One weird trick" (Krizhevsky 2014); alexnet_227() has the layers of the 2012 paper
-without its two groups, as the reimplementations of vDNN have it. Every ReLU is in place; no dropout, no local
+alexnet() is the single tower of "One weird trick" (Krizhevsky 2014). alexnet_227() has the layers of the 2012 paper
+without its two groups, as in the reimplementations of vDNN. Every ReLU is in place. There is no dropout and no local
 response normalization.
 """
 
@@ -23,7 +23,7 @@ def alexnet_227(batch: int) -> Workload:
 
 
 def narrow_alexnet(batch: int) -> Workload:
-    """An eighth of alexnet()'s channels, and of its hidden units."""
+    """alexnet() with an eighth of its channels and hidden units."""
     return image_workload(_alexnet((8, 24, 48, 32, 32), padding=2, hidden=HIDDEN // 8), batch, 224)
 
 

@@ -1,8 +1,8 @@
 """BERT-large and BERT-base with their masked language head, on up to 512 tokens.
 
-Devlin and others 2018: 24 layers of width 1024 with 16 heads, or 12 of width 768 with 12; norms behind the sums,
-dropout 0.1. The attention is written out (scores, softmax, dropout, product) as in the original, so its maps of tokens
-by tokens are there. The head's matrix is the embedding's.
+Devlin and others 2018: 24 layers of width 1024 with 16 heads, or 12 of width 768 with 12; norms after the sums, dropout
+0.1. Attention is written out (scores, softmax, dropout, product) as in the original, so that autograd saves its maps of
+tokens by tokens. The head's matrix is the embedding's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EPSILON = 1e-12
 
 
 class Attention(nn.Module):
-    """Of all tokens to all, written out."""
+    """Attention of all tokens to all tokens, written out."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then a perceptron, each with dropout and a norm behind its sum."""
+    """Attention, then a perceptron, each with dropout and a norm after its sum."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Layer(nn.Module):
 
 
 class Bert(nn.Module):
-    """Tokens to logits over the vocabulary. All tokens are of the first segment."""
+    """Maps tokens to logits over the vocabulary. All tokens are in the first segment."""
 
     def __init__(self, layers: int, width: int, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def bert_base(batch: int, tokens: int = TOKENS) -> Workload:
 
 
 def bert(batch: int, tokens: int, layers: int, width: int, vocabulary: int = VOCABULARY) -> Workload:
-    """Of any width that is a multiple of 64."""
+    """BERT of any width that is a multiple of 64."""
     inputs = torch.randint(vocabulary, (batch, tokens))
     model = Bert(layers, width, vocabulary)
     return Workload(model, (inputs,), CrossEntropy(vocabulary, batch, tokens, last=True))

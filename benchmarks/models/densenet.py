@@ -1,7 +1,7 @@
-"""DenseNet-121 and DenseNet-201 on 224 x 224 images: each layer reads what all before it in its block made.
+"""DenseNet-121 and DenseNet-201 on 224 x 224 images: each layer reads the outputs of all earlier layers in its block.
 
-Huang and others 2016, the variant with bottlenecks and compression, as torchvision has it. Every ReLU is in place,
-behind a batch norm.
+Huang and others 2016, the variant with bottlenecks and compression, as in torchvision. Every ReLU is in place and
+follows a batch norm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEM = 64
 
 
 class DenseLayer(nn.Module):
-    """Adds GROWTH channels, made from all that are there."""
+    """Adds GROWTH channels, made from all channels so far."""
 
     def __init__(self, inputs: int) -> None:
         super().__init__()
@@ -40,11 +40,11 @@ class DenseLayer(nn.Module):
 
 
 class DenseBlock(nn.Module):
-    """Layers that each see the block's input and all layers before."""
+    """Layers that each read the block's input and the outputs of all earlier layers."""
 
     def __init__(self, inputs: int, count: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(DenseLayer(inputs + place * GROWTH) for place in range(count))
+        self.layers = nn.ModuleList(DenseLayer(inputs + index * GROWTH) for index in range(count))
 
     def forward(self, x: Tensor) -> Tensor:
         made = [x]
@@ -62,7 +62,7 @@ def densenet201(batch: int) -> Workload:
 
 
 def densenet(batch: int, blocks: tuple[int, ...], side: int = SIDE) -> Workload:
-    """`blocks` layers in each block; all but the last halve the channels and the side behind them."""
+    """A DenseNet with `blocks` layers in each block. Transitions between blocks halve the channels and the side."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, STEM, 7, 2, 3, bias=False),
         nn.BatchNorm2d(STEM),
@@ -70,8 +70,8 @@ def densenet(batch: int, blocks: tuple[int, ...], side: int = SIDE) -> Workload:
         nn.MaxPool2d(3, 2, 1),
     ]
     channels = STEM
-    for place, count in enumerate(blocks):
-        if place:
+    for index, count in enumerate(blocks):
+        if index:
             layers += _transition(channels)
             channels //= 2
         layers.append(DenseBlock(channels, count))
@@ -87,7 +87,7 @@ def densenet(batch: int, blocks: tuple[int, ...], side: int = SIDE) -> Workload:
 
 
 def _transition(channels: int) -> list[nn.Module]:
-    """Halves the channels and the side."""
+    """Layers that halve the channels and the side."""
     return [
         nn.BatchNorm2d(channels),
         nn.ReLU(inplace=True),

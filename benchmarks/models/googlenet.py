@@ -1,8 +1,8 @@
 """GoogLeNet, the first Inception network, on 224 x 224 images.
 
-Szegedy and others 2014, as convnet-benchmarks has it, which vDNN's evaluation follows: no local response
-normalization, no auxiliary classifiers, no dropout, and a ReLU behind the last layer too. Every ReLU is in place.
-torch.cat copies the four branches, where vDNN's framework lets them write into one map.
+Szegedy and others 2014, as in convnet-benchmarks, which vDNN's evaluation follows: no local response normalization, no
+auxiliary classifiers, no dropout, and a ReLU also after the last layer. Every ReLU is in place. torch.cat copies the
+four branches, whereas vDNN's framework lets them write into one map.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.models.workload import IMAGENET_CLASSES, Workload, image_workloa
 
 
 class Branches(NamedTuple):
-    """The channels of one module: 1x1; 3x3 with its reduction; 5x5 with its reduction; behind the pooling."""
+    """The channels of one module: 1x1; 3x3 with its reduction; 5x5 with its reduction; after the pooling."""
 
     one: int
     reduce_three: int
@@ -31,7 +31,7 @@ class Branches(NamedTuple):
         return self.one + self.three + self.five + self.pooled
 
 
-# The modules 3a to 5b; the side is halved behind 3b and 4e.
+# The modules 3a to 5b. The side is halved after 3b and 4e.
 MODULES = (
     Branches(64, 96, 128, 16, 32, 32),
     Branches(128, 128, 192, 32, 96, 64),
@@ -47,7 +47,7 @@ POOLED_AFTER = (1, 6)
 
 
 class Inception(nn.Module):
-    """Four branches on the same input, side by side in the output."""
+    """Four branches on the same input, concatenated in the output."""
 
     def __init__(self, inputs: int, branches: Branches) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Inception(nn.Module):
 
 
 def googlenet(batch: int, modules: Sequence[Branches] = MODULES) -> Workload:
-    """With fewer `modules` a smaller one of the same make."""
+    """GoogLeNet, or with fewer `modules` a smaller network of the same architecture."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, 64, 7, stride=2, padding=3),  # to 112 x 112
         nn.ReLU(inplace=True),
@@ -75,17 +75,17 @@ def googlenet(batch: int, modules: Sequence[Branches] = MODULES) -> Workload:
         nn.MaxPool2d(3, 2, 1),  # to 28 x 28
     ]
     inputs = 192
-    for place, branches in enumerate(modules):
+    for index, branches in enumerate(modules):
         layers.append(Inception(inputs, branches))
         inputs = branches.outputs
-        if place in POOLED_AFTER:
+        if index in POOLED_AFTER:
             layers.append(nn.MaxPool2d(3, 2, 1))
-    # Whole, it ends on 7 x 7.
+    # The whole network ends with maps of 7 x 7.
     pooling = nn.AvgPool2d(7, 1) if modules is MODULES else nn.AdaptiveAvgPool2d(1)
     layers += [pooling, nn.Flatten(), nn.Linear(inputs, IMAGENET_CLASSES), nn.ReLU(inplace=True)]
     return image_workload(nn.Sequential(*layers), batch, 224)
 
 
 def _convolution(inputs: int, outputs: int, kernel: int) -> nn.Sequential:
-    """One that keeps the side."""
+    """A convolution that keeps the side, and a ReLU."""
     return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2), nn.ReLU(inplace=True))

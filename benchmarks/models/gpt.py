@@ -1,7 +1,7 @@
 """GPT-2 of 124 million parameters, and GPT-2 XL of 1.5 billion, on 1024 tokens.
 
 Radford and others 2019: 12 blocks of width 768 with 12 heads, or 48 of 1600 with 25, norms before the sums.
-Attention is torch's fused scaled_dot_product_attention; no dropout, as such models are trained today. The head's
+Attention is torch's fused scaled_dot_product_attention. There is no dropout, as in today's training. The head's
 matrix is the embedding's.
 """
 
@@ -18,7 +18,7 @@ from benchmarks.models.workload import CrossEntropy, Workload
 
 @dataclass(frozen=True, slots=True)
 class GptShape:
-    """Of GPT-2 XL, unless said otherwise."""
+    """Sizes of a GPT. The defaults are those of GPT-2 XL."""
 
     vocabulary: int = 50257
     tokens: int = 1024
@@ -32,7 +32,7 @@ SMALL = GptShape(layers=12, width=768, heads=12)
 
 
 class Block(nn.Module):
-    """Causal attention, then a perceptron, each added to what came in."""
+    """Causal attention, then a perceptron, each added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Tokens to logits over the vocabulary."""
+    """Maps tokens to logits over the vocabulary."""
 
     def __init__(self, shape: GptShape) -> None:
         super().__init__()
@@ -80,6 +80,6 @@ def gpt2_xl(batch: int, tokens: int = XL.tokens, layers: int = XL.layers) -> Wor
 
 
 def gpt(batch: int, tokens: int, shape: GptShape) -> Workload:
-    """Of any shape, on at most its number of tokens."""
+    """A GPT of any shape, on at most its number of tokens."""
     inputs = torch.randint(shape.vocabulary, (batch, tokens))
     return Workload(Gpt(shape), (inputs,), CrossEntropy(shape.vocabulary, batch, tokens, last=True))

@@ -1,7 +1,7 @@
 """Inception v3 on 299 x 299 images, with its auxiliary classifier.
 
-Szegedy and others 2015, as torchvision has it. The output is a pair, and the auxiliary loss counts 0.4 as in
-torchvision's training. Every ReLU is in place, behind a batch norm.
+Szegedy and others 2015, as in torchvision. The output is a pair, and the auxiliary loss has the weight 0.4 as in
+torchvision's training. Every ReLU is in place and follows a batch norm.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SIDE = 299
 
 
 class Convolution(nn.Sequential):
-    """Convolution, batch norm and ReLU. `kernel` may be a pair; the padding keeps the side unless it is said."""
+    """Convolution, batch norm and ReLU. `kernel` may be a pair. By default the padding keeps the side."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int | tuple[int, int], stride: int = 1, padding: int | None = None
@@ -31,7 +31,7 @@ class Convolution(nn.Sequential):
 
 
 class Beside(nn.Module):
-    """Its branches run on the same input and their outputs stand side by side."""
+    """Branches that run on the same input, with concatenated outputs."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Beside(nn.Module):
 
 
 class InceptionV3(nn.Module):
-    """The network in three parts: the auxiliary classifier reads what the second part makes."""
+    """The network in three parts. The auxiliary classifier reads the output of the body, as the head does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class InceptionV3(nn.Module):
 
 
 class BothLosses:
-    """The classifier's cross entropy, and a part of the auxiliary one's."""
+    """The classifier's cross entropy, plus the weighted one of the auxiliary classifier."""
 
     def __init__(self, batch: int) -> None:
         self.cross_entropy = CrossEntropy(IMAGENET_CLASSES, batch)

@@ -1,7 +1,7 @@
 """Inception v4 on 299 x 299 images.
 
-Szegedy and others 2016, as Cadene's and timm's ports of the authors' TensorFlow code have it: no auxiliary classifier;
-dropout 0.2 before the last layer. Every ReLU is in place, behind a batch norm.
+Szegedy and others 2016, as in Cadene's and timm's ports of the authors' TensorFlow code: no auxiliary classifier, and
+dropout 0.2 before the last layer. Every ReLU is in place and follows a batch norm.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from torch import nn
 from benchmarks.models.inception_v3 import SIDE, Beside, Convolution
 from benchmarks.models.workload import IMAGENET_CLASSES, Workload, image_workload
 
-MODULES = (4, 7, 3)  # of the kinds A, B and C
+MODULES = (4, 7, 3)  # numbers of the modules A, B and C
 DROPOUT = 0.2
 
 
 def inception_v4(batch: int, modules: tuple[int, int, int] = MODULES, side: int = SIDE) -> Workload:
-    """`modules` of each kind; images of at least 75 pixels a side."""
+    """Inception v4 with these numbers of modules A, B and C, on images of at least 75 pixels a side."""
     of_a, of_b, of_c = modules
     model = nn.Sequential(
         Convolution(3, 32, 3, stride=2, padding=0),

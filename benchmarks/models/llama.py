@@ -1,8 +1,9 @@
-"""Llama 3: the 1B model whole and the 8B model as a slice of four of its 32 layers at full width, in bfloat16.
+"""Llama 3: the whole 1B model, and a slice of the 8B model with four of its 32 layers at full width, in bfloat16.
 
-Dubey and others 2024: groups of heads share a key and a value, a gated perceptron, rotary places with base 500,000;
-the head of 1B (Llama 3.2) is its embedding. What a layer saves does not depend on how many there are, so a slice shows
-what 8B does to one device. layers=32 is the whole model. Attention is torch's fused scaled_dot_product_attention.
+Dubey and others 2024: groups of heads share a key and a value, a gated perceptron, rotary embeddings with base 500,000.
+The head of 1B (Llama 3.2) is its embedding. The bytes that a layer saves do not depend on the number of layers, so a
+slice shows the load of 8B on one device. layers=32 is the whole model. Attention is torch's fused
+scaled_dot_product_attention.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ EPSILON = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class LlamaShape:
-    """Of 8B, unless said otherwise. `shared_heads` keys and values serve `heads` queries."""
+    """Sizes of a Llama. The defaults are those of 8B. `shared_heads` keys and values serve `heads` queries."""
 
     vocabulary: int = 128256
     layers: int = 32
@@ -44,7 +45,7 @@ OF_1B = LlamaShape(layers=16, width=2048, inner=8192, has_tied_head=True)
 
 
 class Attention(nn.Module):
-    """Causal; each key and value serves heads // shared_heads queries, and is repeated for them."""
+    """Causal attention. Each key and value serves heads // shared_heads queries, and is repeated for them."""
 
     def __init__(self, shape: LlamaShape, dtype: torch.dtype) -> None:
         super().__init__()
@@ -68,12 +69,12 @@ class Attention(nn.Module):
         return out
 
     def _repeated(self, x: Tensor) -> Tensor:
-        """Each shared head once for every query head that it serves."""
+        """Repeat each shared head for every query head that it serves."""
         return x[:, :, None].expand(-1, -1, self.repeats, -1, -1).flatten(1, 2)
 
 
 class Perceptron(nn.Module):
-    """Gated by SiLU."""
+    """A perceptron gated by SiLU."""
 
     def __init__(self, shape: LlamaShape, dtype: torch.dtype) -> None:
         super().__init__()
@@ -87,7 +88,7 @@ class Perceptron(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then `inner` (the perceptron, unless said otherwise), each on a normed input and added to it."""
+    """Attention, then `inner` (by default the perceptron), each on the norm of its input and added to the input."""
 
     def __init__(self, shape: LlamaShape, dtype: torch.dtype, inner: nn.Module | None = None) -> None:
         super().__init__()
@@ -103,7 +104,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Tokens to logits over the vocabulary."""
+    """Maps tokens to logits over the vocabulary."""
 
     def __init__(
         self, shape: LlamaShape, tokens: int, dtype: torch.dtype, layers: list[nn.Module] | None = None
@@ -139,7 +140,7 @@ def llama_1b(batch: int, tokens: int = TOKENS, layers: int = OF_1B.layers) -> Wo
 
 
 def llama(batch: int, tokens: int, shape: LlamaShape, dtype: torch.dtype = torch.bfloat16) -> Workload:
-    """Of any shape."""
+    """A Llama of any shape."""
     return token_workload(Llama(shape, tokens, dtype), shape.vocabulary, batch, tokens)
 
 
@@ -150,6 +151,6 @@ def token_workload(model: nn.Module, vocabulary: int, batch: int, tokens: int) -
 
 
 def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """By each token's place: the two halves of a head are the two coordinates of its planes."""
+    """Rotate by the position of each token. The two halves of a head are the two coordinates of its planes."""
     first, second = x.chunk(2, -1)
     return x * cosine + torch.cat([-second, first], -1) * sine

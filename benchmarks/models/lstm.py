@@ -1,7 +1,7 @@
 """The large LSTM of Zaremba and others (2014) on the Penn Treebank: two layers of 1500 units, 66 million parameters.
 
-A language model over 10,000 words, unrolled over 35 of them in the paper; dropout 0.65 between the layers. torch.nn's
-LSTM, which has two biases where the paper has one.
+A language model over 10,000 words, unrolled over 35 of them in the paper, with dropout 0.65 between the layers. It uses
+torch.nn's LSTM, which has two biases where the paper has one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DROPOUT = 0.65
 
 
 class LstmLanguageModel(nn.Module):
-    """Tokens to logits over the vocabulary."""
+    """Maps tokens to logits over the vocabulary."""
 
     def __init__(self, vocabulary: int, units: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""BERT-base as it is pre-trained: the language head sees only the masked tokens, every seventh here.
+"""BERT-base in pre-training: the language head reads only the masked tokens, which are every seventh here.
 
-About 15 % of the tokens are masked (Devlin and others 2018), and the published code gathers them before its head: so
-the logits over the vocabulary are a seventh of those of all tokens.
+About 15 % of the tokens are masked (Devlin and others 2018), and the published code gathers them before its head. The
+logits over the vocabulary are therefore a seventh of those of all tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EVERY = 7
 
 
 class MaskedBert(nn.Module):
-    """Tokens to logits of every seventh of them."""
+    """Maps tokens to logits for every seventh token."""
 
     def __init__(self, bert: Bert, count: int) -> None:
         super().__init__()

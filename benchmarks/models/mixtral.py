@@ -1,8 +1,8 @@
-"""A slice of Mixtral 8x7B: one of its 32 layers at full width, with eight experts of which each token has two.
+"""A slice of Mixtral 8x7B: one of its 32 layers at full width, with eight experts and two of them for each token.
 
-Jiang and others 2024: the layers of Llama, whose perceptron is chosen by a router. Shapes here do not depend on data,
-so that a step can be rehearsed without any: every expert takes the same number of tokens, a quarter more than its
-share, and what is above that is left out, as in GShard (Lepikhin and others 2020). layers=32 is the whole model.
+Jiang and others 2024: the layers of Llama, with perceptrons that a router chooses. Shapes do not depend on data here,
+so that a step can be rehearsed without data: every expert takes the same number of tokens, a quarter more than its
+share, and tokens beyond that are dropped, as in GShard (Lepikhin and others 2020). layers=32 is the whole model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Experts(nn.Module):
         weights, experts = self.router(tokens).float().softmax(-1).topk(CHOSEN, -1)
         weights = (weights / weights.sum(-1, keepdim=True)).to(x.dtype)
         room = max(int(SPARE * CHOSEN * len(tokens) / EXPERTS), 1)
-        # Each expert's tokens in their order; who comes after the last place is left out, in the row behind all.
+        # Each expert takes tokens in their order. Tokens beyond its capacity go to the last row, which is dropped.
         is_mine = functional.one_hot(experts.flatten(), EXPERTS)
         place = (is_mine.cumsum(0) * is_mine).sum(-1) - 1
         row = torch.where(place < room, experts.flatten() * room + place, EXPERTS * room)
@@ -59,6 +59,6 @@ def mixtral(batch: int, tokens: int = TOKENS, layers: int = 1) -> Workload:
 
 
 def mixture(batch: int, tokens: int, shape: LlamaShape, dtype: torch.dtype) -> Workload:
-    """Of any shape."""
+    """A mixture of experts of any shape."""
     layers: list[nn.Module] = [Layer(shape, dtype, Experts(shape, dtype)) for _ in range(shape.layers)]
     return token_workload(Llama(shape, tokens, dtype, layers), shape.vocabulary, batch, tokens)

@@ -1,6 +1,6 @@
-"""MobileNetV2 on 224 x 224 images: inverted residuals, whose wide maps in the middle are most of its memory.
+"""MobileNetV2 on 224 x 224 images: inverted residuals, whose wide inner maps take most of its memory.
 
-Sandler and others 2018, as torchvision has it. Every ReLU6 is in place, behind a batch norm.
+Sandler and others 2018, as in torchvision. Every ReLU6 is in place and follows a batch norm.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ SIDE = 224
 STEM = 32
 LAST = 1280
 DROPOUT = 0.2
-# Expansion, channels, blocks and the stride of the first of them.
+# Expansion, channels, number of blocks, and the stride of the first block.
 STAGES = (
     (1, 16, 1, 1),
     (6, 24, 2, 2),
@@ -26,7 +26,7 @@ STAGES = (
 
 
 class InvertedResidual(nn.Module):
-    """Widened by 1x1, filtered channel by channel, narrowed by 1x1; with a shortcut where the shape stays."""
+    """Widened by 1x1, filtered channel by channel, narrowed by 1x1, with a shortcut if the shape does not change."""
 
     def __init__(self, inputs: int, outputs: int, expansion: int, stride: int) -> None:
         super().__init__()
@@ -49,8 +49,8 @@ def mobilenet_v2(batch: int, side: int = SIDE) -> Workload:
     layers = _convolution(3, STEM, 3, 2)
     inputs = STEM
     for expansion, outputs, count, first_stride in STAGES:
-        for place in range(count):
-            layers.append(InvertedResidual(inputs, outputs, expansion, 1 if place else first_stride))
+        for index in range(count):
+            layers.append(InvertedResidual(inputs, outputs, expansion, 1 if index else first_stride))
             inputs = outputs
     layers += _convolution(inputs, LAST, 1)
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(DROPOUT), nn.Linear(LAST, IMAGENET_CLASSES)]

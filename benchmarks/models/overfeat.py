@@ -1,6 +1,6 @@
 """OverFeat, the fast model, on 231 x 231 images.
 
-Sermanet and others 2013, as convnet-benchmarks has it, which vDNN's evaluation follows. Every ReLU is in place; no
+Sermanet and others 2013, as in convnet-benchmarks, which vDNN's evaluation follows. Every ReLU is in place. There is no
 dropout.
 """
 
@@ -12,7 +12,7 @@ from benchmarks.models.workload import IMAGENET_CLASSES, Workload, image_workloa
 
 
 def overfeat(batch: int, narrowing: int = 1) -> Workload:
-    """Of a narrowed one all channels are so many times fewer."""
+    """OverFeat with all channels divided by `narrowing`."""
     first, second, third, fourth = (channels // narrowing for channels in (96, 256, 512, 1024))
     hidden, last = 3072 // narrowing, 4096 // narrowing
     model = nn.Sequential(

@@ -1,7 +1,7 @@
-"""ResNet-50, ResNet-101 and ResNet-152 on 224 x 224 images, and smaller ones of the same make.
+"""ResNet-50, ResNet-101 and ResNet-152 on 224 x 224 images, and smaller networks of the same architecture.
 
-He and others 2015, with the stride in the 3x3 convolution as torchvision and fb.resnet.torch have it. Every ReLU is
-in place, as in both.
+He and others 2015, with the stride in the 3x3 convolution and every ReLU in place, as in torchvision and
+fb.resnet.torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SIDE = 224
 
 
 class Residual(nn.Module):
-    """Something beside a shortcut, which is projected where the shape changes."""
+    """A residual plus a shortcut, which is projected if the shape changes."""
 
     def __init__(self, residual: nn.Sequential, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Residual(nn.Module):
 
 
 class Bottleneck(Residual):
-    """1x1, 3x3 and 1x1."""
+    """A residual of 1x1, 3x3 and 1x1 convolutions."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         outputs = width * EXPANSION
@@ -63,7 +63,7 @@ def resnet152(batch: int) -> Workload:
 
 
 def resnet(batch: int, blocks: tuple[int, ...], side: int = SIDE) -> Workload:
-    """`blocks` in each stage, which halves the side and doubles the channels of the one before."""
+    """A ResNet with `blocks` in each stage. Each stage halves the side and doubles the channels of the previous one."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, 64, 7, 2, 3, bias=False),
         nn.BatchNorm2d(64),
@@ -73,8 +73,8 @@ def resnet(batch: int, blocks: tuple[int, ...], side: int = SIDE) -> Workload:
     inputs = 64
     for stage, count in enumerate(blocks):
         width = 64 * 2**stage
-        for place in range(count):
-            layers.append(Bottleneck(inputs, width, stride=2 if stage and not place else 1))
+        for index in range(count):
+            layers.append(Bottleneck(inputs, width, stride=2 if stage and not index else 1))
             inputs = width * EXPANSION
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, IMAGENET_CLASSES)]
     return image_workload(nn.Sequential(*layers), batch, side)

@@ -1,7 +1,7 @@
 """ResNet-1202 on CIFAR-10's 32 x 32 images: 6 x 200 + 2 layers, 19.4 million parameters, very many small maps.
 
-He and others 2015, section 4.2: three stages of 16, 32 and 64 channels, two 3x3 convolutions a block; where the shape
-changes the shortcut takes every second pixel and has zeros for the new channels (option A), so it has no parameters.
+He and others 2015, section 4.2: three stages of 16, 32 and 64 channels, with two 3x3 convolutions in each block. If the
+shape changes, the shortcut takes every second pixel and zeros for the new channels (option A), so it has no parameters.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from benchmarks.models.workload import CrossEntropy, Workload, images
 SIDE = 32
 CLASSES = 10
 WIDTHS = (16, 32, 64)
-BLOCKS = 200  # of a stage
+BLOCKS = 200  # in each stage
 
 
 class PlainShortcutBlock(nn.Module):
-    """3x3 and 3x3 beside a shortcut without parameters."""
+    """Two 3x3 convolutions plus a shortcut without parameters."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def resnet1202(batch: int) -> Workload:
 
 
 def cifar_resnet(batch: int, blocks: int) -> Workload:
-    """`blocks` in each stage: 6 x blocks + 2 layers."""
+    """A ResNet for CIFAR-10 with `blocks` in each stage: 6 x blocks + 2 layers."""
     inputs = WIDTHS[0]
     layers: list[nn.Module] = [nn.Conv2d(3, inputs, 3, 1, 1, bias=False), nn.BatchNorm2d(inputs), nn.ReLU(inplace=True)]
     for outputs in WIDTHS:

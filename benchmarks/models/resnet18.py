@@ -1,6 +1,6 @@
 """ResNet-18 on 224 x 224 images: two 3x3 convolutions around each shortcut.
 
-He and others 2015, as torchvision has it. Every ReLU is in place.
+He and others 2015, as in torchvision. Every ReLU is in place.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from benchmarks.models.resnet import SIDE, Residual
 from benchmarks.models.workload import IMAGENET_CLASSES, Workload, image_workload
 
 STAGES = 4
-BLOCKS = 2  # of a stage
+BLOCKS = 2  # in each stage
 
 
 class BasicBlock(Residual):
-    """3x3 and 3x3."""
+    """A residual of two 3x3 convolutions."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         stride = 1 if inputs == outputs else 2

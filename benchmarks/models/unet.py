@@ -1,7 +1,7 @@
 """U-Net on 572 x 572 grey images, two classes for each of the inner 388 x 388 pixels.
 
-Ronneberger and others 2015: convolutions without padding, so what goes across is cropped. The maps that go across live
-from the way down to the way up: the longest lifetimes that a convolutional network has. Every ReLU is in place.
+Ronneberger and others 2015: convolutions without padding, so the maps of skip connections are cropped. These maps live
+from the way down to the way up, the longest lifetimes of any convolutional network. Every ReLU is in place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WIDTHS = (64, 128, 256, 512, 1024)
 
 
 class TwoConvolutions(nn.Sequential):
-    """Without padding: each takes a pixel off every edge."""
+    """Two convolutions without padding: each removes a pixel at every edge."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(
@@ -33,7 +33,7 @@ class TwoConvolutions(nn.Sequential):
 
 
 def down_and_up(network: Any, x: Tensor) -> Tensor:
-    """Through a U-Net's levels, in 2 or 3 dimensions; each level up reads the middle of what is left from down."""
+    """Run a U-Net's levels, in 2 or 3 dimensions. Each level up also reads the middle of the map from the way down."""
     across = []
     for level in network.down[:-1]:
         across.append(level(x))
@@ -46,7 +46,7 @@ def down_and_up(network: Any, x: Tensor) -> Tensor:
 
 
 class UNet(nn.Module):
-    """Down through `widths` and up again; at each level the way up reads what the way down left there."""
+    """Down through `widths` and up again. At each level the way up also reads the map from the way down."""
 
     def __init__(self, widths: tuple[int, ...] = WIDTHS) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class UNet(nn.Module):
 
 
 def small_unet(batch: int) -> Workload:
-    """Two levels on 44 x 44 pixels, of which the inner 28 x 28 are classified."""
+    """A U-Net of two levels on 44 x 44 pixels, which classifies the inner 28 x 28."""
     loss = CrossEntropy(CLASSES, batch, 28, 28)
     return Workload(UNet((8, 16)), (torch.randn(batch, 1, 44, 44),), loss)
 
@@ -74,7 +74,7 @@ def unet(batch: int) -> Workload:
 
 
 def _middle(x: Tensor, like: Tensor) -> Tensor:
-    """As much of `x` as `like` has."""
+    """The middle of `x`, with the size of `like`."""
     for dimension in range(2, x.dim()):
         length = like.shape[dimension]
         x = x.narrow(dimension, (x.shape[dimension] - length) // 2, length)

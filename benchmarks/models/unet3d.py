@@ -1,8 +1,8 @@
 """3D U-Net on volumes of 132 x 132 x 116 voxels with three channels: three classes for the inner 44 x 44 x 28.
 
 Cicek and others 2016: convolutions without padding, a batch norm before each ReLU, channels doubled before a pooling
-and never halved by an up-convolution. The published 19,069,955 parameters are those of norms that have none of their
-own and up-convolutions without a bias. Every ReLU is in place.
+and never halved by an up-convolution. Norms have no parameters and up-convolutions have no bias, which gives the
+published 19,069,955 parameters. Every ReLU is in place.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ CHANNELS = 3
 CLASSES = 3
 SIDES = (132, 132, 116)
 OUTPUT_SIDES = (44, 44, 28)
-WIDTHS = (64, 128, 256, 512)  # what each level makes
+WIDTHS = (64, 128, 256, 512)  # the output channels of each level
 
 
 class TwoConvolutions3d(nn.Sequential):
-    """Without padding: each takes a voxel off every face."""
+    """Two convolutions without padding: each removes a voxel at every face."""
 
     def __init__(self, inputs: int, between: int, outputs: int) -> None:
         super().__init__(
@@ -37,7 +37,7 @@ class TwoConvolutions3d(nn.Sequential):
 
 
 class UNet3d(nn.Module):
-    """Down through `widths` and up again; at each level the way up reads what the way down left there."""
+    """Down through `widths` and up again. At each level the way up also reads the map from the way down."""
 
     def __init__(self, widths: tuple[int, ...] = WIDTHS) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def unet3d(batch: int) -> Workload:
 
 
 def small_unet3d(batch: int) -> Workload:
-    """Two levels on 20 x 20 x 20 voxels, of which the inner 4 x 4 x 4 are classified."""
+    """A 3D U-Net of two levels on 20 x 20 x 20 voxels, which classifies the inner 4 x 4 x 4."""
     return _unet3d(batch, (8, 16), (20, 20, 20), (4, 4, 4))
 
 

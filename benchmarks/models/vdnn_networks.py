@@ -1,7 +1,8 @@
 """The ten networks of the vDNN paper with their batch sizes.
 
-Rhu and others, MICRO 2016, section IV: conventional networks at usual batch sizes, and VGG made very deep at batch 32.
-By the paper the last four and VGG-16 from batch 128 on do not train on its Titan X of 12 GB without vDNN.
+Rhu and others, MICRO 2016, section IV: conventional networks at usual batch sizes, and very deep VGG networks at batch
+32. According to the paper, the last four, and VGG-16 from batch 128 on, do not train on its Titan X of 12 GB without
+vDNN.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from benchmarks.models.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class VdnnNetwork:
-    """One bar group of the paper's figures. `trains_without`: the paper trains it on the Titan X without vDNN."""
+    """One group of bars of the paper's figures. `trains_without` is True if the paper trains it without vDNN."""
 
     name: str
     make: Callable[[int], Workload]
@@ -27,7 +28,7 @@ class VdnnNetwork:
 
     @property
     def title(self) -> str:
-        """As the paper writes it: "VGG-16 (256)"."""
+        """The title as in the paper: "VGG-16 (256)"."""
         return f"{self.name} ({self.batch})"
 
     def workload(self) -> Workload:

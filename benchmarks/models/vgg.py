@@ -1,8 +1,8 @@
-"""VGG-16 and the four networks that vDNN makes of it, on 224 x 224 images or, for VGG-16, others.
+"""VGG-16 and the four deeper networks of the vDNN paper, on 224 x 224 images or, for VGG-16, other sizes.
 
-Simonyan and Zisserman 2014, configuration D. VGG-116, 216, 316 and 416 are the vDNN paper's: 20 more convolutions in
-each of the five groups for each 100 layers. Every ReLU is in place, as in Torch's models that the paper trains, so a
-convolution's output is one map and not two. Without dropout, as in convnet-benchmarks.
+Simonyan and Zisserman 2014, configuration D. VGG-116, 216, 316 and 416 are from the vDNN paper: per 100 layers, each
+of the five groups has 20 more convolutions. Every ReLU is in place, as in the Torch models that the paper trains, so a
+convolution's output is one map and not two. There is no dropout, as in convnet-benchmarks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HIDDEN = 4096
 
 
 def vgg16(batch: int, side: int = SIDE) -> Workload:
-    """`side` is a multiple of 32. That of smaller images has a smaller first fully connected layer."""
+    """VGG-16. `side` is a multiple of 32. For smaller images the first fully connected layer is smaller."""
     return vgg(batch, added=0, side=side)
 
 
@@ -40,7 +40,7 @@ def vgg416(batch: int) -> Workload:
 
 
 def vgg(batch: int, *, added: int, side: int = SIDE, narrowing: int = 1) -> Workload:
-    """`added` convolutions in each group. Of a narrowed one all channels are so many times fewer."""
+    """VGG with `added` more convolutions in each group, and with all channels divided by `narrowing`."""
     layers: list[nn.Module] = []
     inputs = 3
     hidden = HIDDEN // narrowing

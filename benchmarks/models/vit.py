@@ -1,7 +1,7 @@
 """ViT-B/16 and ViT-L/16 on 224 x 224 images.
 
 Dosovitskiy and others 2020: 12 layers of width 768 with 12 heads, or 24 of 1024 with 16, over 196 patches and a class
-token, as torchvision has them. Attention is torch's fused scaled_dot_product_attention; no dropout.
+token, as in torchvision. Attention is torch's fused scaled_dot_product_attention. There is no dropout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class VitShape:
-    """Of ViT-L/16, unless said otherwise. The perceptron is four times as wide."""
+    """Sizes of a ViT. The defaults are those of ViT-L/16. The perceptron is four times as wide."""
 
     layers: int = 24
     width: int = 1024
@@ -34,7 +34,7 @@ BASE = VitShape(layers=12, width=768, heads=12)
 
 
 class Layer(nn.Module):
-    """Attention, then a perceptron, each on a normed input and added to what came in."""
+    """Attention, then a perceptron, each on the norm of its input and added to the input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Layer(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Images to logits, read off the class token."""
+    """Maps images to logits, which the head computes from the class token."""
 
     def __init__(self, shape: VitShape) -> None:
         super().__init__()
@@ -84,5 +84,5 @@ def vit_large(batch: int, layers: int = LARGE.layers) -> Workload:
 
 
 def vit(batch: int, shape: VitShape) -> Workload:
-    """Of any shape; its heads divide the width, and patches of 16 its side."""
+    """A ViT of any shape. The width must be a multiple of the heads, and the side a multiple of 16."""
     return image_workload(VisionTransformer(shape), batch, shape.side)

@@ -1,7 +1,7 @@
-"""What one training step needs: a model, its inputs and the loss of its output.
+"""Workload: the parts of one training step, which are a model, its inputs and the loss of its output.
 
-Made wherever its function is called: inside FakeTensorMode, a virtual machine or `with torch.device("cuda")` the model
-and its inputs are that mode's or on that device. Nothing here looks at data.
+Inside FakeTensorMode, a virtual machine or `with torch.device("cuda")`, the model and its inputs belong to that mode or
+are on that device. Nothing here reads data.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Workload(NamedTuple):
 
     @property
     def parameter_count(self) -> int:
-        """A tied parameter counts once."""
+        """The number of parameters. A tied parameter counts once."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
 
 class CrossEntropy:
-    """The mean cross entropy against fixed random classes; the classes are dimension 1, or the last with `last`."""
+    """The mean cross entropy with fixed random classes. The classes are dimension 1, or with `last` the last one."""
 
     def __init__(self, classes: int, *shape: int, last: bool = False) -> None:
         self.targets = torch.randint(classes, shape)
@@ -46,10 +46,10 @@ class CrossEntropy:
 
 
 def image_workload(model: nn.Module, batch: int, side: int) -> Workload:
-    """`model` on square colour images of ImageNet's classes."""
+    """`model` on square colour images with ImageNet's classes."""
     return Workload(model, (images(batch, side),), CrossEntropy(IMAGENET_CLASSES, batch))
 
 
 def images(batch: int, side: int) -> Tensor:
-    """Square colour images."""
+    """Random square colour images."""
     return torch.randn(batch, 3, side, side)

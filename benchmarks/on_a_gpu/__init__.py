@@ -1,1 +1,1 @@
-"""The parts of `make gpu-proof` that are not the sweep's: what it runs, the link, what a GPU saves."""
+"""The parts of `make gpu-proof` besides the sweep: its steps, the link, and what a GPU saves."""

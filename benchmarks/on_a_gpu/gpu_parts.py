@@ -1,7 +1,7 @@
-"""The steps of `make gpu-proof`, each a function of its limit in seconds: it returns what it found, or raises.
+"""The steps of `make gpu-proof`. Each is a function of its limit in seconds, which returns its facts or raises.
 
-Steps run programs and judge what those wrote; none imports torch or the native core, so that a broken installation can
-be told from a broken step. What is measured goes into one run (docs/benchmarks.md), line by line.
+Steps run programs and judge what those write. No step imports torch or the native core, so that a broken installation
+differs from a broken step. Measurements go into one run (docs/benchmarks.md), line by line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "gpu-proof"
 SITE = WORK / "site"
 RUN = WORK / "run"
-# Where tests marked gpu are. Others are not even collected: they may need packages that this machine has not.
+# Folders with tests marked gpu. Others are not collected, because they may need packages that are not installed.
 CUDA_TESTS = (
     "tests/codec",
     "tests/device",
@@ -35,9 +35,9 @@ CUDA_TESTS = (
 )
 RACES = ("tests/runtime/session/test_delays_on_cuda.py",)
 SCHEDULES = "6"
-# cuBLAS repeats its sums in the same order only with a workspace of a fixed size.
+# cuBLAS sums in the same order each time only with a workspace of a fixed size.
 CUBLAS_WORKSPACE = ":4096:8"
-# What a sweep needs to write and to end after its last cell.
+# The time that a sweep needs after its last cell.
 LAST_CELL_S = 15.0
 CNN = ("resnet50", "vgg16")
 LLM = ("gpt2", "llama_8b_4k")
@@ -45,7 +45,7 @@ BUDGETS = ("peers", "90%", "75%", "60%", "45%", "min")
 
 
 class StepFailed(Exception):
-    """A step's own verdict; the text says what was expected and what came. `facts` is what was found all the same."""
+    """A step has failed. The text says what was expected and what came; `facts` is what the step still found."""
 
     def __init__(self, said: str, facts: dict[str, Any] | None = None) -> None:
         super().__init__(said)
@@ -54,8 +54,8 @@ class StepFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to prove: `prove` gets its limit in seconds and returns its facts, or raises. `least_s` is kept for it
-    by the steps before."""
+    """One step. `prove` gets its limit in seconds and returns its facts, or raises. The steps before it leave it at
+    least `least_s`."""
 
     name: str
     part: str
@@ -65,7 +65,7 @@ class Step:
 
 
 def run(command: Sequence[str], limit_s: float, *, cwd: Path = ROOT, **environment: str) -> str:
-    """Runs a command to its end and returns its stdout; StepFailed with the tail of its output if it fails."""
+    """Run a command and return its stdout. Raises StepFailed with the tail of its output if it fails."""
     try:
         done = subprocess.run(
             command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=limit_s
@@ -85,7 +85,7 @@ def tail(text: str, lines: int = 40) -> str:
 
 
 def see_gpu(_: float) -> dict[str, Any]:
-    """Asks the driver itself, before anything of ours is built."""
+    """Ask the driver for GPUs, before anything is built."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -100,7 +100,7 @@ def see_gpu(_: float) -> dict[str, Any]:
 
 
 def install(limit_s: float) -> dict[str, Any]:
-    """The tree as a user would install it without a network, into a directory of our own."""
+    """Install the tree as a user would without a network, into a directory of our own."""
     shutil.rmtree(SITE, ignore_errors=True)
     options = ["--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check", "--quiet"]
     run([sys.executable, "-m", "pip", "install", *options, "--target", str(SITE), str(ROOT)], limit_s)
@@ -111,7 +111,7 @@ def install(limit_s: float) -> dict[str, Any]:
 
 
 def build_in_place(limit_s: float) -> dict[str, Any]:
-    """With the native parts of the tests: what all other parts run on."""
+    """Build in place, with the native parts of the tests. All other parts use this build."""
     run([sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"], limit_s, VDNN_BUILD_TESTING="ON")
     return {"testing_parts": sorted(path.name for path in (ROOT / "build" / "testing").iterdir())}
 
@@ -128,7 +128,7 @@ def run_races(limit_s: float) -> dict[str, Any]:
 
 
 def _gpu_tests(places: Sequence[str], limit_s: float, results: Path, **environment: str) -> dict[str, Any]:
-    """Every test marked gpu. A skip is a failure here: this machine is the one that may not skip."""
+    """Run every test marked gpu. A skip is a failure, because a machine with a GPU may not skip."""
     results.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", *places, "--benchmark-disable"]
     failure: StepFailed | None = None
@@ -156,7 +156,7 @@ def _gpu_tests(places: Sequence[str], limit_s: float, results: Path, **environme
 
 
 def count_tests(junit_xml: str) -> dict[str, int]:
-    """How many tests ran, failed and were skipped, from pytest's junit file."""
+    """The counts of tests that ran, failed and were skipped, from pytest's junit file."""
     suites = list(ElementTree.fromstring(junit_xml).iter("testsuite"))
     counted = {name: sum(int(suite.get(name, "0")) for suite in suites) for name in ("tests", "skipped")}
     failed = sum(int(suite.get(name, "0")) for suite in suites for name in ("failures", "errors"))
@@ -167,8 +167,8 @@ def count_tests(junit_xml: str) -> dict[str, int]:
 
 
 def examine(limit_s: float) -> dict[str, Any]:
-    """The doctor's report; every GPU must have a measured link, every kernel its device code."""
-    # The installed one if it is there: from WORK, so that the checkout's is not imported.
+    """The doctor's report. Every GPU must have a measured link, and every kernel its device code."""
+    # Use the installed package if it exists, and run in WORK, so that the checkout is not imported.
     installed = (SITE / "vdnn").is_dir()
     environment = {"PYTHONPATH": str(SITE)} if installed else {}
     output = run(
@@ -189,7 +189,7 @@ def judge_doctor(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_link(limit_s: float) -> dict[str, Any]:
-    """By size of block, pinned and pageable."""
+    """The rates of the link by block size, pinned and pageable."""
     path = RUN / "link.jsonl"
     print(_program("on_a_gpu.link_sizes", limit_s, "--json", str(path)))
     return {"rows": _lines(path)}
@@ -214,7 +214,7 @@ def train_language_models(limit_s: float) -> dict[str, Any]:
 
 
 def _sweep(workloads: Sequence[str], limit_s: float) -> dict[str, Any]:
-    """Every peer, and vdnn under every budget. The cells stay whatever the verdict is."""
+    """Sweep over every peer, and vdnn under every budget. The cells are kept whatever the verdict is."""
     own_limit_s = max(limit_s - LAST_CELL_S, 1.0)
     options = ["--place", "cuda", "--workloads", ",".join(workloads), "--budgets", ",".join(BUDGETS)]
     failure: StepFailed | None = None
@@ -230,7 +230,7 @@ def _sweep(workloads: Sequence[str], limit_s: float) -> dict[str, Any]:
 
 
 def _judged(cells: Sequence[dict[str, Any]], failure: StepFailed | None) -> dict[str, Any]:
-    """What must not be: vdnn fails, or changes a gradient. That others fail is theirs."""
+    """Raise StepFailed if a cell of vdnn fails or changes a gradient. Failures of other peers are allowed."""
     facts = {"cells": len(cells), "ok": sum(cell["status"] == "ok" for cell in cells)}
     problems = [] if failure is None else [str(failure)]
     for cell in cells:
@@ -252,14 +252,14 @@ def _judged(cells: Sequence[dict[str, Any]], failure: StepFailed | None) -> dict
 
 
 def compare_saved(limit_s: float) -> dict[str, Any]:
-    """What vdnn.plan predicts without a GPU, and what this one saves."""
+    """Compare what vdnn.plan predicts without a GPU with what this GPU saves."""
     path = RUN / "saved.jsonl"
     print(_program("on_a_gpu.saved_on_cuda", limit_s, "--json", str(path)))
     return {"rows": _lines(path)}
 
 
 def judge_claims(limit_s: float) -> dict[str, Any]:
-    """Of all cells that are there."""
+    """Check the claims against all cells of the run."""
     if not (RUN / "cells.jsonl").is_file():
         raise StepFailed("there are no cells: run the parts cnn and llm")
     said = _program("claims", limit_s, str(RUN), may_fail=True)
@@ -272,7 +272,7 @@ def judge_claims(limit_s: float) -> dict[str, Any]:
 
 
 def _program(name: str, limit_s: float, *options: str, may_fail: bool = False) -> str:
-    """One of ours. A verdict (exit code 1) is no failure of a program that `may_fail`."""
+    """Run a program of benchmarks. With `may_fail`, exit code 1 is a verdict of the program and not a failure."""
     command = [sys.executable, "-m", f"benchmarks.{name}", *options]
     try:
         return run(command, limit_s, CUBLAS_WORKSPACE_CONFIG=CUBLAS_WORKSPACE)

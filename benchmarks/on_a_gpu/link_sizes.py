@@ -1,8 +1,8 @@
-"""Part of `make gpu-proof`: what the link between a GPU and its host carries, by the size of a block.
+"""Part of `make gpu-proof`: measures the link between a GPU and its host, by the size of a block.
 
-Of each size: pinned memory to the host, to the device and both ways at once; pageable memory each way, as a plain
-`.to()` does it; and what pinning a block costs. The rate at which long copies run is what a copy engine can reach, and
-what busy engines are held against. `--device sim` asks the simulated device, on which only the program can be tried.
+For each size: pinned memory to the host, to the device and in both directions at once; pageable memory in each
+direction, as a plain `.to()` copies it; and the time to pin a block. The rate of long copies is the most that a copy
+engine can reach, and busy engines are compared with it. `--device sim` uses the simulated device, to try the program.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REPEATS = 5
 
 @dataclass(frozen=True, slots=True)
 class LinkRow:
-    """Of blocks of one size. Pageable rates are None where there is no GPU to copy from."""
+    """The figures for blocks of one size. Pageable rates are None without a GPU."""
 
     block_bytes: int
     to_host_bytes_per_s: int
@@ -52,7 +52,7 @@ def _opened(device: str) -> Iterator[_C.Device]:
 
 
 def _bytes_per_s(nbytes: int, copy: Callable[[], object]) -> int:
-    """By the host's clock: a copy of pageable memory is over when its call returns, or is waited for."""
+    """The rate of `copy` by the host's clock, which waits until the copy is complete."""
     taken_ns = []
     for _ in range(REPEATS + 1):
         torch.cuda.synchronize()
@@ -68,10 +68,10 @@ def measure_size(native: _C.Device, block_bytes: int) -> LinkRow:
     to_host: int | None = None
     to_device: int | None = None
     if isinstance(native, _C.CudaDevice):
-        there = torch.zeros(block_bytes, dtype=torch.uint8, device="cuda")
-        here = torch.zeros(block_bytes, dtype=torch.uint8)
-        to_host = _bytes_per_s(block_bytes, lambda: here.copy_(there))
-        to_device = _bytes_per_s(block_bytes, lambda: there.copy_(here))
+        on_device = torch.zeros(block_bytes, dtype=torch.uint8, device="cuda")
+        on_host = torch.zeros(block_bytes, dtype=torch.uint8)
+        to_host = _bytes_per_s(block_bytes, lambda: on_host.copy_(on_device))
+        to_device = _bytes_per_s(block_bytes, lambda: on_device.copy_(on_host))
     return LinkRow(
         block_bytes,
         link.to_host_bytes_per_s,

@@ -1,10 +1,10 @@
-"""Part of `make gpu-proof`: does a GPU save what `vdnn.plan` predicts without one?
+"""Part of `make gpu-proof`: compares what a GPU saves with what `vdnn.plan` predicts without one.
 
-Each model's step is recorded where it runs, and rehearsed on tensors without data with the table of
-vdnn/runtime/rehearsal/cuda_shaped.py. Storages are compared as bags of dtypes and sizes: what is in only
-one of the two is listed with the operation that made it.
-`--device cpu` takes real tensors of this CPU for the GPU's: then the table has something to answer for (masks of
-dropout), and the program is tried.
+Each model's step is recorded on the GPU, and rehearsed on tensors without data with the table of
+vdnn/runtime/rehearsal/cuda_shaped.py. Storages are compared as multisets of dtype and size. Those that only one of the
+two has are listed with the operation that made them.
+`--device cpu` uses real tensors of this CPU in place of the GPU's, to try the program. The table then differs from the
+CPU in the masks of dropout.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from vdnn.hardware import load_profile
 from vdnn.runtime.rehearsal.rehearsal import Staged, Subject, rehearse
 from vdnn.step.recording import Recording
 
-STEPS = 3  # one warms up, one is recorded, one more in case its graph was not gone
+STEPS = 3  # one warms up, one is recorded, one more in case the graph of the first was still alive
 MOST_NAMED = 6
-HARDWARE = "h100"  # what it computes in is not looked at
+HARDWARE = "h100"  # times are not compared, so any card will do
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCase:
-    """A model. `min_bytes`: what is smaller is not looked at."""
+    """A model to compare. Storages smaller than `min_bytes` are not compared."""
 
     name: str
     make: Callable[[], Workload]
@@ -68,7 +68,8 @@ SMALL_CASES = (
 
 @dataclass(frozen=True, slots=True)
 class SavedComparison:
-    """Bytes and storages of the two, and the largest that only one has: (made by, dtype, bytes of all of them)."""
+    """Bytes and storages of the prediction and the recording, and the largest that only one of them has, as (made by,
+    dtype, total bytes)."""
 
     case: str
     said: str
@@ -81,7 +82,7 @@ class SavedComparison:
 
     @property
     def difference(self) -> float:
-        """Of the bytes, as a share of what was found."""
+        """The difference of the bytes, as a share of the bytes found."""
         return (self.predicted_bytes - self.found_bytes) / self.found_bytes if self.found_bytes else 0.0
 
 
@@ -126,17 +127,17 @@ def found(case: SavedCase, *, on_gpu: bool) -> Recording:
     return recording
 
 
-def compare(case: SavedCase, here: Recording, there: Recording) -> SavedComparison:
-    expected, came = _bag(here), _bag(there)
+def compare(case: SavedCase, expected: Recording, actual: Recording) -> SavedComparison:
+    expected_kinds, actual_kinds = _bag(expected), _bag(actual)
     return SavedComparison(
         case.name,
         "",
-        here.managed_bytes,
-        there.managed_bytes,
-        len(here.lifetimes),
-        len(there.lifetimes),
-        _named(here, expected - came),
-        _named(there, came - expected),
+        expected.managed_bytes,
+        actual.managed_bytes,
+        len(expected.lifetimes),
+        len(actual.lifetimes),
+        _named(expected, expected_kinds - actual_kinds),
+        _named(actual, actual_kinds - expected_kinds),
     )
 
 
@@ -144,7 +145,7 @@ Kind = tuple[str, int]  # dtype and bytes
 
 
 def _kinds(recording: Recording) -> Iterator[tuple[Kind, str]]:
-    """Of each storage, and what made it."""
+    """The kind of each storage, and the operation that made it."""
     for lifetime in recording.lifetimes:
         key = recording.points[lifetime.saves[0]].key
         assert key is not None, "a save has a key"
@@ -156,7 +157,7 @@ def _bag(recording: Recording) -> Counter[Kind]:
 
 
 def _named(recording: Recording, kinds: Counter[Kind]) -> tuple[tuple[str, str, int], ...]:
-    """Of so many storages of these kinds, by what made them; the largest sums first."""
+    """The bytes of as many storages as `kinds` counts, summed by the operation that made them, the largest first."""
     left, sums = Counter(kinds), Counter[tuple[str, str]]()
     for kind, made_by in _kinds(recording):
         if left[kind] > 0:
@@ -218,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _tried(case: SavedCase, *, on_gpu: bool) -> SavedComparison:
     try:
         return compare(case, predicted(case), found(case, on_gpu=on_gpu))
-    except Exception as error:  # one model's fault must not hide the others
+    except Exception as error:  # an error in one model must not hide the others
         return SavedComparison(case.name, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
     finally:
         gc.collect()

@@ -1,6 +1,6 @@
-"""Ways of fitting a step into memory, one file each: torch's own, other packages', and vdnn's. PEERS has them by name.
+"""Peers: ways of saving memory in a step, from torch, other packages and vdnn, one file each. PEERS has them by name.
 
-A peer that cannot run somewhere says why, and the cell is recorded as not run.
+If a peer cannot run, it says why, and the cell is recorded as not run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.peers.trl_offload import TRL
 from benchmarks.peers.vdnn_2016 import VDNN_2016
 from benchmarks.peers.vdnn_auto import VDNN_AUTO, VDNN_AUTO_OFFLOAD
 
-# Plain goes first: others are compared with it. What takes longest goes last.
+# Plain is first, because others are compared with it. The slowest are last.
 PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
@@ -35,7 +35,7 @@ PEERS: dict[str, Peer] = {
         SAVE_ON_CPU_PAGEABLE,
     )
 }
-# Names that stand for several.
+# Names for several peers.
 GROUPS = {
     "vdnn-2016": tuple(peer.name for peer in VDNN_2016),
     "save-on-cpu": (SAVE_ON_CPU_PINNED.name, SAVE_ON_CPU_PAGEABLE.name),
@@ -46,7 +46,7 @@ __all__ = ["GROUPS", "PEERS", "CannotRun", "Opened", "Peer", "Trial", "peer_name
 
 
 def peer_named(name: str) -> Peer:
-    """Raises ValueError with what there is."""
+    """The peer of that name. Raises ValueError, which lists the known names."""
     try:
         return PEERS[name]
     except KeyError:
@@ -54,6 +54,6 @@ def peer_named(name: str) -> Peer:
 
 
 def peers_named(names: list[str]) -> list[str]:
-    """Groups taken apart, each peer once, in the order of PEERS."""
+    """The names with groups expanded, each peer once, in the order of PEERS."""
     asked = {peer_named(one).name for name in names for one in GROUPS.get(name, (name,))}
     return [name for name in PEERS if name in asked]

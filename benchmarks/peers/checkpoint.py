@@ -1,8 +1,9 @@
-"""torch.utils.checkpoint of every block, not re-entrant: all recomputed, or selectively, keeping products.
+"""torch.utils.checkpoint of every block, not re-entrant: recomputing everything, or selectively keeping products.
 
-Blocks are the outermost modules of the workload's classes. A chain without such classes (VGG) is cut into about the
-root of its length of segments, each of which begins with a layer that has weights: never with a ReLU in place, which
-would write into what the segment has to keep. Selective keeps what matrix products, convolutions and attention make.
+Blocks are the outermost modules of the workload's classes. A chain of n layers without such classes (VGG) is divided
+into about sqrt(n) segments. Each segment begins with a layer that has weights: an in-place ReLU would write into
+the input that the segment keeps. Selective checkpointing keeps the results of matrix products, convolutions and
+attention.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ KEPT_OPERATIONS = frozenset(
 
 
 class BlockCheckpoint(Peer):
-    """`selective` keeps what KEPT_OPERATIONS make."""
+    """Checkpointing of blocks. With `selective` the results of KEPT_OPERATIONS are kept."""
 
     def __init__(self, name: str, *, selective: bool) -> None:
         self.name = name
@@ -63,7 +64,7 @@ def _contexts(*, selective: bool, place: Place) -> Contexts:
         else (contextlib.nullcontext(), contextlib.nullcontext())
     )
     if isinstance(place, MachinePlace):
-        # In the backward torch has put function modes aside: what is recomputed would be shaped as on the CPU.
+        # Torch disables function modes in the backward pass: without this the recompute has the shapes of the CPU.
         return forward, _Both(CudaShaped(), recompute)
     return forward, recompute
 
@@ -87,7 +88,8 @@ class _Both(contextlib.ExitStack):
 
 @contextlib.contextmanager
 def checkpointed(model: nn.Module, kinds: Sequence[str], recomputed: Recomputed) -> Iterator[int]:
-    """Inside, `recomputed(forward, *inputs)` runs each block instead of its forward. How many there are."""
+    """A context in which `recomputed(forward, *inputs)` runs instead of each block's forward. Yields the number of
+    blocks."""
     blocks = outermost(model, kinds)
     replaced: dict[nn.Module, Callable[..., Any]] = {
         block: functools.partial(recomputed, block.forward) for block in blocks
@@ -100,7 +102,7 @@ def checkpointed(model: nn.Module, kinds: Sequence[str], recomputed: Recomputed)
             )
         replaced[model] = functools.partial(_in_segments, segments_of(model), recomputed)
     for module, forward in replaced.items():
-        object.__setattr__(module, "forward", forward)  # an instance's own attribute goes before its class's method
+        object.__setattr__(module, "forward", forward)  # the instance's attribute hides the method of its class
     try:
         yield len(blocks) or len(segments_of(model))
     finally:
@@ -109,7 +111,7 @@ def checkpointed(model: nn.Module, kinds: Sequence[str], recomputed: Recomputed)
 
 
 def outermost(model: nn.Module, kinds: Sequence[str]) -> list[nn.Module]:
-    """Modules of those classes that are inside no other of them."""
+    """The modules of those classes that are not inside another one of them."""
     found: list[nn.Module] = []
     for child in model.children():
         found += [child] if type(child).__name__ in kinds else outermost(child, kinds)

@@ -1,8 +1,8 @@
-"""torch.compile's own activation offloading, which a flag of functorch's turns on, and the compiled plain.
+"""torch.compile's own activation offloading, which a flag of functorch turns on, and the compiled plain.
 
-The flag is for "testing purpose", by its comment. Nodes of the forward graph are offloaded if somebody has tagged them.
-Here a pass of inductor's tags what is of a floating type and of a mebibyte or more; what can be offloaded of that and
-is saved at all, torch decides.
+By its comment, the flag is for "testing purpose". Torch offloads tagged nodes of the forward graph. Here a pass
+of inductor tags all results of a floating-point type with at least one MiB; torch decides which of them are saved and
+can be offloaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MIN_BYTES = 1 << 20
 
 
 class CompiledPlain(Peer):
-    """Is "plain" among the compiled: what the compiled offloading is compared with."""
+    """The plain of compiled cells: the compiled offloading is compared with it."""
 
     name = "compiled-plain"
     settling_steps = 3
@@ -40,7 +40,7 @@ class CompiledPlain(Peer):
 
 
 class CompiledOffload(Peer):
-    """Copies on a stream of their own, waits sunk and reloads ahead: the flags that torch has for it."""
+    """Compiled offloading with torch's flags for copies on a stream of their own, sunk waits and prefetch."""
 
     name = "compiled-offload"
     settling_steps = 3
@@ -66,11 +66,11 @@ class CompiledOffload(Peer):
         }
         known = {name: value for name, value in flags.items() if hasattr(functorch, name)}
         with functorch.patch(known), inductor.patch(joint_custom_pre_pass=tag_large_results):
-            yield Opened(model=torch.compile(trial.workload.model), said="every large node was tagged for it")
+            yield Opened(model=torch.compile(trial.workload.model), said="every large node was tagged")
 
 
 def _refusal(place: Place) -> str | None:
-    return None if isinstance(place, CudaPlace) else "compiled code runs no operations that a virtual machine could see"
+    return None if isinstance(place, CudaPlace) else "a virtual machine cannot see operations of compiled code"
 
 
 def tag_large_results(graph: Any) -> None:

@@ -1,6 +1,6 @@
 """DeepSpeed's activation checkpointing with the inputs of blocks on the host (`checkpoint_in_cpu`), on a GPU.
 
-Its checkpoint() is called around each block, as its documentation says for models that are not Megatron's.
+Its checkpoint() is called around each block, as its documentation says for models that are not from Megatron.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MODULE = "deepspeed.runtime.activation_checkpointing.checkpointing"
 
 
 class DeepSpeedCheckpoint(Peer):
-    """Blocks are those of torch's checkpointing."""
+    """DeepSpeed's checkpointing of the same blocks as torch's."""
 
     name = "deepspeed-checkpoint"
     package = "deepspeed"
@@ -26,9 +26,9 @@ class DeepSpeedCheckpoint(Peer):
     def refusal(self, place: Place, blocks: tuple[str, ...]) -> str | None:
         try:
             importlib.import_module(_MODULE)
-        except Exception as error:  # what a foreign package raises when it is imported is not ours to know
+        except Exception as error:  # another package may raise anything when it is imported
             return import_refusal(_MODULE, error)
-        return None if isinstance(place, CudaPlace) else "its copies are those of a GPU's streams"
+        return None if isinstance(place, CudaPlace) else "its copies need the streams of a GPU"
 
     @contextlib.contextmanager
     def open(self, trial: Trial) -> Iterator[Opened]:

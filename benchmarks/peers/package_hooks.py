@@ -1,6 +1,6 @@
-"""Peers whose hooks come from a package that is not among this one's: opened where it is installed, on a GPU.
+"""Peers whose hooks come from another package. They run if it is installed, on a GPU.
 
-Both TRL's and torchtune's skip tensors on the CPU, so off a GPU there is nothing to run.
+TRL's and torchtune's hooks both skip tensors on the CPU, so without a GPU they do nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmarks.peers.peer import Opened, Peer, Trial, import_refusal
 
 
 class PackageHooks(Peer):
-    """`module.OffloadActivations` of a package, as its trainers use it: with its own settings."""
+    """`module.OffloadActivations` of a package with its default settings, as its trainers use it."""
 
     def __init__(self, name: str, package: str, module: str) -> None:
         self.name = name
@@ -25,7 +25,7 @@ class PackageHooks(Peer):
     def refusal(self, place: Place, blocks: tuple[str, ...]) -> str | None:
         try:
             importlib.import_module(self._module)
-        except Exception as error:  # what a foreign package raises when it is imported is not ours to know
+        except Exception as error:  # another package may raise anything when it is imported
             return import_refusal(self._module, error)
         if not isinstance(place, CudaPlace):
             return "it offloads no tensors that are on the CPU"
@@ -37,7 +37,7 @@ class PackageHooks(Peer):
         hooks = module.OffloadActivations()
 
         def forward(*inputs: Any) -> Any:
-            # Their trainers enter it around each forward pass: leaving it ends the step's bookkeeping.
+            # Their trainers enter the hooks around each forward pass: the exit ends the step's bookkeeping.
             with hooks:
                 return trial.workload.model(*inputs)
 

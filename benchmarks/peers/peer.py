@@ -1,7 +1,7 @@
-"""Peer: one way of running a training step, and what it is told of the trial.
+"""Peer: one way of running a training step, and Trial, which describes the step to it.
 
-`open` is a context manager around whole steps, backward included. It may yield a session of vdnn's, another callable
-for the model, or figures that only it knows.
+`open` is a context manager around whole steps, including the backward pass. It may yield a session of vdnn, another
+callable in place of the model, or figures that only the peer knows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.models.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """`budget` is what vdnn.offload is told: bytes, "min", or None."""
+    """The step that a peer runs. `budget` is the argument for vdnn.offload: bytes, "min", or None."""
 
     place: Place
     workload: Workload
@@ -28,24 +28,24 @@ class Trial:
 
     @property
     def machine(self) -> vdnn.VirtualMachine | None:
-        """None on a GPU."""
+        """The virtual machine of the place, or None on a GPU."""
         return self.place.machine if isinstance(self.place, MachinePlace) else None
 
 
 @dataclass(slots=True)
 class Moved:
-    """What a peer counts itself, all steps together."""
+    """Bytes and stalls that a peer counts itself, over all steps."""
 
     to_host_bytes: int = 0
     to_device_bytes: int = 0
     stall_ns: int = 0
-    held_bytes: int = 0  # on the host, now
+    held_bytes: int = 0  # on the host at this time
     peak_held_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """`model` None: the workload's own. `said` is what a reader of the figures has to know."""
+    """An open peer. With `model` None the workload's own model runs. `said` is a remark on the figures."""
 
     session: vdnn.Session | None = None
     model: Callable[..., Any] | None = None
@@ -54,23 +54,26 @@ class Opened:
 
 
 class Peer(ABC):
-    """`settling_steps` run before any counts: libraries load, memory is pinned, a plan is made. On a machine that
-    computes its times a step without a plan is like any other, so fewer do. `cell_name` is what results call it: the
-    compiled plain is "plain", too."""
+    """One way of training.
+
+    `settling_steps` run before any step counts, while libraries load, memory is pinned and a plan is made. On a virtual
+    machine fewer are needed, because its times do not vary. `cell_name` is the name in results: the compiled plain is
+    "plain", too.
+    """
 
     name: str
     settling_steps = 1
     virtual_settling_steps = 0
     has_budget = False
     compiled = False
-    package: str | None = None  # whose version belongs to the result
+    package: str | None = None  # its version is part of the result
 
     @property
     def cell_name(self) -> str:
         return self.name
 
     def refusal(self, place: Place, blocks: tuple[str, ...]) -> str | None:
-        """Why it cannot run there; None if it can."""
+        """The reason why the peer cannot run at `place`, or None if it can."""
         return None
 
     @abstractmethod
@@ -78,7 +81,7 @@ class Peer(ABC):
 
 
 class CannotRun(Exception):
-    """This workload gives the peer nothing to do: the cell is recorded as not run, with the reason."""
+    """The peer has nothing to do in this workload. The cell is recorded as not run, with the reason."""
 
 
 def import_refusal(package: str, error: Exception) -> str:

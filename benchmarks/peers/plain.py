@@ -1,4 +1,4 @@
-"""plain: PyTorch as it is, everything kept."""
+"""plain: unchanged PyTorch, which keeps everything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from benchmarks.peers.peer import Opened, Peer, Trial
 
 
 class Plain(Peer):
-    """Others are compared with it. Two steps settle: the first finds algorithms, the second their memory."""
+    """The reference for all other peers. Of its two settling steps the first finds algorithms, the second allocates
+    their memory."""
 
     name = "plain"
     settling_steps = 2

@@ -1,8 +1,8 @@
-"""torch.autograd.graph.save_on_cpu, with pinned and with pageable memory; off a GPU a model of its rule.
+"""torch.autograd.graph.save_on_cpu, with pinned and with pageable memory; without a GPU, a model of it.
 
-Its rule is simple: every saved tensor, parameters too, is copied out when it is saved and back when it is used, on the
-stream that computes, which waits meanwhile. Off a GPU torch's own would copy from the CPU to the CPU; there that rule
-is charged on the machine instead, at its link's rate for pinned memory, and the result says that it is modelled.
+save_on_cpu copies every saved tensor, including parameters, to the host when it is saved and back when it is used, on
+the compute stream, which waits for each copy. Without a GPU it would copy from CPU to CPU. There the time of its
+copies is charged on the virtual machine instead, at the link's rate for pinned memory, and the result says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MODELLED = "modelled: blocking copies of every saved tensor, not torch's own cod
 
 
 class SaveOnCpu(Peer):
-    """Without pinned memory a step takes many seconds: on a GPU none settles then."""
+    """save_on_cpu. Without pinned memory there are no settling steps on a GPU, because a step takes many seconds."""
 
     def __init__(self, name: str, *, pin_memory: bool) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class SaveOnCpu(Peer):
 
 
 class HostTensor(NamedTuple):
-    """What is on the host: the content where there is any, and how the tensor is shaped."""
+    """The copy on the host: the content, if tensors have data, and the form of the tensor."""
 
     content: np.ndarray[Any, Any] | None
     shape: torch.Size
@@ -56,8 +56,8 @@ class HostTensor(NamedTuple):
 
 
 class BlockingCopies:
-    """Hooks that charge a machine for save_on_cpu's copies. The device's memory is given up at once, and is new when
-    it comes back; as with torch's pinned copies strides are not kept."""
+    """Hooks that charge a machine for save_on_cpu's copies. The device's memory is released at once, and a use gets new
+    memory. As with torch's pinned copies, strides are not kept."""
 
     def __init__(self, machine: vdnn.VirtualMachine, moved: Moved, *, has_data: bool) -> None:
         self._machine = machine
@@ -94,7 +94,7 @@ class BlockingCopies:
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
-        """What stands for a copy takes no computing time of its own."""
+        """A context in which operations take no compute time: they stand for the copy, whose time is charged."""
         self._machine.aside_ns = 0
         try:
             yield
@@ -103,7 +103,7 @@ class BlockingCopies:
 
 
 def _as_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The same memory. NumPy has no bfloat16."""
+    """A NumPy array on the same memory, as int16 for bfloat16, which NumPy does not have."""
     shown = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
     content: np.ndarray[Any, Any] = shown.numpy()
     return content

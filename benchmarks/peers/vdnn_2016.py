@@ -1,7 +1,7 @@
-"""vDNN's own policies of 2016, as vdnn plans them: everything, what convolutions use, or the first of these that fits.
+"""vDNN's policies of 2016, as vdnn plans them: offload everything, the inputs of convolutions, or the first that fits.
 
-Releases and prefetches are at the points of the paper's rules (docs/policies.md says what is otherwise here). They ask
-for no budget: what they have to fit is the device.
+Releases and prefetches are at the points of the paper's rules; docs/policies.md lists the differences. These peers take
+no budget: they have to fit the device.
 """
 
 from __future__ import annotations

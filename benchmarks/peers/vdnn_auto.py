@@ -1,4 +1,4 @@
-"""vdnn itself, under a budget: with all that it can do, and with moves alone."""
+"""vdnn itself under a budget: with all of its actions, and with offload alone."""
 
 from __future__ import annotations
 

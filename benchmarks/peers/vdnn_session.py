@@ -1,4 +1,4 @@
-"""A session of vdnn.offload around the steps. A tiny workload's small storages leave too, through small windows."""
+"""A session of vdnn.offload around the steps. For tiny workloads, small storages are offloaded, with small windows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 import vdnn
 from benchmarks.peers.peer import Opened, Peer, Trial
 
-# Machines whose memory grows as it is used say too little of what they have: the cap is told.
+# Machines whose memory grows on demand report too little memory, so the cap is given explicitly.
 HOST_BUDGET = "64GiB"
 
 
 class VdnnSession(Peer):
-    """One step warms up, one is recorded, and the third is the first that follows it: on a GPU that settles, too."""
+    """A session with a policy. The first step warms up, the second is recorded, and the third follows the plan. On a
+    GPU the third is a settling step, too."""
 
     settling_steps = 3
     virtual_settling_steps = 2
@@ -42,4 +43,4 @@ class VdnnSession(Peer):
             with session:
                 yield Opened(session)
         finally:
-            session.close()  # at once: its pinned memory is wanted again
+            session.close()  # frees its pinned memory for the next cell

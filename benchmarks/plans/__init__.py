@@ -1,1 +1,1 @@
-"""Plans of recorded steps, in virtual time: policies beside each other, their growth, published checkpointing."""
+"""Plans of recorded steps in virtual time: comparisons of policies, the growth of planning time, published systems."""

@@ -1,10 +1,10 @@
-"""auto beside torch.utils.checkpoint: the same network, the same card, and the memory that checkpointing needs.
+"""Compares auto with torch.utils.checkpoint: the same network, the same card, and the memory of checkpointing.
 
     python -m benchmarks.plans.beside_checkpoint [--networks resnet50,vit_large] [--hardware h100]
 
-Each block of the network is checkpointed by torch (not re-entrant), without vdnn, and run without data: its peak and
-its time are those of a virtual machine. Then `auto`, and `auto-offload`, get that peak as their budget, on the
-unmodified network. What torch recomputes is whole blocks, whatever they cost.
+Torch checkpoints each block of the network (not re-entrant), without vdnn, in a step without data: its peak and its
+time are those of a virtual machine. Then `auto` and `auto-offload` get that peak as their budget, on the unmodified
+network. Torch recomputes whole blocks, whatever they cost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
 from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
 
-# By network, the classes of what is checkpointed as one.
+# The classes of the blocks of each network.
 BLOCKS = {
     "resnet50": ("Bottleneck",),
     "densenet121": ("DenseBlock",),
@@ -46,10 +46,10 @@ HARDWARE = ("v100-32", "h100", "h200")
 
 
 def checkpointed(model: nn.Module, kinds: Sequence[str]) -> int:
-    """Wraps the forward of each block; how many there are."""
+    """Checkpoint the forward of each block. Returns the number of blocks."""
     blocks = [module for module in model.modules() if type(module).__name__ in kinds]
     for block in blocks:
-        # In the backward torch has put function modes aside: what is recomputed would be shaped as on the CPU.
+        # Torch disables function modes in the backward pass: without CudaShaped the recompute has the CPU's shapes.
         block.forward = partial(
             checkpoint, block.forward, use_reentrant=False, context_fn=lambda: (nullcontext(), CudaShaped())
         )
@@ -59,7 +59,7 @@ def checkpointed(model: nn.Module, kinds: Sequence[str]) -> int:
 def run_checkpointed(
     make: Callable[[int], Workload], batch: int, hardware: str, kinds: Sequence[str]
 ) -> tuple[int, int]:
-    """Peak and time of its second step."""
+    """The peak and the time of the second step."""
     with VirtualMachine(hardware) as machine, CudaShaped():
         workload = make(batch)
         machine.tracker.track([workload.model, workload.inputs])
@@ -110,11 +110,11 @@ def render(cells: Sequence[dict[str, Any]]) -> str:
                 ),
             )
         )
-    behind = [row[0] for row, cell in zip(rows, cells, strict=True) if cell["auto"]["step_ns"] > cell["checkpoint_ns"]]
+    slower = [row[0] for row, cell in zip(rows, cells, strict=True) if cell["auto"]["step_ns"] > cell["checkpoint_ns"]]
     remarks = [
         "Slowdown over everything kept, all in virtual time. The first column of numbers is the peak of checkpointing, "
-        "which is the budget of both plans (*: less than any plan of moves reaches, which is their budget then).",
-        f"auto is slower than checkpointing in {len(behind)} of {len(rows)}: {', '.join(behind) or 'none'}.",
+        "which is the budget of both plans (*: it is below the least that offload reaches, which is the budget then).",
+        f"auto is slower than checkpointing in {len(slower)} of {len(rows)}: {', '.join(slower) or 'none'}.",
     ]
     return render_table(
         "auto beside torch.utils.checkpoint of every block",

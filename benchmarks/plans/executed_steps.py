@@ -1,7 +1,7 @@
-"""Plans run in virtual time, one after another on one machine with one model: what the step took, and its peak.
+"""Runs plans in virtual time, one after another on one machine with one model, and returns the time and the peak.
 
-As rehearse() runs one plan, a step to warm up and one that counts, but the model is made once, and plans that say the
-same are run once: a matrix of policies and budgets has many of those.
+Like rehearse(), it runs one step to warm up and one that counts. It makes the model once, and runs equal plans once,
+of which a matrix of policies and budgets has many.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Executed(NamedTuple):
 
 
 class ExecutedSteps:
-    """Of one subject on one card. The machine is made with the first plan."""
+    """The executed steps of one subject on one card. The machine is made for the first plan."""
 
     def __init__(self, subject: Subject, profile: HardwareProfile) -> None:
         self._subject = subject
@@ -56,5 +56,5 @@ class ExecutedSteps:
                 self._staged.model.zero_grad(set_to_none=True)
             timeline = session.timeline
         session.close()
-        assert timeline is not None, "there was a plan, and a step that was measured"
+        assert timeline is not None, "a session with a plan measures its steps"
         return Executed(timeline.step_ns, timeline.peak_bytes)

@@ -1,12 +1,12 @@
-"""One rank of many, without the others: Llama 8B under FSDP2, planned for a card that need not be there.
+"""Plans one rank of many, without the others: Llama 8B under FSDP2, for a card that need not be present.
 
     python -m benchmarks.plans.many_ranks --ranks 64 --hardware h100 --budget 40GiB
     python -m benchmarks.plans.many_ranks --layers 32 --batch 2          # the whole model: minutes
 
 FSDP2 runs over torch's fake process group on a virtual machine: parameters, gradients and the optimizer's moments are
-spread, parameters are gathered layer by layer, and every byte of the rank is counted. Collectives move nothing and take
-no time there, so the time is that of computing and of copies over the rank's own link: what a network adds comes on
-top, with and without a plan.
+sharded, parameters are gathered layer by layer, and every byte of the rank counts. Collectives move nothing and take
+no time there, so the time is that of compute and of copies over the rank's own link. A network adds its time to this,
+with and without a plan.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
 
 _COLUMNS = (
-    "At rest: what a rank has of parameters and moments. Kept, least: the peak with everything kept, and the least "
-    "that moves reach. Leaves, made again: of what the step saves."
+    "At rest: the parameters and moments of a rank. Kept, least: the peak with everything kept, and the least that "
+    "offload reaches. Offloaded, recomputed: bytes and shares of what the step saves."
 )
 _STEPS = 3  # one to warm up, one to record, one more to measure
 
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """A rank's step: as it is with everything kept, under the plan as predicted, and as it ran under it."""
+    """The step of a rank: recorded with everything kept, planned, and executed under the plan."""
 
     ranks: int
     recording: Recording
@@ -58,20 +58,20 @@ class RankStep:
         return sum(lifetime.nbytes for lifetime in self.recording.lifetimes)
 
     def bytes_of(self, *actions: Action) -> int:
-        """Of what is saved, and the plan does these with."""
+        """The bytes of saved storages that have one of these actions in the plan."""
         lifetimes = zip(self.recording.lifetimes, self.planned.plan.lifetimes, strict=False)
         return sum(one.nbytes for one, planned in lifetimes if planned.action in actions)
 
 
 def rank_step(ranks: int, shape: LlamaShape, batch: int, tokens: int, hardware: str, budget: str) -> RankStep:
-    """Of rank 0; all have the same step."""
+    """The step of rank 0. All ranks have the same step."""
     profile = load_profile(hardware)
     recording, _ = _trained(ranks, shape, batch, tokens, hardware, {"policy": "vdnn-all"})
-    assert recording is not None, "a step was recorded"
+    assert recording is not None, "the session recorded a step"
     budget_bytes = parse_budget(budget).bytes_for(profile.memory_bytes, least_bytes(recording))
     planned = plan_step(recording, profile_costs(profile), budget_bytes)
     _, executed = _trained(ranks, shape, batch, tokens, hardware, {"plan": planned.plan})
-    assert executed is not None, "a step was measured"
+    assert executed is not None, "the session measured a step"
     return RankStep(ranks, recording, planned, executed)
 
 
@@ -106,15 +106,15 @@ def render(steps: Sequence[RankStep], remark: str) -> str:
         "least",
         "budget",
         "peak",
-        "leaves",
-        "made again",
+        "offloaded",
+        "recomputed",
         "ms kept",
         "ms",
     )
     rows = []
     for step in steps:
         plan, saved = step.planned.plan, step.saved_bytes
-        made_again = step.bytes_of(Action.RECOMPUTE, Action.COMPRESS)
+        recomputed = step.bytes_of(Action.RECOMPUTE, Action.COMPRESS)
         rows.append(
             (
                 str(step.ranks),
@@ -124,7 +124,7 @@ def render(steps: Sequence[RankStep], remark: str) -> str:
                 format_bytes(plan.budget_bytes or 0),
                 format_bytes(step.executed.peak_bytes),
                 f"{format_bytes(step.bytes_of(Action.OFFLOAD))}, {step.bytes_of(Action.OFFLOAD) / saved:.0%}",
-                f"{format_bytes(made_again)}, {made_again / saved:.0%}",
+                f"{format_bytes(recomputed)}, {recomputed / saved:.0%}",
                 f"{step.recording.compute_ns / 1e6:.0f}",
                 f"{step.executed.step_ns / 1e6:.0f}",
             )

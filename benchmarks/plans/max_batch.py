@@ -1,16 +1,16 @@
-"""The largest batch that trains in 16 GB, by policy, beside what Capuchin and vDNN published; in virtual time.
+"""Finds the largest batch that trains in 16 GB, by policy, in virtual time, and compares it with published ones.
 
     python -m benchmarks.plans.max_batch benchmarks/results/max_batch.jsonl
 
 Published (Peng and others, ASPLOS 2020, from memory of its table): the largest batches on a P100 of 16 GB in
-TensorFlow, with nothing done, with vDNN and with Capuchin. Ours are steps of PyTorch networks, rehearsed without data:
-in-place ReLU, no optimizer state, no workspaces, no fragmentation, everything the card reports as the budget. BERT is
-BERT-base; the length of its texts is not in what we read: 128 tokens here.
+TensorFlow: plain, with vDNN and with Capuchin. Ours are steps of PyTorch networks, rehearsed without data: in-place
+ReLU, no optimizer state, no workspaces, no fragmentation, and all memory that the card reports as the budget. BERT is
+BERT-base; the length of its texts is not in what we read, and is 128 tokens here.
 
-A batch's step is rehearsed once, and tells what everything kept, vDNN's rule and the least that any plan reaches take.
-The largest batch is looked for between these by straight lines, until one fits and the next does not. Policies that
-meet every budget that can be met share one largest batch, so for these the step there is planned and timed: what
-counts is what it costs. The file has a line for each rehearsed batch and each step; they are not done again.
+The step of a batch is rehearsed once, which gives the bytes with everything kept, under vDNN's rule, and the least that
+any plan reaches. The search interpolates these until one batch fits and the next does not. Policies that meet every
+budget that can be met share one largest batch; for these the step is planned and timed there, and its cost compared.
+The file has a line for each rehearsed batch and each step, which are not run again.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ NETWORKS = {
 
 
 class Notes:
-    """What is known already, a line of JSON each."""
+    """The known results, a line of JSON each."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -104,7 +104,7 @@ def largest(needs: Callable[[int], int], budget_bytes: int, first: int = 16) -> 
 
 
 def _next(known: dict[int, int], budget_bytes: int, fits: int, too_much: int | None) -> int:
-    """Where a straight line through the two nearest meets the budget, between what fits and what does not."""
+    """The next batch to try: where a line through the two nearest meets the budget, within the known limits."""
     nearest = sorted(known, key=lambda batch: abs(known[batch] - budget_bytes))[:2]
     if len(nearest) < 2:
         return 2 * nearest[0] if nearest[0] == fits else max(nearest[0] // 2, 1)
@@ -116,7 +116,7 @@ def _next(known: dict[int, int], budget_bytes: int, fits: int, too_much: int | N
 
 
 class Card:
-    """Its memory is the budget."""
+    """The card, whose memory is the budget."""
 
     def __init__(self, notes: Notes) -> None:
         self._profile = load_profile(CARD)
@@ -181,7 +181,7 @@ def batches_row(network: str, found: dict[str, int]) -> tuple[str, ...]:
 
 
 def costs_rows(network: str, found: dict[str, int], card: Card, planners: Sequence[str]) -> list[tuple[str, ...]]:
-    """At the published batch, if there it fits, and at the largest."""
+    """The costs at the published batch, if it fits, and at the largest."""
     batches = sorted({min(NETWORKS[network].capuchin, found["least"]), found["least"]})
     return [
         (f"{network} ({batch})", *(_cost(card, network, batch, planner) for planner in planners)) for batch in batches
@@ -196,7 +196,7 @@ def _cost(card: Card, network: str, batch: int, policy: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plans.max_batch", description=__doc__.split("\n")[0])
-    parser.add_argument("results", type=Path, metavar="FILE", help="lines of JSON; gone on with if it is there")
+    parser.add_argument("results", type=Path, metavar="FILE", help="lines of JSON; continued if it exists")
     parser.add_argument("--networks", default=",".join(NETWORKS), metavar="NAMES")
     parser.add_argument("--policies", default=",".join(PLANNERS), metavar="NAMES", help="whose steps are timed")
     options = parser.parse_args(arguments)

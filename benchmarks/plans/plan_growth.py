@@ -1,8 +1,8 @@
-"""How long `auto` takes on long steps: chains of 250 to 10,000 storages, and how that grows.
+"""Measures how long `auto` plans long steps, and how that grows: chains of 250 to 10,000 storages.
 
     python -m benchmarks.plans.plan_growth
 
-The budget is half way between the least and everything kept, so that half of the storages have to leave.
+The budget is halfway between the least and everything kept, so that about half of the storages have to be offloaded.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _MIB = 1 << 20
 
 
 def long_chain(count: int, seed: int = 0, *, has_recomputes: bool = False) -> Recording:
-    """Saved in order, used in reverse; sizes and computing times drawn from the seed: 1 to 64 MiB, 0.01 to 0.8 ms. With
-    recomputes every other storage can be made anew from the one before it, in 0.01 to 0.1 ms."""
+    """A chain of storages, saved in order and used in reverse. The seed draws sizes (1 to 64 MiB) and compute times
+    (0.01 to 0.8 ms). With recomputes, every other storage can be recomputed from the previous one in 0.01 to 0.1 ms."""
     draw = random.Random(seed)
     sizes = [draw.randint(1, 64) * _MIB for _ in range(count)]
     points, live = [], 0
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plans.plan_growth", description=__doc__.split("\n")[0])
     parser.add_argument("counts", nargs="*", type=int, default=list(COUNTS), help="storages in a step")
     parser.add_argument("--policy", default="auto", metavar="NAME")
-    parser.add_argument("--recomputes", action="store_true", help="every other storage can be made anew")
+    parser.add_argument("--recomputes", action="store_true", help="every other storage can be recomputed")
     options = parser.parse_args(arguments)
     counts, policy = options.counts, options.policy
     costs = profile_costs(load_profile("h100"))

@@ -1,12 +1,12 @@
-"""Every policy on every network, card and budget: what it predicts, whether that is what runs, and who is fastest.
+"""Plans every network, card and budget with every policy: predictions, steps that ran, and the fastest policy.
 
     python -m benchmarks.plans.plan_matrix build/plan_matrix.jsonl --networks resnet50,vit_large --hardware h100
 
-A cell is a network on a card under a budget between the least that any plan reaches and what everything kept takes. For
-each policy that plans, a line of JSON goes to the file: predicted step and peak, whether it fits, seconds of planning.
-For `auto` also the certified bound, and its regret when costs were wrong by up to 20 %; with `--run` the same step run
-in virtual time. Cells that the file has already are not done again, so it can be stopped and gone on with. The table
-(benchmarks/plans/plan_matrix_table.py) reads only the file.
+A cell is a network on a card under a budget between the least that any plan reaches and the peak with everything kept.
+For each policy that plans, a line of JSON goes to the file: predicted step and peak, whether it fits, and seconds of
+planning. For `auto` the line also has the certified bound, and the regret with costs that are wrong by up to 20 %; with
+`--run` it has the same step run in virtual time. Cells that the file already has are not run again, so the program can
+be stopped and continued. The table (benchmarks/plans/plan_matrix_table.py) reads only the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vdnn.planning.simulate import simulate
 from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
 from vdnn.step.recording import Recording
 
-# By name, with the batch that is planned: the ten of the vDNN paper, and what is trained today.
+# By name, with the batch that is planned: the ten networks of the vDNN paper, and networks that are trained today.
 NETWORKS: dict[str, tuple[Callable[[int], Workload], int]] = {
     **{
         f"{network.name.lower().replace('-', '')}_{network.batch}": (network.make, network.batch)
@@ -60,7 +60,7 @@ CellKey = tuple[str, str, float, str]  # network, card, share of the budget, pol
 
 
 def costs_gone_wrong(recording: Recording, costs: LinkCosts, seed: int = 0) -> tuple[Recording, LinkCosts]:
-    """Each computing time, and each way of the link, wrong by up to a fifth either way."""
+    """The recording and the costs with each compute time and each rate of the link wrong by up to a fifth."""
     draw = random.Random(seed)
     points = tuple(
         replace(point, compute_ns=round(point.compute_ns * draw.uniform(1 - _ERROR, 1 + _ERROR)))
@@ -74,7 +74,7 @@ def costs_gone_wrong(recording: Recording, costs: LinkCosts, seed: int = 0) -> t
 
 
 def regret(recording: Recording, costs: LinkCosts, budget_bytes: int, best_ns: int) -> float:
-    """How much slower the plan is that was made with wrong costs, when it meets the right ones."""
+    """The slowdown, under the right costs, of a plan made with wrong costs, relative to `best_ns`."""
     wrong_recording, wrong_costs = costs_gone_wrong(recording, costs)
     plan = plan_step(wrong_recording, wrong_costs, budget_bytes, "auto").plan
     return simulate(recording, plan, costs).step_ns / best_ns - 1
@@ -82,9 +82,9 @@ def regret(recording: Recording, costs: LinkCosts, budget_bytes: int, best_ns: i
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of each network and card. Policies in `run` are run in virtual time too; with `has_recomputes` off
-    the planners see a recording in which nothing can be recomputed: keep and offload are all there is. `done` are cells
-    that are there already."""
+    """The cells to plan for each network and card. Policies in `run` also run in virtual time. With `has_recomputes`
+    off, the planners get a recording without recomputes, so that plans only keep and offload. `done` are cells that the
+    file already has."""
 
     policies: Sequence[str]
     run: Collection[str] = ()
@@ -95,7 +95,7 @@ class Asked:
     done: Collection[CellKey] = ()
 
     def missing(self, name: str, hardware: str) -> dict[float, list[str]]:
-        """Policies by share."""
+        """The policies that are not done, by share."""
         missing = {
             share: [policy for policy in self.policies if (name, hardware, share, policy) not in self.done]
             for share in self.shares
@@ -108,7 +108,7 @@ def without_recomputes(recording: Recording) -> Recording:
 
 
 def cells_of(name: str, hardware: str, asked: Asked) -> Iterator[dict[str, Any]]:
-    """The step is rehearsed once for all of them."""
+    """The cells of one network and card. The step is rehearsed once for all of them."""
     missing = asked.missing(name, hardware)
     if not missing:
         return
@@ -154,7 +154,7 @@ def _figures(planned: PlannedStep, budget_bytes: int) -> dict[str, Any]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """A line that was cut off in the middle is done again."""
+    """The lines of the file, without lines that were cut off, which are run again."""
     found = []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -174,12 +174,12 @@ def _names(text: str, known: Sequence[str], what: str) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plans.plan_matrix", description=__doc__.split("\n")[0])
-    parser.add_argument("results", type=Path, metavar="FILE", help="lines of JSON; gone on with if it is there")
+    parser.add_argument("results", type=Path, metavar="FILE", help="lines of JSON; continued if it exists")
     parser.add_argument("--networks", default="all", metavar="NAMES", help="separated by commas")
     parser.add_argument("--hardware", default=",".join(HARDWARE), metavar="NAMES")
     parser.add_argument("--policies", default="all", metavar="NAMES")
     parser.add_argument("--shares", default=",".join(map(str, SHARES)), help="of the way from the least budget")
-    parser.add_argument("--run", default="auto", metavar="NAMES", help="policies that are run too; none for none")
+    parser.add_argument("--run", default="auto", metavar="NAMES", help="policies whose plans also run, or none")
     parser.add_argument("--no-bound", action="store_true")
     parser.add_argument("--no-regret", action="store_true")
     parser.add_argument("--without-recomputes", action="store_true", help="plans keep and offload only")
@@ -215,7 +215,7 @@ def key_of(cell: dict[str, Any]) -> CellKey:
 
 
 def _written(cells: Iterator[dict[str, Any]], path: Path) -> int:
-    """Each at once, so that what was done is there whenever this ends. How many."""
+    """Write each cell at once, so that no finished cell is lost. Returns the number of cells."""
     count = 0
     with path.open("a") as lines:
         for cell in cells:

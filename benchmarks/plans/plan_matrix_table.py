@@ -1,4 +1,4 @@
-"""The table of a matrix of plans: each policy against `auto`, and what the certified bound and the runs say of it."""
+"""The table of a matrix of plans: each policy relative to `auto`, with certified gaps and steps that ran."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks.text_table import render_table
 
 Cell = dict[str, Any]
-_NEAR = 0.02  # a certified gap that is aimed at
-_JOINT = 0.03  # where plans recompute, too
+_NEAR = 0.02  # the certified gap that we aim at
+_JOINT = 0.03  # the gap that we aim at if plans also recompute
 _LONGEST_LIST = 12
 
 
@@ -55,7 +55,7 @@ def _row(policy: str, by_cell: Sequence[dict[str, Cell]]) -> tuple[str, ...]:
 
 
 def is_as_predicted(cell: Cell) -> bool:
-    """To the nanosecond and the byte."""
+    """True if the step ran as predicted, to the nanosecond and the byte."""
     return (cell["executed_ns"], cell["executed_peak_bytes"]) == (cell["step_ns"], cell["peak_bytes"])
 
 
@@ -113,7 +113,7 @@ def _regrets(cells: Sequence[Cell]) -> list[str]:
 
 
 def _growing_budgets(cells: Sequence[Cell]) -> list[str]:
-    """From each budget to the next larger one the step of auto may not become longer."""
+    """Counts pairs in which a larger budget gave auto a longer step, which must not happen."""
     autos = [cell for cell in cells if cell["policy"] == "auto" and cell["fits"]]
     autos.sort(key=lambda cell: (cell["network"], cell["hardware"], cell["share"]))
     pairs = [
@@ -126,7 +126,7 @@ def _growing_budgets(cells: Sequence[Cell]) -> list[str]:
 
 
 def _faster(by_cell: Sequence[dict[str, Cell]]) -> list[str]:
-    """Cells in which auto is not the fastest, the worst first."""
+    """Lists the cells in which auto is not the fastest, the worst first."""
     found = []
     for policies in by_cell:
         auto = policies.get("auto")

@@ -1,11 +1,12 @@
-"""Published systems that recompute, each on the step it published a figure for, beside `auto` at the same budget.
+"""Compares published systems that recompute with `auto`, on the steps of their published figures, at the same budget.
 
     python -m benchmarks.plans.published_checkpointing benchmarks/results/published_checkpointing.jsonl
 
 A row is a network at a batch on a card (published_rows.py). Its step is rehearsed without data; every re-implemented
-policy and `auto` plan it under the row's budget. A line of JSON for each plan goes to the file, with its peak and its
-step as simulated; what the file has is not done again. The table reads only the file: for each row the system's own
-policy, the published figure, `auto`, and why where the policy misses what was published; then `auto` against all.
+policy and `auto` plan it under the row's budget. A line of JSON for each plan goes to the file, with its simulated peak
+and step. Rows that the file already has are not planned again. The table reads only the file: for each row it has the
+system's own policy, the published figure, `auto`, and the reason if the policy misses the published figure. A second
+table compares all policies with `auto`.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def _budget_bytes(row: Row, recording: Recording, costs: LinkCosts, card_bytes: 
     return int(float(row.budget) * recording.peak_bytes)
 
 
-# Reading.
+# The table.
 
 
 def render(cells: Sequence[Cell]) -> str:
@@ -142,7 +143,7 @@ def _whys(row: Row, cell: Cell) -> Iterator[str]:
 
 
 def _largest_batches(known: Sequence[tuple[Row, dict[str, Cell]]]) -> list[str]:
-    """MegEngine's, by a straight line from the bytes that are there before a step."""
+    """MegEngine's largest batches, by a straight line from the resident bytes."""
     found = [(row, cells[row.policy]) for row, cells in known if row.system == "MegEngine" and row.budget == LEAST]
     return [
         f"Largest batch of {row.network} on {row.card}, by a straight line from {row.batch}: "
@@ -172,7 +173,7 @@ def _against_auto(policy: str, rows: Sequence[dict[str, Cell]]) -> tuple[str, ..
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plans.published_checkpointing")
-    parser.add_argument("results", type=Path, metavar="FILE", help="lines of JSON; gone on with if it is there")
+    parser.add_argument("results", type=Path, metavar="FILE", help="lines of JSON; continued if it exists")
     parser.add_argument("--systems", default="", metavar="NAMES", help="separated by commas; all by default")
     options = parser.parse_args(arguments)
     _measure(options.results, [name for name in options.systems.split(",") if name])

@@ -1,8 +1,8 @@
-"""What systems that recompute published, row by row: the network, its budget, and the slowdown they paid for it.
+"""Published figures of systems that recompute, row by row: the network, its budget, and the slowdown.
 
-Figures are those of shared notes on the papers: MegEngine's and DTR's as read in their sources, Chen's and Capuchin's
-from memory. A stand-in for a network that is not here says so. BERT-base has its head on the masked tokens only, as it
-is pre-trained; BERT-large on all.
+The figures come from notes on the papers: MegEngine's and DTR's as read in their sources, Chen's and Capuchin's from
+memory. A row with a stand-in for another network says so. The head of BERT-base reads only the masked tokens, as in
+pre-training; that of BERT-large reads all.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from benchmarks.models.masked_bert import masked_bert_base
 from benchmarks.models.resnet18 import resnet18
 from benchmarks.models.workload import Workload
 
-TOKENS = 128  # of Capuchin's BERT: the length of its texts is not in what we read
+TOKENS = 128  # for Capuchin's BERT: the length of its texts is not in what we read
 
-LEAST = "least"  # the budget is what the policy gets down to
-CARD = "card"  # the budget is all the card's memory
+LEAST = "least"  # the budget is the least that the policy reaches
+CARD = "card"  # the budget is all of the card's memory
 
 
 def short_bert(batch: int) -> Workload:
@@ -40,7 +40,8 @@ NETWORKS: dict[str, Callable[[int], Workload]] = {
 
 
 class Row(NamedTuple):
-    """`budget` is a share of what everything kept takes, LEAST or CARD. `slowdown` as published, if it was."""
+    """One published figure. `budget` is LEAST, CARD, or a share of the peak with everything kept. `slowdown` is the
+    published one, or None."""
 
     system: str
     policy: str
@@ -50,7 +51,7 @@ class Row(NamedTuple):
     budget: float | str
     slowdown: float | None
     remark: str = ""
-    miss: str = ""  # why it does not fit, if it does not and that is known
+    miss: str = ""  # the reason, if the policy does not fit and the reason is known
 
     @property
     def key(self) -> str:

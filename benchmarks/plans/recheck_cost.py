@@ -1,11 +1,11 @@
-"""What rechecks cost: an upper bound for every plan, over the networks of the plan matrix, in virtual time.
+"""Computes the cost of rechecks: an upper bound for every plan, over the networks of the plan matrix, in virtual time.
 
     python -m benchmarks.plans.recheck_cost --hardware h100,titan-x
 
-In a step that is checked everything that a plan discards is hashed twice, before it goes and after it is recomputed:
-two passes at the card's memory bandwidth, and 16 bytes for each storage. The bound takes the plan that discards
-whatever can be recomputed or encoded, beside a step that is as fast as with everything kept, and divides by the steps
-between two checks. Any plan that discards less, or takes longer, pays a smaller share.
+In a checked step, everything that a plan discards is hashed twice, before the discard and after the recompute. That
+takes two passes at the card's memory bandwidth, and 16 bytes for each storage. The bound assumes a plan that discards
+everything that can be recomputed or encoded, and a step as fast as with everything kept, and divides by the number of
+steps between two checks. For a plan that discards less, or takes longer, the share is smaller.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HARDWARE = ("titan-x", "v100-32", "h100", "h200")
 
 
 def cost_of(name: str, hardware: str, one_in: int) -> tuple[float, int]:
-    """The share of the step's time, and the bytes that hashes take in a step that is checked."""
+    """The share of the step's time, and the bytes of the hashes in a checked step."""
     make, batch = NETWORKS[name]
     profile = load_profile(hardware)
     recording = rehearse(subject_of(make, batch), profile).recording

@@ -1,12 +1,12 @@
-"""What share of a step's saved bytes must still be kept or moved when the rest is recomputed by cheap recipes.
+"""Computes the share of a step's saved bytes that must be kept or offloaded if cheap recipes recompute the rest.
 
     python -m benchmarks.plans.recipe_shares [--models resnet50 ...] [--batch 8] [--remaining]
 
-Greedy, in the order of the saves: a storage is given up if a cheap recipe makes it again with at most so many
-operations in a row, counted through storages that were given up before it. Boolean masks that stay count an eighth,
-as the lossless codec packs them. Parameters are not counted; autocast's casts of weights are saved bytes like any
-others, made again from the parameter, and the last column leaves them out on both sides. Nothing is computed: models
-run on tensors without data, shaped as CUDA saves them and as the CPU does.
+The choice is greedy, in the order of the saves: a storage is discarded if a cheap recipe recomputes it with a chain of
+at most so many operations, counted through storages that were discarded before it. Boolean masks that are kept count an
+eighth, because the lossless codec packs them. Parameters do not count. Autocast's casts of weights count as saved bytes
+and are recomputed from the parameter; the last column omits them on both sides. Nothing is computed: models run on
+tensors without data, with the shapes that CUDA saves and those that the CPU saves.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from vdnn.runtime.storage.packed_view import PackedView
 DEPTHS = (4, 8)
 _MIB = 1 << 20
 _SHOWN = 8
-_VIEWS = 4  # looked through to name what made the remaining bytes
+_VIEWS = 4  # how many views to pass through when naming the producer of kept bytes
 _LEAF = "torch::autograd::AccumulateGrad"
 
 
@@ -67,10 +67,10 @@ class Subject:
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """One that was saved; `depth` counts the operations behind it once it is given up."""
+    """A saved storage. `depth` is the length of the chain of operations that recomputes it, once it is discarded."""
 
     nbytes: int
-    stays_bytes: int
+    kept_bytes: int
     producer: str
     is_weight_cast: bool
     recipe: Recipe | None = None
@@ -78,7 +78,7 @@ class Storage:
 
 
 class View(PackedView):
-    """A save that looks managed, as recipes read it."""
+    """A save with the attributes of a managed save that recipes read."""
 
     def __init__(self, storage: Storage, tensor: torch.Tensor) -> None:
         self.storage = storage
@@ -91,7 +91,7 @@ class View(PackedView):
 
 @dataclass(slots=True)
 class GreedyHooks:
-    """Packs on this thread, and decides about each storage when it is first saved."""
+    """Hooks of this thread that decide about each storage when it is first saved."""
 
     max_depth: int
     parameters: set[int]  # native addresses of storages
@@ -133,18 +133,18 @@ class GreedyHooks:
             self._ownerless.append(view)
 
     def _decide(self, storage: Storage, recipe: Recipe) -> None:
-        behind = [
-            far + operand.storage.depth
-            for far, operand in zip(recipe.operand_depths, recipe.operands, strict=True)
+        through_operands = [
+            operand_depth + operand.storage.depth
+            for operand_depth, operand in zip(recipe.operand_depths, recipe.operands, strict=True)
             if isinstance(operand, View)
         ]
-        depth = max([recipe.depth, *behind])
+        depth = max([recipe.depth, *through_operands])
         if depth <= self.max_depth and _can_be_followed(recipe):
             storage.recipe, storage.depth = recipe, depth
 
 
 def _can_be_followed(recipe: Recipe) -> bool:
-    """Whether it reads no value of which the layout is not known. Without data, its run is that question alone."""
+    """True if the layouts of all values that the recipe reads are known. Without data, running it tests only that."""
     try:
         recipe.recompute(_without_data)
     except UnknownLayoutError:
@@ -161,13 +161,13 @@ def _without_data(packed: KeptTensor | PackedView) -> torch.Tensor:
 
 def _storage_of(tensor: torch.Tensor) -> Storage:
     nbytes = tensor.untyped_storage().nbytes()
-    stays_bytes = -(-nbytes // 8) if tensor.dtype is torch.bool else nbytes
+    kept_bytes = -(-nbytes // 8) if tensor.dtype is torch.bool else nbytes
     node: Any = (tensor if tensor._base is None else tensor._base).grad_fn
-    return Storage(nbytes, stays_bytes, _producer(tensor, node), _is_weight_cast(node))
+    return Storage(nbytes, kept_bytes, _producer(tensor, node), _is_weight_cast(node))
 
 
 def _producer(tensor: torch.Tensor, node: Any) -> str:
-    """What made it, below views and copies."""
+    """The dtype and the operations that made the tensor, through views and copies."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     names: list[str] = []
     while node is not None and len(names) < _VIEWS:
@@ -187,7 +187,7 @@ def _is_weight_cast(node: Any) -> bool:
 
 @contextlib.contextmanager
 def _told(hooks: GreedyHooks) -> Iterator[None]:
-    """What the graph does not say is noted by torch's hooks around modules."""
+    """A context in which torch's module hooks note what the graph does not contain."""
     observe_flags()
     around, norms = torch.nn.modules.module, NormWatch()
     handles = (
@@ -204,7 +204,7 @@ def _told(hooks: GreedyHooks) -> Iterator[None]:
 
 
 def measure(subject: Subject, max_depth: int, *, cuda_shaped: bool, batch: int | None = None) -> list[Storage]:
-    """Every storage that one forward saves, decided on."""
+    """The storages that one forward pass saves, with the decision for each."""
     with FakeTensorMode(), CudaShaped() if cuda_shaped else contextlib.nullcontext():
         model, forward = subject.make(batch or subject.batch)
         parameters = {one.untyped_storage()._cdata for one in (*model.parameters(), *model.buffers())}
@@ -215,10 +215,10 @@ def measure(subject: Subject, max_depth: int, *, cuda_shaped: bool, batch: int |
 
 
 def share(storages: Sequence[Storage], *, with_weight_casts: bool) -> float:
-    """Of the saved bytes, those that must be kept or moved, in percent."""
+    """The saved bytes that must be kept or offloaded, in percent."""
     counted = [one for one in storages if with_weight_casts or not one.is_weight_cast]
-    stays = sum(one.stays_bytes for one in counted if one.recipe is None)
-    return 100 * stays / max(1, sum(one.nbytes for one in counted))
+    kept = sum(one.kept_bytes for one in counted if one.recipe is None)
+    return 100 * kept / max(1, sum(one.nbytes for one in counted))
 
 
 def _of(make: Callable[[int], Workload]) -> Callable[[int], tuple[torch.nn.Module, Callable[[], torch.Tensor]]]:
@@ -245,7 +245,7 @@ def _of_transformers(name: str, tokens: int, **shape: Any) -> Callable[[int], An
 
 
 def _loss_of_one_text_a_row(model: Any, text: torch.Tensor) -> torch.Tensor:
-    """On tensors without data transformers cannot see that each row is one text, and would make masks."""
+    """The loss with each row as one text. Without data transformers cannot see that, and would make masks."""
     with mock.patch("transformers.masking_utils.find_packed_sequence_indices", return_value=None):
         loss: torch.Tensor = model(input_ids=text, labels=text).loss
     return loss
@@ -282,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--models", nargs="+", choices=list(SUBJECTS), default=list(SUBJECTS))
     parser.add_argument("--batch", type=int, help="instead of each model's own")
-    parser.add_argument("--remaining", action="store_true", help="what stays, by what made it, and what recipes cover")
+    parser.add_argument("--remaining", action="store_true", help="also list kept bytes by producer, others by recipe")
     options = parser.parse_args(arguments)
     rows, details = [], []
     progress = Progress("recipe_shares", len(options.models))
@@ -307,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "no weight casts",
     )
     progress.end()
-    print(render_table("Saved bytes that must be kept or moved, with cheap recipes and bit masks", header, rows))
+    print(render_table("Saved bytes that must be kept or offloaded, with cheap recipes and bit masks", header, rows))
     if options.remaining:
         print(*details, sep="\n\n")
     return 0
@@ -315,14 +315,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _details(title: str, storages: Sequence[Storage]) -> str:
     total = sum(one.nbytes for one in storages)
-    stays, covered = Counter[str](), Counter[str]()
+    kept, recomputed = Counter[str](), Counter[str]()
     for one in storages:
         if one.recipe is None:
-            stays[one.producer] += one.stays_bytes
+            kept[one.producer] += one.kept_bytes
         else:
-            covered[one.recipe.name] += one.nbytes
-    rows = [(f"stays: {what}", f"{100 * nbytes / total:.1f} %") for what, nbytes in stays.most_common(_SHOWN)]
-    rows += [(f"recomputed: {what}", f"{100 * nbytes / total:.1f} %") for what, nbytes in covered.most_common(_SHOWN)]
+            recomputed[one.recipe.name] += one.nbytes
+    rows = [(f"kept: {name}", f"{100 * nbytes / total:.1f} %") for name, nbytes in kept.most_common(_SHOWN)]
+    rows += [(f"recomputed: {name}", f"{100 * n / total:.1f} %") for name, n in recomputed.most_common(_SHOWN)]
     return render_table(title, ("of the saved bytes", "share"), rows)
 
 

@@ -1,7 +1,8 @@
-"""A small VGG-16 trained for real on this CPU: are its gradients, with copies and without, plain PyTorch's bits?
+"""Trains a small VGG-16 for real on this CPU, and compares its gradients under vdnn with plain PyTorch's bit for bit.
 
-Tensors have data and copies move it, on a simulated device that runs each copy as early as it may or as late, with
-released memory overwritten. Integrity mode hashes what leaves and what comes back, and raises if the two differ.
+Tensors have data and copies move it. The simulated device runs each copy as early or as late as allowed, and overwrites
+released memory. Integrity mode hashes each storage before its offload and after its reload, and raises if the two
+differ.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.step.timeline import Track
 
 BATCH, SIDE = 2, 64
-# One to warm up, one that is recorded, one that follows the plan: its gradients count.
+# One to warm up, one that is recorded, one that follows the plan and whose gradients count.
 STEPS = 3
-# Small, so that maps of 2 MiB and less are given up and come back instead of staying within a window.
+# Small, so that maps of 2 MiB and less are released and reloaded instead of staying within a window.
 OFFLOAD_WINDOW, RELOAD_WINDOW = "1MiB", "3MiB"
 SCHEDULES = (_C.Schedule.EAGER, _C.Schedule.LAZY)
 
 
 @dataclass(frozen=True, slots=True)
 class IdentityFigures:
-    """One way of running the step, under both schedules. What moved is the same under both, in the step that counts."""
+    """One way of running the step, under both schedules, which copy the same bytes in the step that counts."""
 
     name: str
     identical_early: bool
@@ -53,7 +54,7 @@ class _Run:
 
 
 class SameStep:
-    """One workload and plain PyTorch's gradients of it."""
+    """One workload with plain PyTorch's gradients."""
 
     def __init__(self) -> None:
         torch.manual_seed(7)
@@ -67,13 +68,13 @@ class SameStep:
     def take_gradients(self) -> list[torch.Tensor]:
         found = []
         for parameter in self.workload.model.parameters():
-            assert parameter.grad is not None, "every parameter of VGG-16 is trained"
+            assert parameter.grad is not None, "every parameter of VGG-16 has a gradient"
             found.append(parameter.grad)
             parameter.grad = None
         return found
 
     def again(self) -> bool:
-        """Whether plain PyTorch equals itself: else there is nothing to compare with."""
+        """True if a second plain step has the same gradients. Otherwise a comparison would mean nothing."""
         return same_bits(self.plain, self._gradients())
 
     def under(self, policy: str, schedule: _C.Schedule, budget_bytes: int | None = None) -> _Run:
@@ -94,25 +95,25 @@ class SameStep:
             with session:
                 gradients: list[torch.Tensor] = []
                 for _ in range(STEPS):
-                    gradients.clear()  # the last step's would count as resident in this one
+                    gradients.clear()  # gradients of the previous step would count as resident in this one
                     workload.step()
                     gradients = self.take_gradients()
                     session.step()
             timeline = session.timeline
             session.close()
-        assert timeline is not None, "measured after the warm-up"
+        assert timeline is not None, "the session measures steps after the warm-up"
         tracks = [[copy.nbytes for copy in timeline.copies if copy.track is track] for track in Track]
         copies = (len(tracks[0]), sum(tracks[0]), len(tracks[1]), sum(tracks[1]))
         return _Run(same_bits(self.plain, gradients), timeline.peak_bytes, copies)
 
 
 def same_bits(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:
-    """Of float32 gradients: 0.0 is not -0.0, and a NaN equals itself."""
+    """True if float32 gradients have the same bits: 0.0 differs from -0.0, and a NaN equals itself."""
     return all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in zip(left, right, strict=True))
 
 
 def compare_all(progress: Progress) -> list[IdentityFigures]:
-    """Plain PyTorch again, then the policies, then a budget halfway between what keeping and moving everything take."""
+    """Compare plain PyTorch again, the policies, and a budget halfway between the peaks of keep and vdnn-all."""
     progress.begin("gradients of a small VGG-16, plain")
     step = SameStep()
     again = step.again()
@@ -136,7 +137,7 @@ def _row(name: str, runs: Sequence[_Run]) -> IdentityFigures:
 
 
 def render_identity(rows: Sequence[IdentityFigures]) -> str:
-    header = ("way", "out", "out MiB", "back", "back MiB", "identical, copies early", "late")
+    header = ("way", "offloads", "MiB", "reloads", "MiB", "identical, copies early", "late")
     cells = [
         (
             row.name,
@@ -151,8 +152,8 @@ def render_identity(rows: Sequence[IdentityFigures]) -> str:
     ]
     remark = (
         f"Real tensors on this CPU: VGG-16, batch {BATCH} of {SIDE} x {SIDE} images, min_bytes=0, the third step. "
-        "Identical: every gradient equals plain PyTorch's bit for bit. Copies run as early as they may, then as late "
-        "as they may, with released memory overwritten; integrity=True found every storage as it left. "
+        "Identical: every gradient equals plain PyTorch's bit for bit. Copies run as early as allowed, then as late "
+        "as allowed, with released memory overwritten; integrity=True found every storage unchanged after its reload. "
         "A budget is halfway between the peaks of keep and vdnn-all; weights and their gradients are most of both."
     )
     return render_table("6. Gradients of a small VGG-16", header, cells, [remark])

@@ -1,6 +1,6 @@
-"""Training steps of VGG-16 under each policy, in virtual time on the card of the vDNN paper.
+"""Runs training steps of VGG-16 under each policy, in virtual time on the card of the vDNN paper.
 
-Unmodified steps without data: what they take follows from the calls alone and is the same on every machine.
+The steps are unmodified and have no data. Their figures depend only on the calls, and are the same on every machine.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from vdnn.step.timeline import Timeline, Track
 
 HARDWARE = "titan-x"
 BATCHES = (64, 128, 256)
-# One step to warm up, one that is recorded, one that follows the plan if there is a budget: that one counts.
+# One step to warm up, one that is recorded, one that follows the plan if there is a budget. The last one counts.
 STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyFigures:
-    """One step, as it was measured in virtual time. `keep_ns` is what it takes with everything kept."""
+    """The figures of one step, measured in virtual time. `keep_ns` is the time of the step with everything kept."""
 
     batch: int
     way: Way
@@ -47,14 +47,14 @@ class PolicyFigures:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """The figures and what they were read from."""
+    """The figures of a step, and the timeline from which they were read."""
 
     figures: PolicyFigures
     timeline: Timeline
 
 
 def step_of(batch: int, way: Way) -> tuple[Timeline, int]:
-    """The timeline of a step, and the bytes that the device has."""
+    """The timeline of a step, and the memory of the device in bytes."""
     with VirtualMachine(HARDWARE) as machine:
         workload = vgg16(batch)
         with vdnn.offload(way.policy, budget=way.budget, device=machine, measure=True, warmup_steps=1) as session:
@@ -64,12 +64,12 @@ def step_of(batch: int, way: Way) -> tuple[Timeline, int]:
                 workload.model.zero_grad(set_to_none=True)
         timeline = session.timeline
         session.close()
-    assert timeline is not None, "measured after the warm-up"
+    assert timeline is not None, "the session measures steps after the warm-up"
     return timeline, machine.profile.memory_bytes
 
 
 def measure_steps(batches: Sequence[int], progress: Progress) -> list[MeasuredStep]:
-    """Every way at every batch; the first way keeps everything."""
+    """Measure every way at every batch. The first way keeps everything."""
     found = []
     for batch in batches:
         keep_ns = 0

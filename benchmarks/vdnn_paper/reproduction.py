@@ -1,12 +1,12 @@
-"""`make bench`: vDNN's headline table, published beside ours: its rules of 2016, and what `auto` makes of the same.
+"""`make bench`: vDNN's headline table, with the published figures, ours for its rules of 2016, and those of `auto`.
 
     python -m benchmarks.vdnn_paper.reproduction [--networks VGG-16-256,...] [--json FILE]
 
-The ten networks of the vDNN paper on its card, a Titan X of 12 GiB, float32, in virtual time: unmodified PyTorch steps
-without data. `2016 rules` is the memory that the paper's rules need by shapes alone (vdnn_2016.py). The
+The ten networks of the vDNN paper run on its card, a Titan X of 12 GiB, in float32 and virtual time: unmodified PyTorch
+steps without data. `rules of 2016` is the memory that the paper's rules need, computed from shapes (vdnn_2016.py). The
 policies are this package's vdnn-dyn and vdnn-all, with the paper's barrier at the end of each layer, planned for 12 GiB
-and predicted; `auto` gets 12 GiB, and then no more than what vdnn-dyn took. docs/reproduction.md says where the figures
-differ from those published, and why. Nothing here is a measurement of a GPU.
+and predicted; `auto` gets 12 GiB, and then only the peak of vdnn-dyn. docs/reproduction.md says where and why the
+figures differ from those published. None of the figures is a measurement of a GPU.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Of the abstract (Rhu and others, MICRO 2016), where it names a network: how much less memory in the mean, in per
-    cent, how much slower than with memory enough, and GB that the network needs."""
+    """Figures of the abstract (Rhu and others, MICRO 2016) that name a network: the mean memory saved and the slowdown
+    relative to enough memory, both in per cent, and the GB that the network needs."""
 
     less_percent: str = ""
     slower_percent: str = ""
     needs_gb: str = ""
 
 
-# Six networks do not train without vDNN; of these the paper has ranges: memory 73 to 98 % less, 1 to 18 % slower.
+# Six networks do not train without vDNN. For these the paper has ranges: 73 to 98 % less memory, 1 to 18 % slower.
 RANGE_LESS, RANGE_SLOWER = "73..98", "1..18"
 PUBLISHED = {
     "AlexNet (128)": Published("89"),
@@ -60,7 +60,7 @@ PUBLISHED = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a policy predicts of a step under a budget, that it may not keep."""
+    """The prediction of a policy for a step under a budget, which it may exceed."""
 
     policy: str
     budget_bytes: int
@@ -74,7 +74,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class NetworkRow:
-    """One network. `rules_*`: by shapes alone, feature extraction only; None for what is no chain."""
+    """One network. `rules_*` are computed from shapes, for feature extraction only; None if it is not a chain."""
 
     network: str
     keep_ns: int
@@ -157,10 +157,10 @@ def render(rows: Sequence[NetworkRow]) -> str:
             )
         )
     remarks = [
-        "First two columns: published (Rhu and others, MICRO 2016), mean memory saved and how much slower than with "
-        "memory enough; - where no figure names the network. Rules of 2016: mean memory saved by vDNN_all by shapes "
-        "alone, without workspaces. The others are whole PyTorch steps in virtual time, planned for the 12 GiB of a "
-        "Titan X; (over) is what takes more all the same. As low: auto under no more than vdnn-dyn's peak. "
+        "First two columns: published (Rhu and others, MICRO 2016), mean memory saved and slowdown relative to enough "
+        "memory; - if no figure names the network. Rules of 2016: mean memory saved by vDNN_all, computed from shapes, "
+        "without workspaces. The others are whole PyTorch steps in virtual time, planned for the 12 GiB of a "
+        "Titan X; (over) marks steps that take more. As low: auto with vdnn-dyn's peak as its budget. "
         "Deviations: docs/reproduction.md.",
     ]
     return render_table("vDNN's networks on its card, published and ours", header, cells, remarks)
@@ -176,14 +176,14 @@ def _shown(outcome: Outcome, keep_ns: int) -> tuple[str, str]:
 
 
 def sentence(rows: Sequence[NetworkRow]) -> str:
-    """What a person can repeat: of VGG-16 (256), or the last that its card does not hold."""
+    """A summary for VGG-16 (256), or else for the last network that does not fit the card without vdnn."""
     told = [row for row in rows if row.keep_bytes > row.auto.budget_bytes and row.auto.fits]
     if not told:
-        return "Every network fits as it is."
+        return "Every network fits with everything kept."
     row = next((one for one in told if one.network == "VGG-16 (256)"), told[-1])
     return (
         f"{row.network} needs {row.keep_bytes / GIB:.1f} GiB, and trains in {row.auto.peak_bytes / GIB:.1f} GiB of a "
-        f"virtual Titan X {slower_percent(row.auto, row.keep_ns):.1f} % slower than with memory enough; the policy of "
+        f"virtual Titan X {slower_percent(row.auto, row.keep_ns):.1f} % slower than with enough memory; the policy of "
         f"2016 takes {row.dyn.peak_bytes / GIB:.1f} GiB and is {slower_percent(row.dyn, row.keep_ns):.1f} % slower."
     )
 

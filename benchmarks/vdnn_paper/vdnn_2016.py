@@ -1,14 +1,14 @@
-"""vDNN's memory of 2016, computed from shapes: its maps, what they add up to, and a replay of its rules.
+"""Computes vDNN's memory of 2016 from shapes: its maps, their sums, and a replay of its rules.
 
     python -m benchmarks.vdnn_paper.vdnn_2016
 
-The shapes are those of our networks, taken by hooks on a step without data. The conventions are those of the paper's
-framework (Rhu and others, MICRO 2016; read in two reimplementations), not PyTorch's: a layer is a convolution, a
-pooling or a linear layer; ReLU and concatenation are in place and own no map; nothing has a workspace (cuDNN's
-memory-optimal algorithms). X is what a layer reads, Y what it writes; the map between two layers is one map.
+Hooks take the shapes of our networks in a step without data. The conventions are those of the paper's framework (Rhu
+and others, MICRO 2016; read in two reimplementations), not PyTorch's: a layer is a convolution, a pooling or a linear
+layer; ReLU and concatenation are in place and own no map; nothing has a workspace (cuDNN's memory-optimal algorithms).
+X is the map that a layer reads, Y the map that it writes; the map between two layers is one map.
 
-Baseline: all maps all the time, weights and their gradients, and two buffers of the largest map for dX and dY.
-Replay: see replay(). GiB are 2^30, GB 1e9.
+The baseline has all maps all the time, weights and their gradients, and two buffers of the largest map for dX and dY.
+See replay() for the replay. GiB are 2^30, GB 1e9.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Kind(Enum):
 
 
 class Layer(NamedTuple):
-    """`x` and `y` name maps; `x_bytes` is what it reads, `parameter_bytes` its weights and bias."""
+    """One layer. `x` and `y` are the names of the maps that it reads and writes; `parameter_bytes` are its weights and
+    bias."""
 
     kind: Kind
     x: int
@@ -70,16 +71,16 @@ class Network(NamedTuple):
 
     @property
     def baseline_bytes(self) -> int:
-        """Network-wide allocation without workspaces."""
+        """The bytes of a network-wide allocation without workspaces."""
         return self.feature_map_bytes + 2 * self.parameter_bytes + 2 * self.largest_map_bytes
 
     def offloadable_bytes(self, kinds: Sequence[Kind]) -> int:
-        """Of the maps that layers of these kinds read, each once; but the input, which vDNN never frees."""
+        """The bytes of the maps that layers of these kinds read, each once. vDNN never frees the input."""
         first = self.layers[0].x
         return sum(self.map_bytes[one] for one in {layer.x for layer in self.layers if layer.kind in kinds} - {first})
 
     def feature_extraction(self) -> Network:
-        """Without the linear layers: what vDNN manages."""
+        """The network without its linear layers: the part that vDNN manages."""
         layers = tuple(layer for layer in self.layers if layer.is_feature_extraction)
         named = {name for layer in layers for name in (layer.x, layer.y)}
         return Network(layers, {name: nbytes for name, nbytes in self.map_bytes.items() if name in named})
@@ -96,11 +97,11 @@ _KINDS: dict[type[nn.Module], Kind] = {
 
 
 def network_of(make: Callable[[int], Workload], batch: int) -> Network:
-    """Layers of one forward pass without data. A map is a storage: what ReLU does in place and what is flattened are
-    the map that they read. Maps that are only concatenated are part of the concatenation, and counted there."""
+    """The layers of one forward pass without data. A map is a storage: an in-place ReLU and a flattening have the map
+    that they read. A map that is only concatenated is a part of the concatenation, and counted there."""
     layers: list[Layer] = []
     names: dict[int, int] = {}
-    held: list[Tensor] = []  # so that no storage is reused
+    held: list[Tensor] = []  # keeps all tensors alive, so that no storage is reused
 
     def name_of(tensor: Tensor) -> int:
         held.append(tensor)
@@ -127,7 +128,8 @@ def _bytes_of(tensor: Tensor) -> int:
 
 
 def _maps(layers: Sequence[Layer]) -> dict[int, int]:
-    """What is read; what is written and never read is the last layer's, or has become a part of a concatenation."""
+    """The bytes of all maps that are read, and of the last layer's output. A map that is written but never read is a
+    part of a concatenation."""
     maps = {layer.x: layer.x_bytes for layer in layers}
     return maps | {layers[-1].y: layers[-1].y_bytes}
 
@@ -136,58 +138,60 @@ def _maps(layers: Sequence[Layer]) -> dict[int, int]:
 
 
 class Replayed(NamedTuple):
-    """Peaks of the steps of the replay: the highest, and the mean of all of them, each counting once."""
+    """The peaks of the steps of the replay: the highest, and the mean of all."""
 
     most_bytes: int
     mean_bytes: float
 
 
 def replay(network: Network, kinds: Sequence[Kind]) -> Replayed:
-    """One iteration of a chain of feature-extraction layers under vDNN's rules, offloading the X of layers of `kinds`.
+    """Replay one iteration of a chain of feature-extraction layers under vDNN's rules. Offloads the X of `kinds`.
 
-    Weights are there all the time, dW while wgrad runs. Forward: Y is allocated, the layer runs and X leaves; at the
-    layer's end X is freed. The input stays. Backward, from the last layer: what it reads and is still away comes first;
-    a convolution frees Y and has dW for its time of wgrad; then the search for a layer to prefetch runs, and that X and
-    dX are allocated; at the end Y, of a pooling, and dY are freed. The first layer makes no dX. A step is a layer's
-    forward or its backward, and its peak is the highest within it, its beginning included.
+    Weights are always resident, dW is there while wgrad runs. In the forward pass Y is allocated, the layer runs and X
+    is offloaded; at the layer's end X is freed. The input is kept. In the backward pass, from the last layer: the X of
+    the layer is reloaded if it is still on the host; a convolution frees Y and has dW during its wgrad; then the layer
+    to prefetch is searched, and its X and this layer's dX are allocated; at the end dY is freed, and Y of a pooling.
+    The first layer makes no dX. A step is the forward or the backward pass of a layer, and its peak is the highest
+    within it, including its beginning.
     """
     layers = network.layers
     live = sum(layer.parameter_bytes for layer in layers) + layers[0].x_bytes
-    is_offloaded = [place > 0 and layer.kind in kinds for place, layer in enumerate(layers)]
+    is_offloaded = [index > 0 and layer.kind in kinds for index, layer in enumerate(layers)]
     peaks = []
-    for place, layer in enumerate(layers):
+    for index, layer in enumerate(layers):
         live += layer.y_bytes
         peaks.append(live)
-        if is_offloaded[place]:
+        if is_offloaded[index]:
             live -= layer.x_bytes
-    is_away = list(is_offloaded)
+    is_on_host = list(is_offloaded)
     live += layers[-1].y_bytes  # its dY
-    for place in reversed(range(len(layers))):
-        layer = layers[place]
-        if is_away[place]:
-            is_away[place] = False
+    for index in reversed(range(len(layers))):
+        layer = layers[index]
+        if is_on_host[index]:
+            is_on_host[index] = False
             live += layer.x_bytes
-        dx_bytes = layer.x_bytes if place > 0 else 0
+        dx_bytes = layer.x_bytes if index > 0 else 0
         peak = live
         if layer.kind is Kind.CONVOLUTION:
             live -= layer.y_bytes
             peak = max(peak, live + layer.parameter_bytes)
-        ahead = _layer_to_prefetch(layers, is_away, place)
-        if ahead is not None:
-            is_away[ahead] = False
-            live += layers[ahead].x_bytes
+        prefetched = _layer_to_prefetch(layers, is_on_host, index)
+        if prefetched is not None:
+            is_on_host[prefetched] = False
+            live += layers[prefetched].x_bytes
         live += dx_bytes
         peaks.append(max(peak, live))
         live -= layer.y_bytes * (1 if layer.kind is Kind.CONVOLUTION else 2)
     return Replayed(max(peaks), sum(peaks) / len(peaks))
 
 
-def _layer_to_prefetch(layers: Sequence[Layer], is_away: Sequence[bool], current: int) -> int | None:
-    """The paper's Figure 10: the nearest layer before whose X is away, unless a convolution that is not comes first."""
-    for place in reversed(range(current)):
-        if is_away[place]:
-            return place
-        if layers[place].kind is Kind.CONVOLUTION:
+def _layer_to_prefetch(layers: Sequence[Layer], is_on_host: Sequence[bool], current: int) -> int | None:
+    """The paper's Figure 10: the nearest earlier layer whose X is on the host. A convolution whose X is not on the host
+    ends the search."""
+    for index in reversed(range(current)):
+        if is_on_host[index]:
+            return index
+        if layers[index].kind is Kind.CONVOLUTION:
             return None
     return None
 
@@ -209,7 +213,7 @@ NETWORKS: dict[str, tuple[Callable[[int], Workload], int]] = {
     "VGG-316 (32)": (models.vgg316, 32),
     "VGG-416 (32)": (models.vgg416, 32),
 }
-BRANCHED = "GoogLeNet (128)"  # the replay is of chains
+BRANCHED = "GoogLeNet (128)"  # not replayed, because it is not a chain
 
 
 def main() -> int:

@@ -1,7 +1,6 @@
-"""The picture of `make bench`: what each policy trades, and one step of VGG-16 (256) as it ran.
+"""Draws the picture of `make bench`: peak against time of each policy, and one step of VGG-16 (256).
 
-Drawn with matplotlib without a screen, from the same measured steps as the table. Nothing is computed here that the
-table does not say too.
+It is drawn with matplotlib without a screen, from the same measured steps as the table.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from benchmarks.vdnn_paper.policy_steps import MeasuredStep, PolicyFigures
 from benchmarks.vdnn_paper.ways import BUDGET, KEEP, VDNN_ALL, VDNN_CONV, WAYS, Way
 from vdnn.step.timeline import Timeline, Track
 
-# Okabe and Ito's colours, which most colour-blind eyes tell apart.
+# Okabe and Ito's colours, which most colour-blind people can distinguish.
 COLOURS = {KEEP: "#4d4d4d", VDNN_ALL: "#0072b2", VDNN_CONV: "#e69f00", BUDGET: "#009e73"}
 LIMIT_COLOUR = "#d55e00"
-# Shapes and sizes too: a budget that keeps everything lies on top of keep.
+# Shapes and sizes differ too, because a budget that keeps everything has the points of keep.
 SHAPES = {KEEP: "o", VDNN_ALL: "s", VDNN_CONV: "D", BUDGET: "o"}
 SHOWN_STEPS = (KEEP, VDNN_ALL, BUDGET)
 GIB = 2**30
@@ -29,7 +28,7 @@ WIDEST_GIB = 24
 
 
 def draw(steps: Sequence[MeasuredStep], path: Path) -> None:
-    """Writes a PNG."""
+    """Draw the picture and write it as PNG."""
     figure = Figure(figsize=(15, 7.5), layout="constrained")
     canvas = FigureCanvasAgg(figure)
     trades, ran = figure.subfigures(1, 2, width_ratios=(1, 1.25))
@@ -88,7 +87,7 @@ def _draw_trades(axes: Any, rows: Sequence[PolicyFigures]) -> None:
 
 
 def _label_batch(axes: Any, row: PolicyFigures) -> None:
-    """Beside the slowest and the largest of each batch: what lies between them has the same."""
+    """Label the slowest and the largest point of each batch. The points between them have the same batch."""
     offset, align = ((-9, -3), "right") if row.way == VDNN_ALL else ((11, -4), "left")
     axes.annotate(
         str(row.batch),
@@ -132,7 +131,7 @@ def _draw_step(figure: Any, steps: dict[Way, MeasuredStep]) -> None:
 
 
 def _draw_held(axes: Any, way: Way, timeline: Timeline) -> None:
-    """Between two marks the highest that was reached, so that the line's top is the step's peak."""
+    """Draw the highest bytes between each two marks, so that the top of the line is the step's peak."""
     edges = [0.0, *(mark.end_ns / 1e9 for mark in timeline.marks)]
     highest = [mark.peak_bytes / GIB for mark in timeline.marks]
     axes.stairs(highest, edges, label=way.name, color=COLOURS[way], linewidth=1.8, baseline=None)
@@ -146,7 +145,7 @@ def _draw_copies(axes: Any, steps: dict[Way, MeasuredStep]) -> None:
             for copy in steps[way].timeline.copies
             if copy.track is track
         ]
-        # Edges part copies that follow each other at once.
+        # Edges separate copies that follow each other immediately.
         axes.broken_barh(spans, (row - 0.36, 0.72), facecolors=COLOURS[way], edgecolor="white", linewidth=0.5)
     axes.set_yticks(range(len(tracks)), [f"{way.name}\n{track.value}" for way, track in tracks])
     axes.set_ylim(len(tracks) - 0.5, -0.5)

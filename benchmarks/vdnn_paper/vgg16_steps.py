@@ -1,9 +1,9 @@
-"""`make bench`: VGG-16 under each policy. What a step takes on a Titan X, and that gradients stay the same bits.
+"""`make bench`: VGG-16 under each policy: the figures of a step on a Titan X, and a comparison of gradients.
 
-The first table and the picture are computed: unmodified training steps without data, in virtual time on the card of the
-vDNN paper, the same on every machine. The second table trains for real: a small VGG-16 on this CPU, whose gradients are
-compared with plain PyTorch's. `--json PATH` writes the figures with units in their names, `--picture PATH` puts the
-picture elsewhere, `--no-picture` needs no matplotlib.
+The first table and the picture are computed from unmodified training steps without data, in virtual time on the card of
+the vDNN paper, and are the same on every machine. For the second table a small VGG-16 trains for real on this CPU, and
+its gradients are compared with plain PyTorch's. `--json PATH` writes the figures with units in their names,
+`--picture PATH` writes the picture elsewhere, `--no-picture` needs no matplotlib.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def render_steps(rows: Sequence[PolicyFigures]) -> str:
         "fits",
         "step ms",
         "slowdown",
-        "out GiB",
-        "back GiB",
+        "offload GiB",
+        "reload GiB",
         "release ms",
         "reload ms",
     )
@@ -51,11 +51,10 @@ def render_steps(rows: Sequence[PolicyFigures]) -> str:
         for row in rows
     ]
     remark = (
-        "Computed in virtual time on the profile titan-x, float32: the step that each way settles into. What does "
-        "not fit is timed as if it did. Out, back: bytes moved to the host and to the device again. Release, reload: "
-        "how long computing stood still for a copy out before its memory was given back, and for a copy back "
-        "before its use. A budget keeps what fits it, and what is recomputed under it is computing; "
-        "the policy it starts from moves everything."
+        "Computed in virtual time on the profile titan-x, float32: the step that each way settles into. A step that "
+        "does not fit is timed as if it did. Offload, reload GiB: bytes copied to the host and to the device. Release, "
+        "reload ms: stalls for an offload before the release of its memory, and for a reload before the use. "
+        "A budget keeps what fits, and its recomputes count as compute; the policy it starts from offloads everything."
     )
     return render_table("5. A training step of VGG-16 on a Titan X of 12 GiB", header, cells, [remark])
 
@@ -84,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     identity = compare_all(progress)
     if not options.no_picture:
         progress.begin("the picture")
-        # Here, so that the tables need no matplotlib.
+        # Imported here, so that the tables do not need matplotlib.
         from benchmarks.vdnn_paper.vgg16_picture import draw
 
         draw(steps, options.picture)

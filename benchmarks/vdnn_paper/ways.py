@@ -1,4 +1,4 @@
-"""The ways of running a step that the benchmarks compare: a policy, and perhaps a budget."""
+"""The ways of running a step that the benchmarks compare: a policy, with or without a budget."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What vdnn.offload is given."""
+    """The arguments of vdnn.offload for one way."""
 
     name: str
     policy: str
@@ -18,5 +18,5 @@ KEEP = Way("keep", "keep")
 VDNN_ALL = Way("vdnn-all", "vdnn-all")
 VDNN_CONV = Way("vdnn-conv", "vdnn-conv")
 BUDGET = Way("budget 12 GiB", "auto", budget="12GiB")
-# Everything kept goes first: others are compared with it.
+# Keep is first, because the others are compared with it.
 WAYS = (KEEP, VDNN_ALL, VDNN_CONV, BUDGET)

@@ -47,8 +47,8 @@ def test_the_text_has_each_advice_with_what_to_do_and_what_it_gains(said_of_a_lo
         assert advice.seen in text
         assert f"do:   {advice.action}" in text
         assert f"gain: {advice.gain}" in text
-    assert "looked at, and nothing to say: mixed precision" in text
-    assert "not looked at: gradients filled with zeros: gradients are cleared by the advisor" in text
+    assert "examined without a finding: mixed precision" in text
+    assert "not examined: gradients filled with zeros: the advisor clears gradients itself" in text
     assert [advice.rank for advice in advices] == sorted(advice.rank for advice in advices)
 
 
@@ -66,7 +66,7 @@ def test_a_function_of_a_batch_size_runs_no_real_step(capsys: pytest.CaptureFixt
     assert "batch 8, on h100: a step takes" in captured.out
     assert "of 1.00 GiB (predicted)" in captured.out
     assert "real steps" not in captured.out
-    assert "fused optimizer: AdamW goes through 8 parameters" in captured.out
+    assert "fused optimizer: AdamW updates 8 parameters" in captured.out
     assert captured.err == "", "progress is for terminals"
 
 

@@ -29,7 +29,7 @@ def on_pictures(model: nn.Module) -> Evidence:
 def test_biases_before_norms_are_named_with_the_difference_of_two_rehearsals() -> None:
     evidence = on_pictures(convolutional(bias=True))
     (advice,) = found(Kind.BIAS_BEFORE_NORM, evidence)
-    assert advice.seen.startswith("2 biases are taken away")
+    assert advice.seen.startswith("2 biases are cancelled")
     assert "follows: 0, 3 (0 by 1)." in advice.seen
     without = rehearse(evidence.training, H100, Change(without_biases=("0.bias", "3.bias")))
     assert advice.gain.saved_ns == evidence.base.step_ns - without.step_ns > 0
@@ -76,7 +76,7 @@ def test_a_bias_that_matters_is_not_advised(make: Callable[[], nn.Module]) -> No
 def test_a_product_before_a_norm_counts_too() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 10), nn.BatchNorm1d(10, affine=False))
     (advice,) = found(Kind.BIAS_BEFORE_NORM, on_pictures(model))
-    assert "1 bias is taken away" in advice.seen
+    assert "1 bias is cancelled" in advice.seen
     assert "without weights" in advice.seen
 
 
@@ -114,7 +114,7 @@ def test_filling_gradients_with_zeros_is_advised_against(holder: str) -> None:
 def test_gradients_filled_by_hand_are_seen_without_a_gain() -> None:
     (advice,) = found(Kind.SET_TO_NONE, clearing(by_hand))
     assert advice.gain.basis is Basis.UNKNOWN
-    assert "by hand" in advice.gain.reason
+    assert "without zero_grad" in advice.gain.reason
 
 
 def test_where_the_advisor_clears_them_it_does_not_look() -> None:

@@ -69,7 +69,7 @@ def test_a_loader_that_keeps_up_is_not_advised() -> None:
 
 def test_a_list_of_batches_has_no_workers() -> None:
     batches = [(torch.randn(BATCH, WIDTH), torch.randint(10, (BATCH,)))] * 4
-    with pytest.raises(NotSeen, match="no DataLoader but a list"):
+    with pytest.raises(NotSeen, match="not a DataLoader but a list"):
         found(Kind.LOADER_WORKERS, evidence_of(training_of(perceptron(), batches)))
 
 

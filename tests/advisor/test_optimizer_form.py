@@ -35,7 +35,7 @@ def test_a_loop_over_parameters_is_told_of_the_fused_kernel() -> None:
     plain = rehearse(evidence.training, H100, Change())
     fused = rehearse(evidence.training, H100, Change(fused=True))
     assert advice.gain.saved_ns == plain.step_ns - fused.step_ns > 0
-    assert "Adam goes through 8 parameters one parameter after the other" in advice.seen
+    assert "Adam updates 8 parameters one parameter after the other" in advice.seen
     assert advice.action == "torch.optim.Adam(..., fused=True)"
 
 

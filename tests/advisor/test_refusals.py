@@ -33,14 +33,14 @@ def frozen() -> nn.Module:
         ((nn.Tanh(), [PAIR], SGD), {}, "expected one with parameters to train, got Tanh with 0"),
         ((frozen(), [PAIR], SGD), {}, "none of which requires grad"),
         ((MODEL, [PAIR], "sgd"), {}, "optimizer: expected a torch.optim.Optimizer, got str."),
-        ((MODEL, iter([PAIR]), SGD), {}, "gone through again and again"),
+        ((MODEL, iter([PAIR]), SGD), {}, "can be iterated more than once"),
         ((MODEL, 7, SGD), {}, "such as a DataLoader or a list of batches, got int"),
         ((MODEL, [PAIR], SGD), {"loss": functional.cross_entropy, "step": print}, "a loss or a step, got both"),
         ((MODEL, [PAIR], SGD), {"loss": 3}, "loss: expected a function, got int."),
         ((MODEL, [], SGD), {}, "loader: expected at least one batch, got none."),
         ((MODEL, ["text"], SGD), {}, "loader: expected batches with tensors, got one of type str."),
         ((MODEL, [(*PAIR, PAIR[1])], SGD), {}, "others need step=, a function of (model, optimizer, batch)"),
-        ((MODEL, [PAIR], SGD), {}, "loss: expected a function, as Tensor brings no loss, got none."),
+        ((MODEL, [PAIR], SGD), {}, "loss: expected a function, because Tensor has no loss, got none."),
         ((MODEL, [PAIR], SGD), {"loss": lambda out, y: out}, "expected a tensor of one number, got one of shape"),
         ((MODEL, [PAIR], SGD), {"loss": lambda out, y: 1.0}, "loss: expected a tensor of one number, got float."),
         ((MODEL, [PAIR], SGD), {"steps": True}, "steps: expected a number of steps, 0 or more, got True."),
@@ -55,7 +55,7 @@ def test_what_is_no_training_is_refused(given: tuple[Any, ...], options: dict[st
 @pytest.mark.parametrize(
     ("make", "batch", "sentence"),
     [
-        (lambda n: nn.Linear(1, 1), 4, "(model, inputs, loss), or something with `model` and `step()`"),
+        (lambda n: nn.Linear(1, 1), 4, "(model, inputs, loss), or an object with `model` and `step()`"),
         (lambda n: (nn.Tanh(), torch.randn(n, 4)), 4, "expected one with parameters to train"),
         (lambda n: (perceptron(), torch.randn(n, WIDTH), lambda out: out), 4, "a tensor of one number"),
         (lambda n: None, 0, "batch: expected a number, 1 or more, got 0."),
@@ -90,7 +90,7 @@ def test_where_nothing_is_found_it_says_so_and_what_was_looked_at() -> None:
     training.optimizer = torch.optim.SGD(training.model.parameters(), lr=0.1, fused=True)
     advices = examine(training, profile)
     assert len(advices) == 0
-    assert "  nothing to advise\n  looked at, and nothing to say: mixed precision" in str(advices)
+    assert "  no advice\n  examined without a finding: mixed precision" in str(advices)
 
 
 def test_a_gain_says_what_it_is_and_nothing_where_none_is_known() -> None:

@@ -19,7 +19,7 @@ from benchmarks.core.hook_cost import (
     OFFLOADED,
     PLAIN,
     SAVES,
-    STILL_THERE,
+    STILL_ON_DEVICE,
     TARGETS,
     HookCosts,
     NoOp,
@@ -37,7 +37,7 @@ MADE_UP_NS = {
     PLAIN: 1_000 * SAVES,
     NO_OP: 2_000 * SAVES,
     KEPT: 3_500 * SAVES,
-    STILL_THERE: 9_000 * SAVES,
+    STILL_ON_DEVICE: 9_000 * SAVES,
     OFFLOADED: 22_000 * SAVES,
 }
 
@@ -81,13 +81,13 @@ def test_hooks_that_do_nothing_are_two_calls(calls: dict[str, float]) -> None:
     assert calls[NO_OP] - calls[PLAIN] == pytest.approx(2, abs=0.01)
 
 
-@pytest.mark.parametrize(("way", "at_most"), [(KEPT, 10), (STILL_THERE, 90), (OFFLOADED, 110)])
+@pytest.mark.parametrize(("way", "at_most"), [(KEPT, 10), (STILL_ON_DEVICE, 90), (OFFLOADED, 110)])
 def test_a_save_and_its_use_take_a_bounded_number_of_calls(calls: dict[str, float], way: str, at_most: int) -> None:
     assert calls[way] - calls[PLAIN] <= at_most
 
 
 def test_what_comes_back_takes_more_calls_than_what_has_not_gone(calls: dict[str, float]) -> None:
-    assert calls[OFFLOADED] > calls[STILL_THERE] > calls[KEPT]
+    assert calls[OFFLOADED] > calls[STILL_ON_DEVICE] > calls[KEPT]
 
 
 def no_ops(costs: HookCosts, way: str) -> float | None:
@@ -97,7 +97,7 @@ def no_ops(costs: HookCosts, way: str) -> float | None:
 def test_the_table_says_what_was_aimed_at_and_who_did_not_run() -> None:
     _, absent = open_peers(torch.device("cpu"))
     costs = costs_of(MADE_UP_NS, absent)
-    assert [no_ops(costs, way) for way in (NO_OP, KEPT, STILL_THERE, OFFLOADED)] == [1, 2.5, 8, 21]
+    assert [no_ops(costs, way) for way in (NO_OP, KEPT, STILL_ON_DEVICE, OFFLOADED)] == [1, 2.5, 8, 21]
     table = render(costs)
     assert set(TARGETS) == {KEPT, OFFLOADED}
     for way, target, met in ((KEPT, 3, "yes"), (OFFLOADED, 20, "NO")):
@@ -118,7 +118,7 @@ def test_every_way_is_measured() -> None:
     rounds = 1
     costs = measure(rounds, Progress("test", rounds, stream=io.StringIO()))
     assert costs.plain_ns > 0
-    assert {NO_OP, KEPT, STILL_THERE, OFFLOADED} <= {row.way for row in costs.rows}
+    assert {NO_OP, KEPT, STILL_ON_DEVICE, OFFLOADED} <= {row.way for row in costs.rows}
 
 
 def test_a_figure_without_an_offload_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def test_a_network_that_fits_is_left_alone(tmp_path: Path, capsys: pytest.Captur
     assert row["everything"]["peak_bytes"] < row["keep_bytes"]
     said = capsys.readouterr().out
     assert "AlexNet (128)" in said
-    assert said.rstrip().endswith("Every network fits as it is.")
+    assert said.rstrip().endswith("Every network fits with everything kept.")
 
 
 def row(network: str, keep: int, dyn: tuple[int, int], auto: tuple[int, int]) -> NetworkRow:
@@ -43,8 +43,8 @@ def test_what_does_not_fit_is_marked_and_the_sentence_says_both() -> None:
     assert "(over) 13.00" in table
     assert "75" in table  # 2 of 8 GiB by the rules
     assert sentence(rows) == (
-        "VGG-16 (256) needs 19.0 GiB, and trains in 11.0 GiB of a virtual Titan X 0.8 % slower than with memory "
-        "enough; the policy of 2016 takes 13.0 GiB and is 1.5 % slower."
+        "VGG-16 (256) needs 19.0 GiB, and trains in 11.0 GiB of a virtual Titan X 0.8 % slower than with enough "
+        "memory; the policy of 2016 takes 13.0 GiB and is 1.5 % slower."
     )
     assert sentence(rows[1:]).startswith("VGG-416 (32) needs 63.0 GiB")
 

@@ -36,5 +36,5 @@ def test_a_file_that_is_one_cut_off_line_begins_anew(tmp_path: Path) -> None:
 def test_a_broken_line_in_the_middle_is_refused_with_its_number(tmp_path: Path) -> None:
     path = tmp_path / "cells.jsonl"
     path.write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
-    with pytest.raises(ValueError, match="cells.jsonl, line 2: expected JSON, got 'nonsense'. Take the line out."):
+    with pytest.raises(ValueError, match="cells.jsonl, line 2: expected JSON, got 'nonsense'. Remove the line."):
         read_lines(path)

@@ -111,7 +111,7 @@ def test_a_budget_may_be_what_another_peer_took(tmp_path: Path) -> None:
     assert told["=checkpoint"]["said"] == "500"
     assert told["=save-on-cpu-pageable"]["status"] == NOT_RUN
     assert told["=save-on-cpu-pageable"]["said"].endswith(
-        "peak of save-on-cpu-pageable, which is not known: not-run, no link"
+        "peak of save-on-cpu-pageable, which is unknown: not-run, no link"
     )
     names = {spec.step_name for spec in grid.specs("unet", None)}
     assert "unet-b8-vdnn-auto-as-checkpoint-virtual-h100" in names
@@ -127,7 +127,7 @@ def test_a_share_of_an_unknown_peak_is_not_run_and_says_why(tmp_path: Path) -> N
     run_of(tmp_path, out_of_memory).do([GRID])
     cell = next(cell for cell in cells_in(tmp_path) if cell["budget"] == "60%")
     assert cell["status"] == NOT_RUN
-    assert cell["said"] == ("its budget is 60% of plain's peak, which is not known: out-of-memory, CUDA out of memory")
+    assert cell["said"] == ("its budget is 60% of plain's peak, which is unknown: out-of-memory, CUDA out of memory")
     assert {cell["status"] for cell in cells_in(tmp_path) if cell["budget"] == "12GiB"} == {"ok"}
 
 
@@ -170,7 +170,7 @@ def test_cells_of_a_status_are_done_again_when_asked(tmp_path: Path) -> None:
 
 def test_when_the_time_is_up_what_runs_is_not_recorded(tmp_path: Path) -> None:
     run = run_of(tmp_path, hangs, limit_s=5.0)
-    with pytest.raises(OutOfTime, match="the time is up"):
+    with pytest.raises(OutOfTime, match="the time limit is reached"):
         run.do([GRID])
     cells = cells_in(tmp_path)
     assert ("unet", "plain", None) in asked(cells)
@@ -200,7 +200,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
     monkeypatch.setattr(SweepRun, "do", interrupted)
     monkeypatch.setattr(sweep.signal, "signal", lambda number, handler: None)
     assert sweep.main(["--out", str(tmp_path)]) == 130
-    assert f"What is done is in {tmp_path}; the same command goes on from there." in capsys.readouterr().err
+    assert f"The finished cells are in {tmp_path}; run the same command again to continue." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

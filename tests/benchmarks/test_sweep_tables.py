@@ -33,7 +33,7 @@ def test_a_row_is_compared_with_plain(tmp_path: Path) -> None:
     assert list(rows) == ["plain", "checkpoint", "vdnn-auto at 60%"], "in the order of the peers"
     assert rows["vdnn-auto at 60%"][3:] == ["3.00", "75%", "55.0", "1.100", "x", "-", "-", "0.50", "identical"]
     assert rows["checkpoint"][-1] == "DIFFER"
-    assert "Computed, in virtual time, without data." in lines
+    assert "Computed in virtual time, without data." in lines
 
 
 def test_budgets_of_a_peer_go_from_the_largest_to_the_least(tmp_path: Path) -> None:

@@ -201,11 +201,11 @@ BAD_CONTENT: dict[str, tuple[Change, str]] = {
     "source is a number": (set_source("memory_bytes", 7), "memory_bytes: expected a source in words, got none."),
     "slow duplex": (
         set_value("duplex_bytes_per_s", 12_000_000_000),
-        "duplex_bytes_per_s: expected at least the 12800000000 of the faster direction alone, got 12000000000.",
+        "duplex_bytes_per_s: expected at least 12800000000, the rate of the faster direction alone, got 12000000000.",
     ),
     "misspelt": (
         lambda content: content["figures"].update(memory_byte={"value": 1, "source": "s"}),
-        "figures: expected no others than a profile has, got memory_byte.",
+        "figures: expected only figures that a profile has, got memory_byte.",
     ),
     "no peaks": (drop("flop_per_s"), "flop_per_s: expected an object of figures by dtype, got None."),
     "no float32": (
@@ -253,14 +253,14 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"none.json, file: expected a profile to read, got No such file"):
+    with pytest.raises(ValueError, match=r"none.json, file: expected a readable profile, got No such file"):
         load_profile(tmp_path / "none.json")
 
 
 def test_a_file_under_another_name_than_its_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, content_of("h100"), "h300")
     monkeypatch.setenv("VDNN_HARDWARE_PATH", str(tmp_path))
-    with pytest.raises(ValueError, match=r"h300.json, name: expected 'h300', as the file is called, got 'h100'."):
+    with pytest.raises(ValueError, match=r"h300.json, name: expected 'h300', the name of the file, got 'h100'."):
         load_profile("h300")
 
 

@@ -177,7 +177,7 @@ def test_errors_of_predictions_are_said() -> None:
     off = replace(PLAIN, budget="50%", predicted_step_ns=800)
     assert errors_text(times_of([exact]), "times") == "times: all 1 exactly as predicted"
     assert errors_text(times_of([exact, off]), "times") == (
-        "times: off by 12.50 % in the median of 2, +25.00 % at worst (net 50%)"
+        "times: median error 12.50 % of 2, largest error +25.00 % (net 50%)"
     )
 
 

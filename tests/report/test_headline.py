@@ -88,7 +88,7 @@ def test_plain_that_ran_out_of_memory_is_what_is_said() -> None:
 
 @pytest.mark.parametrize("cells", [(), (PLAIN,), (replace(own(1, 1), status="failed"),)])
 def test_a_run_without_a_step_of_vdnns_says_so(cells: tuple[Cell, ...]) -> None:
-    assert said(*cells) == "No step of vdnn's was measured or predicted in this run."
+    assert said(*cells) == "This run has no measured or predicted step of vdnn."
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,9 @@ def test_the_page_says_what_the_run_says(page: str) -> None:
     text = Reader(page).text
     for said in ("virtual titan-x", "vdnn-auto", "plain", "80%", "50%", "network, batch 16", "of the memory at"):
         assert said in text
-    assert "made again by" in text, "why a storage has its action"
+    assert "recomputed by" in text, "why a storage has its action"
     assert "next best: " in text, "what the plan's reasons say"
-    assert "3 virtual: computed from the figures of a card that was not there" in text
+    assert "3 virtual: computed from the figures of a card that was not present" in text
 
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_figures_have_a_text_for_who_cannot_see_them(page: str) -> None:
 
 def test_an_empty_run_is_a_page_that_says_so() -> None:
     text = Reader(page_of(Run(Path("nothing"), (), (), ("cells.jsonl: line 1, the last, was cut off",)))).text
-    assert "No step of vdnn's was measured or predicted in this run." in text
+    assert "This run has no measured or predicted step of vdnn." in text
     assert "the run has no cells" in text
     assert "was cut off" in text
 
@@ -160,8 +160,8 @@ def test_of_very_many_steps_the_page_draws_some_and_says_so(tmp_path: Path, monk
     run = saved_run(tmp_path)
     monkeypatch.setattr("vdnn.report.page._DRAWN_STEPS", 1)
     page = page_of(run)
-    assert "Of 2 steps 1 have figures here" in Reader(page).text
-    assert page.count("Who was busy when") == 1
+    assert "This page has figures for 1 of 2 steps" in Reader(page).text
+    assert page.count("Timeline of one step") == 1
     opened = re.findall(r"<details [^>]* open><summary>([^<]*)", page)
     assert len(opened) == 1, "one for the workload: the one that the headline names"
-    assert page.index(opened[0]) < page.index("Who was busy when")
+    assert page.index(opened[0]) < page.index("Timeline of one step")

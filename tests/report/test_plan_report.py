@@ -10,7 +10,7 @@ from vdnn.report import plan_report
 
 @pytest.mark.parametrize(
     ("solver", "said"),
-    [(None, "not certified (that needs SciPy: pip install 'vdnn[plan]')"), (object(), "not certified: not asked for")],
+    [(None, "not certified (that needs SciPy: pip install 'vdnn[plan]')"), (object(), "not certified: not requested")],
 )
 def test_why_there_is_no_certificate(monkeypatch: pytest.MonkeyPatch, solver: object, said: str) -> None:
     report = reports()[0]

@@ -84,7 +84,7 @@ def test_a_session_that_measured_nothing_is_an_empty_run(tmp_path: Path, capsys:
         torch.nn.Linear(4, 4)(torch.randn(2, 4)).sum().backward()
     session.save(tmp_path / "run")
     assert main(["report", str(tmp_path / "run")]) == 0
-    assert "No step of vdnn's was measured" in capsys.readouterr().out
+    assert "This run has no measured or predicted step" in capsys.readouterr().out
 
 
 def test_plans_of_several_budgets_are_gathered_in_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,7 @@ def test_a_median_between_two_is_rounded(tmp_path: Path) -> None:
 def test_a_last_line_that_was_cut_off_is_left_out_and_said(tmp_path: Path) -> None:
     run = read_run(write(tmp_path, PLAIN, '{"format": 1, "workl', end=""))
     assert len(run.cells) == 1
-    assert run.notes == ("cells.jsonl: line 2, the last, was cut off and is left out.",)
+    assert run.notes == ("cells.jsonl: line 2, the last, was cut off and is ignored.",)
 
 
 def test_a_run_that_was_cut_off_is_gone_on_with(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_of_two_cells_that_say_the_same_the_later_counts(tmp_path: Path) -> None
         ("step_times_ns", [1, "x"], "step_times_ns[1]: expected a number, 0 or more, got 'x'."),
         ("step_times_ns", 3, "step_times_ns: expected a list of numbers, got 3."),
         ("workload", 7, "workload: expected text, got 7."),
-        ("peer", None, "peer: expected text, and it is not there."),
+        ("peer", None, "peer: expected text, but the field is missing."),
         (
             "status",
             "fine",
@@ -106,9 +106,9 @@ def test_a_field_of_another_type_is_named_with_its_line(tmp_path: Path, field: s
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "line 1: this is no JSON"),
+        ("{", "line 1: expected JSON"),
         ("[1]", "line 1: expected a JSON object, got [1]."),
-        ({**PLAIN, "format": 2}, "line 1: this vdnn reads cells of format 1, got 2"),
+        ({**PLAIN, "format": 2}, "line 1: expected cells of format 1, which this vdnn reads, got 2"),
     ],
 )
 def test_a_line_that_is_no_cell_is_named(tmp_path: Path, line: object, said: str) -> None:
@@ -120,16 +120,16 @@ def test_a_line_that_is_no_cell_is_named(tmp_path: Path, line: object, said: str
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cells.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(FormatError, match="expected text in UTF-8, got bytes that are none at 0"):
+    with pytest.raises(FormatError, match="expected text in UTF-8, got an invalid byte at 0"):
         read_run(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["a folder that has neither", "a file", "nothing there"])
+@pytest.mark.parametrize("kind", ["a folder that has neither", "a file", "a path without a file"])
 def test_what_is_no_run_says_what_was_looked_for(tmp_path: Path, kind: str) -> None:
     place = tmp_path / "place"
     if kind == "a file":
         place.write_text("")
-    elif kind != "nothing there":
+    elif kind != "a path without a file":
         place.mkdir()
     with pytest.raises(InvalidArgumentError) as refused:
         read_run(place)
@@ -184,7 +184,9 @@ def test_a_plan_of_another_step_is_refused(tmp_path: Path) -> None:
 def test_a_broken_file_of_a_step_is_named(tmp_path: Path) -> None:
     folder = tightest().save(tmp_path)
     (folder / "plan.json").write_text("{")
-    with pytest.raises(FormatError, match="plan.json: vdnn plan: this is no JSON, or was cut off"):
+    with pytest.raises(
+        FormatError, match="plan.json: vdnn plan: expected JSON, got text that is not JSON or was cut off"
+    ):
         read_run(tmp_path)
 
 
@@ -196,7 +198,7 @@ def test_a_step_that_cannot_be_read_is_left_out_and_named_where_there_is_more(tm
     run = read_run(tmp_path)
     assert run.steps == (step,)
     (note,) = run.notes
-    assert note.startswith(f"A step is left out: {folder / 'plan.json'}: vdnn plan: this vdnn reads version")
+    assert note.startswith(f"A step is ignored: {folder / 'plan.json'}: vdnn plan: expected version")
 
 
 def test_plans_of_several_budgets_are_one_comparison(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from benchmarks.core.bookkeeping import CHUNK, LARGE_BYTES, SMALL_BYTES, Desk
+from benchmarks.core.bookkeeping import CHUNK, LARGE_BYTES, SMALL_BYTES, QueueWithoutBytes
 from benchmarks.core.data_path import Train, measure_data_path
 
 BLOCK_BYTES = 64 * 2**20
@@ -69,7 +69,7 @@ def test_offload_beside_memcpy(benchmark: BenchmarkFixture, capsys: pytest.Captu
 def test_bookkeeping(
     block_bytes: int, in_flight: int, benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    desk = Desk(block_bytes, in_flight)
+    desk = QueueWithoutBytes(block_bytes, in_flight)
     benchmark(desk.chunk_ns)
     if not benchmark.disabled:
         each_us = benchmark.stats.stats.median / (2 * CHUNK) * 1e6

@@ -1,4 +1,5 @@
-"""What would make this training faster or smaller: a step is watched, rehearsed with and without each change, and said.
+"""Finds changes that make a training faster or smaller: it watches real steps and rehearses a step with each change.
 
-`vdnn.advise` is in examination.py; each finding has a file of its own. Only what was seen becomes an advice.
+`vdnn.advise` is in examination.py; each kind of advice has a file of its own. Only what was seen in the program becomes
+an advice.
 """

@@ -1,4 +1,4 @@
-"""One advice: what was seen, what to write instead, and what that gains, or why nobody can tell from here."""
+"""One advice: what was seen, what to write instead, and the gain, or why the gain is unknown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _A_THOUSANDTH = 0.001
 
 
 class Kind(Enum):
-    """What can be found, in the order in which it is looked at."""
+    """The kinds of advice, in the order in which they are examined."""
 
     AMP = "mixed precision"
     TF32 = "tf32 products"
@@ -40,7 +40,7 @@ class Basis(Enum):
 
 
 class Per(Enum):
-    """What a time is of. Where the batch changes, only that of as many samples can be compared."""
+    """The unit of work that a time is for. If the batch changes, only times for as many samples can be compared."""
 
     STEP = "a step"
     SAMPLES = "for as many samples"
@@ -48,7 +48,7 @@ class Per(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Before and after, in time and bytes, as far as each is known. `reason`: how it is known, or why it is not."""
+    """Times and bytes before and after a change; None if unknown. `reason` says how the gain is known, or why not."""
 
     basis: Basis
     reason: str
@@ -60,7 +60,7 @@ class Gain:
 
     @property
     def saved_ns(self) -> int:
-        """Negative if it takes longer. 0 if the time is not known."""
+        """The time saved: negative if the step takes longer, 0 if a time is unknown."""
         return 0 if self.before_ns is None or self.after_ns is None else self.before_ns - self.after_ns
 
     @property
@@ -77,12 +77,12 @@ class Gain:
 
     @property
     def is_one(self) -> bool:
-        """Whether it is faster, or else smaller at no cost in time."""
+        """True if the step is faster, or smaller in the same time."""
         return self.saved_ns > 0 or (self.saved_ns == 0 and self.saved_bytes > 0)
 
     @property
     def is_worth_a_line(self) -> bool:
-        """Whether it is so by a thousandth at least, of the time or of the bytes."""
+        """True if the gain is at least a thousandth of the time or of the bytes."""
         return self.is_one and (self.saved_time_share >= _A_THOUSANDTH or self.saved_bytes_share >= _A_THOUSANDTH)
 
     def __str__(self) -> str:
@@ -113,8 +113,10 @@ def unknown(reason: str) -> Gain:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """`seen` is a sentence with what was counted and where; `action` a line to paste. `makes_it_fit`: without it, or
-    one like it, the step takes more memory than there is."""
+    """One advice. `seen` is a sentence that says what was counted and where; `action` is a line to paste.
+
+    `makes_it_fit` is True if the step exceeds the budget without the change and fits with it.
+    """
 
     kind: Kind
     seen: str
@@ -124,7 +126,8 @@ class Advice:
 
     @property
     def rank(self) -> tuple[int, float, int]:
-        """Sorted by it: what makes it fit, by the time it then takes; then time won; then bytes; then what is open."""
+        """The sort key: first advice that makes the step fit, by time; then by time saved; then by bytes saved; then
+        advice with an unknown gain."""
         gain = self.gain
         if self.makes_it_fit:
             return (0, -gain.saved_time_share, -gain.saved_bytes)

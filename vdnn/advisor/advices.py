@@ -1,4 +1,4 @@
-"""All that one examination came to: advices in the order of what they gain, as text and as JSON."""
+"""Advices: the result of one examination, ordered by gain, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORM, VERSION = "vdnn advice", 1
 
 @dataclass(frozen=True, slots=True)
 class NotLookedAt:
-    """What could not be looked at, and why."""
+    """A kind of advice that could not be examined, and the reason."""
 
     kind: Kind
     reason: str
@@ -22,8 +22,11 @@ class NotLookedAt:
 
 @dataclass(frozen=True, slots=True)
 class Advices:
-    """`step_ns` and `peak_bytes`: the step as it is, predicted for `hardware`; None where it cannot be rehearsed.
-    `looked_at` holds every kind that was, found or not. `device`: where real steps ran, empty if none did."""
+    """The advices for one training.
+
+    `step_ns` and `peak_bytes` are predicted for the unchanged step on `hardware`; None if it cannot be rehearsed.
+    `looked_at` has every kind that was examined, found or not. `device` names where real steps ran; "" if none did.
+    """
 
     name: str
     batch: int
@@ -63,15 +66,15 @@ class Advices:
                 f"     gain: {advice.gain}",
             ]
         if not self.found:
-            lines.append("  nothing to advise")
+            lines.append("  no advice")
         found = {advice.kind for advice in self.found}
-        fine = ", ".join(kind.value for kind in self.looked_at if kind not in found)
-        if fine:
-            lines.append(f"  looked at, and nothing to say: {fine}")
+        without_finding = ", ".join(kind.value for kind in self.looked_at if kind not in found)
+        if without_finding:
+            lines.append(f"  examined without a finding: {without_finding}")
         by_reason: dict[str, list[str]] = {}
         for one in self.not_looked_at:
             by_reason.setdefault(one.reason, []).append(one.kind.value)
-        lines += [f"  not looked at: {', '.join(kinds)}: {reason}" for reason, kinds in by_reason.items()]
+        lines += [f"  not examined: {', '.join(kinds)}: {reason}" for reason, kinds in by_reason.items()]
         return "\n".join(lines)
 
     def _step(self) -> str:

@@ -1,4 +1,4 @@
-"""Checkpointing of the blocks that a model repeats: which they are, and rehearsing with it."""
+"""Finds the blocks that a model repeats, and checkpoints them in a rehearsal."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The outermost modules with parts of their own whose class occurs twice or more. Containers are no blocks: what is
-    in them is."""
+    """The outermost modules that have submodules and whose class occurs at least twice. A container is not a block, but
+    the modules in it may be."""
     inner = [one for one in model.modules() if one is not model and _may_be_block(one)]
     times = Counter(type(one) for one in inner)
     return list(_outermost(model, {kind for kind, count in times.items() if count > 1}))
 
 
 def checkpoint_blocks(model: nn.Module) -> int:
-    """From now on each block is recomputed in the backward pass. How many there are."""
+    """Make the backward pass recompute each block from now on. Returns the number of blocks."""
     blocks = repeated_blocks(model)
     for block in blocks:
         recomputed = functools.partial(checkpoint, block.forward, use_reentrant=False, context_fn=_contexts)
-        object.__setattr__(block, "forward", recomputed)  # an instance's own attribute goes before its class's method
+        object.__setattr__(block, "forward", recomputed)  # the instance's attribute hides the method of its class
     return len(blocks)
 
 
 def _contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """In the backward pass torch has put function modes aside: what is recomputed would be shaped as on the CPU."""
+    """Contexts for the forward pass and the recompute. Torch disables function modes in the backward pass, so without
+    CudaShaped the recompute would have the shapes of the CPU."""
     return nullcontext(), CudaShaped()
 
 

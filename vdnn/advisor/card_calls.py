@@ -1,7 +1,7 @@
-"""Calls of the user's program that name the GPU, where tensors on the CPU stand for the card's.
+"""Replaces calls of the user's program that name the GPU, while CPU tensors stand for those of the card.
 
-`torch.autocast("cuda")` then means those tensors, so that a program that has mixed precision is seen to have it;
-`torch.cuda.synchronize()` is counted, and waits for nothing where there is no GPU.
+`torch.autocast("cuda")` then applies to the CPU tensors, so that the advisor sees the program's mixed precision.
+`torch.cuda.synchronize()` is counted, and does nothing else if CPU tensors stand for the card.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from torch.amp.autocast_mode import autocast
 
 @contextlib.contextmanager
 def card_calls(*, stands_for_card: bool, on_synchronize: Callable[[], None]) -> Iterator[None]:
-    """While entered. `stands_for_card`: the tensors are the CPU's."""
+    """A context in which those calls are replaced. `stands_for_card`: CPU tensors stand for those of the card."""
     initialize, synchronize = autocast.__init__, torch.cuda.synchronize
 
-    def as_the_card(made: autocast, device_type: str, dtype: torch.dtype | None = None, **options: Any) -> None:
+    def initialize_for_card(
+        context: autocast, device_type: str, dtype: torch.dtype | None = None, **options: Any
+    ) -> None:
         if stands_for_card and device_type == "cuda":
             device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
-        initialize(made, device_type, dtype, **options)
+        initialize(context, device_type, dtype, **options)
 
-    def counted(device: Any = None) -> None:
+    def count_synchronize(device: Any = None) -> None:
         on_synchronize()
         if not stands_for_card:
             synchronize(device)
 
-    autocast.__init__, torch.cuda.synchronize = as_the_card, counted  # type: ignore[method-assign, assignment]
+    autocast.__init__ = initialize_for_card  # type: ignore[method-assign, assignment]
+    torch.cuda.synchronize = count_synchronize
     try:
         yield
     finally:

@@ -1,8 +1,8 @@
-"""What one step does, counted as it runs, on tensors with data or without: products by dtype, convolutions, places
-where the host waits for the GPU, gradients filled with zeros, biases before batch norms, debugging tools that are on.
+"""Counts what one step does while it runs, on tensors with or without data: products by dtype, convolutions, host
+syncs, gradients filled with zeros, biases before batch norms, and debugging tools that are on.
 
-In a rehearsal nobody has the values that the host asks for. It is told what a real step was told at the same line, and
-1 where none was. Tensors with data that the program holds beside its model become ones without.
+A rehearsal does not have the values that the host asks for. The census answers with the value that a real step got at
+the same line, or with 1. Tensors with data that the program holds besides its model are replaced by tensors without.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FILLS = (_aten.zero_.default, _aten._foreach_zero_.default)
 
 @dataclass(slots=True)
 class Counts:
-    """Of one step. `products`: forward and backward, convolutions among them, by the dtype they run in."""
+    """The counts of one step. `products` counts those of forward and backward, including convolutions, by dtype."""
 
     products: Counter[torch.dtype] = field(default_factory=Counter)
     products_tf32_could_take: int = 0
@@ -52,9 +52,11 @@ class Counts:
 
 
 class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Enter it after a virtual machine. `told`: what the host was told in a real step; a real one writes it down.
-    `scale`: how many times the real batch is rehearsed. `aside` is entered for operations on what is on the host
-    whatever the rest is on."""
+    """A dispatch mode that counts. Enter it after a virtual machine.
+
+    `told` holds the values that the host got in a real step; a real step writes them. `scale` is the rehearsed batch as
+    a multiple of the real one. `aside` is entered for operations on tensors that are always on the host.
+    """
 
     def __init__(
         self,
@@ -141,7 +143,7 @@ class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.counts.biases += tuple(norm_biases(loss))
 
     def _value(self, func: Any, args: tuple[Any, ...]) -> Any:
-        """Timed on a GPU, where the host waits for all that was asked of it before."""
+        """The value that the host asks for. On a GPU this is timed: the host waits for all work queued before."""
         if isinstance(args[0], FakeTensor):
             known = self._told.read("value", user_place())
             known = 1 if known is None else known
@@ -169,16 +171,15 @@ class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _without_data(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, FakeTensor):
             return tensor
-        assert self._machine is not None, "asked in a rehearsal only"
         known = self._stand_ins.get(id(tensor))
         if known is None:
             made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-            known = self._stand_ins[id(tensor)] = (tensor, made)  # held, so that its identity stays its own
+            known = self._stand_ins[id(tensor)] = (tensor, made)  # holds the tensor, so that its id is not used again
         return known[1]
 
 
 def _host_counters(optimizer: torch.optim.Optimizer | None) -> set[int]:
-    """Torch's optimizers count their steps in tensors on the host, unless they are capturable or fused."""
+    """The ids of step counters on the host. Torch's optimizers have them unless they are capturable or fused."""
     if optimizer is None:
         return set()
     on_host: set[int] = set()

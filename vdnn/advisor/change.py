@@ -1,4 +1,4 @@
-"""What a rehearsal does differently from the program as it is. The step as it is: Change()."""
+"""Change: what a rehearsal does differently from the program. Change() is the unchanged step."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`autocast` is the name of a dtype. `batch` is the batch of one step, cut into `micro_batches`. `offload_bytes` is
-    the budget of a vdnn.offload around the steps. `without_biases` names parameters."""
+    """`autocast` is the name of a dtype. `batch` is the batch of one step, divided into `micro_batches`.
+    `offload_bytes` is the budget of a vdnn.offload around the steps. `without_biases` names parameters."""
 
     autocast: str | None = None
     tf32: bool = False

@@ -1,4 +1,4 @@
-"""How the weights of a model's convolutions lie in memory."""
+"""The memory layout of a model's convolution weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _NAMES = {4: "channels_last", 5: "channels_last_3d"}
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionWeights:
-    """Of two or three dimensions; of one by one they lie both ways at once, and are not counted as channels first."""
+    """Counts of the weights of convolutions with two or three dimensions. Weights of 1 x 1 kernels have both layouts at
+    once and do not count as channels first."""
 
     total: int
     channels_first: int
@@ -21,7 +22,7 @@ class ConvolutionWeights:
 
 
 def convolution_weights(model: torch.nn.Module) -> ConvolutionWeights | None:
-    """None of a model that has none."""
+    """The counts for `model`, or None if it has no such convolutions."""
     weights = [one.weight for one in model.modules() if isinstance(one, _ConvNd) and one.weight.dim() in _LAYOUTS]
     if not weights:
         return None

@@ -1,4 +1,4 @@
-"""Debugging tools that were on while steps ran, or are on now."""
+"""Advice on debugging tools that were on while steps ran, or are on now."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from vdnn.advisor.advice import Advice, Kind, unknown
 from vdnn.advisor.diagnostics import TOOLS, tools_that_are_on
 from vdnn.advisor.evidence import Evidence
 
-_UNPREDICTED = "what a tool costs is the host's and the libraries' time, which virtual time does not know"
+_UNPREDICTED = "a tool costs time of the host and of libraries, which virtual time does not model"
 
 
 def debugging(evidence: Evidence) -> list[Advice]:

@@ -1,4 +1,4 @@
-"""Tools that find mistakes and cost time as long as they are on: which are on now, and how each is turned off."""
+"""Debugging tools that cost time while they are on: which are on now, and how to turn each off."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-# What is written to turn it off.
+# For each tool, the line that turns it off.
 TOOLS = {
     "autograd's anomaly detection": "torch.autograd.set_detect_anomaly(False)",
     "torch's profiler": "leave the `with torch.profiler.profile()` after a few steps, or give it a schedule",
@@ -21,7 +21,7 @@ _NVTX = "nvtx"
 
 
 def tools_that_are_on() -> Iterator[str]:
-    """On this thread. Cheap: it is asked at every operation of an observed step."""
+    """The tools that are on in this thread. This has to be cheap: it runs at every operation of an observed step."""
     if torch.is_anomaly_enabled():
         yield "autograd's anomaly detection"
     if torch._C._autograd._profiler_enabled():

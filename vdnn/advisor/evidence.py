@@ -1,4 +1,4 @@
-"""All that is known of one training: its step as it is, any step with a change, and what was observed."""
+"""Evidence on one training: rehearsals of its step, unchanged and with any change, and what real steps did."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ from vdnn.hardware import HardwareProfile
 
 REHEARSED = "two rehearsals"
 
-
-# What torch says where a value or a size depends on data.
+# Torch raises these where a value or a size depends on data.
 _NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 
 class NotSeen(Exception):
-    """What was to be looked at is not there to be looked at, for a reason in a few words."""
+    """A kind of advice cannot be examined. The message is the reason, in a few words."""
 
 
 class Evidence:
-    """Rehearsals are made when they are asked for, once each."""
+    """Rehearsals and observations of one training. Each rehearsal runs when it is first needed, and once."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class Evidence:
 
     @property
     def base(self) -> VirtualStep:
-        """The step as it is."""
+        """The unchanged step."""
         return self.step(Change(), "the step as it is")
 
     @property
@@ -68,15 +67,15 @@ class Evidence:
 
     @property
     def real(self) -> Observed:
-        """What real steps did."""
+        """The observation of real steps. Raises NotSeen if none ran."""
         if self.observed is None:
             raise NotSeen("a function of a batch size has no loop")
         if not self.observed.steps:
-            raise NotSeen(self.observed.failure or "no real steps were asked for")
+            raise NotSeen(self.observed.failure or "no real steps were requested")
         return self.observed
 
     def step(self, change: Change, doing: str) -> VirtualStep:
-        """Raises NotSeen if the step cannot be rehearsed at all: it did with data, and does not without."""
+        """Rehearse the step with `change`. Raises NotSeen if the step runs with data, but cannot run without."""
         if self._refused:
             raise NotSeen(self._refused)
         if change not in self._known:
@@ -111,7 +110,7 @@ def gain_between(before: VirtualStep, after: VirtualStep) -> Gain:
 
 
 def sample_gain_between(before: VirtualStep, after: VirtualStep) -> Gain:
-    """Of the samples of one step before."""
+    """The gain for as many samples as one step of `before` has."""
     return Gain(
         Basis.PREDICTED,
         REHEARSED,

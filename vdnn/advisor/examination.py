@@ -1,4 +1,4 @@
-"""vdnn.advise: looks at a training from all sides, and says what would make it faster or smaller."""
+"""vdnn.advise: examines a training for every kind of advice, and returns what would make it faster or smaller."""
 
 from __future__ import annotations
 
@@ -64,20 +64,21 @@ def advise(
     name: str | None = None,
     on_progress: Callable[[str], None] = lambda doing: None,
 ) -> Advices:
-    """What would make this training faster or smaller, by what was seen of it alone.
+    """Find changes that would make this training faster or smaller, using only what was seen of it.
 
-    `steps` real steps run on copies, on the device the model is on; then a step is rehearsed without data on
-    `hardware`, as it is and with each change. `hardware` is as in vdnn.plan; None: the GPU that is here, or else
-    "h100". `loss(output, target)`, or `loss(output)` where a batch has no target; or `step(model, optimizer, batch)`,
-    which does the whole of a step, and is watched. `budget`: what the step may take of the card. The model, the
-    optimizer, the loader and all random states stay as they are; what `step` changes beside its arguments does not.
+    `steps` real steps run on copies, on the device of the model. Then a step is rehearsed without data on `hardware`,
+    unchanged and with each change. `hardware` is as in vdnn.plan; None means the GPU of this machine, or "h100" if it
+    has none. Pass `loss(output, target)`, or `loss(output)` if a batch has no target, or pass
+    `step(model, optimizer, batch)`, which does a whole step and is watched. `budget` is the part of the card's memory
+    that a step may take. The model, the optimizer, the loader and all random states are unchanged afterwards. What
+    `step` changes besides its arguments is not restored.
 
         print(vdnn.advise(model, loader, optimizer, nn.CrossEntropyLoss()))
     """
     if type(steps) is not int or steps < 0:
         raise ValueError(f"steps: expected a number of steps, 0 or more, got {steps!r}.")
     profile = profile_for(hardware)
-    _budget_bytes(budget, profile)  # what is wrong with it is said before the work
+    _budget_bytes(budget, profile)  # refuse a wrong budget before any step runs
     training = LoopTraining(model, loader, optimizer, loss, step=step, name=name)
     told = Told()
     on_progress("running real steps" if steps else "taking a batch")
@@ -95,7 +96,7 @@ def examine(
     told: Told | None = None,
     on_progress: Callable[[str], None] = lambda doing: None,
 ) -> Advices:
-    """Every kind is looked at, or it is said why not."""
+    """Examine every kind of advice. The result names each kind that could not be examined, with the reason."""
     budget_bytes = _budget_bytes(budget, profile)
     evidence = Evidence(
         training,

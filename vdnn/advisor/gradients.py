@@ -1,4 +1,4 @@
-"""What is done with gradients that need not be: filled with zeros, or summed for a bias that a norm takes away."""
+"""Advice on unnecessary gradient work: filling gradients with zeros, and biases that a batch norm cancels."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from vdnn.advisor.evidence import Evidence, NotSeen
 from vdnn.bytesize import format_bytes
 
 _NAMED = 3
-_AT_LEAST = "two rehearsals, in which a bias is part of its convolution; where it is a kernel of its own it is more"
+_AT_LEAST = "two rehearsals, in which a bias is part of its convolution; more if it runs as a kernel of its own"
 
 
 def filled_gradients(evidence: Evidence) -> list[Advice]:
-    """Only of a step of the user's own: in any other the advisor clears them."""
+    """Advice only for a step of the user's own: without one, the advisor clears the gradients."""
     if evidence.training.can_be_cut:
-        raise NotSeen("gradients are cleared by the advisor where no step is given")
+        raise NotSeen("the advisor clears gradients itself if no step is given")
     base = evidence.base
     if not base.filled_gradients:
         return []
@@ -24,7 +24,7 @@ def filled_gradients(evidence: Evidence) -> list[Advice]:
     gain = evidence.gain_of(Change(set_to_none=True), "with gradients set to None")
     if gain.saved_ns == 0 and gain.saved_bytes == 0:
         action = "parameter.grad = None in place of parameter.grad.zero_()"
-        reason = "they are filled by hand, not by zero_grad, and a rehearsal cannot leave that out"
+        reason = "the program fills them without zero_grad, and a rehearsal cannot skip that"
         return [Advice(Kind.SET_TO_NONE, seen, action, unknown(reason))]
     if not gain.is_one:
         return []
@@ -42,12 +42,12 @@ def biases_before_norms(evidence: Evidence) -> list[Advice]:
     names = [bias.rpartition(".")[0] for bias, _ in pairs]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     first, norm = pairs[0][0].rpartition(".")[0], pairs[0][1]
-    followed = f"{first} by {norm}" if norm else f"{first} by one without weights"
+    followed = f"{first} by {norm}" if norm else f"{first} by a batch norm without weights"
     plural = "biases are" if len(names) > 1 else "bias is"
     return [
         Advice(
             Kind.BIAS_BEFORE_NORM,
-            f"{len(names)} {plural} taken away again by the batch norm that follows: "
+            f"{len(names)} {plural} cancelled by the batch norm that follows: "
             f"{', '.join(names[:_NAMED])}{more} ({followed}).",
             "bias=False in those layers",
             gain,

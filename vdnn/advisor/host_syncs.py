@@ -1,8 +1,8 @@
-"""Where the host waits for the GPU inside a step: each call that needs a value or makes a tensor of unknown size.
+"""Host syncs inside a step: each call that needs a value from the GPU, or makes a tensor whose size depends on data.
 
-Calls are seen twice over. Torch's operations come to the census, on any device. Python's own (`.cpu()`, `.tolist()`,
-`print(tensor)`) run no operation on tensors that are on the CPU already, where a step is rehearsed or tried, so a
-function mode sees them; what runs inside is then not counted again.
+Two modes see these calls. The census sees torch's operations, on any device. Calls from Python such as `.cpu()`,
+`.tolist()` and `print(tensor)` run no operation on tensors that are already on the CPU, as they are in a rehearsal.
+A function mode sees those, and the operations inside them are not counted again.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from vdnn.advisor.source_place import asked_by_torchs, user_place
+from vdnn.advisor.source_place import called_from_torch, user_place
 
 _aten = torch.ops.aten
 VALUE = _aten._local_scalar_dense.default
 SCALER = "GradScaler's look for infinities"
-# Their outcome's size depends on data, or they return a Python value.
+# The size of the result depends on data, or the operation returns a Python value.
 _SIZED_BY_DATA = {
     _aten.nonzero.default: "nonzero()",
     _aten.masked_select.default: "masked_select()",
@@ -51,7 +51,8 @@ _TO_HOST: dict[Callable[..., Any], str] = {
 
 @dataclass(frozen=True, slots=True)
 class HostSync:
-    """`count` of one step. `waited_ns` is what the host stood still there, on a GPU; 0 elsewhere."""
+    """One line of the program that syncs. `count` is per step. `waited_ns` is how long the host waited there, measured
+    on a GPU; 0 elsewhere."""
 
     place: str
     call: str
@@ -60,11 +61,11 @@ class HostSync:
 
 
 def sync_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """What the operation would wait for if its tensors were on a GPU, or None."""
+    """The name of the host sync that the operation would cause if its tensors were on a GPU, or None."""
     if func is VALUE:
-        if asked_by_torchs("optim"):
+        if called_from_torch("optim"):
             return None  # torch's optimizers count their steps on the host
-        return SCALER if asked_by_torchs("amp") else "a value read"
+        return SCALER if called_from_torch("amp") else "a value read"
     if func in _SIZED_BY_DATA:
         return _SIZED_BY_DATA[func]
     if func in _INDEXED and any(isinstance(one, torch.Tensor) and _is_mask(one) for one in tree_leaves(args[1])):
@@ -73,14 +74,14 @@ def sync_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | N
 
 
 class PythonCalls(TorchFunctionMode):
-    """While entered: names the call that an operation comes from, and counts those without an operation. `on_backward`
-    is told of each loss whose backward pass begins."""
+    """A function mode that names the Python call behind an operation, and counts calls that run no operation.
+    `on_backward` is called with each loss whose backward pass begins."""
 
     def __init__(self, counted: Callable[[str, str], None], on_backward: Callable[[torch.Tensor], None]) -> None:
         super().__init__()
         self._counted, self._on_backward = counted, on_backward
-        self.call: str | None = None  # the call that runs, for what the census sees in it
-        self.is_aside = False  # what runs inside has been counted
+        self.call: str | None = None  # the current call, which names the operations that the census sees in it
+        self.is_aside = False  # the current call has been counted, so the operations inside it are not
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -106,7 +107,7 @@ class PythonCalls(TorchFunctionMode):
 
 
 def _to_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """From a GPU. Where the CPU stands for the card `.to(device)` may mean either, and nothing is said."""
+    """Names a `.to` from a GPU to the CPU. If CPU tensors stand for the card, the direction is unknown: None."""
     if func is not torch.Tensor.to or not args[0].is_cuda:
         return None
     for one in (*args[1:2], kwargs.get("device")):
@@ -120,7 +121,7 @@ def _is_mask(tensor: torch.Tensor) -> bool:
 
 
 def _is_copy_to_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """From a GPU. Of CPU tensors there is no telling what is meant to be on the card."""
+    """True for a copy from a GPU. For CPU tensors it is unknown which of them stand for the card."""
     if func is _aten._to_copy.default:
         return args[0].is_cuda and torch.device(kwargs.get("device") or "cuda").type == "cpu"
     if func is _aten.copy_.default:

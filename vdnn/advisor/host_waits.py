@@ -1,4 +1,4 @@
-"""Each place where a step makes the host wait for the GPU, with what can be written instead."""
+"""Advice on host syncs: each line at which a step makes the host wait for the GPU, with what to write instead."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _INSTEAD = {
     "formatting a tensor": "log once in many steps",
 }
 _COPIED = 'tensor.to("cpu", non_blocking=True), and read it a step later'
-_UNPREDICTED = "it costs what the host was ahead of the card, which virtual time does not know"
+_UNPREDICTED = "it costs the time by which the host is ahead of the card, which virtual time does not model"
 
 
 def host_waits(evidence: Evidence) -> list[Advice]:
-    """As seen in real steps, else in the rehearsal."""
+    """Advice for each host sync of the real steps, or of the rehearsal if there were none."""
     observed = evidence.observed
     syncs = observed.syncs if observed is not None and observed.steps else evidence.base.syncs
     return [_advice(evidence, sync) for sync in sorted(syncs, key=lambda one: (-one.waited_ns, -one.count, one.place))]
@@ -37,7 +37,7 @@ def _advice(evidence: Evidence, sync: HostSync) -> Advice:
     gain = unknown(_UNPREDICTED)
     step_ns = None if evidence.observed is None else evidence.observed.step_ns
     if sync.waited_ns and step_ns:
-        reason = "how long the host stood still there, of which it wins at most all"
+        reason = "how long the host waited there, of which at most all is gained"
         gain = Gain(Basis.MEASURED, reason, before_ns=step_ns, after_ns=max(0, step_ns - sync.waited_ns))
     return Advice(
         Kind.HOST_SYNC,

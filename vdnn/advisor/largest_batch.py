@@ -1,4 +1,4 @@
-"""The largest batch that fits, found from few rehearsals: memory grows by about the same bytes for each sample."""
+"""Finds the largest batch that fits with few rehearsals: memory grows by about the same bytes for each sample."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from vdnn.advisor.virtual_step import VirtualStep
 from vdnn.bytesize import format_bytes
 
 _MOST = 1 << 20
-# Another batch means another learning rate: not for less than this share of a sample's time.
+# A larger batch needs another learning rate, so it has to save at least this share of the time for a sample.
 _WORTH_RETUNING = 0.01
 _HALVES_EVERY = 3
 
 
 def largest_batch(evidence: Evidence) -> list[Advice]:
     if not grows(evidence):
-        raise NotSeen("its memory does not depend on the batch")
+        raise NotSeen("the memory of a step does not depend on the batch")
     batch, samples = largest_that_fits(evidence), evidence.training.samples
     if batch is None or batch == evidence.training.batch:
         return []
@@ -27,21 +27,21 @@ def largest_batch(evidence: Evidence) -> list[Advice]:
     takes = f"a batch of {evidence.training.batch} takes {format_bytes(evidence.base.peak_bytes)} of {room}"
     limit = f"{batch} is the largest that fits."
     if batch == samples:
-        limit = "all the data there is fits."
+        limit = "all the data fits in one batch."
     elif batch == _MOST:
         limit = f"{batch} fits, and no larger one was tried."
     return [
         Advice(
             Kind.LARGEST_BATCH,
             f"{takes}; {limit}",
-            f"a batch of up to {batch}, with the learning rate to go with it",
+            f"a batch of up to {batch}, with an adjusted learning rate",
             gain,
         )
     ]
 
 
 def largest_that_fits(evidence: Evidence) -> int | None:
-    """Proven: it fits, and one more does not, or is not there. None if not even one sample does."""
+    """The largest batch that fits: one more sample does not fit, or does not exist. None if one sample does not fit."""
     start = evidence.training.batch
     most = max(start, min(_MOST, evidence.training.samples or _MOST))
     fits, over = (start, most + 1) if evidence.fits else (0, start)
@@ -58,8 +58,8 @@ def largest_that_fits(evidence: Evidence) -> int | None:
 
 
 def _next_guess(evidence: Evidence, fits: int, over: int, tried: int, most: int) -> int:
-    """On the line between the two that are known, which is nearly what memory goes along; halving every third time, so
-    that it ends."""
+    """Interpolate between the largest batch known to fit and the smallest known not to: memory is nearly linear in the
+    batch. Every third guess bisects, so that the search ends."""
     if over > most:
         return fits + 1 if tried == 1 else 2 * fits
     if not fits or tried % _HALVES_EVERY == 0:
@@ -69,7 +69,7 @@ def _next_guess(evidence: Evidence, fits: int, over: int, tried: int, most: int)
 
 
 def _along_the_line(evidence: Evidence) -> int:
-    """Where the line through this batch and its double meets the budget."""
+    """The batch at which the line through this batch and its double meets the budget."""
     base, double = evidence.base, _of(evidence, 2 * evidence.base.batch)
     each_bytes = (double.peak_bytes - base.peak_bytes) / base.batch
     return base.batch + int((evidence.budget_bytes - base.peak_bytes) // each_bytes)

@@ -1,4 +1,4 @@
-"""What the loader takes: a batch that comes later than the card asks for it, and memory that copies wait for."""
+"""Advice on the loader: more workers if the card waits for batches, and pinned memory if copies block the host."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from vdnn.advisor.advice import Advice, Basis, Gain, Kind
 from vdnn.advisor.evidence import Evidence, NotSeen
 from vdnn.bytesize import format_bytes
 
-# Of less of a step a measured wait is noise.
+# A measured wait below this share of a step is noise.
 _WORTH_A_CHANGE = 0.02
 
 
 def loader_workers(evidence: Evidence, cores: int | None = None) -> list[Advice]:
-    """With n workers a batch comes every n-th part of what one takes; without any the card waits for all of it."""
+    """With n workers, a batch takes an n-th of the time that one worker needs. Without workers, the card waits for all
+    of it."""
     loader, loader_ns, step_ns = _loader(evidence), _loader_ns(evidence), step_ns_of(evidence)
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
     now = loader.num_workers
@@ -29,7 +30,7 @@ def loader_workers(evidence: Evidence, cores: int | None = None) -> list[Advice]
     known = "measured" if evidence.observed is not None and evidence.observed.step_ns else "predicted"
     gain = Gain(
         Basis.PREDICTED,
-        f"from the loader as measured here and the step as {known}; {cores} cores are here",
+        f"from the measured loader and the {known} step; this machine has {cores} cores",
         before_ns=step_ns + wait_ns,
         after_ns=step_ns + left_ns,
     )
@@ -39,8 +40,8 @@ def loader_workers(evidence: Evidence, cores: int | None = None) -> list[Advice]
     return [
         Advice(
             Kind.LOADER_WORKERS,
-            f"a batch takes {loader_ns / 1e6:.2f} ms to come (measured) with {now} workers, and a step "
-            f"{step_ns / 1e6:.2f} ms: the card waits for {wait_ns / (wait_ns + step_ns):.0%} of the time.",
+            f"the loader takes {loader_ns / 1e6:.2f} ms for a batch (measured) with {now} workers, and a step takes "
+            f"{step_ns / 1e6:.2f} ms: the card waits {wait_ns / (wait_ns + step_ns):.0%} of the time.",
             f"DataLoader(..., num_workers={wanted}, persistent_workers=True){shards}",
             gain,
         )
@@ -48,9 +49,10 @@ def loader_workers(evidence: Evidence, cores: int | None = None) -> list[Advice]
 
 
 def pinned_memory(evidence: Evidence) -> list[Advice]:
-    """The copy of a batch, at the rate of the link: from pinned memory it can run beside the step."""
+    """Advice if the copy of a batch takes a relevant share of a step: from pinned memory it can run beside the step."""
     loader, observed = _loader(evidence), evidence.observed
-    assert observed is not None, "a loop is observed"
+    if observed is None:
+        raise NotSeen("the loader was not observed")
     if loader.pin_memory or not observed.batch_bytes:
         return []
     profile, step_ns = evidence.profile, step_ns_of(evidence)
@@ -66,8 +68,8 @@ def pinned_memory(evidence: Evidence) -> list[Advice]:
     return [
         Advice(
             Kind.PINNED_MEMORY,
-            f"batches of {format_bytes(observed.batch_bytes)} come in pageable memory, from which a copy holds the "
-            "host up.",
+            f"batches of {format_bytes(observed.batch_bytes)} are in pageable memory, and a copy from it blocks the "
+            "host.",
             'DataLoader(..., pin_memory=True), and batch.to("cuda", non_blocking=True)',
             gain,
         )
@@ -75,7 +77,7 @@ def pinned_memory(evidence: Evidence) -> list[Advice]:
 
 
 def step_ns_of(evidence: Evidence) -> int:
-    """As measured where there is a GPU, else as predicted for the card."""
+    """The measured time of a step if there is a GPU, else the time predicted for the card."""
     observed = evidence.observed
     return observed.step_ns if observed is not None and observed.step_ns is not None else evidence.base.step_ns
 
@@ -83,7 +85,7 @@ def step_ns_of(evidence: Evidence) -> int:
 def _loader(evidence: Evidence) -> DataLoader[object]:
     loader = evidence.loop.loader
     if not isinstance(loader, DataLoader):
-        raise NotSeen(f"the loader is no DataLoader but a {type(loader).__name__}")
+        raise NotSeen(f"the loader is not a DataLoader but a {type(loader).__name__}")
     return loader
 
 

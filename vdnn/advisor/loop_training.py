@@ -1,7 +1,7 @@
-"""The parts of a training loop: a model, its loader, its optimizer, and the loss or the step. All stay as they are.
+"""LoopTraining: a training loop as a model, its loader, its optimizer, and the loss or the step. All stay unchanged.
 
-Real steps run on copies. For a rehearsal each tensor of the copies is one without data, on the CPU, which stands for
-the card; a larger batch is the first one with another first dimension.
+Real steps run on copies. For a rehearsal, the copies have tensors without data, on the CPU, which stands for the card.
+A larger batch is the first batch with a larger first dimension.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ Step = Callable[[torch.nn.Module, torch.optim.Optimizer, Any], object]
 
 
 class LoopTraining(Training):
-    """`loss(output, target)` of batches that are pairs, `loss(output)` of others; without one the output brings it.
-    Or `step(model, optimizer, batch)` does all of a step: forward, backward, the optimizer's, and zero_grad."""
+    """A training loop. It calls `loss(output, target)` for batches that are pairs, and `loss(output)` for others.
+    Without a loss, the output has to contain one. `step(model, optimizer, batch)` instead does a whole step: forward
+    and backward passes, the optimizer's step, and zero_grad."""
 
     def __init__(
         self,
@@ -41,11 +42,11 @@ class LoopTraining(Training):
             raise TypeError(f"optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}.")
         if not hasattr(loader, "__iter__") or isinstance(loader, Iterator):
             raise TypeError(
-                "loader: expected what can be gone through again and again, such as a DataLoader or a list of batches, "
-                f"got {type(loader).__name__}: what is taken from it would be missing in your training."
+                "loader: expected an iterable that can be iterated more than once, such as a DataLoader or a list of "
+                f"batches, got {type(loader).__name__}: batches taken from it would be missing in your training."
             )
         if loss is not None and step is not None:
-            raise ValueError("expected a loss or a step, got both: the step does the whole of it.")
+            raise ValueError("expected a loss or a step, got both: a step computes its own loss.")
         for argument, given in (("loss", loss), ("step", step)):
             if given is not None and not callable(given):
                 raise TypeError(f"{argument}: expected a function, got {type(given).__name__}.")
@@ -62,7 +63,7 @@ class LoopTraining(Training):
         return next(parameter.device for parameter in self.model.parameters())
 
     def take_sample(self, batch: Any) -> None:
-        """The batch that is rehearsed."""
+        """Take `batch` as the one to rehearse. Refuses a batch without tensors."""
         sizes = [leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()]
         if not sizes:
             raise InvalidArgumentError(
@@ -73,7 +74,7 @@ class LoopTraining(Training):
             self.samples = len(self.loader) * self.batch
 
     def copies(self) -> tuple[torch.nn.Module, torch.optim.Optimizer, Loss | None]:
-        """With their data, on the device they are on, set to train."""
+        """Copies of the model, the optimizer and the loss, with data, on the same device, in training mode."""
         return self._copied({})
 
     def parts(self, batch: int) -> Parts:
@@ -94,11 +95,11 @@ class LoopTraining(Training):
         return Parts(model, optimizer, batch, loss=functools.partial(_loss, model, loss, batch))
 
     def _copied(self, memo: dict[int, Any]) -> tuple[torch.nn.Module, torch.optim.Optimizer, Loss | None]:
-        """A model that was left in eval() trains here as in a loop; modules frozen in one that trains stay so."""
+        """Copy everything. A model in eval() is set to train. If the model trains, submodules in eval() stay so."""
         model, optimizer, loss = copy.deepcopy((self.model, self.optimizer, self.loss), memo)
         for name, value in vars(self.optimizer).items():
-            # What an optimizer leaves out of its own copy: LBFGS its parameters. A step that a scheduler has put there
-            # is the original's, and is not for the copy.
+            # Optimizers omit attributes from their own copy: LBFGS omits its parameters. A `step` that a scheduler has
+            # set is bound to the original and is not copied.
             if not hasattr(optimizer, name) and not callable(value):
                 setattr(optimizer, name, copy.deepcopy(value, memo))
         return model if model.training else model.train(), optimizer, loss
@@ -143,9 +144,9 @@ def _loss(model: torch.nn.Module, loss: Loss | None, batch: Any) -> object:
         )
     if loss is not None:
         return loss(output, *targets)
-    brought = getattr(output, "loss", None)
-    if not isinstance(brought, torch.Tensor):
+    own_loss = getattr(output, "loss", None)
+    if not isinstance(own_loss, torch.Tensor):
         raise InvalidArgumentError(
-            argument="loss", expected=f"a function, as {type(output).__name__} brings no loss", got="none"
+            argument="loss", expected=f"a function, because {type(output).__name__} has no loss", got="none"
         )
-    return brought
+    return own_loss

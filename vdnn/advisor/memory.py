@@ -1,5 +1,6 @@
-"""What makes a step fit that does not: vdnn, checkpointing, or fewer samples at a time. Of one that fits they only make
-it slower, and are not looked at.
+"""Advice for a step that does not fit: vdnn.offload, checkpointing, or fewer samples at a time.
+
+A step that fits gets no such advice: each of them would only make it slower.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from vdnn.advisor.virtual_step import VirtualStep
 from vdnn.bytesize import format_bytes
 from vdnn.errors import BudgetError
 
-# Each part is a step to rehearse, and to run: of more the batch is better made smaller.
+# Each part costs a pass to rehearse and to run. If more are needed, a smaller batch is better.
 _MOST_PARTS = 32
 
 
@@ -22,7 +23,7 @@ def offloading(evidence: Evidence) -> list[Advice]:
     try:
         step = evidence.step(Change(offload_bytes=evidence.budget_bytes), "under vdnn.offload")
     except BudgetError:
-        return []  # no plan meets it
+        return []  # no plan meets the budget
     if step.peak_bytes > evidence.budget_bytes:
         return []
     action = f'with vdnn.offload(budget="{_whole(evidence.budget_bytes)}"): around the training loop'
@@ -42,7 +43,8 @@ def checkpointing(evidence: Evidence) -> list[Advice]:
 
 
 def accumulation(evidence: Evidence) -> list[Advice]:
-    """The fewest parts that fit, in powers of two: none has more samples than the largest batch."""
+    """Advice to divide the batch into the fewest parts that fit, a power of two. Parts with more samples than the
+    largest batch that fits are not tried."""
     if evidence.fits or not evidence.training.can_be_cut or not grows(evidence):
         return []
     largest = largest_that_fits(evidence)
@@ -64,9 +66,9 @@ def accumulation(evidence: Evidence) -> list[Advice]:
 
 def _fitting(evidence: Evidence, kind: Kind, action: str, step: VirtualStep) -> Advice:
     takes, room = format_bytes(evidence.base.peak_bytes), format_bytes(evidence.budget_bytes)
-    return Advice(kind, f"a step takes {takes}, and there are {room}.", action, gain_between(evidence.base, step))
+    return Advice(kind, f"a step takes {takes}, and {room} are available.", action, gain_between(evidence.base, step))
 
 
 def _whole(nbytes: int) -> str:
-    """As vdnn.parse_bytes takes it, never more than it is."""
+    """Bytes as vdnn.parse_bytes takes them, rounded down to MiB."""
     return f"{nbytes // 2**20}MiB"

@@ -1,7 +1,7 @@
-"""Biases that a batch norm subtracts again: found in the graph of the step, so functions count as modules do.
+"""Finds biases that a batch norm cancels, in the graph of the step, so that functions count as well as modules.
 
-The output of the convolution or product goes to a batch norm in training and nowhere else, and it adds a parameter that
-nobody else reads. The mean over the batch takes a constant away whatever it is.
+Only a batch norm in training reads the output of the convolution or product, and only that operation reads the bias.
+The batch norm subtracts the mean over the batch, and with it any constant.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Where the bias is among the inputs.
+# The index of the bias among the inputs of the node.
 _BIAS_EDGE = {"ConvolutionBackward0": 2, "AddmmBackward0": 0}
 _NORMS = ("NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0")
 
 
 class NormBias(NamedTuple):
-    """Parameters by identity: whoever asks knows their names. `norm_id`: 0 for a norm without a weight."""
+    """The ids of the two parameters; the caller knows their names. `norm_id` is 0 for a norm without a weight."""
 
     bias_id: int
     norm_id: int
 
 
 def norm_biases(loss: torch.Tensor) -> Iterator[NormBias]:
-    """To be asked before the backward pass."""
+    """Find the biases in the graph of `loss`. Call this before the backward pass, which frees the graph."""
     nodes, consumers = _graph(loss.grad_fn)
     for norm in nodes:
         if norm.name() not in _NORMS or not getattr(norm, "_saved_training", True):
@@ -41,7 +41,8 @@ def norm_biases(loss: torch.Tensor) -> Iterator[NormBias]:
 
 
 def _graph(root: Any) -> tuple[list[Any], Counter[Any]]:
-    """All nodes, and how many others read each. Nodes are made anew at each look, but equal by identity while held."""
+    """All nodes, and how many others read each. Python objects of nodes are created on access, and keep their identity
+    only while they are held."""
     nodes, consumers, waiting = [], Counter[Any](), [root]
     seen = set()
     while waiting:

@@ -1,5 +1,7 @@
-"""A few real steps of a training loop, on copies of its model and optimizer: what its loader takes, where the host
-waits for the GPU, whether inputs keep their shape. Time is measured without the census, which takes time itself.
+"""Observes a few real steps of a training loop, on copies of its model and optimizer.
+
+It measures the loader's time for a batch, counts host syncs, and compares the shapes of inputs. The time of a step is
+measured without the census, which takes time itself.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from vdnn.advisor.census import Census, Counts
 from vdnn.advisor.diagnostics import tools_that_are_on
 from vdnn.advisor.host_syncs import HostSync
 from vdnn.advisor.loop_training import LoopTraining
-from vdnn.advisor.parts import Parts, scalar_loss
+from vdnn.advisor.parts import Parts
 from vdnn.advisor.random_state import random_state_kept
 from vdnn.advisor.told import Told
 from vdnn.errors import InvalidArgumentError
@@ -29,8 +31,12 @@ _FEWEST_TIMED = 2
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Of `steps` steps on `device`. `loader_ns` is what a batch takes to come, without a step in between, or None where
-    too few came to tell; `step_ns` is measured on a GPU only. `filled`: gradients filled with zeros in one step."""
+    """The observation of `steps` steps on `device`.
+
+    `loader_ns` is the loader's time for a batch, without a step in between; None if there were too few batches.
+    `step_ns` is measured on a GPU only. `filled_gradients` and `filled_bytes` count gradients filled with zeros in one
+    step.
+    """
 
     device: str
     steps: int
@@ -47,7 +53,7 @@ class Observed:
 
 
 def observe(training: LoopTraining, steps: int, told: Told, clock: Clock = time.perf_counter_ns) -> Observed:
-    """Gives the training its sample, and `told` what the host asked for."""
+    """Run and observe `steps` steps. Sets the sample of `training`, and writes to `told` what the host was told."""
     loader = training.loader
     sampler = getattr(loader, "sampler", None)
     with random_state_kept(getattr(loader, "generator", None), getattr(sampler, "generator", None)):
@@ -82,7 +88,7 @@ def observe(training: LoopTraining, steps: int, told: Told, clock: Clock = time.
 
 
 def _batches(training: LoopTraining, steps: int, clock: Clock) -> tuple[list[Any], list[int]]:
-    """The first ones, and what each took; the first of all brings the workers up and is not counted among them."""
+    """The first batches and the time for each. The caller ignores the first time, in which the workers start."""
     batches: list[Any] = []
     waits: list[int] = []
     iterator = iter(training.loader)
@@ -122,19 +128,18 @@ def _run(training: LoopTraining, batches: list[Any], told: Told, clock: Clock) -
 
 
 def do_step(parts: Parts) -> None:
-    """As the program does it; without a step of its own as the advisor does."""
+    """Do one step: the program's own, or loss, backward pass, optimizer step and zero_grad if it has none."""
     if parts.step is not None:
         parts.step()
         return
-    assert parts.loss is not None, "parts have a loss or a step"
-    scalar_loss(parts.loss()).backward()  # type: ignore[no-untyped-call]
+    parts.compute_loss().backward()  # type: ignore[no-untyped-call]
     if parts.optimizer is not None:
         parts.optimizer.step()
         parts.optimizer.zero_grad()
 
 
 def _by_step(counts: list[Counts]) -> tuple[HostSync, ...]:
-    """The mean of the steps, at least 1 where there was any."""
+    """The host syncs with their mean counts and waits per step. A count is at least 1."""
     total: Counter[tuple[str, str]] = Counter()
     waited: Counter[tuple[str, str]] = Counter()
     for one in counts:

@@ -1,4 +1,4 @@
-"""How the optimizer goes through its parameters, and in how many bytes it keeps its state."""
+"""Advice on the optimizer: its fused form, and its state in 8 bits."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from vdnn.advisor.evidence import Evidence, NotSeen
 from vdnn.advisor.optimizer_state import OptimizerForm
 from vdnn.bytesize import format_bytes
 
-# By library, in the order of preference: the module, and its optimizers by the names of torch's.
+# Libraries in the order of preference: package, module, and its optimizers by the names of torch's.
 _IN_8_BITS = (
     ("bitsandbytes", "bitsandbytes.optim", {"Adam": "Adam8bit", "AdamW": "AdamW8bit"}),
     ("torchao", "torchao.optim", {"Adam": "Adam8bit", "AdamW": "AdamW8bit"}),
 )
-# Of less of the peak another library is not worth its being there.
+# Below this share of the peak the saved bytes do not justify another dependency.
 _WORTH_A_LIBRARY = 0.02
 
 
@@ -30,7 +30,7 @@ def fused_form(evidence: Evidence) -> list[Advice]:
     return [
         Advice(
             Kind.OPTIMIZER_FORM,
-            f"{form.name} goes through {form.parameters} parameters {way}.",
+            f"{form.name} updates {form.parameters} parameters {way}.",
             f"torch.optim.{form.name}(..., fused=True)",
             gain,
         )
@@ -38,7 +38,7 @@ def fused_form(evidence: Evidence) -> list[Advice]:
 
 
 def state_in_8_bits(evidence: Evidence) -> list[Advice]:
-    """Its state is there all the time, so the peak falls by what it loses."""
+    """The state is always resident, so the peak falls by as many bytes as the state does."""
     form = _form(evidence)
     saved_bytes = form.state_bytes - form.bytes_in_8_bits
     before_bytes = evidence.base.peak_bytes

@@ -1,4 +1,4 @@
-"""What an optimizer is set to, put back as it was: a user's step may call a scheduler, which holds the original."""
+"""Restores the settings of an optimizer: a user's step may call a scheduler, which changes the original optimizer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 @contextlib.contextmanager
 def settings_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Also through an exception. Of each group all but its parameters. Schedulers count the steps of the original, and
-    warn where copies step: not here."""
+    """Restore all settings of each group on exit, also after an exception. Ignores the warning of schedulers, which
+    count the steps of the original while only copies step."""
     before = [{name: _held(one) for name, one in group.items() if name != "params"} for group in optimizer.param_groups]
     try:
         with warnings.catch_warnings():
@@ -28,5 +28,5 @@ def settings_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def _held(value: object) -> object:
-    """A learning rate may be a tensor, which is written into."""
+    """A copy of a setting. A learning rate may be a tensor, which is written in place."""
     return value.detach().clone() if isinstance(value, torch.Tensor) else value

@@ -1,4 +1,4 @@
-"""The form of an optimizer: how it goes through its parameters, what its state takes, and would take in 8 bits."""
+"""OptimizerForm: how an optimizer updates its parameters, and the bytes of its state, now and in 8 bits."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-# Of fewer elements neither library quantizes the state; scales are float32, one for each 256.
+# Neither library quantizes state with fewer elements. There is one float32 scale for each 256 elements.
 _SMALLEST_QUANTIZED = 4096
 _BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerForm:
-    """How an optimizer of torch's goes through its parameters. `can_fuse` of those that have such a kernel."""
+    """How an optimizer updates its parameters. `can_fuse` is True if torch has a fused kernel for it."""
 
     name: str
     parameters: int

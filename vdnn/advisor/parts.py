@@ -1,4 +1,4 @@
-"""The parts of a training step, and a training as something that can be staged: made anew where there is no data."""
+"""The parts of a training step, and Training, which makes the parts on tensors without data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vdnn.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Either `loss` makes the loss of one batch, or `step` does all the user's step does: with `is_whole` up to the
-    optimizer's, else up to the backward pass. `inputs` are counted as being there."""
+    """The parts of one step. Either `loss` computes the loss of one batch, or `step` is the user's step: with
+    `is_whole` it includes the optimizer's step, else it ends with the backward pass. `inputs` count as resident."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer | None
@@ -23,18 +23,23 @@ class Parts:
     step: Callable[[], object] | None = None
     is_whole: bool = False
 
+    def compute_loss(self) -> torch.Tensor:
+        if self.loss is None:
+            raise RuntimeError("expected Parts with a loss or a step, got neither.")
+        return scalar_loss(self.loss())
+
 
 class Training(ABC):
-    """What is advised on."""
+    """The training that an examination is about."""
 
     name: str
     batch: int
-    can_be_cut: bool  # whether the advisor calls the backward pass, and so can call it for parts of a batch
-    samples: int | None = None  # of the data there is: no batch is larger
+    can_be_cut: bool  # the advisor calls the backward pass itself, so it can do so for parts of a batch
+    samples: int | None = None  # in the data set: no batch is larger
 
     @abstractmethod
     def parts(self, batch: int) -> Parts:
-        """On tensors without data; called inside a virtual machine."""
+        """The parts on tensors without data. Called inside a virtual machine."""
 
 
 def scalar_loss(found: object) -> torch.Tensor:

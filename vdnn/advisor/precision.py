@@ -1,4 +1,4 @@
-"""Products that run in float32 where the card is faster with less: autocast, or tf32."""
+"""Advice on products in float32 on a card that is faster with a smaller type: autocast, or tf32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FLOAT32 = "float32"
 
 
 def mixed_precision(evidence: Evidence) -> list[Advice]:
-    """Of cards with a rate of their own for a half: others would only convert."""
+    """Advice for cards that have a rate for bfloat16 or float16. Other cards would only convert."""
     dtype = next((one for one in ("bfloat16", "float16") if one in evidence.profile.flop_per_s), None)
     products = dict(evidence.base.products)
     count = products.get(_FLOAT32, 0)
@@ -35,7 +35,7 @@ def mixed_precision(evidence: Evidence) -> list[Advice]:
 
 
 def tf32_products(evidence: Evidence) -> list[Advice]:
-    """Convolutions take it unasked; products do only if told."""
+    """Advice on matrix products. Convolutions use tf32 by default; products use it only if the program allows it."""
     allowed = torch.get_float32_matmul_precision() != "highest"
     count = evidence.base.products_tf32_could_take
     if allowed or not count or "tf32" not in evidence.profile.flop_per_s:

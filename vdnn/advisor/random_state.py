@@ -1,4 +1,4 @@
-"""The random state of Python, numpy and torch, on the CPU and on every GPU: put back as it was."""
+"""Restores the random states of Python, numpy and torch, on the CPU and on every GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 @contextlib.contextmanager
 def random_state_kept(*generators: Any) -> Iterator[None]:
-    """Also through an exception. `generators`: further ones of torch's, or None."""
+    """Restore all random states on exit, also after an exception. `generators` are more torch generators, or None."""
     of_python, of_torch = random.getstate(), torch.get_rng_state()
     on_gpus = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
     of_gpus = torch.cuda.get_rng_state_all() if on_gpus else []

@@ -1,4 +1,4 @@
-"""Which line of the user's program is running: the innermost frame outside torch and this package."""
+"""Finds the line of the user's program that is running: the innermost frame outside torch and this package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IN_TORCH = "inside torch"
 
 
 def user_place() -> str:
-    """file:line, from the current directory if it is below it."""
+    """The line as "file:line". A file below the current directory is named relative to it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -24,12 +24,12 @@ def user_place() -> str:
     return IN_TORCH
 
 
-def asked_by_torchs(room: str) -> bool:
-    """Whether a file of that room of torch's, such as "optim", is between here and the user's line."""
+def called_from_torch(package: str) -> bool:
+    """True if a frame of this package of torch, such as "optim", is between the caller and the user's line."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(f"{_TORCH}{room}/"):
+        if name.startswith(f"{_TORCH}{package}/"):
             return True
         if not name.startswith((_TORCH, _OURS, "<")):
             return False

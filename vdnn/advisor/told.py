@@ -1,6 +1,7 @@
-"""What the host was told in a real step, by the line that asked, in the order of asking; and asked again without data.
+"""Told: the values and sizes that the host got in a real step, by line and in order, for a rehearsal to use again.
 
-A value is what was read, a size how many elements a mask chose. In a rehearsal of another batch sizes grow with it.
+A value is the number that was read; a size is how many elements a mask chose. If a rehearsal has a larger batch, sizes
+grow with it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _Asked = tuple[str, str]
 
 
 class Told:
-    """Of the last real step. A rehearsal reads a copy from `begin_step` on."""
+    """The answers of the last real step. Each rehearsed step reads them from the beginning."""
 
     def __init__(self) -> None:
         self._answers: dict[_Asked, list[Any]] = {}
@@ -30,7 +31,8 @@ class Told:
         self._answers.setdefault((what, place), []).append(answer)
 
     def read(self, what: str, place: str) -> Any | None:
-        """None if nobody asked there. More often than in the real step: from the beginning again."""
+        """The next answer for this line, or None if the real step did not ask there. After the last answer the first
+        one comes again."""
         known = self._answers.get((what, place))
         if known is None:
             return None
@@ -53,7 +55,7 @@ def chosen_by_mask(func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
 
 
 def run_with_size(func: Any, args: tuple[Any, ...], size: int) -> Any:
-    """The operation as if its mask chose `size` elements; on tensors without data."""
+    """Run the operation as if its mask chose `size` elements, on tensors without data."""
     if func is _aten.nonzero.default:
         return torch.empty(size, args[0].dim(), dtype=torch.int64)
     if func is _aten.masked_select.default:

@@ -1,7 +1,7 @@
-"""One step of a training on a card that need not be there, as it is or with a change: its time, its peak, its counts.
+"""Rehearses one step of a training, unchanged or with a change, on a virtual machine: its time, peak and counts.
 
-The first step warms up, the second is the one; under vdnn.offload one is recorded between them, and the plan is
-followed in the last. Optimizers take the loops that they would take on a GPU, which are not those of the CPU.
+The first step warms up and the second counts. Under vdnn.offload there are two more: one is recorded, and the last
+follows the plan. Optimizers take the loops that they would take on a GPU, not those of the CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vdnn.advisor.change import Change
 from vdnn.advisor.convolution_weights import ConvolutionWeights, convolution_weights
 from vdnn.advisor.host_syncs import HostSync
 from vdnn.advisor.optimizer_state import OptimizerForm, form_of
-from vdnn.advisor.parts import Parts, Training, scalar_loss
+from vdnn.advisor.parts import Parts, Training
 from vdnn.advisor.told import Told
 from vdnn.hardware import HardwareProfile
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
@@ -33,8 +33,8 @@ _STEPS_OFFLOADED = 4
 
 @dataclass(frozen=True, slots=True)
 class VirtualStep:
-    """`float_products` counts forward and backward products by the name of their dtype. `norm_biases`: names of the
-    biases that a batch norm takes away, each with its norm's."""
+    """The figures of one rehearsed step. `products` counts forward and backward products by the name of their dtype.
+    `norm_biases` names the biases that a batch norm cancels, each with its norm."""
 
     batch: int
     step_ns: int
@@ -52,7 +52,7 @@ class VirtualStep:
 
 
 def rehearse(training: Training, profile: HardwareProfile, change: Change, told: Told | None = None) -> VirtualStep:
-    """The same step and the same change give the same numbers on any machine."""
+    """Rehearse the step with `change`. The same step and change give the same numbers on any machine."""
     batch = change.batch or training.batch
     known, scale = told or Told(), batch / change.micro_batches / training.batch
     with _tf32(change), torch.autograd.set_detect_anomaly(False), VirtualMachine(profile) as machine, CudaShaped():
@@ -102,9 +102,8 @@ def _run(parts: Parts, change: Change) -> None:
         if parts.step is not None:
             parts.step()
             continue
-        assert parts.loss is not None, "parts have a loss or a step"
         with _autocast(change):
-            loss = scalar_loss(parts.loss())
+            loss = parts.compute_loss()
         scaled = loss if change.micro_batches == 1 else loss / change.micro_batches
         scaled.backward()  # type: ignore[no-untyped-call]
     if parts.is_whole:
@@ -134,7 +133,7 @@ def _tf32(change: Change) -> Iterator[None]:
 
 @contextlib.contextmanager
 def machine_aside(machine: VirtualMachine) -> Iterator[None]:
-    """What is on the host takes no time of the card's."""
+    """A context in which operations on the host take no time of the card."""
     before, machine.aside_ns = machine.aside_ns, 0
     try:
         yield
@@ -143,7 +142,7 @@ def machine_aside(machine: VirtualMachine) -> Iterator[None]:
 
 
 def _apply(change: Change, parts: Parts) -> int:
-    """To parts that were made for this rehearsal. Returns how many blocks are checkpointed."""
+    """Apply `change` to parts that were made for this rehearsal. Returns the number of checkpointed blocks."""
     model, optimizer = parts.model, parts.optimizer
     for name in change.without_biases:
         _remove_bias(parts, name)
@@ -163,7 +162,7 @@ def _apply(change: Change, parts: Parts) -> int:
 
 
 def _takes_lists(group: dict[str, Any]) -> bool:
-    """What torch decides on a GPU."""
+    """True if torch would update the group in lists (foreach) on a GPU."""
     rate_is_tensor = isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable")
     return not group.get("differentiable") and not rate_is_tensor
 

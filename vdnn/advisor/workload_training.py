@@ -1,4 +1,4 @@
-"""A function of a batch size that makes (model, inputs, loss), as `vdnn plan` takes it. It has no loader."""
+"""WorkloadTraining: a function of a batch size that returns (model, inputs, loss), as for `vdnn plan`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from vdnn.runtime.rehearsal.rehearsal import OPTIMIZERS, loss_of
 
 
 class WorkloadTraining(Training):
-    """`optimizer` is a name that `vdnn plan` knows, or None: then the step ends with the backward pass."""
+    """A training from such a function. `optimizer` is a name that `vdnn plan` knows; with None the step ends with the
+    backward pass."""
 
     def __init__(self, make: Callable[[int], Any], batch: int, *, name: str, optimizer: str | None = None) -> None:
         if type(batch) is not int or batch < 1:
@@ -31,9 +32,9 @@ class WorkloadTraining(Training):
         model = made[0] if isinstance(made, tuple) and len(made) in (2, 3) else getattr(made, "model", None)
         if not isinstance(model, torch.nn.Module):
             raise VdnnError(
-                "advise: called with a batch size, the function is to return (model, inputs), (model, inputs, loss), "
-                f"or something with `model` and `step()`; it returned {type(made).__name__}. One that returns the "
-                "model, loader and optimizer of a loop is called without --batch."
+                "advise: expected a function that, called with a batch size, returns (model, inputs), (model, inputs, "
+                f"loss), or an object with `model` and `step()`, got one that returns {type(made).__name__}. For a "
+                "function that returns the model, loader and optimizer of a loop, leave out --batch."
             )
         check_model(model)
         optimizer = None if self._optimizer is None else OPTIMIZERS[self._optimizer](model.parameters())

@@ -1,6 +1,7 @@
-"""What hardware can do, as values: what was measured here, and profiles of known cards for planning without one.
+"""The figures of hardware as values: measured rates of this machine's link, and profiles of known cards.
 
-Nothing here measures or imports torch. `load_profile("titan-x")` reads a card's figures, each with its source.
+A plan can be made from a profile without the card. Importing this package measures nothing and does not import torch.
+`load_profile("titan-x")` reads the figures of a card, each with its source.
 """
 
 from __future__ import annotations

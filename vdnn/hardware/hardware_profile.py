@@ -1,8 +1,9 @@
-"""One card with its link to the host, as figures that each name their source.
+"""HardwareProfile: the figures of one card and its link to the host, each with its source.
 
-Peaks are what the vendor states, dense; the link's rates are what copies attain. A figure that is no number above
-zero, one without a source and a link that is slower both ways than one way are refused here, so that whatever is
-computed from a profile need not ask again. Where profiles come from is in profile_files.py.
+Peaks are the vendor's figures for dense operations; the rates of the link are those that copies reach. This module
+refuses a figure that is not a number above zero, a figure without a source, and a link that is slower in both
+directions at once than in one, so that code that reads a profile need not check again. profile_files.py reads profiles
+from files.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 
 from vdnn.errors import InvalidArgumentError
 
-# What flop_per_s may be given for. "tf32" is no dtype of torch, but what tensor cores make of float32.
+# The keys that flop_per_s may have. "tf32" is not a dtype of torch: it is how tensor cores multiply float32.
 DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16")
 WHOLE_FIGURES = (
     "memory_bytes",
@@ -28,9 +29,9 @@ FRACTIONS = ("compute_efficiency", "bandwidth_efficiency")
 
 @dataclass(frozen=True, slots=True)
 class HardwareProfile:
-    """The figures of one card. `sources` names a source for each, by the names that `figure_names` gives.
+    """The figures of one card. `sources` maps each name in `figure_names` to the source of that figure.
 
-    `memory_bytes` is what one program can allocate. `flop_per_s` and `memory_bytes_per_s` are peaks;
+    `memory_bytes` is the most that one program can allocate. `flop_per_s` and `memory_bytes_per_s` are peaks;
     `compute_efficiency` and `bandwidth_efficiency` are the fractions of them that a good kernel reaches.
     `duplex_bytes_per_s` is the sum of both directions of the link while both are busy.
     """
@@ -60,16 +61,16 @@ class HardwareProfile:
                 raise self._refusal(figure, "a source in words", "none")
         fastest = max(self.to_host_bytes_per_s, self.to_device_bytes_per_s)
         if self.duplex_bytes_per_s < fastest:
-            expected = f"at least the {fastest} of the faster direction alone"
+            expected = f"at least {fastest}, the rate of the faster direction alone"
             raise self._refusal("duplex_bytes_per_s", expected, str(self.duplex_bytes_per_s))
 
     @property
     def figure_names(self) -> tuple[str, ...]:
-        """Every figure that has a source, as `source_of` takes it."""
+        """The names of all figures. `source_of` takes any of them."""
         return (*WHOLE_FIGURES, *FRACTIONS, *(f"flop_per_s.{dtype}" for dtype in self.flop_per_s))
 
     def source_of(self, figure: str) -> str:
-        """Where `figure` comes from, such as source_of("memory_bytes") or source_of("flop_per_s.float32")."""
+        """The source of `figure`, as in source_of("memory_bytes") or source_of("flop_per_s.float32")."""
         if figure not in self.figure_names:
             raise self._refusal("source_of", f"one of {', '.join(self.figure_names)}", repr(figure))
         return self.sources[figure]
@@ -87,7 +88,7 @@ class HardwareProfile:
             raise self._refusal(figure, "a whole number above zero", repr(value))
 
     def _check_fraction(self, figure: str, value: object) -> None:
-        # Not a number is not above 0 either.
+        # The comparison is false for NaN too, which is therefore refused.
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
             raise self._refusal(figure, "a fraction above 0 and at most 1", repr(value))
 

@@ -1,6 +1,6 @@
-"""The link of this machine, as measured: values that the doctor shows and a planner reckons with.
+"""LinkFigures: the measured rates of this machine's link, which the doctor shows and planners use.
 
-Only numbers; how they are measured is in vdnn/hardware/link_probe.py.
+vdnn/hardware/link_probe.py measures them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 class LinkFigures:
     """The link between one device and its host, for copies of whole blocks of `block_bytes` in pinned memory.
 
-    Rates are bytes per second, medians of `repeats` runs. `both_ways_bytes_per_s` is the sum of the two
-    directions while both are busy. `pinning_ns` is what page-locking one block takes.
+    Rates are bytes per second, medians of `repeats` runs. `both_ways_bytes_per_s` is the sum of the two directions
+    while both are busy. `pinning_ns` is the time to page-lock one block.
     """
 
     block_bytes: int

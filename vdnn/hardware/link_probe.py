@@ -1,11 +1,9 @@
-"""How fast the link between a device and its host is: each way alone, both ways at once, and what pinning
-costs.
+"""Measures the link between a device and its host: each direction alone, both at once, and the cost of pinning.
 
-Works on any device with the calls named in LinkDevice, needs no torch, and times on the device with its own
-events, so that what the host is busy with does not count. The figures are medians of whole-block copies from
-and to pinned memory: what a transfer queue with large blocks can reach, not what small copies get. All memory
-and both streams used here belong to the probe; memory is given back before it returns or raises, streams live
-as long as the device.
+The probe works on any device with the calls of LinkDevice and needs no torch. It times with the device's own events, so
+that other work of the host does not count. The figures are medians of whole-block copies from and to pinned memory:
+a transfer queue with large blocks can reach them, small copies cannot. The probe owns all memory and both streams that
+it uses. It frees the memory before it returns or raises; the streams live as long as the device.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from vdnn.hardware import LinkFigures
 
 BLOCK_BYTES = 64 * 2**20
 REPEATS = 7
-# Copies in one timed run. Several, because with two directions the first and the last copy run partly alone.
+# Copies in one timed run. There are several because with two directions the first and the last copy run partly alone.
 COPIES = 4
 
 S = TypeVar("S")
@@ -30,7 +28,7 @@ E = TypeVar("E")
 
 
 class LinkDevice(Protocol[S, E]):
-    """The calls of a device that the probe makes; vdnn._C says what each promises."""
+    """The calls of a device that the probe makes. vdnn._C documents each."""
 
     def create_stream(self, name: str, /) -> S: ...
     def record(self, stream: S, /, timing: bool = ...) -> E: ...
@@ -51,9 +49,7 @@ def measure_link(
     repeats: int = REPEATS,
     progress: Callable[[str], None] | None = None,
 ) -> LinkFigures:
-    """Measures `device`'s link; blocks for a second or so. Takes two blocks on the device and three on the
-    host.
-    """
+    """Measure the link of `device`. Blocks for about a second; takes two blocks on the device and three on the host."""
     tell = progress if progress is not None else _say_nothing
     tell("pinning")
     pinning_ns = _median(lambda: _pinning_ns(device, block_bytes), repeats)
@@ -77,7 +73,7 @@ def measure_link(
 
 @dataclass(frozen=True, slots=True)
 class _Lane(Generic[S]):
-    """One direction: its stream and the two blocks it copies between."""
+    """One direction: its stream and the two blocks that it copies between."""
 
     stream: S
     direction: CopyDirection
@@ -86,7 +82,7 @@ class _Lane(Generic[S]):
 
 
 class _Lanes(Generic[S, E]):
-    """Owns the blocks of both directions; leaving it drains the streams and frees them."""
+    """A context manager that owns the blocks of both directions. On exit it drains the streams and frees the blocks."""
 
     to_host: _Lane[S]
     to_device: _Lane[S]
@@ -105,7 +101,7 @@ class _Lanes(Generic[S, E]):
                 self._on_device.append(self._device.allocate_device(self._block_bytes))
             self._streams += [self._device.create_stream(f"link probe {way}") for way in ("d2h", "h2d")]
         except BaseException:
-            self._give_back()
+            self._free_blocks()
             raise
         (host_a, host_b), (device_a, device_b) = self._pinned, self._on_device
         self.to_host = _Lane(self._streams[0], CopyDirection.DEVICE_TO_HOST, host_a, device_a)
@@ -115,7 +111,7 @@ class _Lanes(Generic[S, E]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._give_back()
+        self._free_blocks()
 
     def one_way_ns(self, lane: _Lane[S]) -> int:
         begin = self._device.record(lane.stream, timing=True)
@@ -123,11 +119,11 @@ class _Lanes(Generic[S, E]):
         return self._device.elapsed_ns(begin, self._device.record(lane.stream, timing=True))
 
     def both_ways_ns(self) -> int:
-        """From the moment both streams may start until the later of them is done."""
+        """The time from the moment at which both streams may start until the later one is done."""
         begin = self._device.record(self.to_host.stream, timing=True)
         self._device.wait(self.to_device.stream, begin)
-        # Alternately, or the second direction would start late by the time the host takes to submit the
-        # first.
+        # Submit alternately. Otherwise the second direction starts late, by the time that the host takes to submit the
+        # copies of the first.
         for _ in range(COPIES):
             self._copy(self.to_host, copies=1)
             self._copy(self.to_device, copies=1)
@@ -138,7 +134,7 @@ class _Lanes(Generic[S, E]):
         for _ in range(copies):
             self._device.copy_async(lane.target, lane.source, self._block_bytes, lane.direction, lane.stream)
 
-    def _give_back(self) -> None:
+    def _free_blocks(self) -> None:
         for stream in self._streams:
             self._device.drain(stream)
         while self._pinned:
@@ -156,7 +152,7 @@ def _pinning_ns(device: LinkDevice[S, E], block_bytes: int) -> int:
 
 
 def _median(measure_ns: Callable[[], int], repeats: int) -> int:
-    """The median of `repeats` runs, after one that does not count: the first touches pages and loads code."""
+    """The median of `repeats` runs, after one warm-up run that touches pages and loads code."""
     measure_ns()
     return int(statistics.median(measure_ns() for _ in range(repeats)))
 

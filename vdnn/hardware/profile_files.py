@@ -1,8 +1,9 @@
-"""Profiles as JSON files: those of the package, and a user's own.
+"""Reads hardware profiles from JSON files: those of the package, and the user's own.
 
-A file holds "form", "version", "name", "description" and "figures", each figure as {"value": ..., "source": ...};
-vdnn/hardware/profiles/titan-x.json is one to copy. Folders named in VDNN_HARDWARE_PATH are looked through first, in
-their order, so that what was measured here goes before what a datasheet says. Files are read anew at each call.
+A file holds "form", "version", "name", "description" and "figures", each figure as {"value": ..., "source": ...}. Copy
+vdnn/hardware/profiles/titan-x.json to write another one. The folders in VDNN_HARDWARE_PATH are searched first, in their
+order, so that figures measured on this machine take precedence over those of a datasheet. Files are read again at each
+call. A file that is missing, incomplete or malformed is refused with an InvalidArgumentError.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from vdnn.errors import InvalidArgumentError
 from vdnn.hardware.hardware_profile import FRACTIONS, WHOLE_FIGURES, HardwareProfile
 
 _FORM, _VERSION = "vdnn hardware profile", 1
-# Folders of the user's own profiles, separated as in PATH.
+# Names the folders of the user's own profiles, separated as in PATH.
 PATH_VARIABLE = "VDNN_HARDWARE_PATH"
 _OWN_FOLDER = Path(__file__).parent / "profiles"
 
 
 def load_profile(name_or_path: str | os.PathLike[str]) -> HardwareProfile:
-    """The profile of that name, such as "titan-x", or the one in the JSON file at that path.
+    """Load a profile by its name, such as "titan-x", or from the JSON file at a path.
 
-    A text that ends in ".json" or has a separator in it is a path. Raises InvalidArgumentError, a ValueError, for a
-    name or a file that is not there and for a file that is no profile.
+    A text that ends in ".json" or contains a separator is a path. Raises InvalidArgumentError, which is a ValueError,
+    if the name or the file does not exist, and if the file is not a profile.
     """
     text = os.fspath(name_or_path)
     if isinstance(name_or_path, os.PathLike) or text.endswith(".json") or Path(text).name != text:
@@ -37,7 +38,7 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> HardwareProfile:
         if path.is_file():
             profile = _read(path)
             if profile.name != text:
-                raise _refusal(path, "name", f"{text!r}, as the file is called", repr(profile.name))
+                raise _refusal(path, "name", f"{text!r}, the name of the file", repr(profile.name))
             return profile
     known = ", ".join(profile_names())
     raise InvalidArgumentError(
@@ -46,7 +47,7 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> HardwareProfile:
 
 
 def profile_names() -> tuple[str, ...]:
-    """The names that `load_profile` knows, in alphabetical order, with those of the user's own folders."""
+    """The names that `load_profile` knows, in alphabetical order, including those from the user's own folders."""
     return tuple(sorted({path.stem for folder in _folders() for path in folder.glob("*.json")}))
 
 
@@ -62,7 +63,7 @@ def _read(path: Path) -> HardwareProfile:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise _refusal(path, "file", "a profile to read", reason) from error
+        raise _refusal(path, "file", "a readable profile", reason) from error
     except ValueError as error:  # not JSON, or not UTF-8
         raise _refusal(path, "file", "complete JSON", str(error)) from error
     if not isinstance(content, dict):
@@ -82,7 +83,7 @@ def _profile(path: Path, content: dict[str, Any]) -> HardwareProfile:
         raise _refusal(path, "flop_per_s", "an object of figures by dtype", repr(peaks))
     unknown = sorted(set(figures) - {"flop_per_s", *WHOLE_FIGURES, *FRACTIONS})
     if unknown:
-        raise _refusal(path, "figures", "no others than a profile has", ", ".join(unknown))
+        raise _refusal(path, "figures", "only figures that a profile has", ", ".join(unknown))
     sources: dict[str, str] = {}
     values = {name: _figure(path, name, figures.get(name), sources) for name in (*WHOLE_FIGURES, *FRACTIONS)}
     flop_per_s = {dtype: _figure(path, f"flop_per_s.{dtype}", peak, sources) for dtype, peak in peaks.items()}
@@ -96,14 +97,14 @@ def _profile(path: Path, content: dict[str, Any]) -> HardwareProfile:
 
 
 def _figure(path: Path, name: str, figure: object, sources: dict[str, str]) -> Any:
-    """The value of one figure, whose source goes into `sources`. Whether the value is sound, HardwareProfile says."""
+    """The value of one figure. Stores its source in `sources`. HardwareProfile checks the value."""
     if figure is None:
         raise _refusal(path, name, "a value and its source", "nothing")
     if not isinstance(figure, dict) or set(figure) != {"value", "source"}:
         raise _refusal(path, name, "a value and its source", json.dumps(figure))
     value, source = figure["value"], figure["source"]
     sources[name] = source if isinstance(source, str) else ""
-    # 336e9 is a float to JSON, and reads better than its twelve digits.
+    # Accept whole numbers written as 336e9, which JSON reads as a float.
     whole = isinstance(value, float) and math.isfinite(value) and value.is_integer() and name not in FRACTIONS
     return int(value) if whole else value
 

@@ -1,6 +1,6 @@
-"""Plans and steps for people and for programs: reads Recording, Plan and Timeline, and nothing of torch.
+"""Reports on runs: text, an HTML page, figures and traces made from cells, recordings, plans and timelines.
 
-What others may call is named here. Importing it needs neither torch nor matplotlib; what draws says so if it lacks it.
+Importing this package needs neither torch nor matplotlib. Functions that draw raise an error if matplotlib is missing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Cell: one way of training one model on one device, and what a step of it took. One line of a benchmark's results.
+"""Cell: how one peer trained one workload on one device, and what a step took. One line of a benchmark's results.
 
-Fields that do not apply are None. Fields that this version does not know are ignored, so that a newer benchmark can be
-read; a field of another type than it should have is refused by name.
+Fields that do not apply are None. Unknown fields are ignored, so that the results of a newer benchmark can be read. A
+field of the wrong type is refused by name.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ CLOCKS = ("device", "host", "virtual")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`peer` is who trained: "plain", "checkpoint", "vdnn-auto". `step_ns` is the median of `step_times_ns`. `said`
-    tells why a status is not "ok". `identical`: whether the gradients are those of plain. `compiled`: to be compared
-    with the compiled plain. `step` names the folder with the step's own files."""
+    """One cell of a run.
+
+    `peer` is the way of training, such as "plain", "checkpoint" or "vdnn-auto". `step_ns` is the median of
+    `step_times_ns`. `said` tells why a status is not "ok". `identical` is True if the gradients equal those of plain.
+    `compiled` cells are compared with the compiled plain. `step` names the folder with the step's own files.
+    """
 
     workload: str
     peer: str
@@ -57,12 +60,12 @@ class Cell:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What a later cell replaces an earlier one by."""
+        """A later cell with the same identity replaces an earlier one."""
         return self.workload, self.batch, self.peer, self.budget, self.place, self.device, self.clock, self.compiled
 
     @property
     def is_vdnn(self) -> bool:
-        """Its own planner's: the published policies that it can follow are peers."""
+        """True for vdnn's own planner. The published policies that vdnn can follow are peers."""
         return self.peer in OWN_PEERS
 
     @property
@@ -71,25 +74,25 @@ class Cell:
 
     @property
     def is_measured(self) -> bool:
-        """Ran, and both its time and its memory are known."""
+        """True if the cell ran, and both its time and its memory are known."""
         return self.status == "ok" and bool(self.step_ns) and bool(self.peak_bytes)
 
 
 def cell_from_json(fields: object, where: str) -> Cell:
-    """`where` names the line in what is refused."""
+    """Read a cell from a JSON object. `where` names the line in error messages."""
     if not isinstance(fields, dict):
         raise FormatError(f"{where}: expected a JSON object, got {_shown(fields)}.")
     if fields.get("format", FORMAT) != FORMAT:
         raise FormatError(
-            f"{where}: this vdnn reads cells of format {FORMAT}, got {_shown(fields['format'])}: read them with the "
-            "vdnn that wrote them."
+            f"{where}: expected cells of format {FORMAT}, which this vdnn reads, got {_shown(fields['format'])}: read "
+            "them with the vdnn that wrote them."
         )
     values = {}
     for name, read in _READERS.items():
         if fields.get(name) is not None:
             values[name] = read(fields[name], f"{where}: {name}")
         elif name in ("workload", "peer", "status"):
-            raise FormatError(f"{where}: {name}: expected text, and it is not there.")
+            raise FormatError(f"{where}: {name}: expected text, but the field is missing.")
     return Cell(**values)
 
 
@@ -113,7 +116,7 @@ def _one_of(known: tuple[str, ...]) -> Callable[[object, str], str]:
 
 
 def _count(found: object, where: str) -> int:
-    """Whole; a median may lie between two and is rounded."""
+    """A whole number. Rounds, because a median may lie between two whole numbers."""
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not math.isfinite(found) or found < 0:
         raise FormatError(f"{where}: expected a number, 0 or more, got {_shown(found)}.")
     return round(found)
@@ -144,7 +147,7 @@ def _texts(found: object, where: str) -> dict[str, str]:
 
 
 def _shown(found: object) -> str:
-    """A long value says no more than its beginning."""
+    """The repr of a value, cut off if it is long."""
     text = repr(found)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

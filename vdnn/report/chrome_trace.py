@@ -1,8 +1,8 @@
-"""A step as a trace for chrome://tracing and ui.perfetto.dev: spans of computing, stalls, copies, and allocated bytes.
+"""Writes steps as a trace for chrome://tracing and ui.perfetto.dev: spans of compute, stalls, copies, allocated bytes.
 
-Every timeline of every step is a process of its own. Its rows are the compute stream, on which stalls are slices of
-their kind between the spans of computing, and one row for each copy engine; copies that were measured as overlapping
-get a further row, for slices of one row never do. Times are microseconds, with nanoseconds behind the point.
+Each timeline of each step is a process of its own. Its rows are the compute stream, with stalls as slices between the
+spans of compute, and one row for each copy engine. Slices of one row may not overlap, so copies that were measured as
+overlapping get a further row. Times are microseconds with three decimals, which are nanoseconds.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from vdnn.step.saved_step import SavedStep
 from vdnn.step.timeline import Copy, Mark, Timeline, Track
 
 COMPUTE_ROW = 1
-RELOAD_STALL, RELEASE_STALL = "waits for a copy back", "waits for a copy out"
+RELOAD_STALL, RELEASE_STALL = "stall: waits for a reload", "stall: waits for an offload"
 COUNTER = "allocated bytes"
 
 Event = dict[str, Any]
 
 
 def write_trace(run: Run, path: str | os.PathLike[str]) -> int:
-    """Of all steps that have a timeline; returns how many timelines there are."""
+    """Write the trace of all steps that have a timeline. Returns the number of timelines."""
     trace = trace_of(run.steps)
     save_text(json.dumps(trace, separators=(",", ":")), path)
     return len({event["pid"] for event in trace["traceEvents"]})
 
 
 def trace_of(steps: Sequence[SavedStep]) -> dict[str, Any]:
-    """The trace as the object that write_trace saves as JSON: each timeline of a step is a process of it."""
+    """The trace as the object that write_trace saves as JSON. Each timeline of a step is a process of the trace."""
     events: list[Event] = []
     process = 0
     for step in steps:
@@ -76,7 +76,7 @@ class _Process:
         for mark in self._timeline.marks:
             if mark.begin_ns > now:
                 yield self._slice(COMPUTE_ROW, self._computed(before, mark), now, mark.begin_ns, self._about(mark))
-            # Within a mark the wait at a use comes first, then the waits of what is given up there.
+            # At a mark the stall for a reload is drawn first, then the stalls for releases.
             between = mark.begin_ns + mark.reload_stall_ns
             if mark.reload_stall_ns:
                 yield self._slice(COMPUTE_ROW, RELOAD_STALL, mark.begin_ns, between, self._about(mark))
@@ -88,18 +88,18 @@ class _Process:
             yield self._slice(COMPUTE_ROW, "to the end of the step", now, self._timeline.step_ns, {})
 
     def _computed(self, before: Mark | None, mark: Mark) -> str:
-        """What ran up to this point: at a save what made it, after a use the operation that asked for it."""
-        here = self._point(mark)
-        if here is not None and here.key is not None:
-            made = operation_name(here.key.producer) or "leaf"
-            return f"{made} in {here.key.module}" if here.key.module else made
+        """The name of the compute before this point: the producer of a save, or the operation of the use before."""
+        point = self._point(mark)
+        if point is not None and point.key is not None:
+            producer = operation_name(point.key.producer) or "leaf"
+            return f"{producer} in {point.key.module}" if point.key.module else producer
         last = None if before is None else self._point(before)
         if last is not None and last.kind is PointKind.USE and last.lifetime is not None:
             return f"{last.operation or 'backward'} with {self._storage(last.lifetime)}"
-        return "to the first use" if here is not None and here.kind is PointKind.USE else "computing"
+        return "to the first use" if point is not None and point.kind is PointKind.USE else "compute"
 
     def _about(self, mark: Mark) -> dict[str, Any]:
-        """The point that ends it."""
+        """The arguments of a slice: the point at its end, and the storage of that point."""
         point = self._point(mark)
         about: dict[str, Any] = {"point": mark.point}
         if point is not None:
@@ -122,7 +122,7 @@ class _Process:
         return self._slice(row, f"{word} {self._storage(copy.lifetime)}", copy.begin_ns, copy.end_ns, about)
 
     def _bytes(self) -> Iterator[Event]:
-        """The highest of each stretch from where it begins, and what is left at its end."""
+        """The counter of allocated bytes: the peak of each interval at its begin, and the bytes at its end."""
         now = 0
         for mark in self._timeline.marks:
             yield self._counted(now, mark.peak_bytes)
@@ -155,7 +155,7 @@ class _Process:
 
 
 def _followed(step: SavedStep) -> Recording | None:
-    """What its timelines are numbered by: the step with the plan's recomputes."""
+    """The recording that the timelines' points refer to: the step with the plan's recomputes."""
     if step.recording is None or step.plan is None:
         return step.recording
     return recording_under(step.recording, step.plan.lifetimes)
@@ -169,7 +169,7 @@ def _points_of(step: SavedStep, followed: Recording | None) -> tuple[Point, ...]
 
 
 def _rows_of(copies: Sequence[Copy]) -> list[list[Copy]]:
-    """As few rows as hold them without overlap; one, even if there are none."""
+    """Distribute copies over as few rows as possible without overlap. One row if there are no copies."""
     rows: list[list[Copy]] = [[]]
     for copy in sorted(copies, key=lambda one: (one.begin_ns, one.end_ns)):
         row = next((row for row in rows if not row or row[-1].end_ns <= copy.begin_ns), None)

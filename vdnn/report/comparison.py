@@ -1,8 +1,8 @@
-"""Comparison: the cells of one workload on one device, side by side, with what everything kept took as the measure.
+"""Comparison: the cells of one workload on one device, relative to plain PyTorch, which keeps everything.
 
-Only what ran in the same place by the same clock is compared, compiled with compiled. A step that was saved without a
-cell (by a session) makes cells of its own: its recording says what it takes with everything kept, its timeline what it
-took.
+Only cells of the same place and clock are compared, and compiled cells only with compiled ones. A step that was saved
+without a cell (by a session) makes cells of its own: one from its recording with everything kept, and one from its
+timeline.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PLACE_OF_CLOCK = {"virtual": "virtual", "device": "cuda", "host": "sim"}
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`cells` in the order of the run."""
+    """Cells that can be compared, in the order of the run."""
 
     workload: str
     batch: int | None
@@ -32,17 +32,17 @@ class Comparison:
 
     @property
     def plain(self) -> Cell | None:
-        """As it ended, which may be out of memory."""
+        """The plain cell, whatever its status: it may have run out of memory."""
         return next((cell for cell in self.cells if cell.is_plain), None)
 
     @property
     def baseline(self) -> Cell | None:
-        """The plain one, if it ran."""
+        """The plain cell, if it was measured."""
         return next((cell for cell in self.cells if cell.is_plain and cell.is_measured), None)
 
     @property
     def measured(self) -> tuple[Cell, ...]:
-        """What has a place in a picture of memory against time."""
+        """The cells that have a point in a picture of memory against time."""
         return tuple(cell for cell in self.cells if cell.is_measured)
 
     @property
@@ -51,18 +51,18 @@ class Comparison:
 
     @property
     def in_order(self) -> list[Cell]:
-        """Plain, vdnn from the largest peak down, and the peers."""
+        """Plain first, then vdnn and then the peers, each by falling peak."""
         return sorted(
             self.cells, key=lambda cell: (not cell.is_plain, not cell.is_vdnn, cell.peer, -(cell.peak_bytes or 0))
         )
 
     def more_time(self, cell: Cell) -> float | None:
-        """0.05: five per cent more than plain."""
+        """The extra time relative to plain: 0.05 is five per cent more."""
         base = self.baseline
         return None if base is None or not base.step_ns or not cell.step_ns else cell.step_ns / base.step_ns - 1
 
     def memory_share(self, cell: Cell) -> float | None:
-        """0.4: two fifths of plain's peak."""
+        """The peak relative to plain's: 0.4 is two fifths of it."""
         base = self.baseline
         return None if base is None or not base.peak_bytes or not cell.peak_bytes else cell.peak_bytes / base.peak_bytes
 
@@ -72,7 +72,7 @@ class Comparison:
 
     @property
     def where(self) -> str:
-        """The device, and whether it was there: "virtual h100"."""
+        """The device, with "virtual" or "simulated" if it was not present, as in "virtual h100"."""
         device = self.device or "device not named"
         if self.place == "virtual" or self.clock == "virtual":
             device = device if "virtual" in device else f"virtual {device}"
@@ -87,24 +87,24 @@ class Comparison:
 
     @property
     def is_tiny(self) -> bool:
-        """Real tensors at a small size on a virtual machine: gradients are real, times say nothing of a full size."""
+        """True for real tensors of a tiny size on a virtual machine: gradients are real, times are not of full size."""
         return self.place == "sim" and self.clock == "virtual"
 
 
 def comparisons(run: Run) -> tuple[Comparison, ...]:
-    """In the order in which the run has them. What broke before it knew its device belongs to those that got further,
-    if they are all of one."""
+    """The comparisons of a run, in its order. A cell that failed before its device was known joins the others of its
+    workload, if those ran on one device only."""
     found: dict[tuple[object, ...], list[Cell]] = {}
-    homeless: dict[tuple[object, ...], list[Cell]] = {}
+    without_device: dict[tuple[object, ...], list[Cell]] = {}
     for cell in cells_of_run(run):
         kind = cell.workload, cell.batch, cell.place, cell.compiled
         if cell.device or cell.is_measured:
             found.setdefault((kind, cell.device, cell.clock), []).append(cell)
         else:
-            homeless.setdefault(kind, []).append(cell)
-    for one, cells in homeless.items():
-        homes = [key for key in found if key[0] == one]
-        found.setdefault(homes[0] if len(homes) == 1 else (one, None, None), []).extend(cells)
+            without_device.setdefault(kind, []).append(cell)
+    for group, cells in without_device.items():
+        candidates = [key for key in found if key[0] == group]
+        found.setdefault(candidates[0] if len(candidates) == 1 else (group, None, None), []).extend(cells)
     return tuple(_comparison(cells) for cells in found.values())
 
 
@@ -113,13 +113,13 @@ def workloads_of(compared: Iterable[Comparison]) -> tuple[str, ...]:
 
 
 def cells_of_run(run: Run) -> tuple[Cell, ...]:
-    """Its own, and those that its steps make."""
-    alone = (cell for step in run.steps if run.cell_of(step) is None for cell in cells_of_step(step))
-    return (*run.cells, *alone)
+    """The cells of the run, and those made from steps that no cell names."""
+    from_steps = (cell for step in run.steps if run.cell_of(step) is None for cell in cells_of_step(step))
+    return (*run.cells, *from_steps)
 
 
 def cells_of_step(step: SavedStep) -> tuple[Cell, ...]:
-    """With everything kept, as the recording has it; and as it went."""
+    """One cell with everything kept, from the recording, and one from the timeline if the step has one."""
     recording, shown = step.recording, step.measured or step.predicted
     if recording is None:
         return ()
@@ -127,7 +127,7 @@ def cells_of_step(step: SavedStep) -> tuple[Cell, ...]:
     kept = Cell(
         step.name,
         "plain",
-        said="not run: what the recording says of the step with everything kept",
+        said="not run: the recording's figures with everything kept",
         step_ns=recording.compute_ns,
         peak_bytes=recording.peak_bytes,
         **place,  # type: ignore[arg-type]
@@ -158,7 +158,7 @@ def _cell_under_plan(step: SavedStep, shown: Timeline, place: dict[str, str | No
 
 
 def peer_of_policy(policy: str) -> str:
-    """vdnn's own plans are vdnn's; those of the literature keep their names."""
+    """The peer of a plan. vdnn's own policies get the prefix "vdnn-"; published policies keep their names."""
     return f"vdnn-{policy}" if policy in ("auto", "auto-offload", "keep") else policy
 
 

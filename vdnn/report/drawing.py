@@ -1,7 +1,8 @@
-"""Drawing with matplotlib, which is imported only here and only when something is drawn.
+"""Draws pictures with matplotlib, which is imported only here and only when something is drawn.
 
-A picture is a name, a sentence for who cannot see it, and a function that draws it in a given shape: wide for a desk,
-narrow for a phone. Text stays text in the SVG, names are never read as formulas, and the same picture is the same file.
+A picture has a name, a sentence that describes it for screen readers, and a function that draws it in a given shape:
+wide for a desktop, narrow for a phone. Text stays text in the SVG, names are never parsed as formulas, and the same
+picture gives the same file.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from vdnn.errors import VdnnError
 from vdnn.report.palette import GRID, INK, MUTED, SURFACE
 from vdnn.report.svg_text import inlined
 
-FONT_POINTS = 10.7  # 14 px and a bit where a picture has its own size
+FONT_POINTS = 10.7  # a little more than 14 px if the picture is shown at its own size
 _PNG_DOTS_PER_INCH = 160
 _TITLE_INCHES = 0.25
 
 
 class MatplotlibMissingError(VdnnError, ImportError):
-    """There is nothing to draw with."""
+    """Drawing needs matplotlib, which is not installed."""
 
     def __init__(self) -> None:
         super().__init__("drawing figures needs matplotlib, which is not installed: run pip install 'vdnn[report]'.")
@@ -35,7 +36,7 @@ class MatplotlibMissingError(VdnnError, ImportError):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How wide a picture is, in inches of 96 px. Where a heading stands above it, it has no title of its own."""
+    """The width of a picture, in inches of 96 px. A picture below a heading of a page has no title of its own."""
 
     name: str
     width: float
@@ -52,7 +53,7 @@ _TITLE_LETTERS = {"wide": 100, "narrow": 31}
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """`draw` fills a figure of the shape; `height` says how high it is to be, in inches. `workload`: what it is of."""
+    """A picture of `workload`. `draw` fills a figure of a shape; `height` gives its height in inches."""
 
     name: str
     title: str
@@ -62,23 +63,23 @@ class Picture:
     height: Callable[[Shape], float]
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """A PNG and an SVG, both wide."""
-        place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
-        paths = [place / f"{self.name}.png", place / f"{self.name}.svg"]
+        """Save a PNG and an SVG, both wide, in `folder`, which is created if missing."""
+        folder_path = Path(folder)
+        folder_path.mkdir(parents=True, exist_ok=True)
+        paths = [folder_path / f"{self.name}.png", folder_path / f"{self.name}.svg"]
         for path in paths:
             save_figure(self.draw, WIDE, self.height(WIDE), path)
         return paths
 
     def inline(self, shape: Shape) -> str:
-        """An SVG element for a page that defines the colours and has a heading: no title, no name that another picture
-        has."""
+        """The picture as an SVG element for a page that defines the colours and has a heading. It has no title, and no
+        id that another picture has."""
         bare = replace(shape, has_title=False)
         return inlined(rendered(self.draw, bare, self.height(shape) - _TITLE_INCHES, "svg", self.name).decode("utf-8"))
 
 
 def save_figure(draw: Callable[[Any, Shape], None], shape: Shape, height: float, path: Path) -> None:
-    """As the ending of the path says: .png or .svg."""
+    """Draw and save a figure, as PNG or SVG by the ending of the path."""
     path.write_bytes(rendered(draw, shape, height, path.suffix.removeprefix(".").lower(), path.stem))
 
 
@@ -99,20 +100,20 @@ def rendered(draw: Callable[[Any, Shape], None], shape: Shape, height: float, fo
 
 
 def set_title(figure: Any, shape: Shape, text: str) -> None:
-    """From the left."""
+    """Set a left-aligned title, if the shape has one."""
     if shape.has_title:
         lines = "\n".join(textwrap.wrap(text, _TITLE_LETTERS[shape.name]))
         figure.suptitle(lines, x=0.01, ha="left", fontsize=FONT_POINTS + 1.4, fontweight="bold")
 
 
 def time_label(shape: Shape, clock: str) -> str:
-    """Of an axis over a step."""
+    """The label of an axis of time over one step."""
     unit = "ms, virtual" if clock == "virtual" else "ms"
     return f"time ({unit})" if shape.is_narrow else f"time since the step began ({unit})"
 
 
 def quiet_axes(axes: Any) -> None:
-    """Two spines and a faint grid: the data is what is dark."""
+    """Remove two spines and draw a faint grid, so that the data stands out."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.set_axisbelow(True)
@@ -134,9 +135,9 @@ def require_matplotlib() -> None:
 def _settings(salt: str) -> Iterator[None]:
     matplotlib = _module("matplotlib")
     with matplotlib.rc_context(), warnings.catch_warnings():
-        # A name may have a letter that the font lacks: a box in its place is no reason to fail.
+        # A name may have a letter that the font lacks. matplotlib draws a box for it, and that is not an error here.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
-        matplotlib.rcdefaults()  # a user's own settings are not ours
+        matplotlib.rcdefaults()  # the user's own settings do not apply
         matplotlib.rcParams.update(
             {
                 "font.family": "sans-serif",

@@ -1,4 +1,4 @@
-"""Why each storage got its action, as a table."""
+"""The reasons for the actions of storages, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vdnn.bytesize import format_bytes
 from vdnn.planning.second_best import StorageChoice
 from vdnn.step.plan import Action
 
-_HEADER = ("bytes", "action", "the next best", "would add", "saved as")
+_HEADER = ("bytes", "action", "next best", "would add", "saved as")
 
 
 def explanation(choices: Sequence[StorageChoice]) -> str:
@@ -38,7 +38,7 @@ def _row(choice: StorageChoice) -> tuple[str, ...]:
     if choice.second_best is not None:
         second = _described(choice.second_best, choice)
     else:
-        second = "nothing has to change" if choice.action is Action.KEEP else "nothing else fits"
+        second = "the step fits with it" if choice.action is Action.KEEP else "no other action fits"
     return (
         format_bytes(choice.nbytes),
         _described(choice.action, choice),

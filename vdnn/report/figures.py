@@ -1,4 +1,4 @@
-"""Which pictures a run has, and why it lacks the others."""
+"""The pictures of a run, and the reasons for those that cannot be drawn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vdnn.step.saved_step import SavedStep
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """`left_out`: what could not be drawn and why, a sentence each."""
+    """The pictures of a run. `left_out` has a sentence with the reason for each picture that cannot be drawn."""
 
     trade_offs: tuple[Picture, ...]
     prediction: Picture | None
@@ -33,7 +33,7 @@ class Figures:
 
 
 def figures_of(run: Run) -> Figures:
-    """Nothing is drawn yet."""
+    """Choose the pictures of a run. This draws nothing."""
     cells, compared = cells_of_run(run), comparisons(run)
     looks = looks_of(cells)
     left_out = []
@@ -42,7 +42,7 @@ def figures_of(run: Run) -> Figures:
         if comparison.measured:
             trade_offs.append(trade_off_picture(comparison, looks))
         else:
-            left_out.append(f"Memory against time of {comparison.name}: no cell of it was measured.")
+            left_out.append(f"Memory against time of {comparison.name}: none of its cells was measured.")
     if not compared:
         left_out.append("Memory against time: the run has no cells.")
     prediction = prediction_picture(cells) if times_of(cells) or peaks_of(cells) else None
@@ -71,7 +71,8 @@ def _pictures_of_step(run: Run, step: SavedStep, left_out: list[str]) -> list[Pi
 
 
 def write_figures(run: Run | str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[Path]:
-    """Each as PNG and SVG; the folder is made. Needs matplotlib, and says so before anything is written."""
+    """Write each picture as PNG and SVG into `folder`, which is created if missing. Raises before it writes anything if
+    matplotlib is missing."""
     require_matplotlib()
     found = figures_of(run if isinstance(run, Run) else read_run(run))
     return [path for picture in found.all for path in picture.save(folder)]

@@ -1,4 +1,4 @@
-"""Names of files and anchors made from names that anybody may have chosen."""
+"""Names of files and anchors, made from arbitrary names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LONGEST = 80
 
 
 def file_name(*parts: str) -> str:
-    """Lower-case letters, digits and dashes. Two that would become the same are told apart by a few letters more."""
+    """A name of lower-case letters, digits and dashes. A hash is appended if other texts could give the same name."""
     text = " ".join(parts)
     short = _OTHERS.sub("-", text.lower()).strip("-")[:_LONGEST]
     plain = _OTHERS.sub(" ", text).strip()

@@ -1,8 +1,8 @@
-"""What a run comes to, in sentences that a person can repeat. Computed from its cells by rules that are said.
+"""The headline of a run: one sentence, computed from its cells by a rule that the report states.
 
-For each comparison one point of vdnn's is named: of those that take at most 5 % more time than plain the one with the
-least memory; where none does, the fastest. With several comparisons the headline is the range over all of them, so that
-none is picked.
+For each comparison it names one point of vdnn: the one with the least memory among those that take at most 5 % more
+time than plain, or the fastest if there is none. With several comparisons the headline is the range over all of them,
+so that it picks none.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from vdnn.report.comparison import Comparison
 
 WORTH_IT = 0.05
 RULE = (
-    f"Named is the point with the least memory among those within {WORTH_IT:.0%} of plain's time; where there is "
-    "none, the fastest."
+    f"The named point is the one with the least memory among those within {WORTH_IT:.0%} of plain's time, or the "
+    "fastest if there is none."
 ).replace("%", " %")
 
 
 @dataclass(frozen=True, slots=True)
 class NamedPoint:
-    """One point of vdnn's, against plain."""
+    """One point of vdnn, relative to plain."""
 
     comparison: Comparison
     cell: Cell
@@ -49,7 +49,7 @@ class NamedPoint:
 
 
 def named_points(compared: Sequence[Comparison]) -> tuple[NamedPoint, ...]:
-    """Where anything has its full size, what ran at a tiny one says nothing."""
+    """The named point of each comparison. Comparisons of a tiny size count only if there are no others."""
     sized = [comparison for comparison in compared if not comparison.is_tiny] or compared
     found = (named_point_of(comparison) for comparison in sized)
     return tuple(point for point in found if point is not None)
@@ -66,16 +66,16 @@ def named_point_of(comparison: Comparison) -> NamedPoint | None:
 
 
 def headline(compared: Sequence[Comparison]) -> str:
-    """One sentence for the whole run."""
+    """The sentence for the whole run."""
     found = named_points(compared)
     if not found:
-        return "No step of vdnn's was measured or predicted in this run."
+        return "This run has no measured or predicted step of vdnn."
     if len(found) == 1:
         return f"{found[0]}."
     shares = sorted(one.memory_share for one in found if one.memory_share is not None)
     times = sorted(one.more_time for one in found if one.more_time is not None)
     if not shares:
-        return f"{len(found)} workloads train under vdnn; none of them was measured plain."
+        return f"{len(found)} workloads train under vdnn; plain PyTorch was measured for none of them."
     places = sorted({one.comparison.where for one in found})
     where = places[0] if len(places) == 1 else f"{len(places)} devices"
     if len(places) > 1 and all(one.comparison.is_virtual for one in found):
@@ -94,7 +94,7 @@ def _things(found: Sequence[NamedPoint]) -> str:
 
 
 def share_text(share: float) -> str:
-    """A part of plain's memory: "41 %"."""
+    """A share of plain's memory, as in "41 %"."""
     return f"{100 * share:.1f} %" if share < 0.1 else f"{100 * share:.0f} %"
 
 

@@ -1,8 +1,8 @@
-"""What lies on the device in every interval of a step, by what the plan does with it: the layers of a picture.
+"""HeldBytes: the bytes on the device in every interval of a step, by the storages that are there.
 
-An interval ends at a point, as everywhere in planning; its height is the highest that was allocated in it. Before: with
-everything kept. After: under the plan, in which what is recomputed is away from when it may be given up to its first
-use.
+An interval ends at a point, as everywhere in planning; its height is the most bytes allocated in it. `held_before` is
+the step with everything kept, and `held_after` the step under the plan. A recomputed storage is off the device from the
+point at which it may be discarded to its first use.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from vdnn.step.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class HeldBytes:
-    """Lists have one number for each interval. `ends_ns` is when it ends, `total` the highest allocated in it by the
-    plan, `storages` where each storage is there, by its number. `measured` is the highest by the timeline."""
+    """The tuples have one number for each interval, except `storages` and `sizes`, which have one entry per storage.
+
+    `ends_ns` is the time at which the interval ends, and `total` the most bytes allocated in it by the plan.
+    `storages` has the intervals in which each storage is on the device. `measured` is the peak by the timeline.
+    """
 
     ends_ns: tuple[int, ...]
     total: tuple[int, ...]
@@ -33,12 +36,12 @@ class HeldBytes:
         return max(self.total if self.measured is None else self.measured)
 
     def bytes_of(self, lifetimes: Sequence[int]) -> list[int]:
-        """Of all these, in every interval."""
+        """The bytes of these lifetimes in every interval."""
         change = [0] * (len(self.total) + 1)
         for lifetime in lifetimes:
-            for there in self.storages[lifetime]:
-                change[there.start] += self.sizes[lifetime]
-                change[there.stop] -= self.sizes[lifetime]
+            for present in self.storages[lifetime]:
+                change[present.start] += self.sizes[lifetime]
+                change[present.stop] -= self.sizes[lifetime]
         held, found = 0, []
         for more in change[:-1]:
             held += more
@@ -46,22 +49,22 @@ class HeldBytes:
         return found
 
     def besides(self) -> list[int]:
-        """Parameters, gradients, workspaces: what is no storage of the plan's."""
+        """The bytes in every interval that are not the plan's: parameters, gradients and workspaces."""
         managed = self.bytes_of(range(len(self.sizes)))
         return [max(0, total - held) for total, held in zip(self.total, managed, strict=True)]
 
 
 def actions_of(recording: Recording, plan: Plan | None) -> tuple[Action | None, ...]:
-    """Of every storage, by what was recorded first and what codecs leave of it behind; None where nobody planned."""
+    """The action of every storage: first recorded storages, then the encoded bytes of codecs. None without a plan."""
     if plan is None:
         return (None,) * len(recording.lifetimes)
     recorded = len(recording.lifetimes)
     actions = (one.action for one in plan.lifetimes)
-    return tuple(Action.COMPRESS if place >= recorded else action for place, action in enumerate(actions))
+    return tuple(Action.COMPRESS if index >= recorded else action for index, action in enumerate(actions))
 
 
 def held_before(recording: Recording) -> HeldBytes:
-    """With everything kept, and no time lost."""
+    """The step with everything kept and without stalls."""
     now, ends = 0, []
     for point in recording.points:
         now += point.compute_ns
@@ -75,13 +78,13 @@ def held_before(recording: Recording) -> HeldBytes:
 
 
 def held_after(recording: Recording, plan: Plan, timeline: Timeline | None) -> HeldBytes:
-    """Under the plan: what lies where by the plan, when by the timeline."""
+    """The step under the plan. The storages on the device are the plan's, the times the timeline's."""
     followed = recording_under(recording, plan.lifetimes)
     recomputed = _recomputed_intervals(recording, followed, plan)
     storages = []
     for index, (lifetime, planned) in enumerate(zip(followed.lifetimes, plan.lifetimes, strict=True)):
-        away = [absent_intervals(lifetime, absence) for absence in planned.absences]
-        storages.append(tuple(_without(_alive(lifetime), [*away, *recomputed.get(index, ())])))
+        absent = [absent_intervals(lifetime, absence) for absence in planned.absences]
+        storages.append(tuple(_without(_alive(lifetime), [*absent, *recomputed.get(index, ())])))
     return HeldBytes(
         _ends(followed, timeline),
         tuple(interval_bytes(followed, plan.lifetimes)),
@@ -92,53 +95,54 @@ def held_after(recording: Recording, plan: Plan, timeline: Timeline | None) -> H
 
 
 def _recomputed_intervals(recording: Recording, followed: Recording, plan: Plan) -> dict[int, tuple[range, ...]]:
-    """Of what is recomputed: from when it was given up to its first use."""
+    """The interval of each recomputed storage from its discard to its first use."""
     count = len(recording.lifetimes)
     chosen = [index for index, planned in enumerate(plan.lifetimes[:count]) if planned.is_recomputed]
     encoded = (index for index in chosen if plan.lifetimes[index].action is Action.COMPRESS)
-    left = {index: followed.lifetimes[number].saves[0] for number, index in enumerate(encoded, start=count)}
-    begins = _first_places(recording, followed)
+    encoded_at = {index: followed.lifetimes[number].saves[0] for number, index in enumerate(encoded, start=count)}
+    begins = _interval_begins(recording, followed)
     found: dict[int, tuple[range, ...]] = {}
     for index in chosen:
         old, new = recording.lifetimes[index], followed.lifetimes[index]
-        assert old.recompute is not None, "the plan is for this recording"
-        gone = absent_intervals(old, Absence(old.recompute.known_point)).start
-        begin = begins[min(gone, len(begins) - 1)] + max(0, gone - len(begins) + 1)
-        if index in left and gone == old.recompute.known_point + 1:
-            begin = left[index] + 1  # as soon as the codec has run
+        if old.recompute is None:
+            raise RuntimeError(f"the plan recomputes storage {index}, which has no recompute in this recording.")
+        absent_from = absent_intervals(old, Absence(old.recompute.known_point)).start
+        begin = begins[min(absent_from, len(begins) - 1)] + max(0, absent_from - len(begins) + 1)
+        if index in encoded_at and absent_from == old.recompute.known_point + 1:
+            begin = encoded_at[index] + 1  # as soon as the codec has run
         found[index] = (range(begin, next((use for use in new.uses if use >= begin), len(followed.points))),)
     return found
 
 
-def _first_places(recording: Recording, followed: Recording) -> list[int]:
-    """Of the points up to the first use: what happens first at them in the step with recomputes, in which codecs run
-    between them."""
-    places = [0]
-    for place, point in enumerate(followed.points):
+def _interval_begins(recording: Recording, followed: Recording) -> list[int]:
+    """The begin of each recorded interval up to the first use, in the step with recomputes. Codecs add points there."""
+    begins = [0]
+    for index, point in enumerate(followed.points):
         if point.kind is PointKind.USE:
             break
         if point.lifetime is None or point.lifetime < len(recording.lifetimes):
-            places.append(place + 1)
-    return places
+            begins.append(index + 1)
+    return begins
 
 
 def _alive(lifetime: Lifetime) -> range:
-    """In the interval of its first save it was made."""
+    """The intervals in which the storage exists, from that of its first save to that of its end."""
     return range(lifetime.saves[0], lifetime.end_point + 1)
 
 
-def _without(there: range, away: Sequence[range]) -> Iterator[range]:
-    begin = there.start
-    for gone in sorted((one for one in away if one), key=lambda one: one.start):
-        if begin < gone.start:
-            yield range(begin, min(gone.start, there.stop))
-        begin = max(begin, gone.stop)
-    if begin < there.stop:
-        yield range(begin, there.stop)
+def _without(alive: range, absences: Sequence[range]) -> Iterator[range]:
+    """The parts of `alive` outside all `absences`."""
+    begin = alive.start
+    for absence in sorted((one for one in absences if one), key=lambda one: one.start):
+        if begin < absence.start:
+            yield range(begin, min(absence.start, alive.stop))
+        begin = max(begin, absence.stop)
+    if begin < alive.stop:
+        yield range(begin, alive.stop)
 
 
 def peaks_at_points(count: int, timeline: Timeline) -> tuple[int, ...]:
-    """Several marks may be at one point; one without a mark has what the one before left."""
+    """The peak at each point. A point may have several marks; one without a mark has the peak of the point before."""
     highest: dict[int, int] = {}
     for mark in timeline.marks:
         highest[mark.point] = max(highest.get(mark.point, 0), mark.peak_bytes)
@@ -150,12 +154,12 @@ def peaks_at_points(count: int, timeline: Timeline) -> tuple[int, ...]:
 
 
 def _ends(followed: Recording, timeline: Timeline | None) -> tuple[int, ...]:
-    """When each point was left. One that has no mark of its own was left with the one before."""
+    """The end of each interval in ns. A point without a mark has the time of the point before."""
     if timeline is None:
         return held_before(followed).ends_ns
-    left: dict[int, int] = {mark.point: mark.end_ns for mark in timeline.marks}
+    mark_ends: dict[int, int] = {mark.point: mark.end_ns for mark in timeline.marks}
     now, ends = 0, []
     for point in range(len(followed.points)):
-        now = max(now, left.get(point, now))
+        now = max(now, mark_ends.get(point, now))
         ends.append(now)
     return tuple(ends)

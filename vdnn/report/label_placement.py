@@ -1,7 +1,7 @@
-"""Labels beside points, so that none lies on another, on a point or outside of the axes.
+"""Places labels beside points, so that none overlaps another label or a point, or leaves the axes.
 
-Greedy: each label in turn takes the nearest free place around its point; what finds none is left out, and the caller
-says so elsewhere. A label that had to go far gets a line to its point.
+The algorithm is greedy: each label in turn takes the nearest free position around its point. A label without a free
+position is not drawn, and is returned to the caller. A label far from its point gets a line to it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from vdnn.report.palette import MUTED, SURFACE, Shade
 
 _DISTANCES = (9, 14, 22, 32, 44, 58, 76, 100)  # points
 _LINE_FROM = 22
-_MARKER = 7  # half of what a marker takes
+_MARKER = 7  # half the width that is kept free around a marker
 _LINE = 2.5
 _DIRECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """At a point of the data."""
+    """A label for a point of the data."""
 
     text: str
     x: float
@@ -40,18 +40,18 @@ Point = tuple[float, float]
 def place_labels(
     axes: Any, labels: Sequence[Label], points: Sequence[Point] = (), lines: Sequence[Sequence[Point]] = ()
 ) -> list[Label]:
-    """Draws them and returns those that found no place. They keep off all points of labels, further points, and lines
-    through the data. The layout of the figure is fixed from here on."""
+    """Draw the labels and return those without a free position. Labels avoid all labelled points, `points` and `lines`.
+    Fixes the layout of the figure."""
     figure = axes.figure
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     renderer = figure.canvas.get_renderer()
     pixels_per_point = figure.dpi / 72
-    here = axes.transData.transform
+    to_pixels = axes.transData.transform
     marked = [*points, *((one.x, one.y) for one in labels)]
-    taken = [_around(here(point), _MARKER * pixels_per_point) for point in marked]
+    taken = [_around(to_pixels(point), _MARKER * pixels_per_point) for point in marked]
     for line in lines:
-        taken += _along([here(point) for point in line], _LINE * pixels_per_point)
+        taken += _along([to_pixels(point) for point in line], _LINE * pixels_per_point)
     frame = axes.get_window_extent(renderer)
     bounds = frame.x0, frame.y0, frame.x1, frame.y1
     left_out = []
@@ -60,8 +60,8 @@ def place_labels(
         size = text.get_window_extent(renderer)
         width, height = size.width, size.height
         text.remove()
-        at = axes.transData.transform((label.x, label.y))
-        found = _free_place(at, (width, height), pixels_per_point, taken, bounds)
+        at = to_pixels((label.x, label.y))
+        found = _free_box(at, (width, height), pixels_per_point, taken, bounds)
         if found is None:
             left_out.append(label)
             continue
@@ -76,22 +76,22 @@ def _around(at: Point, half: float) -> Box:
 
 
 def _along(corners: Sequence[Point], half: float) -> list[Box]:
-    """Small boxes on a line, one behind the other."""
+    """Small boxes along a line."""
     boxes = []
     for begin, end in itertools.pairwise(corners):
         count = max(1, int(math.dist(begin, end) / (2 * half)))
-        for place in range(count + 1):
-            part = place / count
+        for index in range(count + 1):
+            part = index / count
             boxes.append(_around((begin[0] + part * (end[0] - begin[0]), begin[1] + part * (end[1] - begin[1])), half))
     return boxes
 
 
-def _free_place(
+def _free_box(
     at: Point, size: tuple[float, float], scale: float, taken: Sequence[Box], bounds: Box
 ) -> tuple[Box, float] | None:
     for distance in _DISTANCES:
         for turn in range(_DIRECTIONS):
-            # To the right first, then up and down in turn.
+            # Try the right side first, then directions above and below it in turn.
             angle = (turn + 1) // 2 * (1 if turn % 2 else -1) * 2 * math.pi / _DIRECTIONS
             box = _box(at, size, angle, distance * scale)
             if _is_inside(box, bounds) and not any(_overlap(box, other) for other in taken):
@@ -100,7 +100,7 @@ def _free_place(
 
 
 def _box(at: Point, size: tuple[float, float], angle: float, distance: float) -> Box:
-    """Its nearest side or corner is at the distance."""
+    """The box of a text whose nearest side or corner is at the distance."""
     across, up = math.cos(angle), math.sin(angle)
     x, y = at[0] + across * distance, at[1] + up * distance
     left = x - size[0] * (1 - across) / 2
@@ -117,7 +117,7 @@ def _overlap(one: Box, other: Box) -> bool:
 
 
 def _draw(axes: Any, label: Label, box: Box, at: Point, scale: float, *, has_line: bool) -> None:
-    """The line below all texts, the text on a ground of its own."""
+    """Draw the line below all texts, and the text on a background of its own."""
     to_right = (box[0] + box[2]) / 2 >= at[0]
     corner = (box[0] if to_right else box[2]) - at[0], (box[1] + box[3]) / 2 - at[1]
     offset = {"xytext": (corner[0] / scale, corner[1] / scale), "textcoords": "offset points"}

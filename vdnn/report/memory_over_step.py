@@ -1,8 +1,8 @@
-"""Memory over one step, before and after: everything kept, and under the plan, in layers by what the plan does.
+"""Draws memory over one step, with everything kept and under the plan, in layers by action.
 
-At the bottom lies what is always there, at the top what gradients and workspaces take. The largest storages are
-outlined and numbered in both panels, and named below. Steps are thinned to what a screen shows; of each stretch the
-highest moment is kept, so that the peak is the true one.
+The bottom layer is always resident, the top layer is gradients and workspaces. The largest storages are outlined and
+numbered in both panels, and named below. Intervals are reduced to what a screen can show: the picture keeps the highest
+interval of each column, so that the peak is exact.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from vdnn.report.label_placement import Label, place_labels
 from vdnn.report.palette import ACTION_SHADES, INK, REST, REST_SPIKES, SURFACE, VERMILION, Shade
 from vdnn.report.storage_table import storage_name
 from vdnn.step.plan import Action
+from vdnn.step.recording import Recording
 from vdnn.step.saved_step import SavedStep
 from vdnn.step.timeline import Timeline
 
 _GIB = 2**30
 _COLUMNS = {"wide": 260, "narrow": 150}
-_VISIBLE = 0.01  # of the height: a measured line that is nearer than that would lie on the layers
+_VISIBLE = 0.01  # of the height: a measured line nearer than that would cover the edge of the layers
 _LEAST_OUTLINED = 0.012  # of the height: thinner storages have no outline and no number
 _NAMED = {"wide": 5, "narrow": 4}
 _ORDER = (Action.KEEP, Action.OFFLOAD, Action.COMPRESS, Action.RECOMPUTE)
@@ -39,8 +40,7 @@ _WORDS: dict[Action | None, str] = {
 
 
 class _Layer(NamedTuple):
-    """`named`: the numbers of the storages in it that have one, counted from 1, and what they hold, from the layer's
-    lower edge up."""
+    """One layer. `named` has the number (from 1) and the heights of each numbered storage in it, from the bottom up."""
 
     shade: Shade
     heights: list[int]
@@ -51,26 +51,26 @@ class _Panel(NamedTuple):
     title: str
     edges_ns: list[int]
     layers: list[_Layer]
-    measured: list[int]  # where that is not what the layers add up to
+    measured: list[int]  # empty if it equals the sum of the layers
 
 
 def memory_picture(step: SavedStep, workload: str, title: str) -> Picture:
-    """Of a step that has a recording."""
-    assert step.recording is not None, "whoever asks has looked"
+    """The picture of a step, which must have a recording."""
+    recording = step.recording
+    if recording is None:
+        raise RuntimeError(f"expected a recording of the step {step.name!r}, got none.")
     return Picture(
         name=f"memory-{file_name(step.name)}",
-        title="Memory over one step, before and after",
+        title="Memory over one step, with everything kept and under the plan",
         described=f"Bytes on the device over one step of {title}: with everything kept, and under the plan.",
         workload=workload,
-        draw=lambda figure, shape: _draw(figure, shape, step, title),
+        draw=lambda figure, shape: _draw(figure, shape, step, recording, title),
         height=lambda shape: 5.0 if not shape.is_narrow else 7.4,
     )
 
 
-def _draw(figure: Any, shape: Shape, step: SavedStep, title: str) -> None:
-    recording, plan = step.recording, step.plan
-    assert recording is not None, "whoever asks has looked"
-    timeline = step.measured or step.predicted
+def _draw(figure: Any, shape: Shape, step: SavedStep, recording: Recording, title: str) -> None:
+    plan, timeline = step.plan, step.measured or step.predicted
     largest = _largest(recording.lifetimes, _NAMED[shape.name])
     actions = actions_of(recording, plan)
     shown = [("everything kept", held_before(recording))]
@@ -93,7 +93,8 @@ def _draw(figure: Any, shape: Shape, step: SavedStep, title: str) -> None:
         _draw_budget(drawn, plan.budget_bytes, end_ms)
     set_title(figure, shape, title)
     outlined = {int(label.text) for labels in numbers for label in labels}
-    _write_legend(figure, shape, step, (largest, outlined), has_line=any(panel.measured for panel in panels))
+    has_line = any(panel.measured for panel in panels)
+    _write_legend(figure, shape, recording, actions, (largest, outlined), has_line=has_line)
     budget = (
         [] if plan is None or plan.budget_bytes is None else [_budget_label_line(plan.budget_bytes, end_ms, tallest)]
     )
@@ -118,7 +119,7 @@ def _panel(
     chosen, edges = _thinned(held, _COLUMNS[shape.name])
 
     def thin(heights: Sequence[int]) -> list[int]:
-        return [heights[place] for place in chosen]
+        return [heights[interval] for interval in chosen]
 
     besides = held.besides()
     always = min(besides)
@@ -128,44 +129,45 @@ def _panel(
         if own:
             named = [(largest.index(index) + 1, thin(held.bytes_of([index]))) for index in own if index in largest]
             layers.append(_Layer(ACTION_SHADES[action], thin(held.bytes_of(own)), tuple(named)))
-    layers.append(_Layer(REST_SPIKES, thin([here - always for here in besides])))
+    layers.append(_Layer(REST_SPIKES, thin([nbytes - always for nbytes in besides])))
     ends = f"peak {format_bytes(held.peak_bytes)}, {held.ends_ns[-1] / 1e6:.1f} ms"
     measured = thin(held.measured) if held.measured is not None and _differ(held.measured, held.total) else []
     return _Panel(f"{title}:{chr(10) if shape.is_narrow else ' '}{ends}", edges, layers, measured)
 
 
 def _is_as_predicted(held: HeldBytes, predicted: Timeline) -> bool:
-    """What moves at a point needs room for a moment that no layer has: it was predicted all the same."""
+    """True if the measured bytes are those predicted. Copies at a point need memory for a moment that no layer shows,
+    and the prediction includes it."""
     return held.measured is not None and not _differ(held.measured, peaks_at_points(len(held.total), predicted))
 
 
 def _differ(measured: Sequence[int], total: Sequence[int]) -> bool:
-    """By what can be seen."""
+    """True if the difference is visible in the picture."""
     most = max(abs(one - other) for one, other in zip(measured, total, strict=True))
     return most > _VISIBLE * max(total)
 
 
 def _thinned(held: HeldBytes, columns: int) -> tuple[list[int], list[int]]:
-    """Intervals, one for each column of the picture that has any: its highest. And the edges between them."""
+    """The highest interval of each column of the picture that has any, and the edges between them."""
     width = max(1, held.ends_ns[-1]) / columns
     chosen: list[int] = []
     edges = [0]
-    column = -1
-    for place, end_ns in enumerate(held.ends_ns):
-        here = int(end_ns / width)
-        if here != column or not chosen:
-            column = here
-            chosen.append(place)
+    last_column = -1
+    for interval, end_ns in enumerate(held.ends_ns):
+        column = int(end_ns / width)
+        if column != last_column or not chosen:
+            last_column = column
+            chosen.append(interval)
             edges.append(end_ns)
             continue
         edges[-1] = end_ns
-        if held.total[place] > held.total[chosen[-1]]:
-            chosen[-1] = place
+        if held.total[interval] > held.total[chosen[-1]]:
+            chosen[-1] = interval
     return chosen, edges
 
 
 def _draw_panel(axes: Any, panel: _Panel, tallest: float) -> list[Label]:
-    """Returns the numbers that are to be written into it."""
+    """Draw one panel. Returns the labels with the numbers of storages, which are placed later."""
     quiet_axes(axes)
     axes.set_ylim(0, 1.08 * tallest)
     axes.set_title(panel.title, loc="left")
@@ -195,26 +197,26 @@ def _on(below: Sequence[float], heights: Sequence[int]) -> list[float]:
 def _outline(
     axes: Any, edges: Sequence[float], band: tuple[list[float], list[float]], heights: Sequence[int], number: int
 ) -> Label:
-    """Around each stretch in which it is there; its number in the longest."""
+    """Outline each stretch of columns in which the storage is present. Its number stands in the longest."""
     low, high = band
     stretches: list[list[int]] = []
-    for place, height in enumerate(heights):
-        if height and stretches and stretches[-1][-1] == place - 1:
-            stretches[-1].append(place)
+    for column, height in enumerate(heights):
+        if height and stretches and stretches[-1][-1] == column - 1:
+            stretches[-1].append(column)
         elif height:
-            stretches.append([place])
-    for places in stretches:
-        there = slice(places[0], places[-1] + 1)
-        around = edges[places[0] : places[-1] + 2]
-        axes.stairs(high[there], around, baseline=low[there], fill=False, color=SURFACE.light, linewidth=0.9)
-    longest = max(stretches, key=lambda places: edges[places[-1] + 1] - edges[places[0]])
-    # Nested storages are not numbered at one time: their numbers would lie on each other.
-    place = longest[min(len(longest) - 1, len(longest) * (1 + number) // 8)]
-    return Label(str(number), (edges[place] + edges[place + 1]) / 2, (low[place] + high[place]) / 2, INK)
+            stretches.append([column])
+    for stretch in stretches:
+        present = slice(stretch[0], stretch[-1] + 1)
+        around = edges[stretch[0] : stretch[-1] + 2]
+        axes.stairs(high[present], around, baseline=low[present], fill=False, color=SURFACE.light, linewidth=0.9)
+    longest = max(stretches, key=lambda stretch: edges[stretch[-1] + 1] - edges[stretch[0]])
+    # The numbers stand at different times, because those of nested storages would overlap otherwise.
+    column = longest[min(len(longest) - 1, len(longest) * (1 + number) // 8)]
+    return Label(str(number), (edges[column] + edges[column + 1]) / 2, (low[column] + high[column]) / 2, INK)
 
 
 def _budget_label_line(budget_bytes: int, end_ms: float, tallest: float) -> list[tuple[float, float]]:
-    """Where the budget's own label stands."""
+    """A line through the label of the budget, for other labels to avoid."""
     height = budget_bytes / _GIB + 0.035 * tallest
     return [(0.6 * end_ms, height), (end_ms, height)]
 
@@ -234,13 +236,17 @@ def _draw_budget(drawn: Sequence[Any], budget_bytes: int, end_ms: float) -> None
 
 
 def _write_legend(
-    figure: Any, shape: Shape, step: SavedStep, named: tuple[Sequence[int], set[int]], *, has_line: bool
+    figure: Any,
+    shape: Shape,
+    recording: Recording,
+    actions: Sequence[Action | None],
+    named: tuple[Sequence[int], set[int]],
+    *,
+    has_line: bool,
 ) -> None:
-    """The colours, and the largest storages: those that were outlined by their numbers."""
-    recording, actions = step.recording, actions_of(step.recording, step.plan) if step.recording else ()
-    assert recording is not None, "whoever asks has looked"
+    """Write the colours, and the largest storages: outlined storages by number, the others after a dash."""
     patch = importlib.import_module("matplotlib.patches").Patch
-    entries = [patch(color=REST.light, label="always there")]
+    entries = [patch(color=REST.light, label="always resident")]
     entries += [
         patch(color=ACTION_SHADES[action].light, label=_WORDS[action])
         for action in (None, *_ORDER)

@@ -1,7 +1,7 @@
-"""The report as one HTML file: sentences, tables, figures and where the numbers come from. It asks for nothing else.
+"""Writes the report as one HTML file with sentences, tables, figures and the sources of the numbers.
 
-Everything that comes out of the run is escaped, and the page's own rule for content allows no script but its own and no
-request at all, so a name of a layer can do nothing.
+All text from the run is escaped. The page's content policy allows only its own script and no request, so that text from
+the run, such as the name of a layer, cannot run anything.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from vdnn.step.json_form import save_text
 from vdnn.step.saved_step import SavedStep
 
 _STORAGES = 12  # in the table of a step
-_DRAWN_STEPS = 30  # with figures, at most: each is some hundred kB
+_DRAWN_STEPS = 30  # the most steps with figures: each has several hundred kB
 
 
 def write_html(run: Run | str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Without matplotlib the page has its tables and says what the figures need."""
+    """Write the page to `path`. Without matplotlib the page has its tables, and says that figures need matplotlib."""
     save_text(page_of(run if isinstance(run, Run) else read_run(run)), Path(path))
 
 
@@ -82,7 +82,7 @@ def _chooser(run: Run, compared: Sequence[Comparison]) -> str:
     options = "".join(f'<option value="{escape(name)}">{escape(name)}</option>' for name in names)
     return (
         '<div class="bar"><label for="workload">workload</label>'
-        f'<select id="workload"><option value="">all of them</option>{options}</select>'
+        f'<select id="workload"><option value="">all workloads</option>{options}</select>'
         f'<span class="note" id="shown" role="status" data-all="{len(cells_of_run(run))}"></span></div>'
     )
 
@@ -92,7 +92,8 @@ def _comparisons(compared: Sequence[Comparison], figures: Figures, missing: str)
     parts = ["<h2>Memory against time</h2>"] if drawn else []
     for comparison, picture in zip(drawn, figures.trade_offs, strict=True):
         caption = (
-            "Left and down is better. Filled: nothing else here is better in both. Arrows: beyond the edge."
+            "Further left and further down is better. Filled: no other point is better in both memory and time. "
+            "Arrows: above the upper edge."
             + (" Times and bytes are virtual." if comparison.is_virtual else "")
             + _ended(comparison)
         )
@@ -103,15 +104,15 @@ def _comparisons(compared: Sequence[Comparison], figures: Figures, missing: str)
 
 
 def _ended(comparison: Comparison) -> str:
-    """Who has no point in the picture, so that nobody is left out in silence."""
+    """A sentence that names the cells without a point in the picture."""
     ended = [f"{cell.peer}{f' {cell.budget}' if cell.budget else ''} ({cell.status})" for cell in comparison.unmeasured]
-    return f" Without a point: {', '.join(ended)}." if ended else ""
+    return f" Not drawn: {', '.join(ended)}." if ended else ""
 
 
 def _all_cells(compared: Sequence[Comparison]) -> str:
     if not compared:
         return ""
-    note = '<p class="note">A click on a heading sorts; the table scrolls sideways by itself.</p>'
+    note = '<p class="note">Click a heading to sort. The table scrolls sideways.</p>'
     return f"<h2>All cells</h2>\n{note}\n{cells_table(compared)}"
 
 
@@ -122,7 +123,8 @@ def _prediction(run: Run, figures: Figures, missing: str) -> str:
         return ""
     said = [errors_text(found, what) for found, what in ((times, "step times"), (peaks, "peaks")) if found]
     listed = "".join(f"<li>{escape(one)}</li>" for one in said)
-    shown = "" if missing else _figure(figures.prediction, "On the diagonal: as predicted. The grey band is 10 % wide.")
+    caption = "Points on the diagonal are as predicted. The grey band is 10 % to either side."
+    shown = "" if missing else _figure(figures.prediction, caption)
     return f"<h2>Prediction against measurement</h2>\n<ul>{listed}</ul>\n{shown}"
 
 
@@ -138,14 +140,14 @@ def _steps(run: Run, figures: Figures, missing: str) -> str:
     note = ""
     if len(drawn) < len(run.steps):
         note = (
-            f'<p class="note">Of {len(run.steps)} steps {len(drawn)} have figures here: '
+            f'<p class="note">This page has figures for {len(drawn)} of {len(run.steps)} steps. '
             "<code>vdnn report RUN --figures FOLDER</code> draws all.</p>"
         )
     return f"<h2>Steps</h2>\n{note}" + "\n".join(parts)
 
 
 def _opened(run: Run) -> set[str]:
-    """Of every workload the step that the headline names, or else the first of vdnn's, or else the first."""
+    """For each workload the step that the headline names, else the first step of vdnn, else the first step."""
     named = {point.cell.step for point in named_points(comparisons(run))}
     best: dict[str, tuple[int, str]] = {}
     for step in run.steps:
@@ -162,7 +164,7 @@ def _step(run: Run, step: SavedStep, figures: Figures, *, is_drawn: bool, is_ope
     lines = "".join(f"<p>{escape(summary_of(one))}.</p>" for one in shown)
     drawn = ""
     if is_drawn:
-        lines = ""  # the timeline's own title says it
+        lines = ""  # the title of the timeline has the summary
         drawn = "".join(_figure(picture, picture.title) for picture in figures.steps[step.name])
     rows = largest_storages(step, _STORAGES)
     listed = ""
@@ -189,9 +191,10 @@ def _left_out(run: Run, figures: Figures, missing: str) -> str:
     reasons = [*run.notes, *([f"All figures: {missing}"] if missing else []), *figures.left_out]
     if not reasons:
         return ""
-    return "<h2>What is not here, and why</h2>\n<ul>" + "".join(f"<li>{escape(one)}</li>" for one in reasons) + "</ul>"
+    listed = "".join(f"<li>{escape(one)}</li>" for one in reasons)
+    return f"<h2>What is missing, and why</h2>\n<ul>{listed}</ul>"
 
 
 def _provenance(run: Run) -> str:
     pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in provenance(run))
-    return f"<h2>Where the numbers come from</h2>\n<dl>{pairs}</dl>"
+    return f"<h2>Sources of the numbers</h2>\n<dl>{pairs}</dl>"

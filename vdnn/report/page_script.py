@@ -1,7 +1,7 @@
 """The page's script: sorts tables by a click or a key on a column's heading, and shows one workload or all.
 
-Rows carry the value that they are sorted by; what has none stands last, whichever way. Without the script all is there
-and readable.
+Cells carry the value that they are sorted by. Rows without a value come last in either order. The page is complete and
+readable without the script.
 """
 
 from __future__ import annotations
@@ -49,5 +49,5 @@ if (chooser) {
 
 
 def script_hash() -> str:
-    """By which the page allows this script and no other."""
+    """The hash with which the page's content policy allows this script and no other."""
     return "sha256-" + base64.b64encode(hashlib.sha256(SCRIPT.encode("utf-8")).digest()).decode("ascii")

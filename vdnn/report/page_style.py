@@ -1,14 +1,14 @@
-"""The look of the page: one style sheet, light and dark by what the reader's system prefers.
+"""The page's style sheet, light or dark by the preference of the reader's system.
 
-Text is 14 px or more everywhere. Tables scroll in boxes of their own, so that the page never scrolls sideways. Figures
-are there twice, wide and narrow, of which the width of the window shows one at about its own size.
+Text is at least 14 px everywhere. Tables scroll in boxes of their own, so that the page never scrolls sideways. The
+page has each figure twice, wide and narrow, and shows the one that fits the width of the window.
 """
 
 from __future__ import annotations
 
 from vdnn.report.palette import SHADES
 
-# Below it the wide figures' text would be smaller than 14 px.
+# In a narrower window the text of wide figures would be smaller than 14 px.
 WIDE_FROM = 1010
 
 

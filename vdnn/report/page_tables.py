@@ -1,4 +1,4 @@
-"""Tables of the page: sortable, each in a box that scrolls by itself. All text is escaped here."""
+"""Tables of the page: sortable, each in a box that scrolls by itself. This module escapes all text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vdnn.report.storage_table import StorageRow
 
 
 class Entry(NamedTuple):
-    """What stands in a place of a table, and what it is sorted by; "" stands last."""
+    """The text of one cell of a table, and the value that it is sorted by. "" comes last."""
 
     text: str
     value: str | float = ""
@@ -82,14 +82,14 @@ _CELL_COLUMNS = (
     Column("more time", "number"),
     Column("peak", "number"),
     Column("step", "number"),
-    Column("waited", "number"),
-    Column("out", "number"),
-    Column("back", "number"),
+    Column("stall", "number"),
+    Column("offloaded", "number"),
+    Column("reloaded", "number"),
     Column("step vs predicted", "number"),
     Column("peak vs predicted", "number"),
     Column("same gradients", "short"),
     Column("device", "short"),
-    Column("ended", "short"),
+    Column("status", "short"),
     Column("remark", "remark"),
 )
 
@@ -131,9 +131,9 @@ _STORAGE_COLUMNS = (
     Column("bytes", "number"),
     Column("action", "short"),
     Column("why", "remark"),
-    Column("copies take", "number"),
-    Column("waited for it", "number"),
-    Column("recompute takes", "number"),
+    Column("copy time", "number"),
+    Column("stall", "number"),
+    Column("recompute time", "number"),
     Column("shape", "short"),
 )
 

@@ -1,7 +1,7 @@
-"""Colours and markers of every figure: Okabe and Ito's colours, which most colour-blind eyes tell apart.
+"""Colours and markers of all figures: Okabe and Ito's colours, which most colour-blind people can distinguish.
 
-A figure is drawn in the light colours. In the page its SVG gets a variable in place of each, and the page's style
-gives every variable a light and a dark value. So no two entries may have the same light colour.
+A figure is drawn in the light colours. In the page, its SVG has a variable for each, and the page's style gives every
+variable a light and a dark value. No two entries may therefore have the same light colour.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vdnn.step.plan import Action
 
 
 class Shade(NamedTuple):
-    """One colour: its name in the page, and its two values."""
+    """One colour: its name in the page, and its light and dark values."""
 
     name: str
     light: str
@@ -53,24 +53,24 @@ _HEX = re.compile("#[0-9a-f]{6}")
 
 
 class Look(NamedTuple):
-    """Of one who is compared."""
+    """The colour and marker of one peer."""
 
     shade: Shade
     marker: str
 
 
 def looks_of(cells: Iterable[Cell]) -> dict[str, Look]:
-    """By peer, the same in all figures of a run: by name, so that the order of the cells changes nothing."""
+    """The look of each peer, the same in all figures of a run. It depends on names, not on the order of cells."""
     looks = {"plain": Look(INK, "o")}
     others = sorted({cell.peer for cell in cells} - {"plain"})
     own = [peer for peer in others if peer in OWN_PEERS]
     looks |= {peer: Look(VDNN_SHADE, "o") for peer in own}
-    for place, peer in enumerate(peer for peer in others if peer not in own):
-        looks[peer] = Look(_PEER_SHADES[place % len(_PEER_SHADES)], _PEER_MARKERS[place % len(_PEER_MARKERS)])
+    for index, peer in enumerate(peer for peer in others if peer not in own):
+        looks[peer] = Look(_PEER_SHADES[index % len(_PEER_SHADES)], _PEER_MARKERS[index % len(_PEER_MARKERS)])
     return looks
 
 
 def themed(svg: str) -> str:
-    """With a variable for every colour: the page says which value it has."""
+    """Replace every colour by a variable, whose value the page defines."""
     variables = {shade.light: f"var(--{shade.name})" for shade in SHADES}
     return _HEX.sub(lambda found: variables.get(found[0], found[0]), svg)

@@ -1,4 +1,4 @@
-"""What planning a step has found: one object, its JSON form, and its text."""
+"""PlanReport: the result of planning a step, its JSON form and its text."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ from vdnn.step.timeline import Timeline, Track
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """`executed` is the same step run under the plan, in virtual time or on a device. `advice` is a sentence where the
-    planner knows beforehand that there is little to win. `storages`: of the largest, why each got its action."""
+    """The result of planning one step.
+
+    `executed` is the same step run under the plan, in virtual time or on a device. `advice` is a sentence if the
+    planner knows beforehand that there is little to gain. `storages` has the reasons for the actions of the largest
+    storages.
+    """
 
     model: str
     batch: int | None
@@ -32,7 +36,7 @@ class PlanReport:
 
     @property
     def host_bytes(self) -> int:
-        """Pinned memory for all that is away at the same time, at most."""
+        """The most pinned memory that the plan can need: the bytes of all offloaded storages."""
         return sum(one.nbytes for one in self.planned.plan.lifetimes if one.action is Action.OFFLOAD)
 
     def as_json(self) -> dict[str, Any]:
@@ -88,8 +92,8 @@ class PlanReport:
             f"{100 * (planned.slowdown - 1):.1f} % slower; planned in {planned.plan_seconds:.2f} s",
             f"  {_certificate(planned)}",
             f"  the peak is at {planned.peak_place}",
-            f"  moved: {format_bytes(planned.timeline.copied_bytes(Track.TO_HOST))} out, "
-            f"{format_bytes(planned.timeline.copied_bytes(Track.TO_DEVICE))} back; "
+            f"  copies: {format_bytes(planned.timeline.copied_bytes(Track.TO_HOST))} offloaded, "
+            f"{format_bytes(planned.timeline.copied_bytes(Track.TO_DEVICE))} reloaded; "
             f"pinned host memory {format_bytes(self.host_bytes)}",
         ]
         if self.executed is not None:
@@ -100,13 +104,13 @@ class PlanReport:
         if self.advice is not None:
             lines.append(f"  note: {self.advice}")
         if self.storages:
-            lines += ["", "the largest storages, and why:", explanation(self.storages)]
+            lines += ["", "the largest storages, and the reasons for their actions:", explanation(self.storages)]
         return "\n".join(lines)
 
 
 def comparison(reports: Sequence[PlanReport]) -> str:
-    """One row for each: the same step under several policies."""
-    header = ("policy", "peak", "fits", "step ms", "slower", "above bound", "out", "back", "planned in")
+    """A table of the same step under several policies, one row for each."""
+    header = ("policy", "peak", "fits", "step ms", "slower", "above bound", "offloaded", "reloaded", "planned in")
     rows = [header]
     for report in reports:
         planned = report.planned
@@ -145,8 +149,8 @@ def _certificate(planned: PlannedStep) -> str:
     if bound is None:
         if find_spec("scipy") is None:
             return "not certified (that needs SciPy: pip install 'vdnn[plan]')"
-        return "not certified: not asked for"
+        return "not certified: not requested"
     gap = bound.gap(planned.timeline.step_ns)
     if gap < 1e-4:
         return "certified: no plan under this budget is faster"
-    return f"certified: at most {100 * gap:.2f} % above the fastest plan there can be ({_ms(bound.step_ns)} or more)"
+    return f"certified: at most {100 * gap:.2f} % above the fastest possible plan ({_ms(bound.step_ns)} or more)"

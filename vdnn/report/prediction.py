@@ -1,6 +1,7 @@
-"""Prediction against measurement: every cell that has both, its time and its peak, against the diagonal.
+"""Draws prediction against measurement: the time and the peak of every cell that has both.
 
-The axes are logarithmic and alike, so that the distance from the diagonal is the relative error, which is written too.
+Both axes are logarithmic with the same scale, so that the distance from the diagonal is the relative error. The largest
+errors are also written beside their points.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _LOOKS = tuple(
     Look(shade, marker)
     for shade, marker in zip((BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY), ("o", "s", "D", "^", "v", "P"), strict=True)
 )
-_NAMED = 3  # of the largest errors
+_NAMED = 3  # how many of the largest errors are written
 _WORTH_NAMING = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """One number of one cell, before and after. In ms, or in GiB."""
+    """One predicted and measured number of one cell, in ms or in GiB."""
 
     cell: Cell
     predicted: float
@@ -36,7 +37,7 @@ class Predicted:
 
     @property
     def error(self) -> float:
-        """0.1: it took a tenth more than was predicted."""
+        """The relative error: 0.1 is a tenth more than predicted."""
         return self.measured / self.predicted - 1
 
 
@@ -57,20 +58,20 @@ def peaks_of(cells: Sequence[Cell]) -> list[Predicted]:
 
 
 def errors_text(predicted: Sequence[Predicted], what: str) -> str:
-    """A sentence: the median and the worst."""
+    """A sentence with the median error and the worst error."""
     worst = max(predicted, key=lambda one: abs(one.error))
     median = statistics.median(abs(one.error) for one in predicted)
     if not worst.error:
         return f"{what}: all {len(predicted)} exactly as predicted"
     name = f"{worst.cell.workload} {worst.cell.budget or worst.cell.peer}"
     return (
-        f"{what}: off by {100 * median:.2f} % in the median of {len(predicted)}, "
-        f"{100 * worst.error:+.2f} % at worst ({name})"
+        f"{what}: median error {100 * median:.2f} % of {len(predicted)}, "
+        f"largest error {100 * worst.error:+.2f} % ({name})"
     )
 
 
 def prediction_picture(cells: Sequence[Cell]) -> Picture:
-    """Of cells of which at least one has both."""
+    """The picture of all cells. At least one has to be both predicted and measured."""
     return Picture(
         name="prediction",
         title="Prediction against measurement",
@@ -83,7 +84,7 @@ def prediction_picture(cells: Sequence[Cell]) -> Picture:
 
 def _draw(figure: Any, shape: Shape, cells: Sequence[Cell]) -> None:
     workloads = list(dict.fromkeys(cell.workload for cell in cells))
-    looks = {name: _LOOKS[place % len(_LOOKS)] for place, name in enumerate(workloads)}
+    looks = {name: _LOOKS[index % len(_LOOKS)] for index, name in enumerate(workloads)}
     shown = [("time of a step", "ms", times_of(cells)), ("peak memory", "GiB", peaks_of(cells))]
     shown = [one for one in shown if one[2]]
     grid = (len(shown), 1) if shape.is_narrow else (1, len(shown))
@@ -117,7 +118,7 @@ def _draw(figure: Any, shape: Shape, cells: Sequence[Cell]) -> None:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten; over many decades the powers alone."""
+    """Ticks at 1, 2 and 5 times the powers of ten, or at the powers alone if there are many decades."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1,) if len(decades) > 5 else (1, 2, 5)
     found = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]

@@ -1,5 +1,4 @@
-"""Where a run's numbers come from: devices, clocks, versions, commits; how many were measured and how many
-predicted."""
+"""The sources of a run's numbers: devices, clocks, versions, commits, and how many were measured or predicted."""
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from vdnn.report.run_folder import Run
 _CLOCKS = {
     "device": "measured by the device's own clock",
     "host": "measured by the host's clock",
-    "virtual": "virtual: computed from the figures of a card that was not there",
+    "virtual": "virtual: computed from the figures of a card that was not present",
 }
 
 
 def provenance(run: Run) -> list[tuple[str, str]]:
-    """Pairs of a name and what there is of it."""
+    """Pairs of a name and a text, without empty texts."""
     cells = cells_of_run(run)
     found = [
         ("run", run.name),
@@ -44,7 +43,7 @@ def _kind(cell: Cell) -> str:
         return f"{cell.status.replace('-', ' ')}"
     if cell.said.startswith("not run"):
         return "not run, but predicted by a recording or a plan"
-    return _CLOCKS.get(cell.clock or "", "measured by a clock that is not named")
+    return _CLOCKS.get(cell.clock or "", "measured by an unnamed clock")
 
 
 def _counted(kinds: Counter[str]) -> str:

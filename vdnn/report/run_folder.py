@@ -1,10 +1,9 @@
-"""A run: the folder that a benchmark, a session or `vdnn plan --save` leaves, read into plain values.
+"""Reads and writes a run: the folder that a benchmark, a session or `vdnn plan --save` writes.
 
-It has `cells.jsonl`, one measured or predicted training step a line, or `steps/NAME/` with the Recording, the Plan and
-the Timelines of a step, or both. A last line that was cut off is left out, because whoever writes may have been
-stopped; anything else that is wrong with the cells is refused with its line. A step whose files cannot be read (an
-older vdnn wrote them) is left out and named, unless it is all there is. Of two cells that say the same the later
-counts.
+It has `cells.jsonl`, with one measured or predicted step per line, or `steps/NAME/` with the Recording, the Plan and
+the Timelines of a step, or both. A last line that was cut off is ignored, because the writer may have been stopped; any
+other error in the cells is refused with its line. A step whose files cannot be read (an older vdnn wrote them) is
+ignored and named in `notes`, unless the run has nothing else. Of two cells with the same identity the later one counts.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ CELLS_FILE = "cells.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`notes`: what was left out on reading, a sentence each."""
+    """The contents of a run. `notes` has a sentence for each part that was ignored when reading."""
 
     folder: Path
     cells: tuple[Cell, ...]
@@ -38,7 +37,7 @@ class Run:
         return self.folder.resolve().name
 
     def cell_of(self, step: SavedStep) -> Cell | None:
-        """The cell that names the step."""
+        """The cell that names the step, or None."""
         return next((cell for cell in self.cells if cell.step == step.name), None)
 
     def workload_of(self, step: SavedStep) -> str:
@@ -46,7 +45,7 @@ class Run:
         return step.name if cell is None else cell.workload
 
     def title_of(self, step: SavedStep) -> str:
-        """By its cell, which says more than the name of a folder."""
+        """A title for the step, from its cell if it has one, else the name of its folder."""
         cell = self.cell_of(step)
         if cell is None:
             return step.name
@@ -55,31 +54,31 @@ class Run:
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
-    """Raises FormatError or InvalidArgumentError, which say what was looked for."""
-    place = Path(folder)
-    cells_file, steps_folder = place / CELLS_FILE, place / STEPS_FOLDER
+    """Read a run. Raises InvalidArgumentError if the folder is not a run, and FormatError if a file is broken."""
+    path = Path(folder)
+    cells_file, steps_folder = path / CELLS_FILE, path / STEPS_FOLDER
     if not cells_file.is_file() and not steps_folder.is_dir():
-        found = "a folder that has neither" if place.is_dir() else "a file" if place.exists() else "nothing there"
+        found = "a folder that has neither" if path.is_dir() else "a file" if path.exists() else "a path without a file"
         raise InvalidArgumentError(
-            argument=f"the run {str(place)!r}",
+            argument=f"the run {str(path)!r}",
             expected=f"a folder with {CELLS_FILE} or {STEPS_FOLDER}/, as a benchmark, session.save(folder) or "
-            "`vdnn plan ... --save folder` makes it",
+            "`vdnn plan ... --save folder` writes it",
             got=found,
         )
     cells, notes = _read_cells(cells_file) if cells_file.is_file() else ((), ())
     steps, refused = _read_steps(steps_folder)
     if refused and not cells and not steps:
         raise FormatError(refused[0])
-    return Run(place, cells, steps, (*notes, *(f"A step is left out: {one}" for one in refused)))
+    return Run(path, cells, steps, (*notes, *(f"A step is ignored: {one}" for one in refused)))
 
 
 def append_cells(folder: str | os.PathLike[str], cells: Sequence[Cell]) -> None:
-    """To the run's file of cells; both are made if they are not there."""
+    """Append to the run's file of cells. Creates the folder and the file if missing."""
     path = Path(folder) / CELLS_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    there = path.read_bytes() if path.exists() else b""
-    if there and not there.endswith(b"\n"):  # cut off: what follows is not to become a part of it
-        path.write_bytes(there[: there.rfind(b"\n") + 1])
+    existing = path.read_bytes() if path.exists() else b""
+    if existing and not existing.endswith(b"\n"):  # remove a last line that was cut off: new cells must not continue it
+        path.write_bytes(existing[: existing.rfind(b"\n") + 1])
     with path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(cell_as_json(cell)) + "\n" for cell in cells)
 
@@ -88,7 +87,7 @@ def _read_cells(path: Path) -> tuple[tuple[Cell, ...], tuple[str, ...]]:
     try:
         lines = path.read_text(encoding="utf-8", errors="strict").split("\n")
     except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: expected text in UTF-8, got bytes that are none at {error.start}.") from None
+        raise FormatError(f"{path}: expected text in UTF-8, got an invalid byte at {error.start}.") from None
     found: dict[tuple[object, ...], Cell] = {}
     notes: list[str] = []
     for number, line in enumerate(lines, start=1):
@@ -98,9 +97,9 @@ def _read_cells(path: Path) -> tuple[tuple[Cell, ...], tuple[str, ...]]:
             fields = json.loads(line)
         except ValueError as error:
             if number == len(lines):
-                notes.append(f"{CELLS_FILE}: line {number}, the last, was cut off and is left out.")
+                notes.append(f"{CELLS_FILE}: line {number}, the last, was cut off and is ignored.")
                 break
-            raise FormatError(f"{path}, line {number}: this is no JSON: {error}.") from None
+            raise FormatError(f"{path}, line {number}: expected JSON, got text that is not: {error}.") from None
         cell = cell_from_json(fields, f"{path}, line {number}")
         found.pop(cell.identity, None)
         found[cell.identity] = cell
@@ -108,7 +107,7 @@ def _read_cells(path: Path) -> tuple[tuple[Cell, ...], tuple[str, ...]]:
 
 
 def _read_steps(folder: Path) -> tuple[tuple[SavedStep, ...], list[str]]:
-    """And what is wrong with those that cannot be read."""
+    """The steps that can be read, and an error message for each other step."""
     steps, refused = [], []
     for one in sorted(folder.iterdir()) if folder.is_dir() else ():
         if not one.is_dir():
@@ -125,7 +124,7 @@ def _read_steps(folder: Path) -> tuple[tuple[SavedStep, ...], list[str]]:
 
 
 def _require_one_step(step: SavedStep, folder: Path) -> None:
-    """Files of two steps in one folder would make pictures that are wrong."""
+    """Refuse a folder with files of two different steps: its pictures would be wrong."""
     recording, plan = step.recording, step.plan
     if recording is None or plan is None:
         return
@@ -141,7 +140,7 @@ def _require_one_step(step: SavedStep, folder: Path) -> None:
         fits = sizes == planned and len(followed.points) == len(plan.points)
     if not fits:
         raise FormatError(
-            f"{folder}: plan.json is for another step than recording.json: it has {len(planned)} storages and "
-            f"{len(plan.points)} points, the recording {len(recorded)} and {len(recording.points)}. "
-            "Save both of one step."
+            f"{folder}: plan.json is for another step than recording.json: the plan has {len(planned)} storages and "
+            f"{len(plan.points)} points, the recording has {len(recorded)} and {len(recording.points)}. "
+            "Save the plan and the recording of the same step."
         )

@@ -1,4 +1,4 @@
-"""A plan that was made ahead, saved into a run: its step, and the cells that a comparison of several plans needs."""
+"""Saves plans made ahead of training into a run: their steps, and the cells that compare them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _NO_FOLDER_NAME = re.compile(r"[^A-Za-z0-9._%+=-]+")
 def save_plan_reports(
     run: str | os.PathLike[str], reports: Sequence[PlanReport], *, budget: str | None, card_bytes: int
 ) -> None:
-    """All of one step: several policies, one budget, on a card with so much memory. Plans of other budgets may go into
-    the same run."""
+    """Save reports on one step under several policies and one budget, on a card with `card_bytes` of memory. The same
+    run may also have plans for other budgets."""
     cells = [_plain_cell(reports[0], card_bytes)]
     for report in reports:
         step = _step_of(report, budget)

@@ -1,6 +1,6 @@
-"""The timeline of one step: what the compute stream and both copy engines did when, with every stall marked.
+"""Draws the timeline of one step: when the compute stream and both copy engines were busy, and every stall.
 
-Where a step was both predicted and run and the two differ, both are drawn, one above the other, on one axis of time.
+If a step was both predicted and run and the two differ, both are drawn, one above the other, on one axis of time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from vdnn.step.saved_step import SavedStep
 from vdnn.step.timeline import Timeline, Track
 
 _COLUMNS = {"wide": 900, "narrow": 320}
-_EDGED = 120  # copies on one engine: beyond that edges would hide what they part
-_LEAST_STALL = 0.0015  # of the step: shorter ones are drawn as long as that, to be seen at all
+_EDGED = 120  # copies on one engine: with more, edges would hide the copies
+_LEAST_STALL = 0.0015  # of the step: a shorter stall is drawn at this length, so that it is visible
 
 Span = tuple[int, int]  # begin and end, in ns
 
@@ -35,11 +35,11 @@ class _Row(NamedTuple):
 
 
 def timeline_picture(step: SavedStep, workload: str, title: str) -> Picture:
-    """Of a step that has a timeline."""
+    """The picture of a step, which must have a timeline."""
     shown = shown_timelines(step)
     return Picture(
         name=f"timeline-{file_name(step.name)}",
-        title="Who was busy when",
+        title="Timeline of one step",
         described=f"One step of {title}: the compute stream with its stalls, and copies in both directions.",
         workload=workload,
         draw=lambda figure, shape: _draw(figure, shape, step, title),
@@ -56,7 +56,7 @@ def shown_timelines(step: SavedStep) -> list[Timeline]:
 
 
 def spoken_source(timeline: Timeline) -> str:
-    """Whose time it is."""
+    """The source of the times, in words."""
     if timeline.clock == "virtual" and timeline.source == "measured":
         return "run in virtual time"
     return timeline.source
@@ -77,8 +77,8 @@ def _draw(figure: Any, shape: Shape, step: SavedStep, title: str) -> None:
         patch(facecolor=REST.light, label="forward"),
         patch(facecolor=REST_SPIKES.light, label="backward"),
         patch(facecolor=BLUE.light, label="copies"),
-        patch(facecolor=RELOAD_STALL.light, edgecolor=edge, hatch="////", label="waits for a copy back"),
-        patch(facecolor=RELEASE_STALL.light, edgecolor=edge, hatch="\\\\\\\\", label="waits for a copy out"),
+        patch(facecolor=RELOAD_STALL.light, edgecolor=edge, hatch="////", label="stall: waits for a reload"),
+        patch(facecolor=RELEASE_STALL.light, edgecolor=edge, hatch="\\\\\\\\", label="stall: waits for an offload"),
     ]
     figure.legend(
         handles=entries,
@@ -120,12 +120,12 @@ def _draw_one(axes: Any, step: SavedStep, timeline: Timeline, shape: Shape) -> N
 
 
 def summary_of(timeline: Timeline) -> str:
-    """One line: what the step took, and what of it was waiting."""
-    moved = " and ".join(
+    """One line: the time of the step, its stalls and its copies."""
+    moved = ", ".join(
         f"{format_bytes(timeline.copied_bytes(track))} {word}"
-        for track, word in ((Track.TO_HOST, "out"), (Track.TO_DEVICE, "back"))
+        for track, word in ((Track.TO_HOST, "offloaded"), (Track.TO_DEVICE, "reloaded"))
     )
-    stall = f"{timeline.stall_ns / 1e6:.2f} ms standing still" if timeline.stall_ns else "never standing still"
+    stall = f"{timeline.stall_ns / 1e6:.2f} ms stall" if timeline.stall_ns else "no stall"
     return f"{spoken_source(timeline)}: {timeline.step_ns / 1e6:.1f} ms, {stall}; {moved}"
 
 
@@ -160,13 +160,13 @@ def _rows(step: SavedStep, timeline: Timeline) -> list[_Row]:
 
 
 def _first_use(step: SavedStep) -> int:
-    """The point with which the backward begins. Before the first use a plan adds no points."""
+    """The first point of the backward pass. A plan adds no points before the first use."""
     points: Sequence[Any] = step.plan.points if step.plan else step.recording.points if step.recording else ()
-    return next((place for place, point in enumerate(points) if point.kind is PointKind.USE), len(points))
+    return next((index for index, point in enumerate(points) if point.kind is PointKind.USE), len(points))
 
 
 def _joined(spans: Iterable[Span], gap_ns: float) -> list[Span]:
-    """Those with less between them than that, as one."""
+    """Join spans that are less than `gap_ns` apart."""
     joined: list[Span] = []
     for begin, end in spans:
         if joined and begin - joined[-1][1] < gap_ns:

@@ -1,4 +1,4 @@
-"""The largest storages of a step: what each is, what becomes of it, what that costs and why. Plain data for tables."""
+"""The largest storages of a step, with the action for each, its cost and its reason. Plain data for tables."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vdnn.step.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class StorageRow:
-    """`copy_ns` is what its copies took, both ways; `waited_ns` what the compute stream waited for it at its uses;
-    `recompute_ns` what making it again takes. None where that does not apply."""
+    """One storage. `copy_ns` is the time of its copies in both directions; `waited_ns` is how long the compute stream
+    waited for it at its uses; `recompute_ns` is the time of its recompute. None if that does not apply."""
 
     lifetime: int
     name: str
@@ -28,7 +28,7 @@ class StorageRow:
 
 
 def storage_name(recording: Recording, lifetime: int) -> str:
-    """What made it, and where: "Relu in layer1.0.relu"."""
+    """The producer and the module of the first save, as in "Relu in layer1.0.relu"."""
     key = first_key(recording, lifetime)
     if key is None:
         return f"storage {lifetime}"
@@ -37,7 +37,7 @@ def storage_name(recording: Recording, lifetime: int) -> str:
 
 
 def operation_name(node: str) -> str:
-    """Of a node of the graph, such as "ReluBackward0"."""
+    """The name of the operation of a node of the graph: "Relu" for "ReluBackward0"."""
     return node.rstrip("0123456789").removesuffix("Backward")
 
 
@@ -46,7 +46,7 @@ def first_key(recording: Recording, lifetime: int) -> SaveKey | None:
 
 
 def largest_storages(step: SavedStep, most: int) -> tuple[StorageRow, ...]:
-    """Of a step that has a recording."""
+    """The largest storages of a step, at most `most`. None without a recording."""
     recording = step.recording
     if recording is None:
         return ()
@@ -79,22 +79,22 @@ def _copied_ns(timeline: Timeline, index: int) -> int:
 
 
 def _waited_ns(step: SavedStep, timeline: Timeline, index: int) -> int:
-    """At its uses, for its copy back: the plan says which points those are."""
+    """How long the compute stream waited for the reloads of the storage, at the plan's points of its uses."""
     if step.plan is None:
         return 0
-    own = {place for place, point in enumerate(step.plan.points) if point.lifetime == index}
+    own = {number for number, point in enumerate(step.plan.points) if point.lifetime == index}
     return sum(mark.reload_stall_ns for mark in timeline.marks if mark.point in own)
 
 
 def _why(step: SavedStep, recording: Recording, index: int, action: Action | None) -> str:
-    """What the plan's reasons say, else what the recording and the timeline show."""
+    """The reason for the action, from the recording, the plan and the plan's reasons."""
     said = []
     recompute = recording.lifetimes[index].recompute
     if action in (Action.RECOMPUTE, Action.COMPRESS) and recompute is not None:
-        said.append(f"made again by {recompute.operation}")
+        said.append(f"recomputed by {recompute.operation}")
     if action is Action.OFFLOAD and step.plan is not None:
         times = len(step.plan.lifetimes[index].absences)
-        said.append("away once" if times == 1 else f"away {times} times")
+        said.append("offloaded once" if times == 1 else f"offloaded {times} times")
     if action is Action.OFFLOAD and recompute is None:
         said.append("cannot be recomputed")
     reason = next((one for one in step.reasons.storages if one.lifetime == index), None) if step.reasons else None
@@ -105,6 +105,6 @@ def _why(step: SavedStep, recording: Recording, index: int, action: Action | Non
 
 def _next_best(second: Action | None, more_ns: int | None, action: Action | None) -> str:
     if second is None:
-        return "the step fits with it" if action is Action.KEEP else "nothing else fits"
+        return "the step fits with it" if action is Action.KEEP else "no other action fits"
     added = "" if more_ns is None else f" would add {more_ns / 1e6:.2f} ms"
     return f"next best: {second.value}{added}"

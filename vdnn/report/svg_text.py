@@ -1,7 +1,7 @@
-"""matplotlib's SVG made fit for a page: an element without a size, its colours by name, its paths written short.
+"""Converts matplotlib's SVG for a page: an element without a size, with named colours and short paths.
 
-A staircase of a thousand steps is most of a figure's bytes; in relative steps of a tenth of a point it is a tenth of
-them, and looks the same.
+Staircases of a thousand steps take most of a figure's bytes. Written as relative steps of a tenth of a point, they take
+a tenth of the bytes and look the same.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _SEGMENT = re.compile(r"([MLz])\s*(?:(-?[\d.]+)\s+(-?[\d.]+))?")
 
 
 def inlined(svg: str) -> str:
-    """What a browser needs of it."""
+    """The SVG element without the parts that a browser does not need in a page."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # names of groups are counted anew in every figure
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # every figure numbers its groups from 1, so ids would repeat
     svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg).replace("xlink:href", "href")
     head, opened, rest = svg.partition(">")
     head = re.sub(r' (width|height|version)="[^"]*"', "", head)
@@ -27,7 +27,7 @@ def inlined(svg: str) -> str:
 
 
 def short_path(path: str) -> str:
-    """The same lines in tenths of a point, each relative to where the one before ended. Curves stay as they are."""
+    """The same lines in tenths of a point, each relative to the end of the previous one. Curves are unchanged."""
     if not _SIMPLE.fullmatch(path):
         return " ".join(path.split())
     found: list[str] = []
@@ -49,14 +49,14 @@ def short_path(path: str) -> str:
 
 
 def _write_lines(found: list[str], at: tuple[int, int], run: list[tuple[int, int]]) -> tuple[int, int]:
-    """Steps of nothing are left out, steps that go on in the same direction joined."""
+    """Write lines as relative steps. Omits empty steps, and joins steps in the same direction."""
     steps: list[tuple[int, int]] = []
-    for there in run:
-        step = there[0] - at[0], there[1] - at[1]
-        at = there
+    for corner in run:
+        step = corner[0] - at[0], corner[1] - at[1]
+        at = corner
         if step == (0, 0):
             continue
-        if steps and _go_on(steps[-1], step):
+        if steps and _has_same_direction(steps[-1], step):
             steps[-1] = steps[-1][0] + step[0], steps[-1][1] + step[1]
         else:
             steps.append(step)
@@ -70,7 +70,7 @@ def _write_lines(found: list[str], at: tuple[int, int], run: list[tuple[int, int
     return at
 
 
-def _go_on(one: tuple[int, int], other: tuple[int, int]) -> bool:
+def _has_same_direction(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return any(not one[side] and not other[side] and one[1 - side] * other[1 - side] > 0 for side in (0, 1))
 
 

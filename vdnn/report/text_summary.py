@@ -1,4 +1,4 @@
-"""The report as plain text: the headline, a table for each comparison, the steps, and what is missing."""
+"""The report as plain text: the headline, a table for each comparison, the steps, the sources and what is missing."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from vdnn.report.provenance import provenance
 from vdnn.report.run_folder import Run
 from vdnn.report.step_timeline import shown_timelines, summary_of
 
-_HEADER = ("peer", "budget", "peak", "of plain", "step", "more time", "waited", "ended")
+_HEADER = ("peer", "budget", "peak", "of plain", "step", "more time", "stall", "status")
 
 
 def text_summary(run: Run) -> str:
-    """Ends with a line break."""
+    """The text of the report. It ends with a line break."""
     compared, cells = comparisons(run), cells_of_run(run)
     found = named_points(compared)
     parts = [headline(compared)]
@@ -73,5 +73,5 @@ def _steps(run: Run) -> list[str]:
 
 
 def _printable(text: str) -> str:
-    """A name may hold what would command the terminal."""
+    """Replace letters that are not printable: a name may contain control sequences for the terminal."""
     return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)

@@ -1,8 +1,8 @@
-"""The trade: memory against time of a step, one picture for each comparison. Peers are points, vdnn a curve.
+"""Draws memory against the time of a step, one picture for each comparison. Peers are points, vdnn is a curve.
 
-Both axes are relative to plain where it was measured, else they are GiB and ms. What takes so much longer that the rest
-would lie on one line is drawn at the upper edge, with its number. What nothing else beats in both is filled, the rest
-hollow.
+Both axes are relative to plain if it was measured, else they are in GiB and ms. A point that takes so much longer that
+the others would lie on one line is drawn at the upper edge, with its number. A point is filled if no other point is
+better in both memory and time, else hollow.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from vdnn.report.label_placement import Label, Point, place_labels
 from vdnn.report.palette import MUTED, SURFACE, Look, Shade, looks_of
 
 _GIB = 2**30
-_TALLEST = 4.0  # times the median's extra time: beyond that a point is drawn at the edge
-_TALLEST_TIME = 2.0  # where there is no plain: times the median
+_TALLEST = 4.0  # times the median of the extra times: a point above that is drawn at the edge
+_TALLEST_TIME = 2.0  # without plain: times the median of the times
 _LEAST_SPAN = 0.12  # of the axis of time, relative
 
 
@@ -36,11 +36,11 @@ class _Spot(NamedTuple):
     y: float
     is_off: bool  # above the upper edge
     is_relative: bool
-    more: float  # y as it is, were there room
+    more: float  # the true y, which may be above the upper edge
 
 
 class _Scale(NamedTuple):
-    """What the axes show."""
+    """The scale of the axes."""
 
     is_relative: bool
     top: float
@@ -59,7 +59,7 @@ def trade_off_picture(comparison: Comparison, looks: dict[str, Look]) -> Picture
 
 
 def draw_trade_off(cells: Sequence[Cell], path: str | os.PathLike[str], *, narrow: bool = False) -> None:
-    """Of cells of one workload on one device; as .png or .svg. Needs matplotlib."""
+    """Draw cells of one workload on one device, as .png or .svg. Needs matplotlib."""
     first = cells[0]
     comparison = Comparison(
         first.workload, first.batch, first.place, first.device, first.clock, first.compiled, tuple(cells)
@@ -118,10 +118,10 @@ def _set_axes(axes: Any, comparison: Comparison, scale: _Scale, spots: Sequence[
 
 
 def _unbeaten(spots: Sequence[_Spot]) -> set[int]:
-    """Places of those that nothing else beats in both memory and time."""
+    """The indices of the spots that no other spot beats in both memory and time."""
     return {
-        place
-        for place, spot in enumerate(spots)
+        index
+        for index, spot in enumerate(spots)
         if not any(
             other.x <= spot.x and other.more <= spot.more and (other.x, other.more) != (spot.x, spot.more)
             for other in spots
@@ -130,7 +130,7 @@ def _unbeaten(spots: Sequence[_Spot]) -> set[int]:
 
 
 def _draw_spots(axes: Any, spots: Sequence[_Spot], looks: dict[str, Look]) -> list[list[Point]]:
-    """The curves that were drawn, for labels to keep off."""
+    """Draw the spots and the curves. Returns the curves, for labels to avoid."""
     curves = []
     for peer in dict.fromkeys(spot.cell.peer for spot in spots if spot.cell.is_vdnn):
         curve = sorted((spot.x, spot.more) for spot in spots if spot.cell.peer == peer)
@@ -138,7 +138,7 @@ def _draw_spots(axes: Any, spots: Sequence[_Spot], looks: dict[str, Look]) -> li
             axes.plot(*zip(*curve, strict=True), color=looks[peer].shade.light, linewidth=2, zorder=3)
             curves.append(curve)
     unbeaten = _unbeaten(spots)
-    for place, spot in enumerate(spots):
+    for index, spot in enumerate(spots):
         look = looks[spot.cell.peer]
         axes.plot(
             [spot.x],
@@ -146,7 +146,7 @@ def _draw_spots(axes: Any, spots: Sequence[_Spot], looks: dict[str, Look]) -> li
             marker=look.marker,
             markersize=8.5,
             color=look.shade.light,
-            markerfacecolor=look.shade.light if place in unbeaten else SURFACE.light,
+            markerfacecolor=look.shade.light if index in unbeaten else SURFACE.light,
             markeredgewidth=1.8,
             linestyle="none",
             clip_on=False,
@@ -169,7 +169,7 @@ def _draw_arrow(axes: Any, x: float, shade: Shade) -> None:
 
 
 def _labels(spots: Sequence[_Spot], looks: dict[str, Look]) -> list[Label]:
-    """Peers by their names, vdnn's points by their budgets; its longest, which also has its name, is placed first."""
+    """Labels with the names of peers and the budgets of vdnn's points. The longest, with vdnn's name, comes first."""
     labels = []
     named = _named_spots(spots)
     for spot in sorted(spots, key=lambda one: (one not in named, one.cell.is_vdnn, not one.is_off, one.x)):
@@ -183,7 +183,7 @@ def _labels(spots: Sequence[_Spot], looks: dict[str, Look]) -> list[Label]:
 
 
 def _named_spots(spots: Sequence[_Spot]) -> list[_Spot]:
-    """Of each curve the one that has its name: in the middle, where most room is."""
+    """The spot of each curve that has its name: the middle one, which has the most room."""
     named = []
     for peer in dict.fromkeys(spot.cell.peer for spot in spots if spot.cell.is_vdnn):
         own = sorted((one for one in spots if one.cell.peer == peer), key=lambda one: (one.is_off, one.x))
@@ -193,7 +193,7 @@ def _named_spots(spots: Sequence[_Spot]) -> list[_Spot]:
 
 
 def _entry(spots: Sequence[_Spot], peer: str, look: Look) -> Any:
-    """One line below a narrow picture: it has no room for names beside the points."""
+    """An entry of the legend below a narrow picture, which has no room for names beside the points."""
     line = importlib.import_module("matplotlib.lines").Line2D
     own = [spot for spot in spots if spot.cell.peer == peer]
     text = peer
@@ -206,7 +206,7 @@ def _entry(spots: Sequence[_Spot], peer: str, look: Look) -> Any:
 
 
 def _time_of(spot: _Spot) -> str:
-    """As it is, were there room."""
+    """The true time, also of a spot above the upper edge."""
     if not spot.is_relative:
         return f"{spot.more:.0f} ms"
     return f"{spot.more:+.0f} %" if abs(spot.more) >= 10 else f"{spot.more:+.1f} %"
@@ -217,7 +217,7 @@ def _legend_rows(comparison: Comparison) -> int:
 
 
 def _write_around(figure: Any, shape: Shape, comparison: Comparison) -> None:
-    """The title above, and below what has no place in the picture."""
+    """Write the title above, and below the cells that have no point in the picture."""
     set_title(figure, shape, f"{comparison.name} on {comparison.where}")
     ended: dict[str, list[str]] = {}
     for cell in comparison.unmeasured:

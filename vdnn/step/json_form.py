@@ -1,7 +1,8 @@
-"""The JSON form of the values that cross the seam: frozen dataclasses of numbers, text, enums, tuples and each other.
+"""The JSON form of Recording, Plan, Timeline and similar values: frozen dataclasses of numbers, text, enums and tuples,
+or of other such dataclasses.
 
-Every file says what it is and in which version, so that a truncated file, another file or one from another version is
-refused in one sentence. Files are written whole or not at all.
+Every file names its form and its version. A truncated file, a file of another form and a file of another version are
+refused with a FormatError. Files are written whole or not at all.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _Value = TypeVar("_Value")
 
 
 class FormatError(VdnnError):
-    """A file does not hold the value that was asked for."""
+    """A file does not hold the expected value."""
 
 
 def to_json(value: object, form: str, version: int) -> str:
-    """One JSON object: what it is, its version, and its fields."""
+    """One JSON object with the form, the version and the fields of `value`."""
     return json.dumps({"form": form, "version": version, **_encode(value)}, indent=None, separators=(",", ":"))
 
 
@@ -33,14 +34,14 @@ def from_json(text: str, kind: type[_Value], form: str, version: int) -> _Value:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise FormatError(f"{form}: this is no JSON, or was cut off: {error}.") from None
+        raise FormatError(f"{form}: expected JSON, got text that is not JSON or was cut off: {error}.") from None
     if not isinstance(found, dict) or found.get("form") != form:
         named = found.get("form") if isinstance(found, dict) else type(found).__name__
         raise FormatError(f"{form}: expected a JSON object with form {form!r}, got {named!r}.")
     if found.get("version") != version:
         raise FormatError(
-            f"{form}: this vdnn reads version {version}, and the file has version {found.get('version')!r}: "
-            "make it anew with this vdnn."
+            f"{form}: expected version {version}, which this vdnn reads, got version {found.get('version')!r}: "
+            "create the file again with this vdnn."
         )
     fields = {name: held for name, held in found.items() if name not in ("form", "version")}
     value: _Value = _decode(fields, kind, form)
@@ -48,24 +49,24 @@ def from_json(text: str, kind: type[_Value], form: str, version: int) -> _Value:
 
 
 def load_file(path: str | os.PathLike[str], kind: type[_Value], form: str, version: int) -> _Value:
-    """What is wrong with a file is said with its name."""
+    """Read a value from a file. Every error names the path."""
     try:
         return from_json(Path(path).read_text(encoding="utf-8"), kind, form, version)
     except UnicodeDecodeError:
-        raise FormatError(f"{path}: {form}: this is no text.") from None
+        raise FormatError(f"{path}: {form}: expected text in UTF-8, got other bytes.") from None
     except VdnnError as error:
         raise FormatError(f"{path}: {error}") from None
 
 
 def save_text(text: str, path: str | os.PathLike[str]) -> None:
-    """Beside its place first, so that an interrupted write leaves what was there before."""
+    """Write to a temporary file and rename it, so that an interrupted write leaves the old file as it was."""
     target = Path(path)
-    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(target)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(target)
     finally:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def _encode(value: Any) -> Any:

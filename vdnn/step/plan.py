@@ -1,7 +1,8 @@
-"""Plan: what becomes of every storage of a step, with the points at which it is given up and brought back.
+"""Plan: the action for every storage of a step, with the points at which it is released and reloaded.
 
-A plan carries the order of saves and uses it was made for, so that the runtime can follow it on another machine, notice
-where a step differs, and say how. Points are indices into that order, as in the Recording.
+A plan contains the order of saves and uses that it was made for. The runtime can therefore follow it on another
+machine, notice where a step differs, and report how. Points are indices into that order, as in the Recording.
+A plan whose actions, points or lifetimes contradict each other is refused on construction.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _FORM, _VERSION = "vdnn plan", 3
 
 
 class Action(Enum):
-    """What happens to a storage."""
+    """The decision for a lifetime."""
 
     KEEP = "keep"
     OFFLOAD = "offload"
@@ -28,7 +29,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlannedPoint:
-    """A save, a use, or the end of the step the plan was made for."""
+    """A save, a use, or the end of the step that the plan was made for."""
 
     kind: PointKind
     lifetime: int | None
@@ -37,8 +38,11 @@ class PlannedPoint:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """At `release_point` a storage is given up: the first time the compute stream waits for its copy. At `reload_point`
-    the copy back is issued; None: only when it is used."""
+    """A time during which a storage is off the device.
+
+    The storage is released at `release_point`, where the compute stream waits for the copy to the host. The reload is
+    issued at `reload_point`. None means that the reload is issued on demand, at the use.
+    """
 
     release_point: int
     reload_point: int | None = None
@@ -46,9 +50,12 @@ class Absence:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLifetime:
-    """OFFLOAD has absences, in order; between two of them it is used. The others have none: what is to RECOMPUTE or to
-    COMPRESS goes as soon as it can, and is made again when it is used first. What COMPRESS leaves is another lifetime,
-    which may leave too."""
+    """The action for one lifetime.
+
+    A lifetime to OFFLOAD has absences, in order, with a use between each two. The other actions have none: a storage to
+    RECOMPUTE or COMPRESS is discarded as early as possible, and recomputed or decoded at its first use. The encoded
+    bytes that COMPRESS keeps are a lifetime of their own, which may be offloaded.
+    """
 
     nbytes: int
     action: Action
@@ -61,8 +68,11 @@ class PlannedLifetime:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """For one step. Its points and lifetimes are those of the step with its recomputes: what codecs leave comes behind
-    what was recorded. `budget_bytes` is what it was made to stay under; None if for no budget."""
+    """The plan for one step.
+
+    Its points and lifetimes are those of the step with its recomputes. The lifetimes of encoded bytes follow the
+    recorded lifetimes. The plan was made to stay under `budget_bytes`; None if it was made without a budget.
+    """
 
     policy: str
     backend: str
@@ -74,22 +84,27 @@ class Plan:
     def __post_init__(self) -> None:
         for index, lifetime in enumerate(self.lifetimes):
             if (lifetime.action is Action.OFFLOAD) is not bool(lifetime.absences):
-                raise VdnnError(f"plan: lifetime {index} is to {lifetime.action.value}, with {lifetime.absences}.")
+                raise VdnnError(
+                    f"plan: expected absences for a lifetime to offload and for no other, got lifetime {index} to "
+                    f"{lifetime.action.value} with absences {lifetime.absences}."
+                )
             self._require_order(index, lifetime)
-        for index, place in enumerate(self.points):
-            if place.lifetime is not None and not 0 <= place.lifetime < len(self.lifetimes):
-                raise VdnnError(f"plan: point {index} names lifetime {place.lifetime} of {len(self.lifetimes)}.")
+        for index, point in enumerate(self.points):
+            if point.lifetime is not None and not 0 <= point.lifetime < len(self.lifetimes):
+                raise VdnnError(
+                    f"plan: expected a lifetime below {len(self.lifetimes)} at point {index}, got {point.lifetime}."
+                )
 
     def _require_order(self, index: int, lifetime: PlannedLifetime) -> None:
-        last, before = len(self.points) - 1, -1
+        last, previous = len(self.points) - 1, -1
         for absence in lifetime.absences:
-            back = absence.release_point + 1 if absence.reload_point is None else absence.reload_point
-            if not before < absence.release_point < back <= last:
+            reload_point = absence.release_point + 1 if absence.reload_point is None else absence.reload_point
+            if not previous < absence.release_point < reload_point <= last:
                 raise VdnnError(
-                    f"plan: lifetime {index} goes at {absence.release_point} and comes back at {absence.reload_point}, "
-                    f"after {before}, and the last point is {last}."
+                    f"plan: lifetime {index} is released at point {absence.release_point} and reloaded at "
+                    f"{absence.reload_point}: expected points in this order, after {previous} and up to {last}."
                 )
-            before = back - 1
+            previous = reload_point - 1
 
     @property
     def offloaded_bytes(self) -> int:
@@ -106,6 +121,6 @@ class Plan:
 def make_plan(
     recording: Recording, policy: str, lifetimes: tuple[PlannedLifetime, ...], budget_bytes: int | None = None
 ) -> Plan:
-    """A plan for the step that was recorded."""
+    """A plan with the points of the recorded step."""
     points = tuple(PlannedPoint(point.kind, point.lifetime, point.key) for point in recording.points)
     return Plan(policy, recording.backend, recording.device_name, budget_bytes, points, lifetimes)

@@ -1,8 +1,9 @@
 """Recording: what one training step saved and used, when, how large, and at what cost. Plain data, no torch.
 
-A recording speaks of the step as it would have been with everything kept on the device: the recorder has taken stalls
-and moved bytes out again. Points are the step's eligible saves and uses in the order they happened, and its end; small
-saves, parameters and whatever else always stays are no points and are part of the allocated bytes.
+A recording describes the step as it would be with everything kept on the device: the recorder has subtracted stalls and
+corrected for offloaded bytes. Points are the eligible saves and uses of the step in the order in which they happened,
+and its end. Small saves, parameters and other storages that always stay on the device have no points; the allocated
+bytes include them.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ _FORM, _VERSION = "vdnn recording", 4
 
 
 class PointKind(Enum):
-    """What happened at a point."""
+    """The event at a point."""
 
     SAVE = "save"
     USE = "use"
-    END = "end"  # of the step; there is one, the last
+    END = "end"  # the end of the step, always the last point
 
 
 @dataclass(frozen=True, slots=True)
 class SaveKey:
-    """What a save is recognised by from step to step, besides its place in the order.
+    """Identifies a save from one step to the next, together with its position in the order.
 
-    `producer` is the operation that made the tensor ("" for a leaf), `module` the innermost module whose forward ran,
-    `occurrence` counts the saves of a step that are alike in all else.
+    `producer` is the operation that made the tensor ("" for a leaf). `module` is the innermost module whose forward
+    ran. `occurrence` numbers the saves of a step that are equal in all other fields.
     """
 
     producer: str
@@ -46,20 +47,23 @@ class SaveKey:
 
 
 def key_of_encoded(saved: SaveKey, codec: str, kept_bytes: int) -> SaveKey:
-    """Of what a codec leaves of this save."""
+    """The key of the encoded bytes that a codec keeps of this save."""
     producer = f"{codec} of {saved.producer or 'a leaf'}, {saved.dtype} {list(saved.size)}"
     return SaveKey(producer, saved.module, "uint8", (kept_bytes,), (1,), saved.occurrence)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One save or use. `compute_ns` is what was computed since the point before; `allocated_bytes` what was allocated
-    at it, and `peak_bytes` the highest since the point before, with everything kept. `operation` is the node of the
-    graph that used it, such as "ConvolutionBackward0": "" at a save, and outside of a backward."""
+    """One save or use, or the end of the step.
+
+    `compute_ns` is the compute time since the previous point. `allocated_bytes` are the bytes allocated at this point,
+    and `peak_bytes` the most since the previous point, both with everything kept. `operation` is the node of the graph
+    that used the storage, such as "ConvolutionBackward0"; "" at a save and outside a backward pass.
+    """
 
     kind: PointKind
     lifetime: int | None
-    key: SaveKey | None  # of a save
+    key: SaveKey | None  # only at a save
     compute_ns: int
     allocated_bytes: int
     peak_bytes: int
@@ -68,11 +72,13 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """How a storage can be made anew instead of being brought back: by `operation`, such as "relu <- batch_norm", from
-    these lifetimes, which it uses in this order. From `known_point` on it may be given up for that. `extra_bytes` are
-    needed at most above what was allocated before, its own included. A codec is one that leaves `kept_bytes` in its
-    place, and reads nothing but that; leaving it takes `discard_ns` right before that point, and `discard_bytes`
-    at most, what is kept included."""
+    """How a storage can be recomputed instead of reloaded.
+
+    `operation`, such as "relu <- batch_norm", reads the lifetimes `inputs` in this order. The storage may be discarded
+    from `known_point` on. The recompute needs at most `extra_bytes` above the bytes allocated before it, including the
+    storage itself. A codec keeps `kept_bytes` and reads only those; its encoding takes `discard_ns` right before
+    `known_point`, and at most `discard_bytes`, including the kept bytes.
+    """
 
     operation: str
     inputs: tuple[int, ...]
@@ -86,11 +92,12 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """One storage version from its first save to its end. Numbers but `nbytes` are indices of points.
+    """One version of one storage, from its first save to its end. All numbers except `nbytes` are indices of points.
 
-    A copy of it can be made from `copy_point` on. From `free_point` on nobody else holds it: giving it up frees it. At
-    `end_point` the graph has let go of it. What reads it after a use has read it at the point in `read` of the same
-    place: an operation first asks for all it has saved, and then runs. `recompute`: None if it cannot be.
+    The storage can be copied from `copy_point` on. From `free_point` on it has no other holder, so that releasing it
+    frees its memory. At `end_point` the graph has released it. `read[i]` is the point at which the operation that asked
+    for it at `uses[i]` has read it: an operation first asks for everything that it saved, and then runs. `recompute` is
+    None if the storage cannot be recomputed.
     """
 
     nbytes: int
@@ -105,7 +112,7 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One step. `clock` says whose time it is: "virtual", "device" or "host"."""
+    """The recording of one step. `clock` names the clock of its times: "virtual", "device" or "host"."""
 
     backend: str
     device_name: str
@@ -123,7 +130,7 @@ class Recording:
 
     @property
     def peak_bytes(self) -> int:
-        """With everything kept."""
+        """The peak of the step with everything kept."""
         return max(point.peak_bytes for point in self.points)
 
     @property

@@ -1,7 +1,7 @@
-"""SavedStep: what is known of one step, as files in a folder: recording, plan, timelines, and why the plan is as it is.
+"""SavedStep: one step as files in a folder: its recording, plan, timelines, and the reasons for the plan's actions.
 
-A run is a folder that has such steps below `steps/`; vdnn.report reads it. Each file is one value in its own form, and
-any may be missing: a step without a plan, a plan that was never run.
+A run is a folder with such steps below `steps/`, and vdnn.report reads it. Each file holds one value in its own form.
+Any file may be missing: a step may have no plan, and a plan may never have run.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a storage got its action: the next best one would have made the step longer by `more_ns`. `second_best` is
-    None where nothing else fits, and then so is `more_ns`."""
+    """Why a storage got its action: the next best action would make the step longer by `more_ns`. Both `second_best`
+    and `more_ns` are None if no other action fits."""
 
     lifetime: int
     second_best: Action | None
@@ -36,7 +36,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """Of some storages of one plan."""
+    """The reasons for some storages of one plan."""
 
     storages: tuple[Reason, ...]
 
@@ -50,7 +50,7 @@ class Reasons:
 
 @dataclass(frozen=True, slots=True)
 class SavedStep:
-    """`recording` speaks of the step with everything kept; `predicted` and `measured` of it under `plan`."""
+    """`recording` describes the step with everything kept; `predicted` and `measured` describe it under `plan`."""
 
     name: str
     recording: Recording | None = None
@@ -60,7 +60,7 @@ class SavedStep:
     reasons: Reasons | None = None
 
     def save(self, run: str | os.PathLike[str]) -> Path:
-        """Into the run's folder, which is made if it is not there; what it had of a step of that name is gone."""
+        """Save into the folder of a run, which is created if missing. Replaces a saved step of the same name."""
         _require_folder_name(self.name)
         folder = Path(run) / STEPS_FOLDER / self.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,15 +82,15 @@ class SavedStep:
 
     @staticmethod
     def load(folder: str | os.PathLike[str]) -> SavedStep:
-        """Of a folder that has none of the files, a step of which nothing is known."""
-        place = Path(folder)
+        """Load a step from its folder. A folder without any of the files gives an empty step."""
+        path = Path(folder)
         return SavedStep(
-            place.name,
-            _load_if_there(place / "recording.json", Recording.load),
-            _load_if_there(place / "plan.json", Plan.load),
-            _load_if_there(place / "predicted.json", Timeline.load),
-            _load_if_there(place / "measured.json", Timeline.load),
-            _load_if_there(place / "reasons.json", Reasons.load),
+            path.name,
+            _load_if_present(path / "recording.json", Recording.load),
+            _load_if_present(path / "plan.json", Plan.load),
+            _load_if_present(path / "predicted.json", Timeline.load),
+            _load_if_present(path / "measured.json", Timeline.load),
+            _load_if_present(path / "reasons.json", Reasons.load),
         )
 
     @property
@@ -98,7 +98,7 @@ class SavedStep:
         return all(value is None for value in self._files().values())
 
 
-def _load_if_there(path: Path, load: Callable[[Path], _Value]) -> _Value | None:
+def _load_if_present(path: Path, load: Callable[[Path], _Value]) -> _Value | None:
     return load(path) if path.is_file() else None
 
 
@@ -106,6 +106,6 @@ def _require_folder_name(name: str) -> None:
     if not name or name.startswith(".") or any(letter in "/\\" or not letter.isprintable() for letter in name):
         raise InvalidArgumentError(
             argument="the name of a step",
-            expected="a name for its folder, such as 'resnet50 60%': no slash, no dot in front",
+            expected="a name for its folder, such as 'resnet50 60%', without a slash and without a leading dot",
             got=repr(name),
         )

@@ -1,6 +1,7 @@
-"""Timeline: who ran when in one step, and how many bytes were on the device. Predicted or measured: one type.
+"""Timeline: what the compute stream and the copy engines did in one step, and how many bytes were allocated.
 
-So that an error of a prediction is a difference of two of these. Times are nanoseconds since the step began.
+Predicted and measured timelines have one type, so the error of a prediction is the difference of two of them. Times are
+nanoseconds since the step began.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _FORM, _VERSION = "vdnn timeline", 1
 
 
 class Track(Enum):
-    """What was busy."""
+    """The copy engine of one direction."""
 
     TO_HOST = "to host"
     TO_DEVICE = "to device"
@@ -34,9 +35,9 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The compute stream at one point: reached at `begin_ns`, left at `end_ns`, and in between it stood still.
+    """The compute stream at one point: it reached the point at `begin_ns`, stalled, and went on at `end_ns`.
 
-    `allocated_bytes` when it was left; `peak_bytes` is the highest since the mark before.
+    `allocated_bytes` are the bytes allocated at `end_ns`; `peak_bytes` is the most since the previous mark.
     """
 
     point: int
@@ -50,7 +51,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One step."""
+    """The timeline of one step."""
 
     source: str  # "measured" or "predicted"
     clock: str

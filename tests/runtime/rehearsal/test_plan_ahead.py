@@ -198,7 +198,7 @@ def test_the_command_explains_each_choice(capsys: pytest.CaptureFixture[str]) ->
         assert one["action"] != "RECOMPUTE" or one["recompute"]
     assert any(one["more_ns"] for one in storages), "another choice would have cost something"
     code, out, _ = ran(capsys, *wanted)
-    assert "the largest storages, and why:" in out
+    assert "the largest storages, and the reasons for their actions:" in out
     assert "recompute: " in out
 
 

@@ -217,18 +217,18 @@ def without_field(text: str, name: str) -> str:
 
 
 SPOILED: dict[str, tuple[Callable[[str], str], str]] = {
-    "cut off": (lambda text: text[: len(text) // 2], "this is no JSON, or was cut off: "),
-    "empty": (lambda text: "", "this is no JSON, or was cut off: "),
-    "no JSON": (lambda text: "vdnn " + text, "this is no JSON, or was cut off: "),
+    "cut off": (lambda text: text[: len(text) // 2], "expected JSON, got text that is not JSON or was cut off: "),
+    "empty": (lambda text: "", "expected JSON, got text that is not JSON or was cut off: "),
+    "no JSON": (lambda text: "vdnn " + text, "expected JSON, got text that is not JSON or was cut off: "),
     "a list": (lambda text: f"[{text}]", "got 'list'."),
     "another form": (lambda text: with_field(text, "form", "vdnn diary"), "got 'vdnn diary'."),
     "no form": (lambda text: without_field(text, "form"), "got None."),
     "another version": (
         lambda text: with_field(text, "version", 99),
-        "and the file has version 99: make it anew with this vdnn.",
+        "got version 99: create the file again with this vdnn.",
     ),
     "a field too many": (lambda text: with_field(text, "mood", 1), "missing nothing, unknown ['mood']."),
-    "no version": (lambda text: without_field(text, "version"), "and the file has version None"),
+    "no version": (lambda text: without_field(text, "version"), "got version None"),
 }
 
 
@@ -254,7 +254,7 @@ def test_a_file_of_another_kind_is_refused(saved: dict[str, Path], kind: str) ->
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_file_that_is_no_text_or_not_there_is_refused(tmp_path: Path, kind: str) -> None:
     (tmp_path / "picture").write_bytes(b"\x89PNG\xff\xfe")
-    with pytest.raises(FormatError, match=f"picture: vdnn {kind}: this is no text."):
+    with pytest.raises(FormatError, match=f"picture: vdnn {kind}: expected text in UTF-8, got other bytes."):
         LOADERS[kind](tmp_path / "picture")
     with pytest.raises(FileNotFoundError, match="nowhere.json"):
         LOADERS[kind](tmp_path / "nowhere.json")
@@ -272,7 +272,9 @@ def test_a_plan_that_contradicts_itself_is_refused_with_its_file(saved: dict[str
     found = json.loads(saved["plan"].read_text())
     found["lifetimes"][0].update(action="keep", absences=[{"release_point": 1, "reload_point": 2}])
     (tmp_path / "plan").write_text(json.dumps(found))
-    with pytest.raises(FormatError, match="plan: plan: lifetime 0 is to keep, with .*release_point=1"):
+    with pytest.raises(
+        FormatError, match="plan: plan: expected .*, got lifetime 0 to keep with absences .*release_point=1"
+    ):
         Plan.load(tmp_path / "plan")
 
 
