@@ -82,3 +82,10 @@ def test_every_command_of_the_makefile_is_in_its_help() -> None:
     text = (ROOT / "Makefile").read_text()
     shown = re.findall(r"make ([a-z-]+)", text.split("help:\n")[1].split("\n\n")[0])
     assert set(re.findall(r"^\.PHONY: (.+)$", text, re.MULTILINE)) == {*shown, "help"}
+
+
+def test_results_are_tables_and_the_rows_that_pages_quote() -> None:
+    """Raw sweeps are made again by their programs."""
+    sizes = {path.name: path.stat().st_size for path in (ROOT / "benchmarks/results").rglob("*") if path.is_file()}
+    assert sizes
+    assert {name: size for name, size in sizes.items() if size > 200_000} == {}
