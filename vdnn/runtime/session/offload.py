@@ -84,14 +84,15 @@ def offload(
         ValueError, TypeError: An argument is wrong, or two arguments contradict each other.
         VdnnError: The device has no clock and no count of memory, which ``budget`` and ``measure`` need.
 
-    Example::
+    Example:
+        .. code-block:: python
 
-        with vdnn.offload(budget="12GiB") as session:
-            for x, y in loader:
-                criterion(model(x), y).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        print(session.report())
+            with vdnn.offload(budget="12GiB") as session:
+                for x, y in loader:
+                    criterion(model(x), y).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            print(session.report())
     """
     check_device(device)
     if type(warmup_steps) is not int or warmup_steps < 0:
