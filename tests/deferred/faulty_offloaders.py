@@ -19,7 +19,7 @@ KEPT_BACK = 2  # this many of the latest saves stay on the device
 
 @dataclass(slots=True, eq=False)
 class Offloaded:
-    """What autograd holds instead of a tensor."""
+    """The object that autograd holds instead of a tensor."""
 
     shape: torch.Tensor  # has no data: size, strides and dtype only
     host: torch.Tensor
