@@ -1,4 +1,7 @@
-"""The deferred accelerator under every mode. Loaded before torch's first backward: the engine counts devices then."""
+"""Runs tests on the deferred accelerator in every mode.
+
+Loaded before torch's first backward, because the autograd engine counts the devices at that time.
+"""
 
 from __future__ import annotations
 

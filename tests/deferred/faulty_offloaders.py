@@ -1,9 +1,10 @@
-"""Six published races of activation offloaders, each as the smallest offloader with that fault, and its mended twin.
+"""Six published races of activation offloaders: each is the smallest offloader with that fault, with a mended twin.
 
-Written from the reports' descriptions, over torch.Stream and torch.Event alone. Pinned host memory is stood in for by
-tensors of the accelerator that are allocated under a side stream: copies from and to the CPU's tensors wait on this
-accelerator, as copies of pageable memory do on a GPU, and a race needs copies that do not. Such "host" memory differs
-from pinned memory in one thing: given back, it is the side stream's next allocation, in that stream's order.
+They follow the descriptions in the reports and use torch.Stream and torch.Event alone. Tensors of the accelerator that
+are allocated under a side stream stand in for pinned host memory: copies from and to the CPU's tensors wait on this
+accelerator, as copies of pageable memory do on a GPU, and a race needs copies that do not wait. Such "host" memory
+differs from pinned memory in one respect: once released, it is the side stream's next allocation, in that stream's
+order.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Any
 
 import torch
 
-KEPT_BACK = 2  # so many saves stay on the device until the next ones come
+KEPT_BACK = 2  # this many of the latest saves stay on the device
 
 
 @dataclass(slots=True, eq=False)
 class Offloaded:
-    """What autograd holds instead of a tensor."""
+    """The object that autograd holds instead of a tensor."""
 
-    shape: torch.Tensor  # without data: size, strides and dtype
+    shape: torch.Tensor  # has no data: size, strides and dtype only
     host: torch.Tensor
     offloaded: torch.Event
     last_read: torch.Event | None = None
@@ -32,7 +33,8 @@ def current_stream() -> torch.Stream:
 
 
 class Offloader(torch.autograd.graph.saved_tensors_hooks):
-    """A right one. What is saved is copied behind its producer; its memory goes, behind the copy, a few saves later."""
+    """A correct offloader. It copies a save after its producer, and releases the source after the copy, a few saves
+    later."""
 
     def __init__(self, *, mended: bool) -> None:
         super().__init__(self.pack, self.unpack)
@@ -74,7 +76,7 @@ class Offloader(torch.autograd.graph.saved_tensors_hooks):
         self.wait_for_reload(packed)
         return target
 
-    # What the faults below replace.
+    # The faults below override these methods.
 
     def host_memory(self, source: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(source)
@@ -108,7 +110,7 @@ def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Naive(Offloader):
-    """Two streams. Not mended: no stream waits for the other."""
+    """Two streams. Without the mend no stream waits for the other."""
 
     def order_offload(self) -> None:
         if self.mended:
@@ -124,14 +126,14 @@ class Naive(Offloader):
 
 
 class DeletedWhileAViewIsUsed(Offloader):
-    """torchtune#1867: reloads are allocated on the copy stream, which waits for the node that used one before it lets
-    go; a view that the node hands on is read after that, while the next reload is written over it."""
+    """torchtune#1867: reloads are allocated on the copy stream, which waits for the node that used a reload before it
+    releases that reload. The node hands out a view, which is read later, while the next reload overwrites it."""
 
     def __init__(self, *, mended: bool) -> None:
         super().__init__(mended=mended)
         self._in_use: dict[int, torch.Tensor] = {}
         self._used: list[tuple[torch.Event, torch.Tensor]] = []
-        self._offloaded: list[Offloaded] = []  # so that a reload is given the memory of reloads only
+        self._offloaded: list[Offloaded] = []  # so that a reload gets the memory of reloads only
 
     def offload(self, tensor: torch.Tensor) -> Offloaded:
         self._offloaded.append(super().offload(tensor))
@@ -142,7 +144,7 @@ class DeletedWhileAViewIsUsed(Offloader):
             return torch.empty_like(packed.shape, device="deferred")
 
     def order_reload(self, packed: Offloaded) -> None:
-        """One stream copies both ways, into memory of its own: it waits for nobody."""
+        """One stream copies both ways, into memory of its own, so there is nothing to wait for."""
 
     def reload(self, packed: Offloaded) -> torch.Tensor:
         target = super().reload(packed)
@@ -170,7 +172,7 @@ class DeletedWhileAViewIsUsed(Offloader):
 
 
 class StreamOfConstruction(Offloader):
-    """torchtune#2683: the stream that was current when it was made is taken for the one that computes."""
+    """torchtune#2683: the stream that was current at construction is taken for the compute stream."""
 
     def __init__(self, *, mended: bool) -> None:
         super().__init__(mended=mended)
@@ -198,8 +200,9 @@ class StreamOfConstruction(Offloader):
 
 
 class ClonesOnTheTransferStream(Offloader):
-    """trl#7195: an offset view is cloned on the transfer stream, after the wait. What is still on the device at its use
-    is handed out as it is: then the computing stream reads the transfer stream's clone, and nothing orders the two."""
+    """trl#7195: an offset view is cloned on the transfer stream, after the wait. A save that is still on the device at
+    its use is returned unchanged: the compute stream then reads the transfer stream's clone, and nothing orders the
+    two."""
 
     def offload(self, tensor: torch.Tensor) -> Offloaded:
         source = tensor.detach()
@@ -220,7 +223,7 @@ class ClonesOnTheTransferStream(Offloader):
 
 
 class ReloadsBeforeItsOffload(Offloader):
-    """Megatron#7398: a reload on demand, on a stream of its own, that nothing orders after its own offload."""
+    """Megatron#7398: a reload on demand runs on a stream of its own, and nothing orders it after its own offload."""
 
     def __init__(self, *, mended: bool) -> None:
         super().__init__(mended=mended)
@@ -234,7 +237,7 @@ class ReloadsBeforeItsOffload(Offloader):
 
 
 class WaitsForItself(Offloader):
-    """torchtitan#2581: asks for the current stream where the copy stream is current, and so waits for nothing."""
+    """torchtitan#2581: asks for the current stream while the copy stream is current, and so waits for nothing."""
 
     def order_offload(self) -> None:
         computing = current_stream()
@@ -243,15 +246,15 @@ class WaitsForItself(Offloader):
 
 
 class PoolWithoutItsReaders(Offloader):
-    """torchtitan#2581: host memory goes back to a pool when its reload is issued, which is one save ahead of the use;
-    the next forward writes over it, and nothing orders that after the reload."""
+    """torchtitan#2581: host memory returns to a pool when its reload is issued, one save ahead of the use. The next
+    forward overwrites it, and nothing orders that write after the reload."""
 
     def __init__(self, *, mended: bool) -> None:
         super().__init__(mended=mended)
         self.reload_stream = torch.Stream(device="deferred")
         self._pool: list[tuple[torch.Tensor, torch.Event]] = []
         self._offloaded: list[Offloaded] = []
-        self._ahead: dict[int, torch.Tensor] = {}  # issued and not used yet, by number
+        self._ahead: dict[int, torch.Tensor] = {}  # reloads that are issued and not yet used, by number
         self._used: set[int] = set()
 
     def host_memory(self, source: torch.Tensor) -> torch.Tensor:
@@ -291,12 +294,12 @@ class PoolWithoutItsReaders(Offloader):
 
 
 class OneCopyByAddress(Offloader):
-    """ms-swift#10157: what has an address and a dtype that were seen is taken for the same: a transpose is not."""
+    """ms-swift#10157: tensors with the same address and dtype share one copy, although one may be a transpose."""
 
     def __init__(self, *, mended: bool) -> None:
         super().__init__(mended=mended)
         self._copies: dict[tuple[Any, ...], Offloaded] = {}
-        self._held: list[torch.Tensor] = []  # so that no address is another's within a step
+        self._held: list[torch.Tensor] = []  # so that no address is reused within a step
 
     def offload(self, tensor: torch.Tensor) -> Offloaded:
         key: tuple[Any, ...] = (tensor.data_ptr(), tensor.dtype)

@@ -1,7 +1,7 @@
-"""Calls of torch's databases on the accelerator: made of the CPU's tensors, moved there and back inside of the call.
+"""Runs calls of torch's databases on the accelerator. A call gets the CPU's tensors, and moves them there and back.
 
-So the CPU's leaves and the CPU's outcomes are what is compared, and all between is the accelerator's. Geometry is kept
-both ways, down to offsets and overlaps.
+So the tests compare leaves and outcomes on the CPU, and everything in between runs on the accelerator. Moves keep the
+geometry, including offsets and overlaps.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def all_moved(values: Any, device: str) -> Any:
 
 
 class IdentityOnIt:
-    """One accelerator and a session on it. Collects, by name, what is not as it should be."""
+    """One accelerator and a session on it. Collects failures by name."""
 
     def __init__(self, mode: Mode, seed: int, capacity: str = "64MiB") -> None:
         self.name = f"{mode.name}, seed {seed}"
@@ -85,7 +85,8 @@ class IdentityOnIt:
         self.accelerator.__exit__(kind, error, trace)
 
     def on_it(self, call: Call) -> Call:
-        """The same, on the accelerator; afterwards two saves, which have those of the call issued and released."""
+        """The same call on the accelerator. Two saves follow, so that the copies of the call's saves are issued and
+        released."""
 
         def there(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = all_moved((args, kwargs), "deferred")
@@ -97,10 +98,10 @@ class IdentityOnIt:
         return there
 
     def compare(self, name: str, run: Callable[[Callable[[Call], Call]], Outcome]) -> None:
-        """`run` with calls as they are, with calls on the accelerator, and so in the session."""
+        """Compares `run` with plain calls, with calls on the accelerator, and with those calls in the session."""
         cpu = run(lambda call: call)
         if cpu.error is not None:
-            return  # the database's own: some of its modules take numbers of another type
+            return  # the database is at fault: some of its modules take numbers of another type
         plain = self._on_the_cpu(run(self.on_it))
         self._fail(name, "not as on the CPU", differences(cpu, plain))
         with self._session:
@@ -124,8 +125,8 @@ class IdentityOnIt:
 
 @contextmanager
 def noticing_seeds() -> Iterator[list[int]]:
-    """The seeds that a call sets for itself. The database does so around what draws numbers, and takes the old state
-    back when the call has returned: here it has not drawn by then."""
+    """Collects the seeds that a call sets. The database sets a seed around operations that draw numbers, and restores
+    the old state when the call returns; the accelerator may not have drawn by then."""
     seeds: list[int] = []
     set_seed = torch.manual_seed
 

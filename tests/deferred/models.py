@@ -43,7 +43,7 @@ class Attention(nn.Module):
 
 
 class TiedLanguageModel(nn.Module):
-    """Embeds, and asks the embedding for the next token."""
+    """Embeds tokens, and uses the embedding's weights to predict the next one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Upsampler(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """Blocks of which only the inputs are kept."""
+    """Blocks that keep only their inputs."""
 
     def __init__(self, *, reentrant: bool) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Checkpointed(nn.Module):
 
 
 class MixedPrecision(nn.Module):
-    """Computes in bfloat16 from float32 weights: with torch.autocast, or by casts of its own."""
+    """Computes in bfloat16 from float32 weights, with torch.autocast or with explicit casts."""
 
     def __init__(self, *, autocast: bool) -> None:
         super().__init__()
@@ -179,5 +179,5 @@ def step_of(model: nn.Module, x: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def on_the_accelerator(*things: Any) -> Any:
-    """Copies of modules or tensors: layouts are kept."""
+    """Copies of modules or tensors on the accelerator, with the same layouts."""
     return [copy.deepcopy(thing).to("deferred") for thing in things]

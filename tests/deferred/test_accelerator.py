@@ -1,4 +1,4 @@
-"""The accelerator is a device: later than it is told to, in order, over memory that is handed out again at once."""
+"""The accelerator behaves as a device: it runs work late and in order, and hands released memory out again at once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_memory_is_given_to_the_next_allocation_of_the_stream_at_once() -> None:
     with DeferredAccelerator(Mode.COMPUTE_LATE) as accelerator:
         x = torch.ones(1000, device="deferred")
         address = x.data_ptr()
-        y = x + 1  # has not run when x goes
+        y = x + 1  # has not run when x is released
         del x
         z = torch.full((1000,), 5.0, device="deferred")
         assert z.data_ptr() == address
@@ -88,7 +88,7 @@ def test_a_missing_wait_between_streams_is_named() -> None:
     with DeferredAccelerator(Mode.COMPUTE_LATE) as accelerator:
         x = torch.ones(1000, device="deferred")
         with side_stream():
-            y = x * 3  # nobody said that x must be there
+            y = x * 3  # x may not be there yet: nothing orders the read after the write
         accelerator.synchronize()
         (violation, *_) = accelerator.violations
         assert "fill_" in violation.first
@@ -122,7 +122,7 @@ def test_memory_freed_while_another_stream_reads_it_is_a_violation_unless_record
                 y = x * 3
             if recorded:
                 x.record_stream(side)
-            del x  # its own stream gets it back, and overwrites it, before the other has read it
+            del x  # x's own stream reuses the memory, and overwrites it before the side stream has read it
             accelerator.synchronize()
             assert bool(accelerator.violations) is not recorded
             if recorded:
@@ -144,16 +144,16 @@ def test_a_failure_on_a_stream_is_told_at_the_next_wait() -> None:
             accelerator.synchronize()
         assert wrong.shape == (1,)
         with pytest.raises(RuntimeError, match="failed on the deferred accelerator"):
-            accelerator.synchronize()  # as on a GPU: it does not go away
-        accelerator._extension.stop()  # left without a last wait, which would raise it once more
+            accelerator.synchronize()  # as on a GPU: the error persists
+        accelerator._extension.stop()  # stopped without a last wait, which would raise the error once more
         accelerator._extension.start(
             accelerator._table, [stream.index for stream in accelerator._streams], 1 << 20, None
         )
 
 
 def how_far_copies_lag(mode: Mode, seed: int) -> float:
-    """Of copies that nothing orders behind what writes their source over: how many writes later they came, on average,
-    or earlier."""
+    """The average number of writes by which copies lag behind their source, if nothing orders the two. Negative: they
+    run early."""
     count = 40
     with DeferredAccelerator(mode, seed=seed) as accelerator:
         side = side_stream()

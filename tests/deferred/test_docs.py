@@ -1,4 +1,4 @@
-"""The program of docs/deferred.md runs as it stands, and finds what the page says."""
+"""The program of docs/deferred.md runs unchanged, and finds what the page says."""
 
 from __future__ import annotations
 

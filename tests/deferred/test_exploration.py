@@ -1,4 +1,4 @@
-"""Every order of a small program is tried, none twice, and an edge that is missing shows in some of them."""
+"""Explores every order of a small program, none twice. A missing edge gives a wrong result in some of the orders."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Read = Callable[[], torch.Tensor]
 
 
 def two_streams(*, waits: bool, keeps: bool = True) -> Callable[[DeferredAccelerator], Read]:
-    """A side stream reads what the first one makes; then the first one reads what the side stream made, and may have
-    given up by then."""
+    """A side stream reads the result of the first stream. Then the first stream reads the side stream's result, which
+    the program may have released by then."""
 
     def program(accelerator: DeferredAccelerator) -> Read:
         compute, side = torch.accelerator.current_stream(), torch.Stream(device="deferred")
@@ -50,7 +50,8 @@ def test_without_an_edge_some_order_is_wrong() -> None:
 
 
 def test_memory_given_up_too_early_is_wrong_in_some_order() -> None:
-    """The side stream's memory is its own again as soon as the program lets go, whoever still reads it."""
+    """The side stream may reuse its memory as soon as the program releases it, even if another stream still reads
+    it."""
     results = [result for result, _ in explore(two_streams(waits=True, keeps=False), checked=False)]
     assert any(torch.equal(result, torch.full((4,), 4.0)) for result in results)
     assert any(not torch.equal(result, torch.full((4,), 4.0)) for result in results)

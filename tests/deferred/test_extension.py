@@ -1,4 +1,4 @@
-"""Loading the accelerator says what is in its way, and what to do."""
+"""If the accelerator cannot be loaded, the error says why and what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(program: str, **environment: str) -> str:
-    """What a process of its own says last: the message of its error, or nothing."""
+    """Runs the program in a process of its own. Returns the last line of its error, or else its output."""
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
@@ -35,7 +35,7 @@ def test_loaded_after_a_backward_it_says_that_it_is_too_late() -> None:
     assert "Call vdnn.testing.deferred.load_extension() before the first backward" in said
     again = "try:\n  load_extension()\nexcept Exception as error:\n  print(str(error)[:42])\n"
     imports, _ = LOAD.split("\n", 1)
-    repeated = run(f"{BACKWARD}{imports}\n{again * 2}{BACKWARD}")  # the CPU's backward goes on
+    repeated = run(f"{BACKWARD}{imports}\n{again * 2}{BACKWARD}")  # the CPU's backward still works
     assert repeated.splitlines() == [said.partition(": ")[2][:42]] * 2
 
 

@@ -1,4 +1,4 @@
-"""The accelerator computes what the CPU does, bit for bit, all of it deferred."""
+"""The accelerator computes the same bits as the CPU, and defers every operation."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_autocast_casts_as_on_the_cpu(name: str) -> None:
 
 
 def test_nothing_that_the_cpu_has_a_kernel_for_is_made_of_other_operations() -> None:
-    """It would come before the fallback, and add up in another order."""
+    """A composite kernel would take precedence over the fallback, and would sum in another order."""
     composites = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
     made_of_others = set().union(*map(operations_with, composites))
     own = {name for name in operations_with("CPU") & made_of_others if name.startswith("aten::")}
@@ -126,7 +126,8 @@ def test_nothing_that_the_cpu_has_a_kernel_for_is_made_of_other_operations() -> 
 
 
 def test_a_stream_computes_with_as_many_threads_as_the_program_asked_for() -> None:
-    """A thread that has not asked torch for the number has another one, and some products other last bits."""
+    """A thread that has not asked torch for the number of threads uses another one, which changes the last bits of some
+    products."""
     bias, x, weight = torch.randn(24), torch.randn(10, 16), torch.randn(24, 16)
     expected = torch.addmm(bias, x, weight.t())
     for mode in Mode:
@@ -137,7 +138,7 @@ def test_a_stream_computes_with_as_many_threads_as_the_program_asked_for() -> No
 
 
 def test_dropout_draws_what_the_cpu_draws(mode: Mode) -> None:
-    """In the order in which it was told to, whenever it runs, as long as one stream draws."""
+    """The draws follow the order of the calls, whenever they run, as long as one stream draws."""
     torch.manual_seed(4)
     expected = [nn.functional.dropout(torch.ones(100), 0.5) for _ in range(3)]
     with DeferredAccelerator(mode, capacity="1MiB"):
@@ -156,13 +157,13 @@ def test_the_peak_of_a_chain_is_that_of_the_closed_form() -> None:
         assert accelerator.memory.allocated_bytes == weights + plane
         accelerator.reset_peak()
         out = model(x)
-        # Each Linear's result goes as soon as its Tanh has been put on the stream: nothing needs it in the backward.
+        # The result of each Linear is released once its Tanh is queued on the stream: the backward does not need it.
         assert accelerator.memory.allocated_bytes == weights + plane + depth * plane
         assert accelerator.memory.peak_bytes == weights + plane + depth * plane + plane
         accelerator.reset_peak()
         out.backward(torch.ones_like(out))
-        # At the last Linear every plane is there, the gradient that was given, the one that came from Tanh and the one
-        # that goes on, and one weight's gradient. Later a plane goes for each weight's gradient that comes.
+        # The peak is at the last Linear: every plane, the given gradient, the gradients of its result and of its input,
+        # and one weight's gradient. Later, a plane is released for each weight's gradient that is added.
         assert accelerator.memory.peak_bytes == weights + plane + depth * plane + 3 * plane + width * width * 4
         del out
         assert accelerator.memory.allocated_bytes == 2 * weights + plane

@@ -1,7 +1,8 @@
-"""torch's own operations and modules on the accelerator: the CPU's bits, with and without a session, everything moved.
+"""torch's own operations and modules give the CPU's bits on the accelerator, with and without a session that moves
+everything.
 
-One sample of each operation, each under one mode; `make test-full` runs every operation under every mode. What draws
-numbers under a seed of its own is left out: see noticing_seeds.
+The fast suite runs one sample of each operation, under one mode; `make test-full` runs every operation under every
+mode. Operations that set a seed of their own are left out: see noticing_seeds.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from vdnn.testing.deferred import Mode
 Record = Callable[[str, object], None]
 CHUNKS = 24
 MODULE_CHUNKS = 4
-# Where the accelerator may be wrong only about when: what the host waits for in between is not the same.
+# Modes in which the accelerator can only be wrong about time: the host waits at other points.
 MODES = [Mode.COMPUTE_LATE, Mode.RANDOM, Mode.COPIES_LATE, Mode.COPIES_EARLY]
-pytestmark = pytest.mark.filterwarnings("ignore")  # the database's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # the database's own warnings
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _little_garbage() -> Iterator[None]:
     operations(), modules()  # the databases are large
     gc.collect()
-    gc.freeze()  # the accelerator collects garbage when it is left with something in it
+    gc.freeze()  # the accelerator collects garbage if tensors are left on it when it stops
     yield
     gc.unfreeze()
 
@@ -49,7 +50,7 @@ LEFT_OUT = {
     "linalg_lstsq": "the solution is a part of a larger tensor on the CPU, and one of its own here",
     "linalg_lstsq_grad_oriented": "the same",
 }
-# What waits for all streams and runs at once: it has no meta kernel, or a shape that depends on data.
+# Operations that wait for all streams and run at once: they have no meta kernel, or a shape that depends on data.
 SYNCHRONOUS = {
     "aten::_ctc_loss_backward",
     "aten::_cummax_helper",
@@ -77,7 +78,7 @@ def assert_all_went_well(rigs: list[IdentityOnIt], record: Record) -> None:
 
 
 def samples(ops: Sequence[Any]) -> list[OpSample]:
-    """One of each operation, but of those that cannot run here, and those that set a seed."""
+    """One sample of each operation, except operations that cannot run here and those that set a seed."""
     found = []
     for op in ops:
         dtype = dtype_of(op)
@@ -146,7 +147,8 @@ def _inputs_of(info: Any) -> Iterator[Any]:
 
 
 def run_module(info: Any, given: Any, on_it: Callable[[Call], Call]) -> Outcome:
-    """With its parameters as leaves on the CPU: they are moved with the inputs, and taken for the module's own."""
+    """Runs the module with its parameters as leaves on the CPU. They are moved with the inputs, and replace the
+    module's own."""
     torch.manual_seed(SEED)
     module = info.module_cls(*given.constructor_input.args, **given.constructor_input.kwargs).train()
     leaves, arguments = leaves_of((given.forward_input.args, given.forward_input.kwargs))
@@ -165,8 +167,8 @@ def run_module(info: Any, given: Any, on_it: Callable[[Call], Call]) -> Outcome:
     return run_step(forward, [*leaves, *module.parameters()], Backwards.TWICE)
 
 
-# What the runtime gives up it empties by `.data`, and torch takes a tensor with these bits and one without for the same
-# kind on the devices it knows (CPU, CUDA and others), but not on one that is registered with it.
+# The runtime releases a tensor by assigning `.data`. Torch lets tensors with and without these bits be assigned to each
+# other on the devices that it knows (CPU, CUDA and others), but not on a registered one.
 CONJUGATE = {"conjugate", "conjugate transpose", "negative", "negative and strided"}
 VIEW_CASES = [
     pytest.param(view, id=name, marks=[pytest.mark.xfail(reason="set_data", strict=True)] if name in CONJUGATE else [])

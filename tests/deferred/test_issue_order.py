@@ -1,5 +1,7 @@
-"""What the runtime puts on streams is the same on the deferred accelerator, however late that runs, as what CudaDevice
-hands to a driver: the order of copies, records and waits that is proved here is the one that a GPU is given.
+"""The runtime issues the same work to the deferred accelerator, however late that runs, as CudaDevice issues to a
+driver.
+
+So the order of copies, records and waits that is proved here is the order that a GPU gets.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor], dict
 
 
 def renamed(issues: list[str]) -> list[str]:
-    """Streams and events by the order of their first mention."""
+    """Renames streams and events in the order in which they first appear."""
     names: dict[str, str] = {}
 
     def name(found: re.Match[str]) -> str:
@@ -45,7 +47,7 @@ def renamed(issues: list[str]) -> list[str]:
 
 
 def steps(model: nn.Module, x: torch.Tensor, session: Any) -> None:
-    """Two: the second on blocks of memory that the first gave back."""
+    """Two steps. The second reuses memory that the first released."""
     with session:
         for _ in range(2):
             loss = model(x).square().sum()
@@ -71,7 +73,7 @@ def issued_to_the_driver(driver: FakeDriver, model: nn.Module, x: torch.Tensor, 
     device = open_fake_device(driver)
     session = open_session(device, options)
     steps(copy.deepcopy(model), x.clone(), session)
-    # A kernel's result is cleared before it, which is CudaDevice's own affair.
+    # CudaDevice clears a kernel's result before the kernel; the accelerator does not.
     issues = [line for line in driver.issues() if not line.startswith("memset")]
     session.close()
     device.close()

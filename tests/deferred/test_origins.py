@@ -1,4 +1,4 @@
-"""Both sides of a violation say where in the program they were issued, if that was asked for."""
+"""On request, a violation says where in the program each of its two accesses was issued."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vdnn.testing.deferred import DeferredAccelerator, Mode
 
 
 def line_of(function: object, text: str) -> str:
-    """As a stack names it: the file, and the line of the function on which the text is."""
+    """The line of the function that contains the text, in the format of a stack: file, line and function."""
     lines, first = inspect.getsourcelines(function)  # type: ignore[arg-type]
     (offset,) = [index for index, line in enumerate(lines) if text in line]
     return f"{inspect.getsourcefile(function)}:{first + offset} in {function.__name__}"  # type: ignore[arg-type,attr-defined]
@@ -85,7 +85,7 @@ def test_a_fault_in_an_unpack_hook_names_the_hook_and_the_backward() -> None:
 
 
 def test_what_the_runtime_issues_is_issued_where_the_program_saves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runtime that takes another stream for the current one."""
+    """Uses a faulty runtime that takes another stream for the current one."""
 
     def step(x: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
         return [x.exp() * weight for _ in range(3)]  # saved here

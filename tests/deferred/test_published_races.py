@@ -1,7 +1,6 @@
-"""What bit others is caught: each published race is a violation here, or makes wrong gradients, or both; its mended
-twin is neither.
+"""Every published race is caught here: as a violation, as wrong gradients, or as both. Its mended twin causes neither.
 
-A step is a pipeline's: half of a backward, the next batch's forward, the other half, and the second backward.
+A step follows a pipeline: half of a backward, the forward of the next batch, the other half, and the second backward.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tests.runtime.rigs.networks import perceptron
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 
 SEEDS = 50
-WIDTH = 16  # and as many samples: a transpose has the size of what it transposes
+WIDTH = 16  # and the number of samples: a transpose then has the size of its original
 OFFLOADERS = [
     Naive,
     DeletedWhileAViewIsUsed,
@@ -45,7 +44,7 @@ OFFLOADERS = [
 
 
 class SquaredLoss(torch.autograd.Function):
-    """Half the sum of squares. As fused losses do, it saves its gradient, and hands it on as it comes back."""
+    """Half the sum of squares. As fused losses do, it saves its gradient and returns the saved tensor itself."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -60,7 +59,8 @@ class SquaredLoss(torch.autograd.Function):
 
 
 class Layers(nn.Module):
-    """Two halves. The second multiplies a map by its transpose, and the halves of a map, of which one has an offset."""
+    """Two halves. The second half multiplies a map by its transpose, and multiplies the two halves of a map, one of
+    which has an offset."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Layers(nn.Module):
 
 
 def train(model: Layers, batches: Sequence[torch.Tensor], hooks: Callable[[], Any]) -> list[torch.Tensor]:
-    """The gradients of a step, on the CPU."""
+    """Runs a step. Returns its gradients, on the CPU."""
     with hooks():
         early = model.first(batches[0])
         cut = early.detach().requires_grad_()
@@ -88,10 +88,11 @@ def train(model: Layers, batches: Sequence[torch.Tensor], hooks: Callable[[], An
 
 
 def fill_with_nan(accelerator: DeferredAccelerator) -> None:
-    """The last accelerator's numbers may lie there still: who reads too early must not find what it would have got."""
+    """Overwrites the numbers of the last accelerator. Otherwise a read that comes too early might still find the right
+    ones."""
     whole = accelerator.memory.capacity_bytes
     torch.full((whole,), 255, dtype=torch.uint8, device="deferred")
-    with torch.Stream(device="deferred"):  # takes it all from the first stream, and the first stream takes it back
+    with torch.Stream(device="deferred"):  # takes all memory from the first stream, which then takes it back
         torch.empty(whole, dtype=torch.uint8, device="deferred")
     torch.empty(1, device="deferred")
 
@@ -140,7 +141,7 @@ class Race:
 @pytest.fixture(scope="module")
 def race() -> Iterator[Race]:
     gc.collect()
-    gc.freeze()  # the accelerator collects garbage when it is left: here a thousand times
+    gc.freeze()  # the accelerator collects garbage each time it stops: here a thousand times
     yield Race()
     gc.unfreeze()
 

@@ -1,5 +1,6 @@
-"""The runtime on the accelerator: whatever a step does, its numbers are those without the runtime, no access is
-unordered, and nothing is left. Each test runs for as many seeds as VDNN_DEFERRED_SEEDS says.
+"""The runtime on the accelerator: every step gives the same numbers as without the runtime.
+
+No access is unordered, and nothing is left allocated. Each test runs for as many seeds as VDNN_DEFERRED_SEEDS says.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from vdnn.testing.deferred import DeferredAccelerator, Mode
 SEEDS = range(int(os.environ.get("VDNN_DEFERRED_SEEDS", "200")))
 
 Step = Callable[[], torch.Tensor | Sequence[torch.Tensor]]
-# Given its models and inputs on the accelerator: the step.
+# Makes the step from models and inputs that are on the accelerator.
 MakeStep = Callable[..., Step]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _little_garbage() -> Iterator[None]:
     gc.collect()
-    gc.freeze()  # the accelerator collects garbage whenever it is left
+    gc.freeze()  # the accelerator collects garbage each time it stops
     yield
     gc.unfreeze()
 
 
 def seeds_of(mode: Mode) -> Sequence[int]:
-    return SEEDS if mode is Mode.RANDOM else SEEDS[:1]  # the others draw nothing
+    return SEEDS if mode is Mode.RANDOM else SEEDS[:1]  # the other modes draw nothing
 
 
 def open_session(accelerator: DeferredAccelerator, policy: Any = "vdnn-all", **options: Any) -> Session:
@@ -65,7 +66,8 @@ def assert_same_on_it(
     steps: int = 2,
     **options: Any,
 ) -> None:
-    """Some steps in a session, for every seed: as one without a session; no access is unordered, nothing is left."""
+    """Runs some steps in a session, for every seed, and compares them with a step without a session. No access may be
+    unordered, and nothing may be left allocated."""
     plain = plain_outcome(mode, owners, inputs, make_step)
     for seed in seeds_of(mode):
         with DeferredAccelerator(mode, seed=seed, capacity="8MiB") as accelerator:
@@ -90,7 +92,7 @@ def assert_same_on_it(
 def plain_outcome(
     mode: Mode, owners: Sequence[nn.Module], inputs: Sequence[torch.Tensor], make_step: MakeStep
 ) -> list[tuple[str, torch.Tensor | None]]:
-    """Once for all seeds: test_faithful says that it does not depend on them."""
+    """Runs the step once for all seeds: test_faithful shows that its result does not depend on the seed."""
     with DeferredAccelerator(mode, capacity="8MiB") as accelerator:
         there = _copies(owners, inputs)
         plain = on_cpu(outcome(make_step(*there), there[: len(owners)]))
@@ -114,7 +116,7 @@ def test_a_topology_is_the_same_as_without(name: str, mode: Mode) -> None:
     assert_same_on_it(mode, [make()], [make_input()], step_of)
 
 
-# Lives of graphs.
+# Lifetimes of graphs.
 
 
 def backward_twice(model: nn.Module, x: torch.Tensor) -> Step:
@@ -244,14 +246,14 @@ def test_two_models_interleaved(mode: Mode) -> None:
 
 
 def used_on(stream: torch.Stream, *tensors: torch.Tensor | None) -> None:
-    """As torch asks of a program that reads on one stream what was made on another."""
+    """Records a stream on tensors, as torch requires when one stream reads what another allocated."""
     for tensor in tensors:
         if tensor is not None:
             tensor.record_stream(stream)
 
 
 def on_a_side_stream(model: nn.Module, x: torch.Tensor) -> Step:
-    """The forward on a stream of its own, and the backward begun on the default one."""
+    """Runs the forward on a side stream, and starts the backward on the default stream."""
 
     def step() -> torch.Tensor:
         side = torch.Stream(device="deferred")
@@ -268,7 +270,7 @@ def on_a_side_stream(model: nn.Module, x: torch.Tensor) -> Step:
 
 
 def half_on_a_side_stream(model: nn.Module, x: torch.Tensor) -> Step:
-    """A graph of which each half was computed on a stream of its own."""
+    """Computes each half of a graph on a stream of its own."""
 
     def step() -> torch.Tensor:
         side = torch.Stream(device="deferred")

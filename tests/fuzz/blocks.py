@@ -1,4 +1,4 @@
-"""Blocks of the grammar: flags, autocast, checkpoints, grad mode, and the network whose parameters a part has."""
+"""Blocks of the grammar: flags, autocast, checkpoints, grad mode, and the network that owns a part's parameters."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _flags_around(world: World, one: Statement) -> Run:
 
 @statement("autocast")
 def _autocast(world: World, one: Statement) -> Run:
-    """What leaves it is float32 again, so that shapes and types fit."""
+    """Casts the results back to float32, so that shapes and types fit."""
     runs = [world.compiled(inner) for inner in one.body]
     made = [inner.out for inner in one.body if inner.out > INPUT]
 
@@ -120,7 +120,7 @@ def _no_grad(world: World, one: Statement) -> Run:
 
 @statement("checkpoint", lambda random: (random.random() < 0.6,))
 def _checkpoint(world: World, one: Statement) -> Run:
-    """Of one value to one value. The body has slots of its own."""
+    """Checkpoints a body that maps one value to one value. The body has slots of its own."""
     runs = [world.compiled(inner) for inner in one.body]
     start, last, (reentrant,) = one.ins[0], max((inner.out for inner in one.body), default=INPUT), one.args
 

@@ -1,4 +1,4 @@
-"""What running random programs changes in a process is undone after each test: others run in the same one."""
+"""After each test, undoes what random programs change in the process, because other tests run in the same one."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def _pointwise(world: World, name: str) -> Callable[[Tensor], Tensor]:
 
 @operation("in_place", weight=1, draw=_one_of(_IN_PLACE))
 def _in_place(world: World, name: str) -> Callable[[Tensor], Tensor]:
-    """On a value that something made, so that no input or parameter is written to."""
+    """Writes to an intermediate result, never to an input or a parameter."""
     apply = _IN_PLACE[name]
     return lambda x: apply(x) if x.grad_fn is not None else apply(x * 1)
 
@@ -120,13 +120,14 @@ def _with_a_scalar(world: World, name: str, number: float) -> Callable[[Tensor],
 
 @operation("changing_scalar", weight=1.5, draw=_scalar)
 def _with_a_changing_scalar(world: World, name: str, number: float) -> Callable[[Tensor], Tensor]:
-    """As a schedule or a temperature is: another number in each step."""
+    """Uses another number in each step, as a schedule or a temperature does."""
     return lambda x: _scaled(x, name, number + 0.1 * (world.step + world.schedule))
 
 
 @operation("sized_by_step", weight=0.7, draw=lambda random: (random.choice([2, 3, 4, 5]), random.choice([100.0, 0.01])))
 def _sized_by_step(world: World, until: int, size: float) -> Callable[[Tensor], Tensor]:
-    """Large or small at first, of usual size later: what agreed by coincidence does so no longer."""
+    """Large or small in the first steps, of usual size later: results that agree by coincidence at first do not agree
+    later."""
     return lambda x: x * (size if world.step < until else 1.0)
 
 
@@ -150,7 +151,7 @@ def _dropout(world: World, share: float, in_place: bool) -> Callable[[Tensor], T
 
 @operation("denormal", weight=0.3)
 def _denormal(world: World) -> Callable[[Tensor], Tensor]:
-    """Through numbers so small that flushing them shows."""
+    """Uses numbers so small that flushing them to zero shows."""
     return lambda x: (torch.tanh(x) * 3e-39).sigmoid() + (torch.tanh(x) * 1e-39) * 1e38
 
 

@@ -1,4 +1,4 @@
-"""What else a step computes: tensors that are not plain ones, forwards without gradients, branches nobody uses."""
+"""Other computations of a step: tensors that are not plain ones, forwards without gradients, unused branches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Run = Callable[[], None]
 
-# Not grad, vjp, jacrev and hessian: torch refuses them wherever hooks on saved tensors are active.
+# grad, vjp, jacrev and hessian are missing: torch refuses them while hooks on saved tensors are active.
 TRANSFORMS = ("jvp", "jacfwd", "vmap", "vmap_no_grad", "dual")
 
 
@@ -63,7 +63,7 @@ def _transformed(how: str, of_model: Any, each: Any, stacked: Any, x: Tensor) ->
 
 @operation("ensemble", weight=0.15)
 def _ensemble(world: World) -> Callable[[Tensor], Tensor]:
-    """vmap over stacked parameters, with gradients that flow out of it."""
+    """Runs vmap over stacked parameters; their gradients are used outside of it."""
     weights = world.parameter(2, 8, 8)
 
     def applied(x: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def _complex(world: World) -> Callable[[Tensor], Tensor]:
 
 @statement("traced")
 def _traced(world: World, one: Statement) -> Run:
-    """make_fx over a gradient."""
+    """Traces a gradient with make_fx."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     weight = world.parameter(8, 8)
@@ -124,7 +124,7 @@ def _traced(world: World, one: Statement) -> Run:
 
 @statement("dead_branch", lambda random: (random.random() < 0.5,))
 def _dead_branch(world: World, one: Statement) -> Run:
-    """Saved, and never used in a backward; half of the time it lives as long as the step."""
+    """A branch that is saved and never used in a backward. In half of the programs it lives as long as the step."""
 
     def run() -> None:
         branch = (world.value(one.ins[0]).exp() * 0.1).sigmoid().square()

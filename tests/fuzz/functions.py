@@ -58,7 +58,7 @@ class _Tanh(torch.autograd.Function):
 
 
 class _Swish(torch.autograd.Function):
-    """Saves its input and an intermediate that nobody else has."""
+    """Saves its input and an intermediate result that no other node saves."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, overwrites: bool, reads: int) -> Tensor:
@@ -79,7 +79,8 @@ class _Swish(torch.autograd.Function):
 
 
 class _Twice(torch.autograd.Function):
-    """Saves its input twice, and a view of it. Its gradient is what it is: all of them see a write through one."""
+    """Saves its input twice, and a view of it. The gradient is an arbitrary formula, in which a write through one of
+    the three shows in the others."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, overwrites: bool, reads: int) -> Tensor:
@@ -129,7 +130,7 @@ def _custom(world: World, name: str, overwrites: bool, reads: int) -> Apply:
 
 @operation("custom_beside", weight=2, draw=lambda random: (*_drawn(random), random.choice(["before", "after"])))
 def _custom_beside(world: World, name: str, overwrites: bool, reads: int, where: str) -> Apply:
-    """Beside another reader of the same value, and one that reads what is made of it."""
+    """Adds another reader of the same value, and an operation that reads the result of that reader."""
     apply = _FUNCTIONS[name].apply
 
     def applied(x: Tensor) -> Tensor:
@@ -142,7 +143,7 @@ def _custom_beside(world: World, name: str, overwrites: bool, reads: int, where:
 
 
 class _Flags(torch.autograd.Function):
-    """Saves uint8 flags of several values, as they are and as the booleans that share their bytes."""
+    """Saves uint8 flags as they are, and as booleans that share their bytes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, most: int, forms: str) -> Tensor:
@@ -166,8 +167,8 @@ class _Flags(torch.autograd.Function):
 
 
 def _drawn_flags(random: Random) -> tuple[Any, ...]:
-    """From which step on there are flags larger than 1, and as what they are saved. As booleans alone always or never:
-    one that is neither 0 nor 1 is no value of that type."""
+    """Draws the step from which flags may be larger than 1, and the dtypes to save them as. If they are saved as
+    booleans alone, they are large always or never: a byte other than 0 or 1 is not a valid boolean."""
     forms = random.choice(["both", "both turned", "bool", "uint8", "int8"])
     return random.choice([0, 9] if forms == "bool" else [0, 3, 4, 9]), forms
 

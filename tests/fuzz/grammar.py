@@ -1,4 +1,4 @@
-"""The productions of the grammar, by name: how each draws its arguments, and how it is built in a world."""
+"""The productions of the grammar, by name: how each draws its arguments, and how a world builds it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Production(NamedTuple):
     draw: Draw
     build: Callable[[World, Statement], Callable[[], None]]
     arity: int = 1
-    weight: float = 0.0  # among operations; 0: placed by the plot of a program, not drawn
+    weight: float = 0.0  # its weight among operations; 0: the plot of a program places it, and it is never drawn
 
 
 PRODUCTIONS: dict[str, Production] = {}
@@ -31,7 +31,7 @@ def nothing(random: Random) -> tuple[Any, ...]:
 
 
 def statement(name: str, draw: Draw = nothing) -> Callable[..., Any]:
-    """Decorates `build(world, statement) -> run`, where run takes nothing."""
+    """Decorates `build(world, statement) -> run`, where run takes no arguments."""
 
     def register(build: Any) -> Any:
         PRODUCTIONS[name] = Production(name, draw, build)
@@ -41,7 +41,7 @@ def statement(name: str, draw: Draw = nothing) -> Callable[..., Any]:
 
 
 def operation(name: str, arity: int = 1, weight: float = 1.0, draw: Draw = nothing) -> Callable[..., Any]:
-    """Decorates `build(world, *args) -> apply`, where apply makes one value of `arity` values."""
+    """Decorates `build(world, *args) -> apply`, where apply computes one value from `arity` values."""
 
     def register(make: Callable[..., Callable[..., torch.Tensor]]) -> Any:
         def build(world: World, one: Statement) -> Callable[[], None]:

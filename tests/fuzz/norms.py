@@ -1,4 +1,4 @@
-"""Norms of the grammar: as modules, as functions, and as modules whose attributes lie about what they pass on."""
+"""Norms of the grammar: as modules, as functions, and as modules whose attributes do not match what they compute."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _norm_function(world: World, kind: str, affine: bool, eps: float | None) -> 
 
 
 class _Norm(nn.Module):
-    """What the lying ones have in common: `self.shift` and `self.factor` are what the module does not tell of."""
+    """Base of the lying norms. They use `self.hidden`, which the module's attributes do not mention."""
 
     kind = ""
     lie = ""
@@ -143,9 +143,9 @@ def _drawn_lie(random: Random) -> tuple[Any, ...]:
 
 @operation("lying_norm", weight=2.5, draw=_drawn_lie)
 def _lying_norm(world: World, kind: str, affine: bool, lie: str, first: int) -> Apply:
-    """Lies in steps from `first` on, or where its input is small: at first what it says is right by coincidence."""
+    """Lies from step `first` on. For `eps` it always lies, but in the steps before `first` the large input hides it."""
     module = world.module(_lying(kind, affine))
     module.attach(world, lie, kind, first)  # type: ignore[operator]
-    # With `eps` the input is so large at first that it does not show.
+    # With `eps` the input of the first steps is so large that the lie does not show.
     sized = (lambda x: x * 1e4 if world.step < first else x) if lie == "eps" else (lambda x: x)
     return lambda x: module(shaped(kind, sized(x)))

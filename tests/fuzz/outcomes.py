@@ -1,4 +1,4 @@
-"""Runs a program plain and in a session, from the same state, and says where the two differ."""
+"""Runs a program plain and in a session, from the same state, and reports where the two differ."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ from vdnn.errors import OperandModifiedError, RecomputeError
 from vdnn.runtime.recompute.proofs import disabled_recipes
 
 MODIFIED = "modified by an inplace operation"
-# The same fact, as autograd says it first of a view; with hooks on saved tensors, of any kind, it says the other.
+# Autograd's message about a view for the same fact. With hooks on saved tensors, of any kind, it gives the other
+# message.
 _MODIFIED_VIEW = "a view and its base or another view of its base has been modified inplace"
-_OTHER_MEMORY = "has other memory than in the forward pass"  # by `parameter.data = ...`
+_OTHER_MEMORY = "has other memory than in the forward pass"  # caused by `parameter.data = ...`
 Trace = list[tuple[str, "bytes | None"]]
 
 
 class Kind(Enum):
     SAME = "same"
-    REFUSED = "refused"  # loudly, for a write that may be refused
-    LOST = "lost"  # an unseen write, as by any hooks that copy
+    REFUSED = "refused"  # vdnn raises for a write that it may refuse
+    LOST = "lost"  # an unseen write is lost, as with any hooks that copy
     DIFFERENT = "different"
 
 
 class Outcome(NamedTuple):
-    """Of one step."""
+    """Results of one step."""
 
     error: BaseException | None
     trace: Trace
-    state: Trace  # behind it
-    unseen_writes: int  # up to its end
+    state: Trace  # the state after the step
+    unseen_writes: int  # counted up to the end of the step
     late_writes: int
     is_planned: bool
 
@@ -52,7 +53,7 @@ class Verdict(NamedTuple):
 
     @property
     def sort(self) -> str:
-        """What two differences have in common that may be one fault."""
+        """Groups verdicts: two differences of one sort may have one cause."""
         return re.sub(r"[^a-zA-Z ]+.*", "", self.what)[:40]
 
     def __str__(self) -> str:
@@ -78,13 +79,14 @@ def plain_outcomes(program: Program) -> list[Outcome]:
 
 
 def verdict_of(program: Program, recheck: int = RECHECK) -> Verdict:
-    """Of the numbers; else of what else must not happen. No program finds what an earlier one left in the process."""
+    """Judges the numbers first, then everything else that must not happen. Clears the state that earlier programs left
+    in the process."""
     disabled_recipes.clear()
     with finalizers_watched() as raised:
         gc.disable()
         try:
             verdict = _verdict_of_numbers(program, recheck)
-            gc.collect(0)  # all that the program made
+            gc.collect(0)  # everything that the program made
         finally:
             gc.enable()
     if raised and verdict.kind is not Kind.DIFFERENT:
@@ -93,7 +95,7 @@ def verdict_of(program: Program, recheck: int = RECHECK) -> Verdict:
 
 
 def _verdict_of_numbers(program: Program, recheck: int) -> Verdict:
-    """The first step that differs decides; a refusal ends the comparison, because the states are no longer equal."""
+    """The first differing step decides. A refusal ends the comparison, because the states are not equal after it."""
     plain = plain_outcomes(program)
     with session_for(program.mode, recheck) as enter:
         world = World(program)
@@ -108,12 +110,13 @@ def _verdict_of_numbers(program: Program, recheck: int) -> Verdict:
                     return Verdict(Kind.LOST, step, verdict.what)
                 return said
             if says_modified(found.error):
-                break  # both failed somewhere amid a backward, perhaps with other gradients made so far
+                break  # both failed within a backward, and may have made different gradients by then
     return Verdict(Kind.SAME)
 
 
 def is_torchs_own(program: Program, step: int, plain: Outcome, ours: Outcome) -> bool:
-    """Whether torch raises what ours raises, and plain does not, with any hooks: those that do nothing show it."""
+    """Does torch itself raise the session's error under any hooks, although plain does not? Hooks that do nothing
+    tell."""
     if ours.error is None or plain.error is not None:
         return False
     found = _under_hooks(program, step, lambda saved: saved)
@@ -121,8 +124,8 @@ def is_torchs_own(program: Program, step: int, plain: Outcome, ours: Outcome) ->
 
 
 def is_lost_by_any_copy(program: Program, step: int, plain: Outcome) -> bool:
-    """Whether an unseen write to a saved tensor itself, that the program lets go of before its use, decides: then
-    hooks that do nothing but copy what is saved come out otherwise than plain, too."""
+    """Is the difference due to an unseen write to a saved tensor that the program releases before its use? Then hooks
+    that only copy what is saved also differ from plain."""
     return plain.unseen_writes > 0 and compared(step, plain, _under_hooks(program, step, _copied)).kind is not Kind.SAME
 
 
@@ -139,7 +142,8 @@ def _under_hooks(program: Program, step: int, pack: Callable[[torch.Tensor], tor
 
 
 def _unless_said_later(verdict: Verdict, plain: Outcome, ours: Outcome, enter: Enter) -> Verdict:
-    """A step that an exception ends says nothing of its rechecks: the next end of a step or optimizer does."""
+    """An exception that ends a step hides the result of its rechecks. The next end of a step or an optimizer reports
+    it."""
     if verdict.kind is not Kind.DIFFERENT or plain.error is None or ours.error is None:
         return verdict
     try:
@@ -153,7 +157,7 @@ def _unless_said_later(verdict: Verdict, plain: Outcome, ours: Outcome, enter: E
 
 @contextlib.contextmanager
 def finalizers_watched() -> Iterator[list[str]]:
-    """What was raised where nobody can catch it."""
+    """Collects the exceptions that are raised in finalizers, where nothing can catch them."""
     raised: list[str] = []
     before = sys.unraisablehook
     sys.unraisablehook = lambda one: raised.append(f"{one.object!r} raised {one.exc_value!r}"[:300])
@@ -170,8 +174,8 @@ def compared(step: int, plain: Outcome, ours: Outcome) -> Verdict:
     if plain.error is not None:
         if ours.error is None:
             return Verdict(Kind.DIFFERENT, step, f"ours has no error, plain {_said(plain.error)}")
-        # Which of two nodes of a backward fails first depends on where a write is found, and a hook that raises comes
-        # behind the recompute of what its gradient is made from.
+        # Which of two nodes of a backward fails first depends on where a write is found. A hook that raises runs after
+        # the recompute of the tensors that its gradient needs.
         is_other_node = says_modified(ours.error) and isinstance(plain.error, RuntimeError | PlannedError)
         if not is_other_node and _identity(plain.error) != _identity(ours.error):
             kind = Kind.REFUSED if may_refuse(ours.error, plain) else Kind.DIFFERENT
@@ -181,7 +185,7 @@ def compared(step: int, plain: Outcome, ours: Outcome) -> Verdict:
     if not is_modified:
         pairs += list(zip(plain.state, ours.state, strict=True))
     if is_modified:
-        # Ours may find the write earlier in the same backward, where it makes something of what was written to.
+        # Ours may find the write earlier in the same backward, when it recomputes from a tensor that was written to.
         if len(ours.trace) > len(plain.trace):
             return Verdict(Kind.DIFFERENT, step, f"ours went on behind the place where plain {_said(plain.error)}")
     elif len(plain.trace) != len(ours.trace):
@@ -197,12 +201,11 @@ _PHRASES = ("backward through the graph a second time", "element 0 of tensors do
 
 
 def may_refuse(error: BaseException, plain: Outcome) -> bool:
-    """Whether vdnn may raise what plain PyTorch does not. It may say
+    """Tells whether vdnn may raise an error that plain PyTorch does not raise. It may raise
 
-    1. RecomputeError, OperandModifiedError, or the message that a parameter has other memory, if something was written
-       in a way that no version counter shows (writes.INVISIBLE), by this step;
-    2. these, or what autograd says of a write, where there is a plan and a statement wrote for the first time behind
-       the step that was recorded.
+    1. RecomputeError, OperandModifiedError, or the message that a parameter has other memory, if this or an earlier
+       step wrote in a way that no version counter shows (writes.INVISIBLE);
+    2. these, or autograd's error about a write, if there is a plan and a statement first wrote after the recorded step.
     """
     is_ours = isinstance(error, RecomputeError | OperandModifiedError) or _OTHER_MEMORY in str(error)
     if is_ours and plain.unseen_writes:
@@ -211,7 +214,7 @@ def may_refuse(error: BaseException, plain: Outcome) -> bool:
 
 
 def says_modified(error: BaseException | None) -> bool:
-    """As autograd does, and OperandModifiedError in its words."""
+    """Is this autograd's error about a write, or OperandModifiedError, which uses the same words?"""
     return isinstance(error, RuntimeError) and any(one in str(error) for one in (MODIFIED, _MODIFIED_VIEW))
 
 
@@ -226,7 +229,7 @@ def _said(error: BaseException) -> str:
 
 
 def _apart(wanted: bytes | None, found: bytes | None) -> str:
-    """The first number that differs."""
+    """Describes the first number that differs."""
     if wanted is None or found is None or len(wanted) != len(found):
         sizes = ["none" if one is None else f"{len(one)} bytes" for one in (wanted, found)]
         return f"{sizes[0]}, ours {sizes[1]}"
@@ -238,7 +241,7 @@ def _apart(wanted: bytes | None, found: bytes | None) -> str:
 
 @contextlib.contextmanager
 def warnings_of_vdnn() -> Iterator[list[str]]:
-    """What vdnn logs as warnings."""
+    """Collects vdnn's log messages at level warning."""
     said: list[str] = []
 
     class _Handler(logging.Handler):

@@ -1,4 +1,4 @@
-"""Faults of issue #14, planted again: each undoes one mend."""
+"""The faults of issue #14, planted again: each function undoes one fix."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _NORMS = (torch.nn.modules.batchnorm._NormBase, torch.nn.LayerNorm, torch.nn.Gro
 
 
 def nothing(*arguments: Any, **named: Any) -> None:
-    """In the place of what mends something."""
+    """Replaces a function that fixes something."""
 
 
 def facts_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1: eps and bias are those that a module's attributes say."""
+    """1: takes eps and bias from the module's attributes."""
     leave = SessionRecipes.after_module
 
     def after_module(self: SessionRecipes, module: torch.nn.Module, args: object, output: object) -> None:
@@ -54,7 +54,7 @@ def facts_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def counters_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2b: what is unpacked has a version counter of its own."""
+    """2b: gives an unpacked tensor a version counter of its own."""
     unpack = PackedView.unpack
 
     def apart(self: PackedView) -> torch.Tensor:
@@ -66,50 +66,50 @@ def counters_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_before_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2: recipes read what a custom backward has overwritten, and no counter says so."""
+    """2: recipes read memory that a custom backward has overwritten, and no counter shows it."""
     counters_apart(monkeypatch)
     monkeypatch.setattr(Missing, "before_use", nothing)
 
 
 def dtypes_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    """3: what a codec left of one dtype is taken for another."""
+    """3: what a codec encoded for views of one dtype also serves views of another dtype."""
     monkeypatch.setattr(Packer, "_can_join", lambda self, managed, part: True)
     monkeypatch.setattr(Bits, "admits", staticmethod(lambda values: True))
 
 
 def no_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4: recipes read parameters as they are at the use."""
+    """4: recipes read parameters as they are at the use, and not as they were at the save."""
     monkeypatch.setattr(Snapshots, "of", lambda self, recipe: recipe)
 
 
 def believed_at_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4, where there is a plan: tried at the save only."""
+    """4, under a plan: tries a recipe at the save only."""
     monkeypatch.setattr(Proofs, "at_use", lambda self, *facts: True)
 
 
 def flags_of_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """5: a recompute runs under the settings that there are."""
+    """5: a recompute runs under the settings of the backward."""
     monkeypatch.setattr(recipe, "run_under", lambda flags, run: run_under(backend_flags(), run))
 
 
 def optimizers_end_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """6: each one's step does, in a backward too."""
+    """6: the step of every optimizer ends a step, even within a backward."""
     monkeypatch.setattr(StepEnds, "is_due", lambda self: self._is_pending)
 
 
 def nothing_before_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """7: an optimizer writes to what something is yet to be recomputed from."""
+    """7: an optimizer overwrites memory that a later recompute reads."""
     believed_at_use(monkeypatch)
     monkeypatch.setattr(Missing, "before_writes_to", nothing)
 
 
 def storages_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """8: the module watch takes every parameter for memory."""
+    """8: the module watch assumes that every parameter has memory."""
     monkeypatch.setattr(module_watch, "storage_of", lambda tensor: tensor.untyped_storage())
 
 
 def all_have_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """9 and 10: nested tensors and forward mode's zeros are taken for memory of their own."""
+    """9 and 10: nested tensors and the zeros of forward mode are treated as tensors with memory of their own."""
     keep = Packer._keep
 
     def taken(self: Packer, tensor: torch.Tensor, reason: Kept, nbytes: int) -> Any:
@@ -122,24 +122,24 @@ def all_have_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tracers_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """11: what a tracer follows is taken for plain."""
+    """11: tensors that a tracer follows are treated as plain ones."""
     monkeypatch.setattr(function_transforms, "_innermost_of_a_session", lambda: None)
     monkeypatch.setattr(hooks, "modes_here", lambda: 0)
     monkeypatch.setattr(hooks, "transform_level", lambda: None)
 
 
 def books_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """13: what is known of proofs is never forgotten."""
+    """13: the records of proofs are never forgotten."""
     monkeypatch.setattr(Recent.__init__, "__defaults__", (1 << 60,))
 
 
 def short_books(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound of 13 so low that a few steps reach it; no plant."""
+    """Not a fault: lowers the bound of 13 so far that a few steps reach it."""
     monkeypatch.setattr(Recent.__init__, "__defaults__", (8,))
 
 
 def what_left_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """15: a recipe whose original has been released is said not to give it."""
+    """15: a recipe is reported as wrong if its original has been released."""
     run_trial = Proofs._run_trial
 
     def found_wrong(self: Proofs, managed: Any, one: Any, original: Any, gauges: Any, is_quiet: bool) -> Outcome:

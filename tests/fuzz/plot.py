@@ -1,4 +1,4 @@
-"""Draws a program from its seed: a plot (who trains what, in which order), filled with operations, and disturbed."""
+"""Draws a program from its seed: a plot (which networks train, in which order), operations, and disturbances."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.fuzz.grammar import PRODUCTIONS, Production
 from tests.fuzz.program import ALWAYS, INPUT, Program, Statement, When
 from tests.fuzz.training import draw_kind
 
-# Plans are searched for, which takes several times as long as a program does otherwise.
+# Each plan is searched for, so such a program takes several times as long as another one.
 MODES = {
     "vdnn-all": 0.38,
     "recompute-all": 0.5,
@@ -20,7 +20,7 @@ MODES = {
     "auto min": 0.0075,
 }
 MOST_OPERATIONS = 10
-_ONE_IN = 16  # has a backward through a custom function before that of another reader
+_ONE_IN = 16  # this share of programs runs a custom function's backward before the backward of another reader
 
 _OPERATIONS = [one for one in PRODUCTIONS.values() if one.weight]
 _WEIGHTS = [one.weight for one in _OPERATIONS]
@@ -70,7 +70,7 @@ class _Plot:
         return [self._drawn("zero_grad"), forward, *losses, *backward, self._step(0)]
 
     def _two_networks(self) -> list[Statement]:
-        """Each with an optimizer; one loss or two."""
+        """Two networks, each with an optimizer, under one loss."""
         half = max(2, self._left // 2)
         first, second = self._network(0, half), self._network(1, half)
         loss = self._loss()
@@ -78,7 +78,8 @@ class _Plot:
         return [*body, self._step(0), self._step(1)]
 
     def _gan(self) -> list[Statement]:
-        """The second network trains on what the first made, and the first through the second; n_critic of 1 to 3."""
+        """The second network trains on the output of the first, and the first trains through the second. n_critic is 1
+        to 3."""
         half = max(2, self._left // 2)
         generator = self._network(0, half)
         critic = self._network(1, half)
@@ -90,12 +91,12 @@ class _Plot:
         often = When(self.random.choice([1, 2, 3]))
         last = [again, other, self._drawn("backward", (other.out,)), self._step(0)]
         zeros = self._drawn("zero_grad")
-        if self.random.random() < 0.5:  # its graph is made before the critic's step, and used after it
+        if self.random.random() < 0.5:  # the generator's graph is made before the critic's step, and used after it
             return [zeros, generator, *own, zeros, *[one._replace(when=often) for one in last]]
         return [zeros, critic, *own[1:], zeros, *[one._replace(when=often) for one in (generator, *last)]]
 
     def _late(self) -> list[Statement]:
-        """The backward of the first comes behind the step of the second."""
+        """The first network's backward runs after the second network's optimizer step."""
         half = max(2, self._left // 2)
         first = self._network(0, half)
         one = self._loss()
@@ -106,7 +107,7 @@ class _Plot:
         return [*body, self._drawn("backward", (one.out,)), self._step(0)]
 
     def _accumulated(self) -> list[Statement]:
-        """Two backwards a step, of one network's two forwards."""
+        """Two forwards and backwards of one network in each step."""
         body = [self._drawn("zero_grad")]
         for _ in range(2):
             self._made = [INPUT]
@@ -116,7 +117,7 @@ class _Plot:
         return [*body, self._step(0)._replace(when=When(self.random.choice([1, 1, 2])))]
 
     def _apart(self) -> list[Statement]:
-        """One value with two readers, a custom function and something else, and a backward through each in turn."""
+        """One value with two readers, a custom function and another operation, and a separate backward through each."""
         trunk = self._network(0, max(2, self._left // 2))
         shared = self._made[-1]
         custom = self._drawn("custom", (shared,), self._new())
@@ -154,7 +155,7 @@ class _Plot:
         body: list[Statement] = [self._operation("linear")] if self.random.random() < 0.5 else []
         while len(body) < count:
             body.append(self._block() if self.random.random() < 0.12 else self._operation())
-        if self.random.random() < 0.15:  # structure that changes by step
+        if self.random.random() < 0.15:  # the structure changes from step to step
             place = self.random.randrange(len(body))
             body[place] = body[place]._replace(when=self._sometimes())
         return Statement("network", -1, (), (part,), ALWAYS, tuple(body))
@@ -186,7 +187,7 @@ class _Plot:
     # Disturbances.
 
     def _inserted(self, body: list[Statement], one: Statement) -> list[Statement]:
-        """Between any two statements, in a network's forward or outside."""
+        """Inserts a statement between any two others, within a network's forward or outside."""
         networks = [index for index, found in enumerate(body) if found.name == "network" and found.body]
         if networks and self.random.random() < 0.4:
             index = self.random.choice(networks)

@@ -1,4 +1,4 @@
-"""The whole grammar: importing it registers every production."""
+"""Imports the whole grammar, which registers every production."""
 
 from tests.fuzz import blocks, elementwise, extras, functions, norms, products, training, views, writes
 

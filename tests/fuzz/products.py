@@ -33,7 +33,7 @@ def _linear(world: World, how: str) -> Apply:
 
 @operation("linear_pointwise", weight=3, draw=lambda random: (random.choice(["relu", "tanh", "gelu", "silu"]),))
 def _linear_pointwise(world: World, name: str) -> Apply:
-    """The commonest chain: a module whose output a function reads."""
+    """The most frequent chain: a function reads the output of a module."""
     module = world.module(nn.Linear(8, 8))
     apply = {"relu": torch.relu, "tanh": torch.tanh, "gelu": nn.functional.gelu, "silu": nn.functional.silu}[name]
     return lambda x: apply(module(fitted(x)))
@@ -59,7 +59,7 @@ def _softmax(world: World, name: str, dim: int) -> Apply:
 
 @operation("reduce", weight=1.5, draw=lambda random: (random.choice(["sum", "mean", "amax", "logsumexp", "var"]),))
 def _reduce(world: World, name: str) -> Apply:
-    """And spread again, by broadcasting."""
+    """Reduces the value, and broadcasts the result to its shape."""
 
     def applied(x: Tensor) -> Tensor:
         x = fitted(x)

@@ -1,8 +1,8 @@
 """A random training program as plain data: a tree of statements, drawn from a seed, that prints as a listing.
 
-A statement names a production of the grammar, the slots that it reads and writes, and its arguments. A slot that
-nothing wrote (in this step, or any longer, because a statement was dropped) reads as the input, so every part of a
-program is a program too: that is what the minimizer lives on.
+A statement names a production of the grammar, the slots that it reads and writes, and its arguments. A slot that no
+statement has written reads as the input, also if the minimizer dropped that statement. So every part of a program is
+itself a program, which the minimizer depends on.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 STEPS = 8
-STEPS_WITHOUT_PLAN = 6  # where nothing is recorded first; numbers that change and late writes begin in steps 3 to 5
+STEPS_WITHOUT_PLAN = 6  # for modes without a recording; changing numbers and late writes begin in steps 3 to 5
 INPUT = 0  # the slot of a step's input
 
 
 class When(NamedTuple):
-    """Runs in the steps from `first` on of which `step % period == phase`."""
+    """Selects the steps from `first` on with `step % period == phase`."""
 
     period: int = 1
     phase: int = 0
@@ -59,7 +59,7 @@ class Program(NamedTuple):
 
 
 def flattened(body: tuple[Statement, ...]) -> Iterator[Statement]:
-    """In the order in which they run."""
+    """Yields the statements in running order."""
     for one in body:
         yield from flattened(one.body)
         yield one
@@ -75,7 +75,7 @@ def _lines(body: tuple[Statement, ...], indent: str) -> Iterator[str]:
 
 
 def without(body: tuple[Statement, ...], index: int) -> tuple[Statement, ...]:
-    """The body without one statement, by its number in the order of the listing."""
+    """The body without one statement, which is given by its number in the listing."""
     return _pruned(body, [index])
 
 
@@ -90,7 +90,7 @@ def _pruned(body: tuple[Statement, ...], left: list[int]) -> tuple[Statement, ..
 
 
 def unwrapped(body: tuple[Statement, ...], index: int) -> tuple[Statement, ...]:
-    """The body with the block of that number replaced by what is in it."""
+    """The body with one block replaced by its contents. The block is given by its number in the listing."""
     return _opened(body, [index])
 
 

@@ -1,6 +1,7 @@
-"""What must hold besides equal numbers: nothing piles up over steps, nothing is left switched, forks live.
+"""Properties that must hold besides equal numbers: no container grows over the steps, no setting stays changed, and
+forks live.
 
-Each looks at one program and says what is wrong with it, or returns None.
+Each function looks at one program and says what is wrong with it, or returns None.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from tests.fuzz.program import STEPS, Program
 from tests.fuzz.sessions import open_session, session_for
 from tests.fuzz.world import World, switches
 
-_ROUNDS = 5  # of all the steps of a program
+_ROUNDS = 5  # each round runs all steps of a program
 _STATUS = 0x7F
 
 
 def growing_book(program: Program) -> str | None:
-    """A container of the session's that is longer at the end of each round of the program's steps."""
+    """Finds a container of the session that is longer after each round of the program's steps."""
     sizes: list[dict[str, int]] = []
     with session_for(program.mode) as enter:
         world = World(program)
         for _ in range(_ROUNDS):
             for step in range(STEPS):
-                # A schedule goes on: the same step of the next round has another number.
+                # The schedule continues, so the same step has another number in the next round.
                 world.schedule = len(sizes) * STEPS
                 outcome_of(world, step, enter)
             with enter() as session:
@@ -47,7 +48,7 @@ def growing_book(program: Program) -> str | None:
 
 
 def containers(root: Any) -> dict[str, int]:
-    """The lengths of all that an object of vdnn's reaches through attributes of objects of vdnn's."""
+    """The lengths of all containers that can be reached from a vdnn object through attributes of vdnn objects."""
     found: dict[str, int] = {}
     waiting, seen = [("session", root)], {id(root)}
     while waiting:
@@ -55,7 +56,7 @@ def containers(root: Any) -> dict[str, int]:
         for name, value in _attributes(one):
             if id(value) in seen:
                 continue
-            if name in ("lookahead", "read", "by_source"):  # forget what is gone now and then, not at once
+            if name in ("lookahead", "read", "by_source"):  # these forget released entries now and then, not at once
                 continue
             if isinstance(value, dict | list | set) or type(value).__name__.startswith("Weak"):
                 found[f"{path}.{name}"] = len(value)
@@ -74,11 +75,11 @@ def _attributes(one: Any) -> list[tuple[str, Any]]:
 
 
 class _Interrupter:
-    """Raises KeyboardInterrupt at the n-th line or return of vdnn's Python, and of what that calls, as a signal may."""
+    """Raises KeyboardInterrupt at the n-th line or return in vdnn's Python code or its callees, as a signal may."""
 
     def __init__(self, at: int, *, at_entries: bool) -> None:
         self._left = at
-        self._at_entries = at_entries  # where a context manager has switched something, and nobody will leave it yet
+        self._at_entries = at_entries  # here a context manager has changed a setting, and its __exit__ will not run
         self.raised_at = ""
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
@@ -94,7 +95,7 @@ class _Interrupter:
 
 
 def _is_within_vdnn(frame: FrameType) -> bool:
-    """Or called by it; not from a finalizer, where what is raised is printed and lost."""
+    """Is the frame in vdnn, or called by it? Finalizers are excluded, because Python only prints their exceptions."""
     one: FrameType | None = frame
     for _ in range(4):
         if one is None or one.f_code.co_name in ("__del__", "<lambda>"):
@@ -106,8 +107,7 @@ def _is_within_vdnn(frame: FrameType) -> bool:
 
 
 def interrupted_badly(program: Program, trials: int = 20) -> str | None:
-    """What is switched differently behind a step that was interrupted somewhere in vdnn's code; or a later session
-    that no longer gives the numbers of plain PyTorch."""
+    """Interrupts a step at random lines within vdnn's code. Reports settings that differ afterwards."""
     random = Random(program.seed)
     before = switches()
     for trial in range(trials):
@@ -116,7 +116,8 @@ def interrupted_badly(program: Program, trials: int = 20) -> str | None:
         try:
             with session_for(program.mode) as enter:
                 world = World(program)
-                with enter():  # whoever is interrupted there has not entered yet, for all that anybody knows
+                # an interrupt within __enter__ means that the session was not entered, as far as anybody can tell
+                with enter():
                     sys.settrace(interrupter)
                     try:
                         outcome_of(world, 0)
@@ -137,7 +138,8 @@ def _switch_back() -> None:
 
 
 def child_dies(program: Program) -> str | None:
-    """A fork that starts threads, and collects a session that its parent dropped: as a loader's worker does."""
+    """Forks a child that starts threads and collects a session that its parent dropped, as the worker of a data loader
+    does."""
     gc.collect()
     gc.disable()
     try:
@@ -149,7 +151,7 @@ def child_dies(program: Program) -> str | None:
 
 
 def _drop_a_session(program: Program) -> None:
-    """In a cycle, and so until the collector comes by."""
+    """Drops the session within a cycle, so that it lives until the collector runs."""
     session = open_session(program.mode, "sim")
     cycle: list[object] = [session]
     cycle.append(cycle)
@@ -177,7 +179,7 @@ def _fork(in_child: Callable[[], None]) -> str | None:
 
 
 def first_seed(finds: Callable[[Program], str | None], seeds: range, mode: str) -> tuple[int, str] | None:
-    """The first program of these that has something wrong."""
+    """The seed of the first program for which `finds` reports something, and the report."""
     for seed in seeds:
         said = finds(program_of(seed, mode))
         if said is not None:

@@ -1,6 +1,6 @@
 """Runs many programs in several processes: python -m tests.fuzz.run --programs 100000 --first-seed 0 --workers 2
 
-`--seed S` shows one program and how it comes out, `--shrink S` the smallest part of it that differs.
+`--seed S` shows one program and its verdict; `--shrink S` shows the smallest part of it that still differs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def prepare() -> None:
-    """Of a process that runs programs."""
+    """Prepares a process that runs programs."""
     import torch
 
     torch.set_num_threads(1)
@@ -78,7 +78,7 @@ def _shrink(seed: int, mode: str | None) -> int:
 
 @dataclass
 class Summary:
-    """Of a run."""
+    """Counts over all programs of a run."""
 
     first_seed: int
     programs: int
@@ -124,7 +124,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Result:
-    """Of one program."""
+    """The result of one program."""
 
     seed: int
     mode: str
@@ -140,7 +140,7 @@ def result_of(seed: int, mode: str | None) -> Result:
     program = program_of(seed, mode)
     try:
         verdict = verdict_of(program)
-    except Exception as error:  # the rig's own, or the session's as it is left
+    except Exception as error:  # an error of the rig, or of the session at its exit
         return Result(seed, program.mode, "different", f"outside of a step: {type(error).__name__}: {error}")
     return Result(seed, program.mode, verdict.kind.value, str(verdict), tuple(sorted(program.names())))
 
@@ -158,7 +158,7 @@ def _work(seeds: range, mode: str | None, results: Any, current: Any) -> None:
 
 
 class _Worker:
-    """A process with every n-th seed; one that dies is replaced behind the seed that it died of."""
+    """A process that runs every n-th seed. If it dies, another process continues after the seed that it died of."""
 
     def __init__(self, seeds: range, mode: str | None) -> None:
         self._seeds, self._mode = seeds, mode
@@ -173,7 +173,7 @@ class _Worker:
         sender.close()
 
     def received(self) -> Result | None:
-        """What is next; None at the end."""
+        """The next result, or None at the end."""
         try:
             result: Result | None = self.results.recv()
         except EOFError:
@@ -193,7 +193,7 @@ class _Worker:
 
 
 def _results(workers: list[_Worker]) -> Iterator[Result | None]:
-    """As they come; None now and then, so that the caller can say how far it is."""
+    """Yields results as they arrive, and None now and then so that the caller can report progress."""
     from multiprocessing.connection import wait
 
     running = {worker.results: worker for worker in workers}

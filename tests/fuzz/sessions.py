@@ -1,4 +1,4 @@
-"""The session of a mode: one that moves, one that recomputes, or one that plans for a share of what the step needs."""
+"""The session of a mode: one that moves, one that recomputes, or one that plans for a share of the recorded peak."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.step.plan import Action, Plan, PlannedLifetime, make_plan
 from vdnn.step.recording import Recording
 
-# Of auto's search: tiny steps need none of the rest.
+# The search effort of auto: tiny steps need no more.
 _EFFORT = 0.02
 Enter = Callable[[], contextlib.AbstractContextManager[Any]]
-# Every step is checked: what is recomputed wrong is found in the step in which it is, or the fuzzer finds it.
+# Every step is checked, so a wrong recompute is found in its own step, or else the fuzzer finds it.
 RECHECK = 1
 
 
 @dataclass(frozen=True, slots=True)
 class _SharePlanner(BudgetPlanner):
-    """Plans for a share of what lies between the least and the peak of the step that was recorded."""
+    """Plans for a budget between the least bytes and the peak of the recorded step."""
 
     share: float = 0.0
 
@@ -50,8 +50,8 @@ def steps_of(mode: str) -> int:
 
 
 class _DrawnPlan(PlanPolicy):
-    """Recomputes a drawn share of what can be, and moves a drawn share of the rest: choices that no search would
-    make."""
+    """Recomputes a random share of what can be recomputed, and moves a random share of the rest. A search would not
+    make these choices."""
 
     name = "drawn"
     source = "the fuzzer"
@@ -93,25 +93,26 @@ def open_session(mode: str, device: object, recheck: int = RECHECK) -> Session:
 
 
 class _PlainDispatch(TorchDispatchMode):
-    """A virtual machine is a dispatch mode, under which autograd adds gradients in another order: this does as little
-    as one can."""
+    """A dispatch mode that does as little as possible. A virtual machine is a dispatch mode too, and under any such
+    mode autograd adds gradients in another order."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # a wrapper around each call
+        return False  # otherwise torch wraps each call
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return function(*args, **(kwargs or {}))
 
 
 def plain_for(mode: str) -> contextlib.AbstractContextManager[object]:
-    """What plain PyTorch runs in, to be compared with the mode."""
+    """The context in which plain PyTorch runs, so that it can be compared with the mode."""
     return _PlainDispatch() if is_planned(mode) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def session_for(mode: str, recheck: int = RECHECK) -> Iterator[Enter]:
-    """Enters the session of the mode; a machine, where it has one, is entered around it."""
+    """Yields a function that enters the mode's session. If the mode has a virtual machine, it is entered around the
+    session."""
     if not is_planned(mode):
         session = open_session(mode, "sim", recheck)
         try:

@@ -1,4 +1,6 @@
-"""Values have any shape whose size divides that of the usual one; who needs the usual one fits them."""
+"""Values may have any shape whose size divides the usual size. An operation that needs the usual shape fits
+them to it.
+"""
 
 from __future__ import annotations
 

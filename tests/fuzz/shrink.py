@@ -1,4 +1,4 @@
-"""Makes a program that differs smaller: drops statements and opens blocks as long as a difference stays."""
+"""Shrinks a program that differs: drops statements and opens blocks as long as a difference remains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.fuzz.program import ALWAYS, Program, Statement, flattened, unwrapped,
 
 
 def shrunk(program: Program, verdict: Verdict | None = None) -> tuple[Program, Verdict]:
-    """The smallest found, and how it differs."""
+    """The smallest program found, and its verdict."""
     found = verdict or verdict_of(program)
     while found.kind is Kind.DIFFERENT:
         for smaller in _smaller(program):
@@ -25,7 +25,7 @@ def shrunk(program: Program, verdict: Verdict | None = None) -> tuple[Program, V
 def _verdict_or_none(program: Program) -> Verdict | None:
     try:
         return verdict_of(program)
-    except Exception:  # a program that makes no sense any more
+    except Exception:  # the program is not valid any more
         return None
 
 

@@ -1,9 +1,9 @@
-"""Each of the faults of issue #14, planted again, is found within a stated number of programs; without it they show
-nothing.
+"""The fuzzer finds each fault of issue #14, planted again, within a stated number of programs. Without the fault those
+programs show nothing.
 
-A fault is planted by undoing its mend (planted.py). Fault 12 is mended in native code, and fault 14 in several places
-that stand in for each other: there only the properties that they broke are tested. Fault 16 is one of memory and not
-of numbers: tests/runtime/unusual/test_kinds_of_steps.py has it.
+A fault is planted by undoing its fix (planted.py). Fault 12 is fixed in native code, and fault 14 in several places
+that back each other up, so only the properties that they broke are tested. Fault 16 changes memory and not numbers:
+tests/runtime/unusual/test_kinds_of_steps.py covers it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @dataclass(frozen=True)
 class Fault:
-    """It is found among `programs` programs from seed `first` on that have all productions of `names`, where `says`
-    finds something in the verdict or in a warning. `recheck` 0: what is recomputed wrong is not found by rechecks."""
+    """A fault, and where it is found: among `programs` programs from seed `first` on that contain all productions of
+    `names`. It is found if the verdict or a warning contains `says`. With `recheck` 0, rechecks cannot find it
+    first."""
 
     number: str
     plant: Plant
@@ -106,7 +107,7 @@ def _finds(fault: Fault, program: Program) -> bool:
 
 @pytest.mark.slow
 def test_books_that_grow_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 13."""
+    """Covers fault 13."""
     planted.short_books(monkeypatch)
     with warnings_of_vdnn():
         assert first_seed(growing_book, range(5), "recompute-all") is None
@@ -116,13 +117,13 @@ def test_books_that_grow_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_interrupts_at_random_lines_leave_torch_as_it_was() -> None:
-    """Fault 14."""
+    """Covers fault 14."""
     with warnings_of_vdnn():
         assert first_seed(interrupted_badly, range(12), "recompute-all") is None
 
 
 @pytest.mark.slow
 def test_a_fork_that_collects_a_session_lives() -> None:
-    """Fault 12."""
+    """Covers fault 12."""
     with warnings_of_vdnn():
         assert first_seed(child_dies, range(2), "vdnn-all") is None

@@ -1,4 +1,4 @@
-"""Random programs come out of a session as they do of plain PyTorch, bit for bit, errors included."""
+"""Random programs give the same bits and the same errors in a session as in plain PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses, backwards, optimizers and exceptions: the statements that make a step of training of the rest."""
+"""Losses, backwards, optimizers and exceptions: the statements that turn the other productions into a training step."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _backward(world: World, one: Statement) -> Run:
 
 @statement("gradient_penalty", lambda random: (random.choice(["input", "parameters"]),))
 def _gradient_penalty(world: World, one: Statement) -> Run:
-    """The gradient of one loss is part of another: a double backward."""
+    """Uses the gradient of one loss in another loss: a double backward."""
 
     def run() -> None:
         loss = world.losses.get(one.ins[0])
@@ -118,7 +118,7 @@ OPTIMIZERS = ("sgd", "sgd", "momentum", "adam", "foreach")
 
 @statement("step", nothing)
 def _step(world: World, one: Statement) -> Run:
-    """Of one network's optimizer; made at its first step, when the parameters are known."""
+    """A step of one network's optimizer, which is made at its first step, when the parameters are known."""
     part, kind = one.args
 
     def run() -> None:
@@ -134,7 +134,7 @@ def _step(world: World, one: Statement) -> Run:
 
 @statement("step_in_backward", lambda random: (random.choice(["sgd", "momentum"]), random.random() < 0.5))
 def _step_in_backward(world: World, one: Statement) -> Run:
-    """One optimizer for each parameter, which steps as soon as the gradient is there."""
+    """One optimizer for each parameter, which steps as soon as that gradient is computed."""
     kind, forgets = one.args
 
     def run() -> None:
@@ -182,7 +182,7 @@ def _raiser(gradient: torch.Tensor) -> None:
 
 @statement("keep_loss")
 def _keep_loss(world: World, one: Statement) -> Run:
-    """A graph that outlives its step."""
+    """Keeps a graph beyond its step."""
 
     def run() -> None:
         loss = world.losses.get(one.ins[0])
@@ -194,7 +194,7 @@ def _keep_loss(world: World, one: Statement) -> Run:
 
 @statement("late_backward")
 def _late_backward(world: World, one: Statement) -> Run:
-    """Of what an earlier step kept."""
+    """Runs the backward of a loss that an earlier step kept."""
 
     def run() -> None:
         loss = world.over_steps.pop(one.ins[0], None)

@@ -1,4 +1,4 @@
-"""Views of the grammar. What they make is of any shape that fits."""
+"""Views of the grammar. Their results may have any shape that fits."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _view(world: World, name: str) -> Callable[[Tensor], Tensor]:
 
     def run(x: Tensor) -> Tensor:
         x = fitted(x)
-        if name == "data":  # a write to x is unseen by what saved x.data: see writes._write_value
+        if name == "data":  # a save of x.data does not see a write to x: see writes._write_value
             world.held.append(x)
         return apply(x)
 

@@ -1,7 +1,7 @@
-"""What a program runs in: parameters, buffers, optimizers and the values of a step, made from the program's seed.
+"""The state that a program runs in: parameters, buffers, optimizers and the values of a step, made from the seed.
 
-Two worlds of one program are equal bit for bit. Statements are compiled to closures once; a value is dropped behind the
-last statement that reads it, as a local variable of a forward would be, so that what is saved really leaves.
+Two worlds of one program are equal bit for bit. Statements are compiled to closures once. A value is released after the
+last statement that reads it, as a local variable of a forward would be, so that saves really are offloaded.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tests.fuzz.shapes import COLUMNS, ROWS
 Run = Callable[[], None]
 
 
-LATE = 2  # the step before it is recorded and planned, and it follows the plan
+LATE = 2  # the step before this one is recorded and planned; this one follows the plan
 
 
 class PlannedError(Exception):
-    """Raised by a program that raises."""
+    """Raised by a program that is meant to raise."""
 
 
 class World:
@@ -39,23 +39,23 @@ class World:
         self.buffers: list[torch.Tensor] = []
         self.optimizers: dict[Any, torch.optim.Optimizer] = {}
         self.step = 0
-        self.schedule = 0  # added to the step where a number changes by step
+        self.schedule = 0  # added to the step number where a number changes from step to step
         self.values: dict[int, torch.Tensor] = {}
         self.losses: dict[int, torch.Tensor] = {}
-        self.held: list[Any] = []  # to the end of the step
+        self.held: list[Any] = []  # until the end of the step
         self.over_steps: dict[int, torch.Tensor] = {}
         self.trace: list[tuple[str, bytes | None]] = []
-        self.unseen_writes = 0  # so far: those that no version counter shows
-        self.late_writes = 0  # those of statements that wrote for the first time when a plan was made already
-        self._first_writes: dict[int, int] = {}  # by statement, the step
+        self.unseen_writes = 0  # writes so far that no version counter shows
+        self.late_writes = 0  # writes by statements that first wrote when a plan had been made
+        self._first_writes: dict[int, int] = {}  # the step of each statement's first write
         self._last_uses = _last_uses(program)
         self._at = 0
         self._runs = [self.compiled(one) for one in program.body]
 
-    # For productions, while they are built.
+    # Called by productions while they are built.
 
     def numbers(self, *shape: int) -> torch.Tensor:
-        """Drawn from the seed, a copy of its own."""
+        """Numbers drawn from the seed, as a new copy."""
         count = 1
         for size in shape:
             count *= size
@@ -73,7 +73,7 @@ class World:
         return parameter
 
     def module(self, module: nn.Module, *, fill: bool = True) -> nn.Module:
-        """Its parameters and buffers are the world's."""
+        """Fills the module, and registers its parameters and buffers with the world."""
         for one in module.parameters():
             if fill:
                 with torch.no_grad():
@@ -102,7 +102,7 @@ class World:
 
         return guarded
 
-    # For productions, while they run.
+    # Called by productions while they run.
 
     def value(self, slot: int) -> torch.Tensor:
         found = self.values.get(slot)
@@ -112,7 +112,7 @@ class World:
         self.trace.append((label, None if tensor is None else bits(tensor)))
 
     def note_write(self, statement: Statement, *, is_seen: bool) -> None:
-        """What vdnn may answer with a refusal where plain PyTorch has no error: see outcomes.may_refuse."""
+        """Counts a write for which vdnn may raise where plain PyTorch does not: see outcomes.may_refuse."""
         first = self._first_writes.setdefault(id(statement), self.step)
         self.unseen_writes += not is_seen
         self.late_writes += first >= LATE
@@ -130,7 +130,8 @@ class World:
     def run_step(self, step: int) -> None:
         self.step = step
         self.trace = []
-        torch.default_generator.manual_seed(self.program.seed * STEPS + step)  # others keep a list of their seeds
+        # torch.manual_seed would also seed generators that keep a list of their seeds
+        torch.default_generator.manual_seed(self.program.seed * STEPS + step)
         self.values[INPUT] = self._inputs[step].clone()
         before = switches()
         try:
@@ -153,7 +154,7 @@ class World:
 
 
 def switches() -> tuple[object, ...]:
-    """What a step must leave as it was."""
+    """Settings of torch that a step must not change."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -171,14 +172,14 @@ def switches() -> tuple[object, ...]:
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    """The bytes of its values, by no operation of torch's where that can be: under a virtual machine each counts."""
+    """The bytes of the tensor's values. Avoids torch operations where it can, because a virtual machine counts them."""
     if not tensor.is_contiguous():
         tensor = tensor.detach().contiguous()
     return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
 def _last_uses(program: Program) -> dict[int, list[int]]:
-    """By a statement's number in running order, the slots that nobody reads behind it."""
+    """The slots that no later statement reads, by the number of their last statement in running order."""
     last: dict[int, int] = {}
     for number, one in enumerate(flattened(program.body)):
         for slot in (*one.ins, one.out):

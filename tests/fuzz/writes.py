@@ -1,4 +1,4 @@
-"""Writes in place, at any time: visible to autograd's version counters, or behind its back."""
+"""Writes in place, at any time: visible to autograd's version counters, or not."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _draw_value_write(random: Random) -> tuple[Any, ...]:
 
 @statement("write_value", _draw_value_write)
 def _write_value(world: World, one: Statement) -> Run:
-    """Who writes to a value without telling autograd still holds it, to the end of the step: where nobody does, plain
-    PyTorch sees a write that nothing can (tests/runtime/session/test_inplace.py)."""
+    """Writes to a value. If autograd does not see the write, the world holds the value until the end of the step;
+    otherwise plain PyTorch would see a write that no copy can see (tests/runtime/session/test_inplace.py)."""
     (how,), (slot,) = one.args, one.ins
 
     def run() -> None:
@@ -119,7 +119,7 @@ def _write_buffer(world: World, one: Statement) -> Run:
 
 @statement("write_input", lambda random: (random.choice(["add_", "data", "numpy"]),))
 def _write_input(world: World, one: Statement) -> Run:
-    """To the batch, as a loader does that fills one tensor again."""
+    """Writes to the batch, as a loader does that reuses one tensor."""
 
     def run() -> None:
         x = world.values[0]
@@ -131,7 +131,7 @@ def _write_input(world: World, one: Statement) -> Run:
 
 @statement("write_in_hook", lambda random: (random.choice(TO_VALUES), random.random() < 0.5))
 def _write_in_hook(world: World, one: Statement) -> Run:
-    """When the gradient of one value is there, another is written to: inside the backward."""
+    """Writes to one value when the gradient of another is ready, within the backward."""
     (how, at_node), (watched, written) = one.args, one.ins
 
     def run() -> None:

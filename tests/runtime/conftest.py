@@ -1,7 +1,8 @@
-"""Sessions over CPU tensors on the simulated device, under every schedule, poisoned and under the ordering checker.
+"""Sessions over CPU tensors on the simulated device: under every schedule, with poisoned memory and the ordering
+checker.
 
-A session of `open_session` moves everything (min_bytes=0) through windows of a few KiB, so that a tiny model has copies
-waiting, in flight and behind them at any moment. After its test nothing may be alive in it.
+A session of `open_session` moves everything (min_bytes=0) through windows of a few KiB, so that even a tiny model has
+copies that wait, are in flight and are complete at any moment. After the test the session may hold nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ seed_only_what_is_there()
 
 
 class OpenSession(Protocol):
-    """Makes a session on a device of its own; options as of vdnn.offload."""
+    """Makes a session on a device of its own. The options are those of vdnn.offload."""
 
     def __call__(self, policy: str | Plan | None = None, **options: Any) -> Session: ...
 
 
-# For modules whose tests hold whether storages are copied or recomputed: those with sessions run twice.
+# For modules whose tests hold for copied and for recomputed storages: tests that use a session run twice.
 EITHER_WAY = pytest.mark.either_way
 
 
@@ -40,7 +41,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def _same_numbers_each_time() -> Iterator[None]:
-    """The same random numbers; and one thread, since the operations are tiny and torch's threads would only spin."""
+    """Fixes the random seed. Sets one thread, because the operations are tiny and torch's threads would only spin."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(20)
@@ -56,7 +57,7 @@ def schedule(request: pytest.FixtureRequest) -> _C.Schedule:
 
 @pytest.fixture
 def default_policy(request: pytest.FixtureRequest) -> str:
-    """That of sessions that are opened without one."""
+    """The policy of sessions that are opened without one."""
     return str(getattr(request, "param", "vdnn-all"))
 
 

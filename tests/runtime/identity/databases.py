@@ -1,7 +1,7 @@
 """torch's own databases of operations and modules, with sample inputs, as the identity tests use them.
 
-Loaded when a test runs, not when it is collected: the import takes seconds. It also locks torch's backend flags for the
-whole process, which would be felt by other tests, so they are unlocked again.
+They are loaded when a test runs, not when it is collected, because the import takes seconds. The import also locks
+torch's backend flags for the whole process, which would affect other tests, so they are unlocked again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from tests.runtime.identity.exclusions import why_excluded
 
 _DTYPES = (torch.float32, torch.float64, torch.complex64)
-# Samples among which the fast suite takes its one. Making all of them takes longer than running one.
+# The fast suite picks its sample among this many. Making all of them takes longer than running one.
 _LOOKED_AT = 64
 
 
@@ -27,7 +27,7 @@ _LOOKED_AT = 64
 class OpSample:
     """One call of one operation."""
 
-    name: str  # of the operation and the sample
+    name: str  # names the operation and the sample
     call: Callable[..., Any]
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -54,13 +54,13 @@ def modules() -> tuple[Any, ...]:
 
 
 def dtype_of(op: Any) -> torch.dtype | None:
-    """float32 where the operation has a backward for it, else the next best; None without a backward."""
+    """float32 if the operation has a backward for it, else the next best dtype; None if it has no backward."""
     supported = op.supported_backward_dtypes("cpu") if op.supports_autograd else ()
     return next((dtype for dtype in _DTYPES if dtype in supported), None)
 
 
 def samples_of(op: Any, dtype: torch.dtype) -> Iterator[OpSample]:
-    """All that are not excluded."""
+    """All samples that are not excluded."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -71,7 +71,7 @@ def samples_of(op: Any, dtype: torch.dtype) -> Iterator[OpSample]:
 
 
 def largest_sample_of(op: Any, dtype: torch.dtype) -> OpSample | None:
-    """The one with the most elements and no empty tensor, among the first few."""
+    """The sample with the most elements and no empty tensor, among the first few."""
     return max(itertools.islice(samples_of(op, dtype), _LOOKED_AT), key=_weight, default=None)
 
 
@@ -85,9 +85,8 @@ def _unlock_backend_flags() -> None:
 
 
 def _look_for_no_test_case() -> None:
-    """For each operation's samples the database looks for a unittest.TestCase on the stack, reading the source of every
-    frame: most of the time that our tests took, which are no TestCase.
-    """
+    """Stops the database from looking for a unittest.TestCase on the stack. It does so for the samples of every
+    operation, and reads the source of every frame, which took most of the time of our tests; they use no TestCase."""
     from torch.testing._internal import common_utils
     from torch.testing._internal.opinfo import core
 

@@ -1,6 +1,7 @@
-"""What cannot be compared with itself: from one seed, on the same bytes, plain PyTorch gives several results.
+"""Operations that differ from themselves: with one seed and the same bytes, plain PyTorch gives several results.
 
-Each with its reason. What is not here and differs between two plain runs fails its test, so nothing is left out unseen.
+Each has its reason. Any other operation that differs between two plain runs fails its test, so nothing is left out
+silently.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from typing import Any
 
 
 def why_excluded(name: str, keywords: dict[str, Any]) -> str | None:
-    """Of a call of the operation that the database calls `name`, with these keyword arguments; None if it is not."""
+    """Why a call of the operation that the database calls `name`, with these keyword arguments, is excluded. Else
+    None."""
     if name in ("linalg_lstsq", "linalg_lstsq_grad_oriented") and keywords.get("driver") == "gelsy":
         return "LAPACK's gelsy gives several results for the same bytes, from one call to the next"
     return None

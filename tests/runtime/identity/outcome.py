@@ -1,4 +1,4 @@
-"""What a run came to, bit for bit, and how two of them differ."""
+"""The outcome of a run, bit for bit, and the differences of two outcomes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 
 @dataclass
 class Outcome:
-    """Everything that a run produced, by name, up to where it ended; and what it raised, if it did."""
+    """Everything that a run produced, by name, until its end or its error; and that error, if it raised one."""
 
     tensors: dict[str, Snapshot | None] = field(default_factory=dict)
     error: Exception | None = None
-    nudges: list[list[torch.Tensor]] = field(default_factory=list)  # see runs.nudge; alive, or they would not be issued
+    # see runs.nudge; held, because the copies of dead saves would not be issued
+    nudges: list[list[torch.Tensor]] = field(default_factory=list)
 
     def note(self, name: str, tensor: torch.Tensor | None) -> None:
         self.tensors[name] = None if tensor is None else Snapshot.of(tensor)
@@ -42,7 +43,7 @@ class Snapshot:
 
 
 def differences(plain: Outcome, other: Outcome) -> list[str]:
-    """One line for each thing in which `other` is not what `plain` was."""
+    """One line for each difference of `other` from `plain`."""
     if _error_text(plain) != _error_text(other):
         return [f"plain: {_error_text(plain)}; now: {_error_text(other)}"]
     if plain.tensors.keys() != other.tensors.keys():

@@ -1,4 +1,6 @@
-"""A session on a checked, poisoning, simulated device with windows so small that everything leaves and comes back."""
+"""A session on a checked, poisoning, simulated device, with windows so small that everything is offloaded
+and reloaded.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ from vdnn import _C
 from vdnn.runtime.session.offload import offload
 from vdnn.runtime.storage.counters import Counters, Kept
 
-# Empty tensors, and those whose bytes are not in one storage.
+# Reasons of empty tensors, and of tensors whose bytes are not in one storage.
 NOTHING_TO_MOVE = frozenset({Kept.SMALL, Kept.SUBCLASS})
 _SHOWN = 50
 
 
 class IdentityRig:
-    """Compares runs in its session with plain ones, and collects what is wrong, by name."""
+    """Compares runs in its session with plain runs, and collects failures by name."""
 
     def __init__(self, schedule: _C.Schedule, seed: int = 0, policy: str = "vdnn-all") -> None:
         self._device = _C.OrderingChecker(_C.SimDevice(schedule=schedule, seed=seed), _C.OnViolation.COLLECT)
@@ -33,16 +35,16 @@ class IdentityRig:
         self.counters: Counters = self._session.counters
         self.compared = 0
         self.saved_nothing: list[str] = []
-        self.offloaded_nothing: list[str] = []  # of runs that did save
+        self.offloaded_nothing: list[str] = []  # names of runs that saved something
         self.failures: list[str] = []
         self.checked_accesses = 0
         self.report = ""
 
     def compare(self, name: str, run: Callable[[], Outcome], *, may_stay: frozenset[Kept] | None = None) -> None:
-        """Two plain runs, which have to agree, and one in the session, which has to agree with them.
+        """Compares two plain runs with each other, and then with one run in the session.
 
-        With `may_stay`, every use of a save must have been served by a reload, but of those kept for one of these
-        reasons. That is so unless the call is given tensors that others hold, or saves while backward runs.
+        With `may_stay`, a reload must have served every use of a save, except of saves that were kept for one of these
+        reasons. This holds unless others hold the tensors that the call gets, or the call saves while backward runs.
         """
         plain, again = run(), run()
         unreproducible = differences(plain, again)
@@ -50,7 +52,7 @@ class IdentityRig:
             self._fail(name, "two plain runs differ", unreproducible)
             return
         with self._session:
-            pending = nudge()  # has what the run before left over issued, and leaves one save of its own
+            pending = nudge()  # issues the remaining copies of the previous run, and leaves one save of its own
             before = copy.deepcopy(self.counters)
             offloaded = run()
             offloaded.nudges.append(nudge())
@@ -78,7 +80,7 @@ class IdentityRig:
 
 @dataclass(frozen=True, slots=True)
 class _Accounts:
-    """What became of the saves of one call."""
+    """How many saves of one call were offloaded, kept, or used without a reload."""
 
     saves: int
     offloaded: int
@@ -93,7 +95,7 @@ class _Accounts:
 
 
 def _accounts(before: Counters, after: Counters, nudges: int) -> _Accounts:
-    """Without those of nudges. Of two nudges the last save is issued by the nudge that follows: that cancels out."""
+    """Leaves out the saves of nudges. The last save of a nudge is issued by the next nudge, so the two cancel out."""
     return _Accounts(
         saves=after.saves - before.saves - nudges,
         offloaded=after.storages - before.storages - nudges,
@@ -106,12 +108,12 @@ def _accounts(before: Counters, after: Counters, nudges: int) -> _Accounts:
 def identity_rigs(
     seed: int, record: Callable[[str, object], None], policy: str = "vdnn-all"
 ) -> Iterator[list[IdentityRig]]:
-    """One rig per schedule, closed afterwards. Then everything has to have gone well, and to have happened at all.
+    """One rig per schedule, closed afterwards. Then checks that nothing failed, and that something was compared at all.
 
-    By chance no sample of a few may need a reload. So each rig first compares a call that does: it shows that this rig
-    can move bytes and bring them back, and the complaints about each later call show that it did.
+    A few samples may need no reload by chance. So each rig first compares a call that needs one, which shows that the
+    rig can move bytes both ways; the complaints about each later call show that it did.
 
-    The figures go to `record`, which is pytest's record_property: --junit-xml shows them.
+    `record` gets the figures. It is pytest's record_property: --junit-xml shows them.
     """
     rigs = [IdentityRig(schedule, seed, policy) for schedule in SCHEDULES]
     try:
@@ -141,7 +143,7 @@ def _control() -> Outcome:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Many operations save nothing, and the session would say so."""
+    """Silences the session's message that nothing was saved: many operations save nothing."""
     logger = logging.getLogger("vdnn")
     level = logger.level
     logger.setLevel(logging.ERROR)

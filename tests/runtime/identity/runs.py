@@ -1,8 +1,9 @@
-"""One call, forward and backward, as autograd users make it: the same for the plain run and the run in a session.
+"""One call, forward and backward, as a user of autograd makes it: the same for the plain run and for the run in a
+session.
 
-The inputs that a call sees are copies made inside of the run, which nothing else holds, so that what the call saves can
-be freed. `nudge` makes two saves of its own: with a window of one byte, the first has the copies of the call issued and
-the second has the last of them released, so that every use that follows has to reload.
+The inputs of a call are copies made within the run, which nothing else holds, so that the saves of the call can be
+released. `nudge` makes two saves of its own. With a window of one byte, the first issues the copies of the call, and
+the second releases the last of their sources, so that every later use has to reload.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Mode(Enum):
 
 
 class Inputs(Enum):
-    """What the call is given."""
+    """The tensors that the call gets."""
 
     FRESH = "results of an operation, held by nobody else"
     LEAVES = "leaves, which stay on the device"
@@ -47,7 +48,7 @@ def run_call(call: Call, arguments: Any, mode: Mode, inputs: Inputs = Inputs.FRE
 
 
 def run_step(forward: Callable[[], Any], leaves: list[torch.Tensor], mode: Mode) -> Outcome:
-    """Notes what `forward` returns and the gradients of `leaves`, from a fixed seed."""
+    """Records what `forward` returns and the gradients of `leaves`, from a fixed seed."""
     torch.manual_seed(SEED)
     outcome = Outcome()
     try:
@@ -63,7 +64,8 @@ def _on_fresh(call: Call, given: Any) -> Any:
 
 
 def _forward(outcome: Outcome, forward: Callable[[], Any]) -> list[torch.Tensor]:
-    """Where backward starts. Clones: a result that its own operation saved could not be freed while it is held."""
+    """Records the results, and returns clones from which backward starts. A result that its own operation saved could
+    not be released while it is held."""
     values = [value for value in tree_leaves(forward()) if isinstance(value, torch.Tensor)]
     for index, value in enumerate(values):
         outcome.note(f"value {index}", value)
@@ -87,7 +89,7 @@ def _differentiate(outcome: Outcome, ends: list[torch.Tensor], leaves: list[torc
 
 
 def nudge() -> list[torch.Tensor]:
-    """Two results, each of which saved a tensor of its own. See above."""
+    """Two results, each of which saved a tensor of its own. See the docstring of this file."""
     one = torch.ones(1, requires_grad=True)
     return [one * torch.ones(1) for _ in range(NUDGE_SAVES)]
 
@@ -112,7 +114,7 @@ def _roots(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def leaves_of(arguments: Any) -> tuple[list[torch.Tensor], Any]:
-    """Copies of all tensors, and of these the ones that require grad. A tensor that occurs twice is copied once."""
+    """Copies of all tensors, and those of them that require grad. A tensor that occurs twice is copied once."""
     known: dict[int, torch.Tensor] = {}
 
     def copy(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The rig of the identity tests is itself tested: it notices what it is there to notice."""
+"""Tests of the identity rig itself: it notices every failure that it is meant to find."""
 
 from __future__ import annotations
 

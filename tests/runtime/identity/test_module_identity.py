@@ -1,6 +1,6 @@
 """Gradients are bit for bit those of plain PyTorch, over torch's own database of modules.
 
-Of the parameters and of the inputs, in training and in evaluation, and the buffers afterwards.
+Compares the gradients of parameters and inputs, in training and in evaluation, and the buffers afterwards.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from vdnn.runtime.storage.counters import Kept
 
 CHUNKS = 8
 MAY_STAY = NOTHING_TO_MOVE | {Kept.PARAMETER}
-# Saves a parameter of an inner module that is never called, detached: not recognised, it is copied for nothing.
+# Saves a detached parameter of an inner module that is never called. It is not recognized, and copied for nothing.
 HELD = ("nn_LinearCrossEntropyLoss",)
 Record = Callable[[str, object], None]
-pytestmark = pytest.mark.filterwarnings("ignore")  # the database's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # the database's own warnings
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

@@ -20,7 +20,7 @@ from tests.runtime.identity.runs import Inputs, Mode, run_call
 
 CHUNKS = 40
 Record = Callable[[str, object], None]
-pytestmark = pytest.mark.filterwarnings("ignore")  # the database's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # the database's own warnings
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -59,7 +59,7 @@ def test_every_in_place_operation_has_the_outcome_of_plain_torch(chunk: int, rec
 
 
 def all_samples_of(op: Any) -> Iterator[OpSample]:
-    """In the first dtype, and in complex numbers where there is a backward for them."""
+    """The samples in the first dtype, and in complex numbers if they have a backward."""
     complex_too = {torch.complex64} & set(op.supported_backward_dtypes("cpu"))
     for dtype in dict.fromkeys((dtype_of(op), *complex_too)):
         assert dtype is not None

@@ -1,5 +1,4 @@
-"""Gradients are those of plain PyTorch, bit for bit, when whatever has a recipe is recomputed and the rest is
-offloaded.
+"""Gradients are bit for bit those of plain PyTorch if everything with a recipe is recomputed and the rest is offloaded.
 
 The fast suite runs one sample of each operation and module; `make test-full` runs all of them, in every mode.
 """
@@ -21,12 +20,12 @@ from tests.runtime.identity.runs import Inputs, Mode, run_call
 
 CHUNKS = 20
 Record = Callable[[str, object], None]
-pytestmark = pytest.mark.filterwarnings("ignore")  # the database's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # the database's own warnings
 
 
 def surrounded(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The operation on what others made, with its results saved by another: there is something to recompute on either
-    side, by the recipe of the operation itself if it has one."""
+    """Runs the operation on results of other operations, and saves its results in another one. So there is something to
+    recompute on either side, with the operation's own recipe if it has one."""
 
     def three(*arguments: Any, **options: Any) -> Any:
         made = tree_map_only(torch.Tensor, lambda one: one.sin().sigmoid() if one.requires_grad else one, arguments)

@@ -1,4 +1,4 @@
-"""A save comes back with its exact geometry, whatever view of its storage it was."""
+"""A reloaded save has its exact geometry, whatever view of its storage was saved."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runtime.identity.runs import Mode, run_call
 
 View = Callable[[torch.Tensor], torch.Tensor]
 
-# Of a tensor of 2 x 4 x 6 x 3 complex numbers.
+# Views of a tensor of 2 x 4 x 6 x 3 complex numbers.
 VIEWS: dict[str, View] = {
     "whole": lambda t: t,
     "conjugate": lambda t: t.conj(),

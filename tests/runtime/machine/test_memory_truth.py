@@ -230,7 +230,7 @@ def test_the_peak_of_a_step_is_the_closed_form_to_the_byte(network: VdnnNetwork)
         assert machine.allocated_bytes == resident
         stepped(machine, workload, "keep")
         assert machine.peak_bytes == sum(terms.values()), terms
-        # After the step only the gradients of the parameters are left of it.
+        # After the step only the gradients of the parameters remain.
         assert machine.allocated_bytes == resident + terms["parameters"]
 
 

@@ -139,7 +139,7 @@ class Saving:
             complaint = difference(recipe.recompute(unpack), tensor)
         except UnknownLayoutError:
             raise
-        except VdnnError as error:  # whoever runs the operation may expect errors
+        except VdnnError as error:  # the caller of the operation may expect errors
             complaint = str(error)
         if complaint:
             self.failures.append(f"{recipe.name}: {complaint}")

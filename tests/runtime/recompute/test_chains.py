@@ -60,14 +60,14 @@ def test_the_nearest_saved_value_is_taken(x: Tensor) -> None:
 
 def test_what_another_operation_saved_of_an_output_is_found(x: Tensor) -> None:
     with Saving() as saving:
-        mapped = functional.avg_pool2d(x.neg(), 2)  # saves its input, which the node of neg does not
+        mapped = functional.avg_pool2d(x.neg(), 2)  # avg_pool2d saves its input; the node of neg does not
         held = _saves(mapped)
         _saves(mapped.neg())
     assert (_last(saving).name, _last(saving).depth) == ("neg", 1)
     del held
     with Saving() as saving:
         mapped = functional.avg_pool2d(x.neg(), 2)
-        _saves(mapped)  # and its graph is gone
+        _saves(mapped)  # the graph of this save is released at once
         _saves(mapped.neg())
     assert _last(saving).name == "neg <- avg_pool"
 

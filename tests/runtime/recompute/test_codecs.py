@@ -26,7 +26,8 @@ from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.storage.transport import Transport, TransportOptions
 from vdnn.step.plan import Action, Plan
 
-KEPT = {"bits": 1 / 8, "bf16": 1 / 2, "fp8": 33 / 128}  # a byte each, and four for each 128 values, of four
+# encoded bytes per byte; fp8 needs one byte for each value of four bytes, and four bytes for every 128 values
+KEPT = {"bits": 1 / 8, "bf16": 1 / 2, "fp8": 33 / 128}
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from tests.runtime.recompute.saving import Saving
 from vdnn.runtime.recompute import observe
 
 CHUNKS = 8
-LEAST = 100  # recipes in a chunk of the fast suite: it would show if the table were no longer reached
+LEAST = 100  # recipes in a chunk of the fast suite; fewer would mean that the table is no longer reached
 Record = Callable[[str, object], None]
-pytestmark = pytest.mark.filterwarnings("ignore")  # the database's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # the database's own warnings
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -83,7 +83,7 @@ def _run(sample: OpSample, is_fresh: bool) -> None:
     args, kwargs = tree_map(_made_of, given) if is_fresh else given
     try:
         results = tree_leaves(sample.call(*args, **kwargs))
-    except Exception:  # some samples are there to be refused
+    except Exception:  # some samples are meant to be refused
         return
     for result in results:
         if isinstance(result, torch.Tensor) and result.requires_grad and result.layout is torch.strided:

@@ -58,7 +58,7 @@ def test_under_a_plan_a_recipe_whose_operand_is_modified_for_the_first_time_rais
 
 
 class WritesBehindAutograd(nn.Module):
-    """Changes a tensor that is not saved, under no_grad or through `.data`: the graph has no trace of the write."""
+    """Changes a tensor that is not saved, under no_grad or through `.data`. The graph has no trace of the write."""
 
     def __init__(self) -> None:
         super().__init__()

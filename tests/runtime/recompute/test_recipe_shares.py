@@ -1,4 +1,6 @@
-"""The share of a model's saved bytes that cheap recipes and bit masks leave, from the benchmark that prints it."""
+"""The share of a model's saved bytes that remains with cheap recipes and bit masks, from the benchmark that
+prints it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import pytest
 
 from benchmarks.plans.recipe_shares import SUBJECTS, main, measure, share
 
-# Of the saved bytes, in percent, with chains of 8 operations; and without autocast's casts of weights.
+# Percent of the saved bytes, with chains of 8 operations; and the same without autocast's casts of weights.
 LIMITS = {
     "resnet50": (56, 56),
     "densenet121": (50, 50),

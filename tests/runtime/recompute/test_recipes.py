@@ -15,7 +15,7 @@ from vdnn.runtime.recompute.table import operation_of
 
 Tensor = torch.Tensor
 
-# By node: what makes it of x (2, 8, 6, 6), of a vector of its channels and of a vector of its columns.
+# By node: functions that compute it from x (2, 8, 6, 6), a vector of its channels and a vector of its columns.
 CASES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "ReluBackward0": lambda x, c, w: x.relu(),
     "LeakyReluBackward0": lambda x, c, w: functional.leaky_relu(x, 0.2),
@@ -111,7 +111,7 @@ CASES |= {
         *("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Tanh", "Sigmoid", "Erf", "Erfc"),
     )
 }
-# Proven at run time only: they need other hardware, or facts of a module (test_norms).
+# These are proven at run time only: they need other hardware, or facts of a module (test_norms).
 ELSEWHERE = {
     "AliasBackward0",
     "ReshapeAliasBackward0",

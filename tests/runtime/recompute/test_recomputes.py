@@ -202,7 +202,7 @@ def test_auto_moves_what_codecs_leave_and_runs_as_predicted(lossy: str | None) -
     assert moved, "else nothing was shown"
 
 
-# Lives.
+# Lifetimes.
 
 
 def test_saves_that_are_used_again_are_recomputed_again(open_session: OpenSession) -> None:

@@ -26,7 +26,7 @@ from vdnn.runtime.recompute.trial import bytes_of
 from vdnn.runtime.session.session import Session
 from vdnn.step.plan import Plan
 
-APART = 2.0**-12  # of each value, by what the ReLU of these tests is wrong
+APART = 2.0**-12  # the relative error of the ReLU in these tests
 OVER, UNDER = 2.0**-11, 2.0**-13
 SIZE = (32, 16)
 

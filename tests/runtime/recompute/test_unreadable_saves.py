@@ -1,4 +1,4 @@
-"""Torch 2.8 does not give what a pack hook returned: less can be recomputed there, and plans are made all the same."""
+"""Torch 2.8 does not return the objects of a pack hook: less can be recomputed there, but plans are still made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vdnn.plan and `python -m vdnn plan`: what they say is what runs, and what is wrong is said in a sentence."""
+"""vdnn.plan and `python -m vdnn plan`: the plan runs as they predict, and each mistake is reported in a sentence."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_an_optimizer_launches_for_all_parameters_at_once(optimizer: str, one_by
 
     plain, updated = (plan_of(deep, 8, optimizer=one, min_bytes=0) for one in (None, optimizer))
     added_ns = updated.planned.recording.compute_ns - plain.planned.recording.compute_ns
-    # AdamW reads two counters for each parameter, which are on the host where there is a GPU: charged all the same.
+    # AdamW reads two counters for each parameter. With a GPU they are on the host, but they are charged all the same.
     assert 0 < added_ns < 100 * one_by_one * load_profile("titan-x").kernel_launch_ns / 4
 
 
@@ -273,7 +273,7 @@ def test_a_function_beside_the_caller_is_found(
             "    return torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Tanh()), torch.randn(batch, 512)\n"
         )
     monkeypatch.chdir(tmp_path)
-    # A program that pip installs has its own folder first, and not the current one.
+    # The path of an installed program begins with the program's own folder, not with the current one.
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     code, out, _ = ran(capsys, named, "--batch", "4096", "--hardware", "h200", "--optimizer", "sgd", "--no-bound")

@@ -1,6 +1,7 @@
 """Architectures from transformers, each tiny and with random weights: a configuration, a model and its inputs.
 
-Nothing is downloaded. Two layers each, 32 wide, for 8 tokens or images of 16 x 16: a step takes some ten milliseconds.
+Nothing is downloaded. Each has two layers, 32 wide, for 8 tokens or images of 16 x 16. A step takes about ten
+milliseconds.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ _SPECS: dict[str, _Spec] = {
         {**_LLAMA, **_MOE, "num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
         _text,
     ),
-    # State spaces and their like.
+    # State-space models and similar ones.
     "mamba": (
         "MambaConfig",
         "MambaForCausalLM",
@@ -321,7 +322,7 @@ NAMES = tuple(_SPECS)
 def build(name: str) -> tuple[torch.nn.Module, Inputs]:
     """The architecture in training mode, and inputs for which it gives a loss."""
     config, model, options, inputs = _SPECS[name]
-    # The model may write into what it is given.
+    # The model may write to its inputs.
     copied = {key: dict(value) if isinstance(value, dict) else value for key, value in options.items()}
     made: torch.nn.Module = getattr(transformers, model)(getattr(transformers, config)(**copied))
     return made.train(), inputs()

@@ -1,6 +1,6 @@
-"""Steps with writes that do no harm, or that autograd does not notice: plain PyTorch has gradients.
+"""Steps with writes that are harmless, or that autograd does not notice: plain PyTorch computes gradients.
 
-`leave` is as in inplace_modified.
+`leave` is described in inplace_modified.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Steps in which something that is still needed is written to: plain PyTorch raises in backward.
+"""Steps that write to something that the backward still needs: plain PyTorch raises in backward.
 
-A step calls `leave` where, in a session, the copies of what was saved are to be made and the sources released; in a
-plain run that does nothing.
+A step calls `leave` at the points where a session is to copy what was saved and to release the sources. In a plain run
+`leave` does nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes to a tensor that autograd saved, as tables: by what plain PyTorch makes of them."""
+"""Tables of writes to a tensor that autograd saved, grouped by the response of plain PyTorch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gradient(of: torch.Tensor, *to: torch.Tensor) -> list[torch.Tensor]:
 
 
 def square_written_to(write: Write) -> Case:
-    """A factor is saved, by its own square, and then written to."""
+    """The square of a factor saves it; then the factor is written to."""
 
     def case(leave: Leave) -> list[torch.Tensor]:
         start = leaf()
@@ -42,7 +42,7 @@ def assign(tensor: torch.Tensor, index: Any, value: Any) -> None:
 
 no_grad = torch.no_grad()
 
-# What may be done to a saved tensor so that autograd notices.
+# Writes to a saved tensor that autograd notices.
 NOTICED_WRITES: dict[str, Write] = {
     "add_": lambda t: t.add_(1),
     "mul_ under no_grad": no_grad(lambda t: t.mul_(2)),
@@ -81,7 +81,7 @@ NOTICED_WRITES: dict[str, Write] = {
     "t_ of detach()": lambda t: t.detach().t_(),
 }
 
-# What autograd does not notice: the gradients are those of what was written.
+# Writes that autograd does not notice: it computes gradients from the overwritten values.
 UNNOTICED_WRITES: dict[str, Write] = {
     "zero_ through data": lambda t: t.data.zero_(),
     "copy_ through data": lambda t: t.data.copy_(torch.ones(4, 6)),

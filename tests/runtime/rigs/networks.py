@@ -1,4 +1,4 @@
-"""Small networks with the shapes of well-known ones: they save, share and fork, and a step takes milliseconds."""
+"""Small networks with the shapes of well-known ones. They save, share and fork, and a step takes milliseconds."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def small_resnet(channels: int = 4) -> nn.Sequential:
 
 
 class Dense(nn.Module):
-    """Each layer reads what all before it made."""
+    """Each layer reads the outputs of all layers before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Inception(nn.Module):
 
 
 class UNet(nn.Module):
-    """Skips that join the first to the last: what is saved first is used first and last."""
+    """Skip connections join the first layers to the last: the lifetimes of the first maps span the whole step."""
 
     def __init__(self) -> None:
         super().__init__()

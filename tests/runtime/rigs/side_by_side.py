@@ -15,7 +15,7 @@ Step = Callable[[], torch.Tensor | Sequence[torch.Tensor]]
 
 
 def same_bits(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
-    """Equal in kind and in every bit: a NaN equals itself, and 0.0 is not -0.0."""
+    """Tells whether the two have the same type and bits: a NaN equals itself, and 0.0 is not -0.0."""
     if left is None or right is None:
         return left is right
     if left.dtype != right.dtype or left.shape != right.shape:
@@ -29,7 +29,7 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def outcome(step: Step, owners: Sequence[Owner]) -> list[tuple[str, torch.Tensor | None]]:
-    """Runs `step` from the owners' present state; what came out: outputs, gradients and buffers, by name."""
+    """Runs `step` from the owners' present state. Returns outputs, gradients and buffers, by name."""
     states = [_state(owner) for owner in owners]
     torch.manual_seed(1)
     try:
@@ -51,7 +51,8 @@ def differences(plain: list[tuple[str, torch.Tensor | None]], ours: list[tuple[s
 
 
 def assert_same_as_plain(session: Session, step: Step, *owners: Owner) -> None:
-    """Outputs, gradients and buffers of `step` are the same bits with and without the session, which moved bytes."""
+    """Runs `step` with and without the session. Outputs, gradients and buffers must have the same bits, and the session
+    must have moved bytes."""
     plain = outcome(step, owners)
     assert any(name.startswith("grad") and found is not None for name, found in plain), "the step makes no gradient"
     gone = session.counters.storages + session.counters.discarded
@@ -64,7 +65,7 @@ def assert_same_as_plain(session: Session, step: Step, *owners: Owner) -> None:
 
 
 def alive(session: Session) -> dict[str, int]:
-    """What a session still holds, on the host, in flight and in its books; {} when nothing."""
+    """Everything that a session still holds: on the host, in flight and in its records. Empty if it holds nothing."""
     found = {"managed storages": len(session._packer.managed), "table entries": len(session._packer._table)}
     for transport in session._transports.values():
         if transport is None:
@@ -87,7 +88,7 @@ def assert_nothing_alive(session: Session) -> None:
 
 
 def on_threads(*programs: Callable[[], None]) -> None:
-    """Runs them at once, and raises what one of them raised."""
+    """Runs the programs at once, and raises an error that one of them raised."""
     problems: list[BaseException] = []
 
     def guarded(program: Callable[[], None]) -> None:

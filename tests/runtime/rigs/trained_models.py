@@ -1,4 +1,4 @@
-"""The models that test_on_cuda.py trains, as large as a place has use for: each with an input."""
+"""The models that test_on_cuda.py trains, each with an input. Their size depends on the place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.runtime.rigs.training_places import Place
 
 
 def cnn(place: Place) -> tuple[nn.Module, torch.Tensor]:
-    """Without max pooling, whose backward adds up in any order on a GPU."""
+    """A CNN without max pooling, whose backward on a GPU adds up in any order."""
     width = 8 * place.size
     model = nn.Sequential(
         *(nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)),
@@ -35,7 +35,7 @@ def perceptron(place: Place) -> tuple[nn.Module, torch.Tensor]:
 
 
 class TransformerBlock(nn.Module):
-    """Attention and a perceptron, each with dropout, added to what came in."""
+    """Attention and a perceptron, each with dropout and a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def transformer(place: Place) -> tuple[nn.Module, torch.Tensor]:
 
 
 def deep_cnn(place: Place) -> tuple[nn.Module, torch.Tensor]:
-    """Its maps are most of what it needs."""
+    """A CNN whose feature maps take most of its memory."""
     width = 8 * place.size
     layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1)]
     for _ in range(10):

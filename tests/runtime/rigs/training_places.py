@@ -1,6 +1,6 @@
-"""Where the tests of test_on_cuda.py train: a GPU, or a virtual machine with real tensors on the CPU.
+"""The places in which the tests of test_on_cuda.py train: a GPU, or a virtual machine with real tensors on the CPU.
 
-A place opens sessions that move everything, counts its memory, and has a second stream if a GPU has.
+A place opens sessions that move everything, counts its memory, and has a second stream if it is a GPU.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.offload import offload
 from vdnn.runtime.session.session import Session
 
-# Of a GPU's clock, about: a delay need not be exact.
+# Approximate clock rate of a GPU: delays need not be exact.
 CYCLES_PER_US = 1500
 
 
 class Place(ABC):
-    """A device with a clock and a count of its memory. `size` is how much larger than small its models are."""
+    """A device with a clock and a count of its memory. `size` is the factor by which its models are larger than small
+    ones."""
 
     device: torch.device
     size: int
-    # Little may be in flight: copies wait, run and are waited for at every moment.
+    # Small, so that copies wait, run and are waited for at every moment.
     window_bytes: int
 
     def __init__(self) -> None:
         self.sessions: list[Session] = []
 
     def open(self, policy: str = "vdnn-all", **options: Any) -> Session:
-        """Everything leaves."""
+        """Opens a session that offloads everything."""
         sizes = {"min_bytes": 0, "offload_window": self.window_bytes, "reload_window": 2 * self.window_bytes}
         session = offload(policy, device=self._vdnn_device(), **{**sizes, **options})
         self.sessions.append(session)
@@ -55,18 +56,19 @@ class Place(ABC):
 
     @abstractmethod
     def side_stream(self, *, waits_after: bool = True) -> contextlib.AbstractContextManager[object]:
-        """A stream that begins after all so far, and after which the current one goes on, unless it need not wait."""
+        """A stream that waits for all work so far. Afterwards the current stream waits for it, unless `waits_after` is
+        false."""
 
     @abstractmethod
     def delay(self, device: _C.Device, stream: _C.Stream | None, duration_ns: int) -> None:
-        """Holds up a stream of `device`, or the current one, behind what is on it."""
+        """Delays later work on a stream of `device`, or on the current stream."""
 
     @abstractmethod
     def allocated_bytes(self) -> int: ...
 
     @abstractmethod
     def peak_bytes_of(self, step: Callable[[], None]) -> int:
-        """Of requested bytes, during it."""
+        """The peak of requested bytes while the step runs."""
 
 
 class CudaPlace(Place):
@@ -94,7 +96,7 @@ class CudaPlace(Place):
             current.wait_stream(self._side)
 
     def delay(self, device: _C.Device, stream: _C.Stream | None, duration_ns: int) -> None:
-        """By a kernel that waits. One for a stream of ours runs on a stream of torch's, between two events."""
+        """Delays with a kernel that sleeps. For a stream of ours it runs on a stream of torch's, between two events."""
         cycles = duration_ns * CYCLES_PER_US // 1000
         if stream is None:
             torch.cuda._sleep(cycles)

@@ -55,15 +55,15 @@ def loss_of(output: Any) -> torch.Tensor:
 
 
 def decided_by(policy: Any) -> dict[str, Any]:
-    """The argument of vdnn.offload that a plan or a policy is given as."""
+    """The argument of vdnn.offload that takes this plan or policy."""
     return {"plan" if isinstance(policy, Plan) else "policy": policy}
 
 
 def train(
     machine: VirtualMachine, name: str, policy: Any = None, steps: int = 3, **options: Any
 ) -> tuple[Session, list[torch.Tensor | None]]:
-    """Some steps of gradient descent inside a session that moves everything, or as its budget has it planned; the
-    session, and the last gradients."""
+    """Runs some steps of gradient descent in a session that moves everything, or that follows a plan for its budget.
+    Returns the session and the last gradients."""
     policy = policy or ("auto" if "budget" in options else "vdnn-all")
     torch.manual_seed(3)
     model, inputs = MODELS[name]()
@@ -90,7 +90,7 @@ def recording_of(name: str) -> Recording:
 
 
 def recompute_all(recording: Recording, *, offload_rest: bool) -> Plan:
-    """All that can be is recomputed; the rest stays, or leaves as often as it can."""
+    """A plan that recomputes everything with a recipe. The rest is kept, or offloaded as often as possible."""
     chosen = set(candidates_of(recording))
     followed = with_recomputes(recording, chosen)
     rest = offload_everything(followed)

@@ -1,7 +1,7 @@
-"""What users get wrong: each is refused in a sentence that names the argument, what was expected and what came.
+"""Mistakes of users. Each is refused in a sentence that names the argument, what was expected and what came.
 
-What is passed through instead of refused (meta tensors, devices that a session does not manage) is here too, with the
-counter that says so.
+Inputs that are passed through instead of refused (meta tensors, devices that a session does not manage) are tested here
+too, with the counter that reports them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 def _name(options: dict[str, Any]) -> str:
-    """The same in every process: of devices and plans their class only."""
+    """A test id that is the same in every process: devices and plans are named by their class."""
     plain = (str, int, float)
     shown = (f"{name}={given if isinstance(given, plain) else type(given).__name__}" for name, given in options.items())
     return " ".join(shown)
@@ -127,7 +127,7 @@ def test_entering_while_a_cuda_graph_is_captured_is_refused(monkeypatch: pytest.
 
 
 def test_a_cuda_graph_captured_inside_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what would move; what is kept may be captured, and the step after the capture works."""
+    """Saves that would move are refused. Saves that are kept may be captured, and the step after the capture works."""
     capturing = [False]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
@@ -155,11 +155,11 @@ def test_a_virtual_machine_is_entered_once() -> None:
         with pytest.raises(RuntimeError, match="this virtual machine is already entered: make another one."), machine:
             pass
         assert torch.ones(3).sum().shape == ()
-    with machine:  # left, it may be entered again
+    with machine:  # a machine that was left may be entered again
         pass
 
 
-# What is passed through.
+# Inputs that are passed through.
 
 
 def test_meta_tensors_pass_through_and_are_counted(session: Session) -> None:

@@ -1,8 +1,9 @@
-"""The runtime on a GPU whose streams are held up at random: the same bits as plain PyTorch, whoever comes late.
+"""The runtime on a GPU whose streams are delayed at random: the bits are those of plain PyTorch, whichever stream is
+late.
 
-Sleeps of random length are put on the compute stream and on both copy streams, before modules and on the way back, as
-a busy machine would. What nothing orders then happens in another order, and gradients or hashes show it. Every test
-runs on a virtual machine too. `VDNN_DELAY_SEEDS` says how many schedules are tried.
+Sleeps of random length are put on the compute stream and on both copy streams, before modules and during the backward,
+as on a busy machine. Work that nothing orders then runs in another order, and gradients or hashes show it. Every test
+runs on a virtual machine too. `VDNN_DELAY_SEEDS` sets the number of schedules.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 class Delays:
-    """Holds up a stream of the session's here and there, drawn from the seed."""
+    """Delays streams of the session at random points, drawn from the seed."""
 
     def __init__(self, place: Place, session: Session, seed: int) -> None:
         self._place = place
@@ -73,7 +74,8 @@ class Delays:
 
     @contextlib.contextmanager
     def of(self, model: nn.Module) -> Iterator[None]:
-        """Around every module in the forward pass, and before the gradient of what it made in the backward."""
+        """Adds delays around every module in the forward pass, and before the gradient of its output in the backward
+        pass."""
 
         def behind(module: nn.Module, args: object, made: Any) -> None:
             self.maybe()
@@ -121,7 +123,7 @@ def test_gradients_are_the_plain_ones_whichever_stream_is_late(place: Place, nam
 
 
 class NobodyWaits:
-    """A queue whose reloads are waited for by nobody: what every one of these tests has to find."""
+    """A queue that never waits for its reloads: every test in this file must find this fault."""
 
     def __init__(self, queue: _C.TransferQueue) -> None:
         self._queue = queue
@@ -130,7 +132,7 @@ class NobodyWaits:
         return getattr(self._queue, name)
 
     def wait(self, reload: _C.Reload, stream: _C.Stream) -> None:
-        """Behind nothing."""
+        """Returns without waiting."""
 
 
 def test_a_missing_wait_is_found(place: Place) -> None:
@@ -138,7 +140,7 @@ def test_a_missing_wait_is_found(place: Place) -> None:
     plain = outcome(lambda: backward(model, x), [model])
     session = place.open()
     with session:
-        outcome(lambda: backward(model, x), [model])  # its queue is there now
+        outcome(lambda: backward(model, x), [model])  # opens the session's queue
     place.synchronize()
     (transport,) = session._opened()
     queue, transport.queue = transport.queue, NobodyWaits(transport.queue)  # type: ignore[assignment]

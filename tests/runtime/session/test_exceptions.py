@@ -1,4 +1,4 @@
-"""An exception at any hook call of a step: it reaches the user, the next step is right, and nothing is left behind."""
+"""An exception at any hook call of a step: it reaches the user, the next step is right, and nothing stays allocated."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ pytestmark = EITHER_WAY
 
 
 class Injected(Exception):
-    """What the tests raise."""
+    """The exception that the tests raise."""
 
 
 def empty_the_engines_queue() -> None:
-    """A backward that fails in one branch leaves the other's ready nodes in the engine's queue of this thread, and so
-    the whole graph alive, until the next backward. That is torch's own doing, with any hooks and with none.
-    """
+    """Runs a backward, because a backward that fails in one branch leaves the ready nodes of other branches in the
+    engine's queue of this thread. They keep the whole graph alive until the next backward. Torch does this with any
+    hooks and with none."""
     torch.ones(1, requires_grad=True).sum().backward()
 
 
 class HookFault:
-    """Counts the hook calls of a session, and raises at one of them: before the hook's work, or when it is done."""
+    """Counts the hook calls of a session, and raises at one of them: before the hook's work or after it."""
 
     def __init__(self, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
@@ -106,7 +106,7 @@ def test_an_exception_caught_inside_the_session_leaves_the_next_step_working(
 
 
 class FailsInForward(nn.Module):
-    """Raises in its forward, behind a layer that has saved."""
+    """Raises in its forward, after a layer that has saved."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""In-place writes come out as in plain PyTorch: the same error, or bit for bit the same gradients.
+"""In-place writes have the result of plain PyTorch: the same error, or bit for bit the same gradients.
 
-With hooks active autograd no longer checks versions, so the runtime does. Each case runs plain and in a session, twice
-there: with its saves still on the device when they are written to, and with the copies made and the sources released.
+With hooks active, autograd no longer checks versions, so the runtime does. Each case runs once plain and twice in a
+session: with its saves still on the device when they are written to, and with the copies made and the sources released.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def name_of(case: Callable[..., object]) -> str:
 
 @pytest.fixture(params=["still there", "gone"])
 def sources_leave(request: pytest.FixtureRequest) -> bool:
-    """Whether the copies are made and the sources released wherever a case says `leave`."""
+    """True if the copies are made and the sources released wherever a case calls `leave`."""
     return bool(request.param == "gone")
 
 
@@ -94,8 +94,8 @@ def test_the_error_names_every_dtype_as_plain_torch_does(dtype: torch.dtype) -> 
 
 
 def test_a_write_through_data_is_not_seen_when_the_tensor_has_left_and_nobody_holds_it() -> None:
-    """Where the runtime differs from plain PyTorch. Autograd cannot notice such a write, and neither can we: a copy
-    was made before it, and no memory is left that it could be seen in."""
+    """The runtime differs from plain PyTorch here. Like autograd, it cannot notice such a write. The copy was made
+    before the write, and the memory in which the write could be seen is released."""
 
     def case(leave: Leave) -> list[torch.Tensor]:
         start = leaf()
@@ -141,7 +141,8 @@ def test_a_source_that_its_owner_shrank_comes_from_the_host() -> None:
 
 
 def test_data_that_is_replaced_does_not_replace_what_was_saved() -> None:
-    """Where the runtime differs from plain PyTorch, except for leaves: that saves the tensor, and we its storage."""
+    """The runtime differs from plain PyTorch here, except for leaves: plain PyTorch saves the tensor, the runtime its
+    storage."""
 
     def case(leave: Leave) -> list[torch.Tensor]:
         return square_written_to(lambda t: setattr(t, "data", torch.ones(4, 6)))(leave)
@@ -157,14 +158,14 @@ def test_data_that_is_replaced_does_not_replace_what_was_saved() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The error, as far as it has to be the same, or the gradients."""
+    """The gradients, or the part of the error that must be the same."""
 
     error: str
     tensors: list[Snapshot]
 
 
 def same_outcome(case: Case, sources_leave: bool) -> Outcome:
-    """What the case comes to, which has to be the same plain and in a session, under every schedule."""
+    """Runs the case plain and in a session, under every schedule. All outcomes must be the same."""
     plain = plain_outcome_of(case)
     for schedule in SCHEDULES:
         ours = session_outcome_of(case, schedule, sources_leave)

@@ -1,4 +1,4 @@
-"""Every dtype and layout comes back from the host as it left: bits, dtype, size, strides, conjugate and negative."""
+"""Every dtype and layout is reloaded unchanged: bits, dtype, size, strides, and the conjugate and negative bits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Make = Callable[[], torch.Tensor]
 
 
 class Saves(torch.autograd.Function):
-    """Saves any tensor for a trigger's backward, and hands out what it is given back."""
+    """Saves any tensor for the backward of a trigger, and collects what that backward gets."""
 
     back: list[torch.Tensor]
 
@@ -40,7 +40,7 @@ class Saves(torch.autograd.Function):
 
 
 class Operations(TorchDispatchMode):
-    """The names of what torch runs while this is entered."""
+    """Collects the names of the operations that torch runs while this mode is entered."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -52,7 +52,8 @@ class Operations(TorchDispatchMode):
 
 
 def round_trip(session: Session, make: Make) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `make` makes, twice: as it was, and as it came back from the host. The session's window must be one byte."""
+    """Two results of `make`: an original, and one that was reloaded from the host. The session's window must be one
+    byte."""
     Saves.back = []
     trigger = torch.zeros((), requires_grad=True)
     expected = make()
@@ -117,7 +118,7 @@ def test_a_layout_comes_back_as_it_left(open_session: OpenSession, name: str) ->
     ("name", "is_whole"), [("contiguous", True), ("channels_last", True), ("transposed", False), ("offset", False)]
 )
 def test_what_was_saved_whole_comes_back_as_one_tensor(open_session: OpenSession, name: str, is_whole: bool) -> None:
-    """Its copy goes into the tensor that the use is given; of all else a view has to be made."""
+    """A whole save is copied into the tensor that the use gets. For any other save a view has to be made."""
     with Operations() as operations:
         assert_comes_back(open_session(offload_window=1), LAYOUTS[name])
     assert ("set_" not in operations.names) is is_whole
@@ -140,7 +141,7 @@ def test_a_dtype_comes_back_bit_for_bit(open_session: OpenSession, dtype: torch.
 def test_an_expanded_tensor_is_not_made_large(open_session: OpenSession) -> None:
     session = open_session(offload_window=1)
     back = assert_comes_back(session, lambda: torch.arange(8.0)[:, None].expand(8, 1000))
-    # Eight numbers for the expanded one, and two of the three that pushed it out.
+    # Eight numbers for the expanded tensor, and two of the three tensors that pushed it out of the window.
     assert session.counters.storage_bytes == 8 * 4 + 2 * 4096
     assert back.untyped_storage().nbytes() <= 8 * 4 + 64
 
@@ -157,7 +158,7 @@ def test_two_slices_of_one_large_storage_are_two_parts(session: Session) -> None
 
     def step() -> torch.Tensor:
         large = x.exp()
-        # exp saves the whole result; in a graph of their own the slices are all there is.
+        # exp saves the whole result, so the clone gives the slices a graph in which nothing else is saved.
         small = large.detach().clone()
         loss = (small[10:30] * x[10:30]).sum() + (small[500:540] * x[:40]).sum() + (small[15:20] * x[:5]).sum()
         (loss + large.sum()).backward()

@@ -1,4 +1,4 @@
-"""What a graph may live through: backwards in any number, order and part, interleaved graphs, and early deaths."""
+"""Lifecycles of graphs: backwards in any number, order and part, interleaved graphs, and graphs that die early."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_a_graph_dropped_amid_its_copies_takes_them_with_it(open_session: OpenSe
         hidden = model[:blocks](x)
         loss = model[blocks:](hidden).square().sum()
         if hidden.requires_grad:
-            # Of what comes before `hidden`, some is on its way back when the backward stops.
+            # Some saves from before `hidden` are being reloaded when the backward stops.
             hidden.register_hook(_stop)
             with pytest.raises(RuntimeError, match="enough"):
                 loss.backward()

@@ -1,7 +1,7 @@
-"""The runtime on a GPU: the same bits as plain PyTorch, and nothing left behind, under real streams and torch's own
+"""The runtime on a GPU gives the bits of plain PyTorch and leaves nothing allocated, under real streams and torch's
 allocator.
 
-Every test runs on a virtual machine on the CPU too, at small size: so that what is wrong on the GPU is not the test.
+Every test also runs at small size on a virtual machine on the CPU, which shows that the test itself is right.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def backward(model: nn.Module, x: torch.Tensor, *, amp: bool = False, **options:
 def test_gradients_are_the_plain_ones_with_everything_moved(place: Place, name: str, amp: bool) -> None:
     model, x = MODELS[name](place)
     session = place.open()
-    for _ in range(2):  # the second time on memory that the first gave back
+    for _ in range(2):  # the second step reuses memory that the first released
         assert_same_as_plain(place, session, lambda: backward(model, x, amp=amp), model)
     assert session.counters.reloads, session.report()
 
@@ -95,7 +95,7 @@ def test_what_comes_back_has_the_hash_of_what_left(place: Place, name: str) -> N
     session.step()
     said = re.search(r"integrity: (\d+) storages compared, 0 differ", session.report())
     assert said is not None, session.report()
-    # A reload ahead of use may be given up for another.
+    # A prefetched reload may be dropped to make room for another.
     assert 0 < int(said[1]) <= session.counters.reloads
 
 
@@ -140,7 +140,8 @@ def test_forward_on_a_side_stream(place: Place, name: str) -> None:
 
 
 def test_forward_on_two_streams_in_turn(place: Place) -> None:
-    """What one stream allocated is saved on the other, and given back to where it came from."""
+    """A tensor that one stream allocated is saved on the other, and its memory returns to the stream that allocated
+    it."""
     model, x = perceptron(place)
 
     def step() -> torch.Tensor:
@@ -158,8 +159,8 @@ def test_forward_on_two_streams_in_turn(place: Place) -> None:
 
 
 def test_what_another_stream_allocated_is_not_handed_out_before_its_copy_is_done(place: Place) -> None:
-    """Plain PyTorch holds `h` until backward. Given up earlier, its memory goes back to the stream that it is from,
-    which takes it for the next tensor: that stream too must wait for the copy."""
+    """Plain PyTorch holds `h` until backward. If `h` is released earlier, its memory returns to the stream that
+    allocated it, which uses it for the next tensor: that stream must wait for the copy, too."""
     x = torch.randn(place.size * 2**20, device=place.device, requires_grad=True)
 
     def step() -> torch.Tensor:
@@ -167,7 +168,7 @@ def test_what_another_stream_allocated_is_not_handed_out_before_its_copy_is_done
         with place.side_stream(waits_after=False):
             y = h.sin()
             del h
-            y = y.sin()  # the window is full: h goes
+            y = y.sin()  # the window is full, so h is released
             y = y.sin()
         overwritten = torch.full_like(x, 7.0)
         with place.side_stream():
@@ -197,7 +198,7 @@ def test_a_step_that_raises_leaves_the_next_one_right(place: Place) -> None:
     def stop(*_: object) -> None:
         raise KeyError("amid backward")
 
-    loss = model(x).square().mean()  # outside: nothing of it is the session's
+    loss = model(x).square().mean()  # made outside of the session, which does not manage its saves
     handle = next(model.parameters()).register_hook(stop)
     with session, pytest.raises(KeyError, match="amid backward"):
         backward(model, x)
@@ -211,7 +212,8 @@ def test_a_step_that_raises_leaves_the_next_one_right(place: Place) -> None:
 
 
 def trained(place: Place, model: nn.Module, x: torch.Tensor, session: Session | None = None) -> list[int]:
-    """Fifty steps; what was allocated after the third, by when everything lazy is there, and after the last."""
+    """Runs fifty steps. Returns the allocated bytes after the third, when everything lazy is initialized, and after the
+    last."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     torch.manual_seed(3)
     allocated = []
@@ -265,7 +267,7 @@ def test_a_budget_is_kept(place: Place) -> None:
             del found
             model.zero_grad(set_to_none=True)
             session.step()
-            if index >= 2:  # one to warm up, one that is recorded
+            if index >= 2:  # one step to warm up, and one that is recorded
                 assert peak_bytes <= budget_bytes < plain_peak_bytes, (index, session.report())
     assert session.plan is not None
     assert session.plan.offloaded_bytes > 0

@@ -1,4 +1,6 @@
-"""What a user writes, through `import vdnn` alone: offload around and on functions, keep, paused; what they yield."""
+"""The public names, through `import vdnn` alone: offload around code and on functions, keep, paused; and what they
+yield.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def session() -> Iterator[vdnn.Session]:
 
 
 def network() -> nn.Sequential:
-    """Each Linear saves its input, which the tanh before it saves too: one storage; and the square saves the last."""
+    """Each Linear saves its input. The tanh before it saves the same storage, and the square saves the last result."""
     return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
 
 
@@ -71,7 +73,7 @@ def test_on_a_function_it_holds_for_each_call_and_not_outside() -> None:
 
     @session
     def step(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-        """Trains once."""
+        """Runs one training step."""
         return train(model, x)
 
     assert step.__name__ == "step"
@@ -142,7 +144,7 @@ def test_a_kept_module_keeps_what_is_saved_in_its_forward(session: vdnn.Session,
             thread.start()
             thread.join()
         assert same(train(model, x), plain)
-    # The second Linear saves its input, which the first tanh had taken along already, and its weight.
+    # The second Linear saves its input, which the first tanh has already saved, and its weight.
     assert MARKED in session.report()
     assert session.counters.storages == 3
 

@@ -1,4 +1,4 @@
-"""Steps drawn from all that a training loop may do: every one is right, and nothing piles up."""
+"""Steps drawn from everything that a training loop may do: every one is right, and nothing accumulates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Step = Callable[[], list[torch.Tensor]]
 
 
 class Lives:
-    """The steps that the loop draws from, over two models of images and one of vectors."""
+    """The steps that a loop draws from, over two models for images and one for vectors."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -38,7 +38,7 @@ class Lives:
         self.models = [self.left, self.right, self.flat]
 
     def noise(self, *size: int) -> torch.Tensor:
-        """Drawn apart from torch's own numbers, which all threads share."""
+        """Draws from a generator of its own, because all threads share torch's own numbers."""
         return torch.randn(*size, generator=torch.Generator().manual_seed(self.draw.getrandbits(32)))
 
     def loss(self, model: nn.Module) -> torch.Tensor:
@@ -185,7 +185,7 @@ def test_a_hundred_random_steps_are_right_and_leave_nothing(
 
 @pytest.mark.slow
 def test_a_thousand_steps_on_two_threads_in_one_session_give_everything_back(fake_driver: FakeDriver) -> None:
-    """In the driver's own books: of streams, events and host memory there is in the end what there was at the start."""
+    """The driver counts streams, events and host memory: after the run there are as many as before it."""
     lives = [Lives(seed=11), Lives(seed=12)]
     device = _C.OrderingChecker(open_fake_device(fake_driver))
     session = offload(device=device, min_bytes=0, offload_window="2KiB", reload_window="6KiB")
@@ -195,15 +195,15 @@ def test_a_thousand_steps_on_two_threads_in_one_session_give_everything_back(fak
         assert alive(session) == {}, "without the collector's help"
         return {kind: fake_driver.live(kind) for kind in LIVE_KINDS}
 
-    # Events are reused: of each life there are as many as it ever needed at once, however long it goes on. Of two there
-    # may be as many as both together, if ever the hungriest steps of both meet; when they do is up to the machine.
+    # Events are reused. One loop creates as many as it needs at once, however long it runs. Two loops may create as
+    # many as both together, if their most demanding steps ever coincide, and that depends on the machine.
     needed_alone = [train(100, one)["event"] for one in lives]
     early = train(100, *lives)
     tensors = tensors_alive()
     late = train(300, *lives)
     assert tensors_alive() == tensors
     early.pop("event")
-    # And some: free host memory remembers events too, and two threads cut it into other pieces than one does.
+    # Free host memory remembers events too, and two threads split it into other pieces than one does: hence the margin.
     assert late.pop("event") <= 1.1 * sum(needed_alone)
     assert late == early
     session.close()

@@ -88,12 +88,12 @@ def test_dropout_draws_the_same_numbers(session: Session, dropout: type[nn.Modul
 
 
 def test_autocasts_of_weights_are_kept_or_cast_again(open_session: OpenSession) -> None:
-    """Of two of them: the first Linear's input needs no gradient."""
+    """The casts of two of the three weights are saved: the first Linear's input needs no gradient."""
     kept, cast_again = open_session("vdnn-all"), open_session("recompute-all")
     model, x = perceptron(depth=3), torch.randn(4, 16)
     for session in (kept, cast_again):
         with session:
-            with autocast():  # whose cache holds its casts until it ends
+            with autocast():  # the cache of autocast holds its casts until autocast ends
                 loss = model(x).float().square().sum()
             loss.backward()
         del loss
@@ -165,7 +165,7 @@ def test_a_frozen_trunk_saves_nothing_that_its_head_does_not_need(session: Sessi
 
 
 class Adapted(nn.Module):
-    """A frozen Linear with a trained low-rank addition, as LoRA has it."""
+    """A frozen Linear with a trained low-rank addition, as in LoRA."""
 
     def __init__(self, inner: nn.Linear, rank: int = 2) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ def test_low_rank_adapters_on_frozen_layers(session: Session) -> None:
         return loss
 
     assert_same_as_plain(session, step, model)
-    # A frozen weight is a parameter all the same: it is saved for the input's gradient, and kept.
+    # A frozen weight is still a parameter: it is saved for the gradient of the input, and kept.
     assert session.counters.kept[Kept.PARAMETER] >= 2 + 3 * 2 - 1
 
 

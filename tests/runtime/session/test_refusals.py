@@ -1,4 +1,7 @@
-"""No host memory, a driver that refuses, a device that is lost, a forked child: gradients stay right, or it is said."""
+"""Failures of the environment: no host memory, a driver that refuses, a lost device, a forked child.
+
+Gradients stay right, or an error says what failed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ ILLEGAL_ADDRESS = 700
 
 
 class Training:
-    """One step of a small ResNet, and what it gives without a session."""
+    """One step of a small ResNet, and its result without a session."""
 
     def __init__(self) -> None:
         self.model: nn.Module = small_resnet()
@@ -46,7 +49,8 @@ class Training:
             return not differences(self.plain, outcome(self.step, [self.model]))
 
     def refusal(self, session: Session) -> str:
-        """What the step raised, in words, since the error itself would keep its graph; "" if nothing: it was right."""
+        """The text of the step's error, because the error itself would keep the graph alive. Empty if the step was
+        right."""
         try:
             right = self.is_right(session)
         except DriverError as error:
@@ -62,7 +66,7 @@ def training() -> Training:
 
 @pytest.fixture
 def fake_session(fake_driver: FakeDriver) -> Iterator[Session]:
-    """A session over CudaDevice on the fake driver; every copy goes to the driver by itself."""
+    """A session over CudaDevice on the fake driver. Each copy goes to the driver on its own."""
     device = _C.OrderingChecker(open_fake_device(fake_driver))
     session = offload(device=device, min_bytes=0, offload_window="2KiB", reload_window="6KiB")
     yield session
@@ -177,7 +181,7 @@ def test_a_lost_device_is_raised_at_the_next_hook_and_refuses_further_work(
         with pytest.raises(DeviceLostError, match="the device is lost"), session:
             training.step()
     training.model.zero_grad()
-    training.step()  # without the session the model is as it was
+    training.step()  # without a session the model still works
     with pytest.raises(DeviceLostError):
         session.close()
     gc.collect()
@@ -193,7 +197,7 @@ def test_a_forked_child_passes_through(session: Session, training: Training) -> 
         training.step()
         training.model.zero_grad()
         moved = session.counters.storages
-        gc.collect()  # what earlier tests left is not the child's to collect
+        gc.collect()  # objects of earlier tests are not for the child to collect
         child = os.fork()
         if child == 0:
             status = 1
@@ -222,7 +226,7 @@ def test_a_child_forked_amid_another_threads_hook_is_not_locked_out(session: Ses
         thread = threading.Thread(target=hook)
         thread.start()
         assert in_hook.wait(60)
-        gc.collect()  # what earlier tests left is not the child's to collect
+        gc.collect()  # objects of earlier tests are not for the child to collect
         child = os.fork()
         if child == 0:
             status = 1

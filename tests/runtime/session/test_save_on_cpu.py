@@ -1,4 +1,6 @@
-"""vdnn.save_on_cpu in the place of torch.autograd.graph.save_on_cpu: the same calls, the same gradients, one device."""
+"""vdnn.save_on_cpu in place of torch.autograd.graph.save_on_cpu: the same calls and the same gradients, on
+one device.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from vdnn.runtime.storage.transport import Transport, TransportOptions
 
 @pytest.fixture
 def place(schedule: _C.Schedule, monkeypatch: pytest.MonkeyPatch) -> Iterator[_C.Device]:
-    """A device on which the shared session has windows of two maps of this file; checked, and left with nothing."""
+    """A device on which the shared session has windows of two maps of this file. After the test it is checked for
+    violations and must be empty."""
     monkeypatch.setattr(room, "_OPTIONS", TransportOptions(offload_window_bytes=16 << 10, reload_window_bytes=16 << 10))
     device = _C.OrderingChecker(_C.SimDevice(schedule=schedule, seed=5))
     yield device
@@ -38,7 +41,7 @@ def place(schedule: _C.Schedule, monkeypatch: pytest.MonkeyPatch) -> Iterator[_C
 
 
 def wide(depth: int = 4) -> tuple[nn.Sequential, torch.Tensor]:
-    """Maps of 8 KiB, all of which leave: Linear saves its input, tanh its result."""
+    """A chain with maps of 8 KiB, all of which are offloaded: Linear saves its input, tanh its result."""
     return perceptron(64, depth), torch.randn(32, 64)
 
 
@@ -226,7 +229,7 @@ def test_parameters_and_small_tensors_stay(place: _C.Device) -> None:
     model, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.BatchNorm1d(64)), torch.randn(32, 64)
     with vdnn.save_on_cpu(device=place) as session:
         train(model, x)
-    assert session.counters.storages == 4  # three inputs, and what is squared
+    assert session.counters.storages == 4  # three inputs, and the input of the square
     assert session.counters.kept[Kept.PARAMETER] == 1  # 16 KiB; the first Linear saves no weight, x needs no gradient
     assert session.counters.kept[Kept.SMALL] == 5  # weight, running mean and variance, the batch's mean and deviation
 
@@ -261,7 +264,7 @@ def test_on_the_simulated_device_it_needs_no_handle(monkeypatch: pytest.MonkeyPa
     session = vdnn.save_on_cpu(device="sim")
     assert_same_as_plain(session, lambda: train(model, x), model)
     session.close()
-    assert_same_as_plain(session, lambda: train(model, x), model)  # a closed one opens again
+    assert_same_as_plain(session, lambda: train(model, x), model)  # a closed session opens again
     session.close()
     assert alive(session) == {}
 

@@ -1,4 +1,4 @@
-"""Entering, leaving, pausing and marking: what the context manager promises beyond the bytes it moves."""
+"""Entering, leaving, pausing and marking: the promises of the context manager beyond the bytes that it moves."""
 
 from __future__ import annotations
 
@@ -166,8 +166,9 @@ def test_a_kept_module_keeps_all_that_is_saved_in_its_forward(session: Session, 
     with session:
         keep(model[1])
         train(model, x)
-    # Linear saves its input and its weight, which is kept as a parameter; tanh saves its output, which the next Linear
-    # saves again. Of the first part leave the input and one tanh; the second Linear's save of it finds it kept.
+    # Linear saves its input and its weight, which is kept as a parameter. Tanh saves its output, which the next Linear
+    # saves again. The first part offloads the input and one tanh; the second Linear's save finds its input already
+    # kept.
     assert session.counters.kept[Kept.MARKED] == 2 * 2
     assert session.counters.storages == 3  # x, the first tanh, and the output that square() saves
 
@@ -175,7 +176,7 @@ def test_a_kept_module_keeps_all_that_is_saved_in_its_forward(session: Session, 
 def test_what_is_saved_while_paused_stays(session: Session) -> None:
     model, x = perceptron(), torch.randn(2, 16)
     with paused():
-        pass  # without a session it does nothing
+        pass  # does nothing without a session
     with session:
         with paused():
             hidden = model[:2](x)

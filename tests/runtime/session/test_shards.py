@@ -1,6 +1,6 @@
-"""What is saved as a DTensor: its part leaves and comes back, and what autograd refuses is refused still.
+"""Saved DTensors: the local part is offloaded and reloaded, and writes that autograd refuses are still refused.
 
-One rank of two, over torch's fake process group: collectives move nothing, which is the same with and without vdnn.
+The tests run one rank of two over torch's fake process group. Collectives move nothing, with and without vdnn.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def gradient_of(loss: Callable[[DTensor], DTensor], mesh: DeviceMesh) -> torch.T
 
 LOSSES: list[Callable[[DTensor], DTensor]] = [
     lambda x: x.sin().exp(),
-    lambda x: x.exp().t().softmax(0),  # a view of what is saved
+    lambda x: x.exp().t().softmax(0),  # a view of the saved tensor
     lambda x: x.exp()[:, 2:9].tanh(),  # a part of a storage
     lambda x: x.exp().double().redistribute(placements=[Replicate()]).sigmoid(),
     lambda x: torch.where(x.exp() > 1, x.sin(), x.cos()) * x.exp(),  # type: ignore[return-value]
@@ -111,12 +111,12 @@ def test_parameters_stay(session: Session, mesh: DeviceMesh) -> None:
     with session:
         loss = layer(hidden).sum()
     assert session.counters.kept[Kept.PARAMETER] == 1  # the weight, transposed
-    assert session.counters.storage_bytes == 4 * ROWS * COLUMNS  # what the layer reads
+    assert session.counters.storage_bytes == 4 * ROWS * COLUMNS  # the input of the layer
     loss.backward()
 
 
 def test_layers_that_wrap_one_input_each_share_one_copy(session: Session, mesh: DeviceMesh) -> None:
-    """As q, k and v do; and an operation on plain tensors before them that saves it as its result."""
+    """Like the layers for q, k and v. An operation on plain tensors before them saves the same tensor as its result."""
     hidden = part().requires_grad_().exp
     with session:
         made = hidden()
@@ -131,7 +131,7 @@ MODIFIED = "modified by an inplace operation: .* is at version {}; expected vers
 
 
 def test_a_shard_written_through_its_wrapper_is_refused_at_the_use(session: Session, mesh: DeviceMesh) -> None:
-    """Its part has no such version: only the wrapper tells."""
+    """The local part does not have the new version: only the wrapper shows the write."""
     x = sharded(mesh)
     with session:
         y = x.exp()
@@ -159,7 +159,7 @@ def test_a_shard_that_is_written_before_it_is_saved_comes_back_as_written(sessio
         def loss(x: DTensor) -> DTensor:
             y = x * 2
             first = y.sin()  # saves it
-            return first.detach() + y.mul_(3).exp()  # as another version
+            return first.detach() + y.mul_(3).exp()  # saves another version
 
         return gradient_of(loss, mesh)
 

@@ -1,4 +1,4 @@
-"""Work on several streams of one device, each an adopted one of the simulated device, under the checker."""
+"""Work on several streams of one device, each adopted from the simulated device, under the ordering checker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vdnn.runtime.storage.transport import Transport, TransportOptions
 
 
 class Streams:
-    """A device on which torch computes on `now`, as the test says."""
+    """A device on which torch computes on the stream `now`, which the test chooses."""
 
     def __init__(self) -> None:
         self.device = _C.OrderingChecker(_C.SimDevice(schedule=_C.Schedule.LAZY), on_violation=_C.OnViolation.COLLECT)
@@ -23,7 +23,7 @@ class Streams:
         self.now = self.first
 
     def switch(self, stream: _C.Stream) -> None:
-        """As a program does that knows its streams: the new one waits for the old one."""
+        """Switches streams as a correct program does: the new stream waits for the old one."""
         self.device.wait(stream, self.device.record(self.now))
         self.now = stream
 
@@ -42,16 +42,16 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Streams]:
 
 
 def test_what_another_stream_allocated_goes_back_only_behind_its_copy(streams: Streams) -> None:
-    """Found by writing a test for GPUs: torch gives memory back to the stream that allocated it, which here is not
-    the one of the save, and that one alone had been made to wait for the copy."""
+    """Torch returns memory to the stream that allocated it, and that need not be the stream of the save. Before the fix
+    only the stream of the save waited for the copy; a test for GPUs found it."""
     x = torch.randn(1024, requires_grad=True)
     with vdnn.offload(device=streams.device, min_bytes=0, offload_window=1) as session:
-        # What is saved once `h` is gone is allocated before: to a later tensor the CPU's allocator may give the memory
-        # of `h`, of whatever stream, and its copy would be taken for that of `h`.
+        # Tensors that are saved after `h` is released are allocated before. To a later tensor the CPU's allocator may
+        # give the memory of `h`, whatever its stream, and the copy of that tensor would be taken for a copy of `h`.
         early = [x * factor for factor in range(3, 6)]
         h = x * 2
-        warm_up = early[0].sin().cos()  # the session has seen the first stream
-        # On the host no stream orders what is given up: the checker would see that, and nothing of the copy behind it.
+        warm_up = early[0].sin().cos()  # shows the first stream to the session
+        # On the CPU no stream orders releases. The checker would report that, and not a missing wait for the copy.
         (transport,) = session._opened()
         transport.release_context = replace(transport.release_context, notes_releases=False)
         address, nbytes = h.data_ptr(), h.nbytes
@@ -60,9 +60,10 @@ def test_what_another_stream_allocated_goes_back_only_behind_its_copy(streams: S
         del h
         y = [one.sin() for one in (y, *early[1:])]
         assert session.counters.freed_bytes >= nbytes
-        # The first stream's allocator may hand the memory out now, to somebody who writes it.
+        # From here on the first stream's allocator may give the memory to a new owner, which writes to it.
         streams.device.note_access(address, nbytes, _C.Access.WRITE, streams.first, "next tensor of the first stream")
-    # Only against copies: the CPU's allocator gives memory of one stream to another anywhere, `h`'s to `y` among it.
+    # Only violations against copies count: the CPU's allocator moves memory freely between streams, for example from
+    # `h` to `y`.
     violations = streams.device.take_violations()
     assert [one.first for one in violations if "vdnn offload" in (one.first_stream, one.second_stream)] == []
     assert session.counters.storages > 2
@@ -87,7 +88,7 @@ def test_a_session_closes_no_device_that_it_was_given() -> None:
 
 
 def test_the_current_stream_of_a_gpu_is_read_at_every_call_and_made_known_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen on a simulated device that stands for one: torch says a handle, each handle is one stream."""
+    """Uses a simulated device in place of a GPU: torch returns a handle, and each handle is one stream."""
     current = [0]
     monkeypatch.setattr(transport_room, "_raw_stream", lambda index: current[index])
     device = _C.SimDevice()

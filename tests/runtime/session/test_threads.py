@@ -1,4 +1,4 @@
-"""Hooks belong to a thread, and graphs do not: sessions side by side, one session on several, graphs that change."""
+"""Hooks belong to a thread, and graphs do not: parallel sessions, one session on several threads, graphs that move."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from vdnn.runtime.storage.transport import Transport
 
 @pytest.fixture
 def switching_at_every_chance() -> Iterator[None]:
-    """Python threads give way to each other as often as the interpreter can."""
+    """Makes Python switch threads as often as the interpreter can."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -41,7 +41,8 @@ def switching_at_every_chance() -> Iterator[None]:
 
 @pytest.mark.usefixtures("switching_at_every_chance")
 def test_two_sessions_save_one_tensor_at_the_same_time() -> None:
-    """To recognise a tensor its version counter is moved and put back: the other thread must not see that."""
+    """To recognize a tensor, the runtime changes its version counter and restores it. The other thread must not see
+    that."""
     shared, problems = torch.randn(64), []
 
     def train() -> None:
@@ -172,13 +173,13 @@ def test_threads_that_save_first_at_the_same_time_open_one_device(
 
 
 def give_way() -> None:
-    """Lets the other threads go on, as far as they can."""
+    """Lets the other threads run for a while."""
     for _ in range(50):
         time.sleep(0)
 
 
 class GivesWay:
-    """A transfer queue that lets the other threads go on amid a reload."""
+    """A transfer queue that lets the other threads run within a reload."""
 
     def __init__(self, queue: _C.TransferQueue) -> None:
         self._queue = queue
@@ -196,7 +197,7 @@ class GivesWay:
 def test_two_threads_that_use_one_storage_at_once_reload_it_once(
     open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each made a reload, and both took the one made last, which neither had waited for."""
+    """Before the fix each thread issued a reload, and both used the later one, which neither had waited for."""
     initialise = Transport.__init__
 
     def initialised(self: Transport, *args: Any, **options: Any) -> None:

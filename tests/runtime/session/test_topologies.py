@@ -1,4 +1,6 @@
-"""Graphs that fork, join and reuse: the same bits as plain, and one copy per storage version, however often saved."""
+"""Graphs that fork, join and reuse: the same bits as plain, and one copy per storage version, however often it is
+saved.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ Forward = Callable[[], torch.Tensor]
 
 
 class Siamese(nn.Module):
-    """Two inputs through the same weights."""
+    """Applies the same weights to two inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +34,7 @@ class Siamese(nn.Module):
 
 
 class Tied(nn.Module):
-    """The embedding is the output layer too."""
+    """A model whose embedding is its output layer, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +93,8 @@ TOPOLOGIES: dict[str, tuple[Callable[[], nn.Module], Forward]] = {
 
 
 def storage_versions_saved(forward: Forward, model: nn.Module) -> list[int]:
-    """Seen by hooks of our own: the bytes of each storage version that autograd saves, weights and empty ones aside."""
+    """The bytes of each storage version that autograd saves, as seen by hooks of the test. Weights and empty storages
+    are left out."""
     weights = {weight.untyped_storage()._cdata for weight in [*model.parameters(), *model.buffers()]}
     held = []
 
@@ -119,9 +122,10 @@ def test_a_topology_is_the_same_as_plain_with_one_copy_per_storage_version(sessi
     with session:
         loss = model(x).square().sum()
         copies = [managed.nbytes for managed in session._packer.managed]
-        if name == "attention":  # of queries, keys and values in one storage, each part in use is a copy of its own
+        if name == "attention":  # queries, keys and values share one storage, and each part in use is copied separately
             assert sum(copies) < sum(saved)
-        elif name == "gru":  # its three gates share a storage but no version counter: unsure, and so copied again
+        # its three gates share a storage but no version counter: the runtime cannot be sure, and copies each
+        elif name == "gru":
             assert sum(saved) < sum(copies) < 3 * sum(saved)
         else:
             assert sorted(copies) == sorted(saved)
@@ -135,7 +139,8 @@ def test_a_chain_moves_exactly_the_bytes_that_its_layers_save(open_session: Open
     model, x = conv_chain(channels), images(images_)
     with session:
         loss = model(x).square().sum()
-        torch.ones(()).mul(torch.ones((), requires_grad=True))  # one more hook issues what waited for its operation
+        # one more hook call issues the copies that waited for their operation to finish
+        torch.ones(()).mul(torch.ones((), requires_grad=True))
     plane, pooled = images_ * channels * 8 * 8 * 4, images_ * channels * 4 * 4
     expected = [
         images_ * 3 * 8 * 8 * 4,  # convolution: its input, the images
@@ -151,7 +156,7 @@ def test_a_chain_moves_exactly_the_bytes_that_its_layers_save(open_session: Open
     assert session.counters.storage_bytes == sum(expected)
     assert session.counters.storages == len(expected)
     assert session.counters.shared_saves == 2  # the result of each ReLU
-    # Of these the images and the last stay: the test holds the former, nothing was offloaded after the latter.
+    # The images and the last save stay: the test holds the images, and nothing was offloaded after the last save.
     assert session.counters.copied_not_freed_bytes == expected[0]
     assert session.counters.freed_bytes == sum(expected[1:-1])
     loss.backward()
@@ -169,7 +174,8 @@ def test_a_storage_is_released_after_its_last_forward_consumer(open_session: Ope
             assert not held.expired(), f"gone before consumer {index}"
         del hidden
         assert (session.counters.storages, session.counters.shared_saves) == (1, 3)
-        results += [torch.randn(64) * weight for weight in weights[4:]]  # needs the window, and so waits for the copy
+        # needs the window, and so waits for the copy to finish
+        results += [torch.randn(64) * weight for weight in weights[4:]]
         results.append(torch.randn(64) * weights[0])
         assert held.expired(), "it was copied, and nobody needs it"
     torch.stack(results).sum().backward()
@@ -206,7 +212,7 @@ def test_a_storage_saved_under_two_version_counters_is_right_under_both(open_ses
         expected = x.clone()
         first = x * a
         others = [torch.ones(64) * filler for _ in range(2)]
-        second = x.data * b  # .data starts a counter of its own on the same bytes
+        second = x.data * b  # .data starts a version counter of its own on the same bytes
         del x
         others += [torch.ones(64) * filler for _ in range(4)]
     (first.sum() + second.sum()).backward()
@@ -226,7 +232,8 @@ def test_detached_aliases_share_one_copy(session: Session) -> None:
         return loss
 
     assert_same_as_plain(session, step, a)
-    # exp's result, saved by exp and by both products through aliases; what is multiplied by no variable is not saved.
+    # exp's result is saved by exp and, through aliases, by both products. A factor that multiplies no variable is not
+    # saved.
     assert session.counters.storages == 1
     assert session.counters.shared_saves == 2
 

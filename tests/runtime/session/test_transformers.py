@@ -16,7 +16,7 @@ from vdnn.runtime.session.session import Session
 
 pytestmark = [EITHER_WAY, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
 
-# Each under one schedule, in turn, to save time: what differs between schedules is tested on smaller models.
+# To save time, each runs under one schedule, in turn. Smaller models test the differences between schedules.
 CASES = [pytest.param(SCHEDULES[index % len(SCHEDULES)], name, id=name) for index, name in enumerate(NAMES)]
 
 

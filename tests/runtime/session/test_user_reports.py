@@ -1,8 +1,8 @@
-"""What users of other offloaders reported of wrong gradients and crashes, each under the name of what happened.
+"""Wrong gradients and crashes that users of other offloaders reported, one test each, named after what happened.
 
-Each test cites its report. Reports of memory, host memory and overlap are in test_user_reports_of_memory; that all are
-there is a test too. What is wrong only under tensor parallelism (torchtune#2683) is shown with its cause alone, a
-compute stream that changes; and that pinned pages lie on the GPU's NUMA node takes a host that has several.
+Each test cites its report. Reports of memory, host memory and overlap are in test_user_reports_of_memory; a test checks
+that every report is cited. One report is wrong only under tensor parallelism (torchtune#2683): its test shows the cause
+alone, a compute stream that changes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vdnn.runtime.storage.transport import Transport
 
 pytestmark = EITHER_WAY
 
-# The reports that were found most telling, in the order of the survey; of a group the first.
+# The most instructive reports, in the order of the survey; of each group, the first.
 REPORTS = (
     *("torchtune#1867", "torchtune#2683", "Megatron#7398", "trl#7195", "torchtitan#2581", "ms-swift#10157", "trl#6241"),
     *("axolotl#3638", "trl#5700", "trl#4280", "trl#5694", "torchtune#2076", "pytorch#186162", "pytorch#95823"),
@@ -68,7 +68,7 @@ class KeepsWhatItRead(torch.autograd.Function):
 
 
 def test_a_view_of_a_reload_is_used_after_its_node_has_run(session: Session) -> None:
-    """torchtune#1867, NaN gradients: the reload was freed while a view of it was in use."""
+    """torchtune#1867, NaN gradients: the reload was released while a view of it was in use."""
     KeepsWhatItRead.escaped = []
     model, x = perceptron(), torch.randn(4, 16, requires_grad=True)
     with session:
@@ -82,11 +82,11 @@ def test_a_view_of_a_reload_is_used_after_its_node_has_run(session: Session) -> 
 
 
 def test_the_compute_stream_changes_between_hooks(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchtune#2683, worse loss with tensor parallelism: the compute stream had been read once, at the start."""
+    """torchtune#2683, worse loss with tensor parallelism: the compute stream was read once, at the start."""
     handles = [1, 2, 3]
 
     def current_stream(transport: Transport) -> _C.Stream:
-        # The program moves to another stream, and orders it behind the one it leaves, as a program must.
+        # The program switches to another stream, and orders it behind the previous one, as a program must.
         device = transport.device
         last = device.record(device.adopt_stream(handles[0]))
         handles.append(handles.pop(0))
@@ -99,7 +99,7 @@ def test_the_compute_stream_changes_between_hooks(session: Session, monkeypatch:
 
 
 def test_a_reload_on_demand_waits_for_its_own_offload(open_session: OpenSession) -> None:
-    """Megatron#7398: a reload that was not foreseen lacked the edge behind its copy to the host."""
+    """Megatron#7398: a reload on demand did not wait for its own copy to the host."""
     session = open_session(offload_window=1, reload_window=1)
     model, x = conv_chain(), images()
     assert_same_as_plain(session, lambda: train(model, x), model)
@@ -120,7 +120,7 @@ def test_an_offset_view_comes_back_whole(session: Session) -> None:
 
 
 def test_host_blocks_reused_over_many_steps_keep_each_steps_bytes(open_session: OpenSession) -> None:
-    """torchtitan#2581: a pinned slab was written again before its last reader was done."""
+    """torchtitan#2581: a pinned slab was overwritten before its last reader had finished."""
     session = open_session("vdnn-all", host_budget="16KiB")
     model = conv_chain()
     for _ in range(12):
@@ -130,7 +130,7 @@ def test_host_blocks_reused_over_many_steps_keep_each_steps_bytes(open_session: 
 
 
 def test_a_tensor_and_its_transpose_are_two_views_of_one_copy(session: Session) -> None:
-    """ms-swift#10157: told apart by address and dtype alone, a matrix and its transpose shared one layout."""
+    """ms-swift#10157: a matrix and its transpose have the same address and dtype, and so shared one layout."""
     x = torch.randn(12, 12, requires_grad=True)
 
     def step() -> torch.Tensor:
@@ -140,12 +140,12 @@ def test_a_tensor_and_its_transpose_are_two_views_of_one_copy(session: Session) 
         return loss
 
     assert_same_as_plain(session, step, x)
-    # tanh's result, saved by tanh and as left and right of the first product; and that product, saved by the second.
+    # tanh's result, saved by tanh and as both operands of the first product; and that product, saved by the second.
     assert session.counters.storages + session.counters.discarded == 2
 
 
 def test_a_new_tensor_at_a_reused_address_is_offloaded(open_session: OpenSession) -> None:
-    """trl#6241 and #7193: tensors at the address of a freed one were taken for it."""
+    """trl#6241 and #7193: a tensor at the address of a freed one was taken for the freed one."""
     session = open_session(offload_window=1)
     seen: set[int] = set()
     reused = 0
@@ -158,7 +158,7 @@ def test_a_new_tensor_at_a_reused_address_is_offloaded(open_session: OpenSession
             loss = (x * weight).sum()
             del x
             before = session.counters.storages
-            torch.full((32, 32), 7.0).mul(weight).sum()  # takes the address if x is gone already
+            torch.full((32, 32), 7.0).mul(weight).sum()  # takes the address of x if x is released already
             loss.backward()
             assert session.counters.storages == before + 1
             assert weight.grad is not None
@@ -195,7 +195,7 @@ def test_a_forward_starts_although_the_last_graph_was_partly_unused(session: Ses
     ],
 )
 def test_strided_and_offset_views_do_not_reach_outside_their_copy(session: Session, view: Any) -> None:
-    """trl#5694: the copy was compact, and the view was recomputed with its old offset and strides."""
+    """trl#5694: the copy was compact, but the view was made with its old offset and strides."""
     x = torch.randn(12, 24, requires_grad=True)
 
     def step() -> torch.Tensor:
@@ -223,7 +223,7 @@ def test_checkpointed_blocks_run_inside_a_session(session: Session) -> None:
 
 
 def halves_step_ns(machine: VirtualMachine) -> int:
-    """How long a step of four convolutions takes, in two checkpointed halves; each saves its input, of 196 MiB."""
+    """The time of a step of four convolutions, in two checkpointed halves. Each half saves its input, of 196 MiB."""
     halves = [nn.Sequential(*[nn.Conv2d(256, 256, 3, padding=1) for _ in range(2)]) for _ in range(2)]
     hidden = torch.randn(64, 256, 56, 56, requires_grad=True) * 1.0
     begin_ns = machine.now_ns
@@ -234,7 +234,8 @@ def halves_step_ns(machine: VirtualMachine) -> int:
 
 
 def test_save_on_cpu_hides_its_copies_behind_the_computing() -> None:
-    """pytorch#106360, asked for since 2023, and transformers#43597: what torch has stands still for every copy."""
+    """pytorch#106360, requested in 2023, and transformers#43597: torch's own save_on_cpu stops the computation for
+    every copy."""
     with VirtualMachine("titan-x") as machine:
         plain_ns = halves_step_ns(machine)
     with VirtualMachine("titan-x") as machine, vdnn.save_on_cpu(pin_memory=True, device=machine) as session:
@@ -247,7 +248,7 @@ def test_save_on_cpu_hides_its_copies_behind_the_computing() -> None:
 
 
 def test_tensors_that_selective_checkpointing_saves_are_right(session: Session) -> None:
-    """pytorch#191236: they bypass the hooks today, and will go through them in later releases."""
+    """pytorch#191236: these tensors bypass the hooks today, and will pass through them in later releases."""
     block, x = perceptron(depth=3), torch.randn(4, 16, requires_grad=True)
 
     def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -266,7 +267,8 @@ def test_tensors_that_selective_checkpointing_saves_are_right(session: Session) 
 
 
 def test_a_compiled_model_gives_the_same_gradients(session: Session) -> None:
-    """pytorch#148222, #113263: under torch.compile all of a region is unpacked at once, and was once silently wrong."""
+    """pytorch#148222, #113263: under torch.compile a region unpacks all its saves at once; this was once silently
+    wrong."""
     model, x = perceptron(depth=2), torch.randn(4, 16)
     model.compile(backend="aot_eager")
     assert_same_as_plain(session, lambda: train(model, x), model)

@@ -1,7 +1,7 @@
-"""What users of other offloaders reported of memory that grew, stayed or moved too late, each under what happened.
+"""Reports by users of other offloaders of memory that grew, stayed or moved too late, one test each.
 
-Each test cites its report. Those of wrong gradients and crashes are in test_user_reports. That pinned pages lie on the
-GPU's own NUMA node is not tested: it takes a host that has several.
+Each test is named after what happened, and cites its report. Wrong gradients and crashes are in test_user_reports.
+Whether pinned pages are on the GPU's own NUMA node is not tested: that needs a host with several nodes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def transport_of(session: Session) -> Transport:
 
 
 class Experts(nn.Module):
-    """Routes each row to one expert; the others' graphs are built and never used."""
+    """Routes every row to one expert. The graphs of the other experts are built and never used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Experts(nn.Module):
 
 
 def test_saves_that_are_never_used_do_not_pile_up_over_steps(session: Session) -> None:
-    """axolotl#3638, 24 to 260 GiB: what was never unpacked stayed in a tracker that was never empty."""
+    """axolotl#3638, 24 to 260 GiB: saves that were never unpacked stayed in a tracker that was never emptied."""
     model = Experts()
     pinned = 0
     with session:
@@ -68,7 +68,7 @@ def test_saves_that_are_never_used_do_not_pile_up_over_steps(session: Session) -
 
 
 def test_nothing_is_stashed_after_the_session_is_left(session: Session) -> None:
-    """trl#5700, 5 to 7 GB: stashes outlived the context."""
+    """trl#5700, 5 to 7 GB: stashed tensors outlived the context."""
     model, x = conv_chain(), images()
     with session:
         train(model, x)
@@ -134,11 +134,11 @@ def test_a_small_view_that_is_the_last_holder_of_a_large_storage_is_offloaded(op
         small = large[1, :8] * 1.0
         del large
         loss = small.sum()
-        row = x.detach().clone()[2, :4]  # 1 KiB, of 64 KiB that nobody else holds
+        row = x.detach().clone()[2, :4]  # 1 KiB of a storage of 64 KiB that nothing else holds
         row_held = StorageWeakRef(row.untyped_storage())
         loss = loss + (row * x[0, :4]).sum()
         del row
-        for _ in range(3):  # one hook issues the copy, another needs the window and drops the source
+        for _ in range(3):  # one hook issues the copy, another needs the window and releases the source
             loss = loss + (torch.ones(64, 64) * x[0]).sum()
     assert held.expired()
     assert row_held.expired()
@@ -146,7 +146,7 @@ def test_a_small_view_that_is_the_last_holder_of_a_large_storage_is_offloaded(op
 
 
 def test_reloads_are_issued_ahead_of_their_use(open_session: OpenSession) -> None:
-    """torchtitan#2379 and pytorch#174960: asked for since copies back on demand leave nothing to overlap with."""
+    """torchtitan#2379 and pytorch#174960: reloads on demand leave no computation to overlap with."""
     session = open_session(offload_window=1, reload_window="4KiB")
     model, x = perceptron(depth=12), torch.randn(16, 16)  # storages of 1 KiB
     assert_same_as_plain(session, lambda: train(model, x), model)
@@ -155,7 +155,7 @@ def test_reloads_are_issued_ahead_of_their_use(open_session: OpenSession) -> Non
 
 
 def test_a_pass_without_gradients_first_does_not_use_up_anything(session: Session) -> None:
-    """NeMo-RL#2279: the rollout without gradients was taken for the warm-up step."""
+    """NeMo-RL#2279: a rollout without gradients was taken for the warm-up step."""
     model, x = conv_chain(), images()
     with session, torch.no_grad():
         model(x)
@@ -173,7 +173,7 @@ def test_nothing_offloaded_is_said_aloud(open_session: OpenSession, caplog: pyte
 
 
 def test_pinned_memory_stops_at_the_hosts_cap(open_session: OpenSession) -> None:
-    """DeepSpeed#1891, LlamaFactory#8671: host memory ran out and took the machine down."""
+    """DeepSpeed#1891, LlamaFactory#8671: the host ran out of memory, and the machine failed."""
     session = open_session(host_budget="16KiB")
     model, x = conv_chain(), images(8)
     assert_same_as_plain(session, lambda: train(model, x), model)
@@ -186,13 +186,14 @@ def test_weights_are_never_offloaded(session: Session) -> None:
     model, x = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16)), torch.randn(4, 16)
     with session:
         train(model, x)
-    # The input, what the norm made of the first Linear, mean and deviation of the norm, the norm's input, the output.
+    # The input, the first Linear's output as the norm reads it, its mean and deviation, the norm's output, the model's
+    # output.
     assert session.counters.storages == 6
     assert session.counters.kept[Kept.PARAMETER] == 3
 
 
 def test_memory_is_really_released_while_forward_runs(open_session: OpenSession) -> None:
-    """TransformerEngine#1582: copied, and still on the device."""
+    """TransformerEngine#1582: storages were copied, but stayed on the device."""
     session = open_session(offload_window=1)
     weight = torch.ones(64, 64, requires_grad=True)
     with session:
@@ -220,8 +221,8 @@ def test_many_small_offloads_are_submitted_together(open_session: OpenSession) -
 
 @pytest.mark.parametrize("rate", [4_000_000_000, 24_000_000_000])
 def test_a_link_through_the_wrong_numa_node_shows_in_the_probe(rate: int) -> None:
-    """pytorch#160420, DeepSpeed#1576, torchtitan#3519: 4 to 12 GB/s where 24 were to be had, and nothing said so. The
-    doctor shows this figure, and says so when the node nearest to a GPU is not known."""
+    """pytorch#160420, DeepSpeed#1576, torchtitan#3519: 4 to 12 GB/s where 24 were possible, without any message. The
+    doctor shows this figure, and reports if it does not know the node nearest to a GPU."""
     device = _C.SimDevice(link=_C.LinkModel(to_host_bytes_per_s=rate, to_device_bytes_per_s=rate, latency_ns=0))
     figures = measure_link(device, block_bytes=1 << 20, repeats=3)
     device.close()
@@ -230,7 +231,7 @@ def test_a_link_through_the_wrong_numa_node_shows_in_the_probe(rate: int) -> Non
 
 
 class Block(nn.Module):
-    """What a transformer's block computes on: four times its width."""
+    """The feed-forward part of a transformer block, four times as wide inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,7 +244,7 @@ class Block(nn.Module):
 
 
 def checkpointed_step(policy: str, **options: Any) -> tuple[int, int, Session]:
-    """Bytes allocated after the forward of a step, the peak of it, and its session."""
+    """Returns the bytes allocated after the forward of a step, the peak of that step, and the session."""
     with VirtualMachine("titan-x") as machine:
         blocks, x = nn.ModuleList(Block() for _ in range(4)), torch.randn(256, 256, requires_grad=True)
         with vdnn.offload(policy, device=machine, min_bytes=0, offload_window=1, **options) as session:
@@ -262,11 +263,12 @@ def checkpointed_step(policy: str, **options: Any) -> tuple[int, int, Session]:
 
 
 def test_a_peak_that_offloading_cannot_lower_is_said_before_anybody_pays() -> None:
-    """accelerate#4175: 1.54 GB less after the forward, the peak unchanged, since it is in the recompute, and the step
-    a third longer."""
+    """accelerate#4175: 1.54 GB less were allocated after the forward, but the peak was in the recompute and stayed the
+    same, and the step took a third longer."""
     kept_after_forward, peak, _ = checkpointed_step("keep")
     after_forward, peak_offloaded, _ = checkpointed_step("vdnn-all")
-    # Of the four blocks' inputs and the last's output, the last ones' copies are not over yet.
+    # The inputs of the four blocks and the last output are offloaded. The copies of the last of them are still in
+    # flight.
     assert kept_after_forward - after_forward >= 3 * 256 * 256 * 4
     assert peak_offloaded == peak
     with pytest.raises(BudgetError, match="after the last use .*, even with everything offloaded") as refused:
@@ -278,7 +280,7 @@ def test_a_peak_that_offloading_cannot_lower_is_said_before_anybody_pays() -> No
 
 
 def measured_step(policy: str, **options: Any) -> Timeline:
-    """Of a chain that computes too little for its copies to hide behind: maps of 196 MiB, and small convolutions."""
+    """A step of a chain that computes too little to hide its copies: maps of 196 MiB and small convolutions."""
     with VirtualMachine("titan-x") as machine:
         model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Conv2d(256, 256, 1), nn.ReLU())])
         x = torch.randn(64, 256, 56, 56)
@@ -293,7 +295,7 @@ def measured_step(policy: str, **options: Any) -> Timeline:
 
 
 def test_a_budget_offloads_the_least_that_fits_and_keeps_to_it() -> None:
-    """DeepSpeed#8255: offloading blindly took 40 % more time, and memory was predicted badly both ways."""
+    """DeepSpeed#8255: offloading everything took 40 % more time, and the predicted memory was too low or too high."""
     keep, blind = measured_step("keep"), measured_step("vdnn-all")
     assert keep.stall_ns == 0
     assert blind.step_ns > 1.4 * keep.step_ns

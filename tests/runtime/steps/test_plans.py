@@ -1,4 +1,4 @@
-"""A plan is followed to the byte, on its own machine and on others; differences are reported, and do no harm."""
+"""A plan is followed to the byte, on its own machine and on others. Differences are reported, and do no harm."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_budget_that_cannot_be_met_is_an_error_with_the_smallest_that_can() ->
     moved = trained_virtually("resnet", budget=least, steps=4, recompute=False)
     assert moved.timeline is not None
     assert moved.timeline.peak_bytes == least
-    # Less where another holder lets go amid an interval of what is given up to be recomputed.
+    # The peak is lower if another holder frees a discarded storage within an interval.
     assert 0.9 * least < session.timeline.peak_bytes <= least
     with pytest.raises(BudgetError):
         trained_virtually("resnet", budget=least - 1)
@@ -203,7 +203,7 @@ def test_one_save_more_does_not_shift_those_behind_it(schedule: Any) -> None:
 
 
 def test_a_branch_that_never_runs_holds_nothing_up() -> None:
-    """Points that are skipped count as reached: their releases and reloads are issued all the same."""
+    """Skipped points count as reached: their releases and reloads are issued all the same."""
     with VirtualMachine("titan-x") as machine:
         model, x = Sometimes(), torch.randn(64, 16)
         model.asked = True
@@ -216,7 +216,7 @@ def test_a_branch_that_never_runs_holds_nothing_up() -> None:
             for _ in range(3):
                 model(x).sum().backward()
                 session.step()
-        assert session.counters.storages == 3 * 3  # in each step all but the last result, which is used at once
+        assert session.counters.storages == 3 * 3  # in each step all results but the last, which is used at once
         assert_nothing_alive(session)
 
 

@@ -1,4 +1,4 @@
-"""A recording has the saves and uses of a step as they are with everything kept, whatever policy ran."""
+"""A recording shows the saves and uses of a step as if everything was kept, whatever policy ran."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ def test_of_a_chain_it_can_be_said_by_hand() -> None:
     assert kinds == [(save, 0), (save, 1), (use, 1), (use, 0), (end, None)]
     assert [one.nbytes for one in recording.lifetimes] == [4000, 4000]
     assert [(one.saves, one.uses) for one in recording.lifetimes] == [((0,), (3,)), ((1,), (2,))]
-    # Each result is held by the operation on it as long as that runs: the first until after the save of the second.
+    # The next operation holds each result while it runs: the first result until after the save of the second.
     assert [one.free_point for one in recording.lifetimes] == [2, 2]
     assert [one.end_point for one in recording.lifetimes] == [4, 3]
-    # x, then one result more at each save. Behind the sum: x, both results, the sum and its gradient, of one number
-    # each; the gradient of the second result is made of that before the second result goes.
+    # x, and one more result at each save. After the sum: x, both results, the sum and its gradient of one number each;
+    # the gradient of the second result is computed before the second result is released.
     one_map, number = 4000, 4
     assert [point.allocated_bytes for point in recording.points[:2]] == [2 * one_map, 3 * one_map]
     assert recording.points[3].peak_bytes == 4 * one_map + 2 * number
@@ -161,7 +161,8 @@ def test_views_and_shared_saves_are_one_lifetime() -> None:
 def test_modules_are_named_as_the_model_names_them() -> None:
     recording = recorded("resnet", "vdnn-all")
     modules = {point.key.module for point in recording.points if point.key is not None}
-    assert "3.first" in modules, modules  # the fourth of the sequence is a residual block, with a convolution so called
+    # the fourth of the sequence is a residual block, which has a convolution of this name
+    assert "3.first" in modules, modules
     assert nn.Module.__name__ not in modules
 
 

@@ -1,4 +1,4 @@
-"""Steps end by themselves, however the training loop is written."""
+"""The runtime finds the end of each step, however the training loop is written."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_program_that_steps_by_hand_says_so(machine: VirtualMachine) -> None:
         for _ in range(3):
             loss = model(x.clone()).sum()
             loss.backward(retain_graph=True)
-            kept.append(loss)  # its graph lives on, so nobody could see where the step ends
+            kept.append(loss)  # its graph stays alive, so nothing else shows where the step ends
             session.step()
     assert session.num_steps == 3
     assert saves_of_last_step(session) == _saves_of(model, x, machine)

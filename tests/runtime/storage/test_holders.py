@@ -14,7 +14,7 @@ _global: list[torch.Tensor] = []
 
 
 class Remembers(nn.Module):
-    """Keeps a tensor of its last forward pass, as models do that show their feature maps."""
+    """Keeps a tensor of its last forward pass, as models do that visualize their feature maps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def test_what_no_python_object_explains_is_native() -> None:
     with opened() as session:
         x = torch.randn(64, requires_grad=True)
         with vdnn.paused():
-            kept = x.tanh().exp()  # its graph holds the result of tanh itself
+            kept = x.tanh().exp()  # its graph itself holds the result of tanh
         (kept.grad_fn.next_functions[0][0]._saved_result * x).sin().sum().backward()  # type: ignore[union-attr]
     assert all("held by" in line for line in held_lines(session))
     session.close()

@@ -1,12 +1,9 @@
 """Runs a program of several steps plain and in a session of every mode, and compares the two bit for bit.
 
-A program is made by a factory, from the same random numbers each time: it builds its model, inputs and optimizers, and
-returns what runs step `i` and returns the tensors to compare (losses, gradients, parameters). Plans are followed on a
-virtual machine with real tensors, under shares of the peak that keeping everything takes, and under the least there is.
-
-    @pytest.mark.parametrize("mode", MODES)
-    def test_a_step_is_as_in_plain_torch(mode: str) -> None:
-        assert_same_in(mode, program)
+A factory makes the program, from the same random numbers each time: it builds the model, inputs and optimizers, and
+returns a function that runs step `i` and returns the tensors to compare (losses, gradients, parameters). Plans are
+followed on a virtual machine with real tensors, under shares of the peak of keeping everything, and under the least
+budget.
 """
 
 from __future__ import annotations
@@ -36,12 +33,12 @@ PLAN_MODES = tuple(_SHARES)
 MODES = ("vdnn-all", "recompute-all", *PLAN_MODES)
 
 _SEED = 20
-_RECORDED_STEPS = 6  # one to warm up, one to see where steps end, and some that may differ in kind
+_RECORDED_STEPS = 6  # one to warm up, one to find the end of a step, and more that may differ in kind
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the steps returned, and what the step behind them raised, if one did."""
+    """The results of the steps, and the exception that ended them, if one did."""
 
     steps: list[list[torch.Tensor | None]]
     error: Exception | None
@@ -50,8 +47,8 @@ class Outcome:
 def assert_same_in(
     mode: str, factory: Factory, steps: int = 8, *, marks_steps: bool = False, **options: Any
 ) -> Session:
-    """Every step returns the bits that it returns without a session. `marks_steps`: each ends with session.step().
-    `options` go to vdnn.offload. The session is left, and holds nothing."""
+    """Asserts that every step returns the same bits as without a session. With `marks_steps` each step ends with
+    session.step(). `options` are passed to vdnn.offload. Returns the session, closed and empty."""
     plain = run_plain(factory, steps, mode)
     if plain.error is not None:
         raise plain.error
@@ -65,8 +62,8 @@ def assert_same_in(
 def assert_same_error_in(
     mode: str, factory: Factory, kind: type[Exception], phrase: str, steps: int = 8, **options: Any
 ) -> Session:
-    """Without a session and in it the same step raises `kind` with `phrase` in its text; those before return the same
-    bits."""
+    """Asserts that the same step raises `kind` with `phrase` in its text, without a session and in it, and that all
+    earlier steps return the same bits."""
     plain = run_plain(factory, steps, mode)
     _assert_raised("plain torch", plain, kind, phrase)
     session, ours = run_in(mode, factory, steps, **options)
@@ -76,8 +73,8 @@ def assert_same_error_in(
 
 
 def run_plain(factory: Factory, steps: int, mode: str = "") -> Outcome:
-    """Without a session. For a plan on a machine as well: under a mode of Python torch takes other ways through
-    forward-mode derivatives, and other last bits."""
+    """Runs without a session. The modes with a plan run on a machine here too: under a Python dispatch mode torch
+    computes forward-mode derivatives in another way, which changes the last bits."""
     with VirtualMachine("titan-x", fake=False) if mode in _SHARES else contextlib.nullcontext():
         return _run(factory, steps, contextlib.nullcontext())
 
@@ -85,7 +82,7 @@ def run_plain(factory: Factory, steps: int, mode: str = "") -> Outcome:
 def run_in(
     mode: str, factory: Factory, steps: int, *, marks_steps: bool = False, **options: Any
 ) -> tuple[Session, Outcome]:
-    """The session, which is left, and what came out in it."""
+    """Runs in a session. Returns the closed session and the outcome."""
     with contextlib.ExitStack() as stack:
         if mode in _SHARES:
             budget = _budget(factory, _SHARES[mode], marks_steps=marks_steps)
@@ -96,7 +93,7 @@ def run_in(
             windows = {"offload_window": "4KiB", "reload_window": "8KiB"}
             session = vdnn.offload(mode, device=device, **{"min_bytes": 0, **windows, **options})
         outcome = _run(factory, steps, session, on_step=session.step if marks_steps else lambda: None)
-        if outcome.error is None:  # else the traceback holds what the step had made
+        if outcome.error is None:  # after an error the traceback holds tensors of the step
             assert_nothing_alive(session)
         session.close()
     return session, outcome
@@ -116,7 +113,7 @@ def _run(
         for index in range(steps):
             try:
                 found = step(index)
-                with _disable_current_modes():  # a machine counts what is cloned on it
+                with _disable_current_modes():  # a machine would count the clones
                     done.append([None if one is None else one.detach().clone() for one in found])
             except Exception as raised:
                 error = raised
@@ -127,14 +124,14 @@ def _run(
 
 
 def _budget(factory: Factory, share: float, *, marks_steps: bool) -> int | str:
-    """That share of the peak of keeping everything, or the least that moving everything needs where that is more: of
-    the kind of step that takes most."""
+    """The given share of the peak of keeping everything, but at least the least bytes of moving everything: for the
+    kind of step that needs most."""
     recordings = [] if not share else _recordings(factory, marks_steps=marks_steps)
     return max((max(round(share * one.peak_bytes), least_bytes(one)) for one in recordings), default="min")
 
 
 def _recordings(factory: Factory, *, marks_steps: bool) -> list[Recording]:
-    """Of each kind of step that the first steps are of."""
+    """One recording of each kind of step among the first steps."""
     found: list[Recording] = []
     with VirtualMachine("titan-x", fake=False) as machine:
         session = vdnn.offload(budget="100%", device=machine, min_bytes=0)
@@ -154,7 +151,7 @@ def _recordings(factory: Factory, *, marks_steps: bool) -> list[Recording]:
 
 @contextlib.contextmanager
 def _checked_device() -> Iterator[_C.Device]:
-    """Copies at random times, under the ordering checker."""
+    """A device with copies at random times, under the ordering checker."""
     device = _C.OrderingChecker(_C.SimDevice(schedule=_C.Schedule.RANDOM, seed=7))
     yield device
     device.close()

@@ -13,7 +13,7 @@ from tests.runtime.unusual.small_networks import BATCH, WIDTH, adversaries, conv
 
 
 def gan_of_dcgan() -> Step:
-    """The generator's forward comes before the critic's optimizer, its backward behind it."""
+    """The generator's forward runs before the critic's optimizer, and its backward after it."""
     generator, critic = convolutional(4, 3), convolutional(3, 1)
     of_generator, of_critic = adversaries(generator, critic)
 
@@ -35,8 +35,8 @@ def gan_of_dcgan() -> Step:
 
 
 def gan_with_a_retained_graph() -> Step:
-    """Nothing is detached: the critic's backward goes through the generator too, and the graph is used again. What the
-    critic's loss holds is held until the next step writes over it."""
+    """Nothing is detached: the critic's backward goes through the generator too, and its graph is used again. The
+    critic's loss and everything that it holds live until the next step replaces the loss."""
     generator, critic = deep(), deep(outputs=1)
     of_generator, of_critic = adversaries(generator, critic)
     kept: dict[str, torch.Tensor] = {}
@@ -57,7 +57,7 @@ def gan_with_a_retained_graph() -> Step:
 
 
 def gan_with_two_critics() -> Step:
-    """Three optimizers, whose graphs are made at the beginning."""
+    """Three optimizers. All graphs are made at the beginning of the step."""
     generator, first, second = deep(), deep(outputs=1), deep(outputs=1, depth=2)
     of_generator, of_first, of_second = adversaries(generator, first, second)
 
@@ -79,7 +79,7 @@ def gan_with_two_critics() -> Step:
 
 
 def several_critic_steps_on_one_graph() -> Step:
-    """The generator's graph is there while the critic's optimizer steps four times."""
+    """The generator's graph lives while the critic's optimizer steps four times."""
     generator, critic = deep(), deep(outputs=1)
     of_generator, of_critic = adversaries(generator, critic)
 
@@ -119,7 +119,8 @@ def two_optimizers_with_a_late_backward() -> Step:
 
 
 def actor_and_critic() -> Step:
-    """One trunk with two heads: its graph is used by both losses, one behind the optimizer of the other's head."""
+    """One trunk with two heads. Both losses use the trunk's graph, one of them after the optimizer of the other
+    head."""
     trunk, actor, critic = deep(), deep(), deep(outputs=1)
     of_critic = torch.optim.Adam(critic.parameters(), lr=1e-3)
     of_actor = torch.optim.Adam([*trunk.parameters(), *actor.parameters()], lr=1e-3)
@@ -141,8 +142,8 @@ def actor_and_critic() -> Step:
 
 
 def encoder_and_decoder_with_an_unused_head() -> Step:
-    """Two optimizers behind one backward, which does not free what the head has saved: that is held until the next step
-    writes over it."""
+    """Two optimizers after one backward, which does not free the saves of the head. They live until the next step
+    replaces their loss."""
     encoder, decoder, head = deep(), deep(), deep()
     of_encoder, of_decoder = adversaries(encoder, decoder)
     kept: dict[str, torch.Tensor] = {}
@@ -189,7 +190,8 @@ def smooth_critic() -> nn.Sequential:
 
 
 def wgan_gp(critic_steps: int) -> Factory:
-    """Every `critic_steps` steps of the critic the generator takes one; all begin with the generator's forward."""
+    """In each round the critic takes `critic_steps` steps, and the generator one. All steps begin with the generator's
+    forward."""
 
     def factory() -> Step:
         generator, critic = deep(), smooth_critic()
@@ -220,7 +222,7 @@ def wgan_gp(critic_steps: int) -> Factory:
 
 
 def kinds_in_turn(*losses: Callable[[torch.Tensor], Any], pattern: str) -> Factory:
-    """One model, and a loss by the letter of the pattern: the first saves of all are alike."""
+    """One model, with one loss for each letter of the pattern. The first saves of all steps are alike."""
 
     def factory() -> Step:
         model = deep()

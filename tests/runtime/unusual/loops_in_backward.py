@@ -1,4 +1,4 @@
-"""Training loops whose optimizers step inside of the backward: factories for every_mode."""
+"""Training loops whose optimizers step within the backward: factories for every_mode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.runtime.unusual.small_networks import BATCH, WIDTH, convolutional, de
 
 
 def step_in_backward(model: nn.Module, make: Callable[..., torch.optim.Optimizer]) -> None:
-    """As in torch's tutorial: one optimizer for each parameter, which steps as soon as its gradient is there."""
+    """Gives each parameter an optimizer that steps as soon as its gradient is ready, as in torch's tutorial."""
 
     def hook_of(optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
@@ -54,7 +54,7 @@ def one_for_each_parameter_of_a_convolution() -> Step:
 
 
 def in_backward_beside_one_behind_it() -> Step:
-    """Embeddings by an optimizer of their own, behind the backward; the rest within it."""
+    """One optimizer for the embeddings steps after the backward; those of the other parameters step within it."""
     embedding, model = nn.Embedding(40, WIDTH), deep()
     behind = torch.optim.Adam(embedding.parameters(), lr=1e-3)
     step_in_backward(model, torch.optim.SGD)
@@ -70,7 +70,7 @@ def in_backward_beside_one_behind_it() -> Step:
 
 
 def in_backward_with_checkpoints() -> Step:
-    """No graph holds anything between the blocks of this backward."""
+    """Between the blocks of this backward no graph holds anything."""
     blocks = nn.ModuleList(deep(depth=1) for _ in range(4))
     step_in_backward(blocks, torch.optim.SGD)
 
@@ -86,7 +86,7 @@ def in_backward_with_checkpoints() -> Step:
 
 
 def in_backward_of_several_losses() -> Step:
-    """Of each its own part of the model."""
+    """Several losses, each of its own part of the model."""
     models = nn.ModuleList(deep() for _ in range(3))
     step_in_backward(models, torch.optim.SGD)
 
@@ -101,7 +101,7 @@ def in_backward_of_several_losses() -> Step:
 
 
 def in_backward_with_accumulation() -> Step:
-    """Every third backward steps."""
+    """The optimizers step in every third backward."""
     model = deep()
     turn = 0
     for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""Small networks that unusual training loops train, and their optimizers."""
+"""Small networks for unusual training loops, and their optimizers."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
 
 PROGRAMS = pytest.mark.parametrize("program", BY_TURNS)
-# What they hold over from step to step is not in the recording that the first plan is made of.
+# The first plan's recording does not contain what these programs hold from one step to the next.
 HOLDS_OVER = {"with a retained graph", "encoder and decoder with an unused head"}
 
 
@@ -34,7 +34,7 @@ def test_it_trains_as_plain_torch_does(program: str, mode: str) -> None:
 
 @PROGRAMS
 def test_one_round_of_the_optimizers_is_one_step(program: str) -> None:
-    """Once it was seen that graphs are used across them. What was counted before is forgotten."""
+    """The runtime learns this when graphs are used across optimizers, and then discards its earlier count."""
     more = trained(program, 10, policy="vdnn-all", measure=True).steps
     fewer = trained(program, 6, policy="vdnn-all", measure=True).steps
     assert more - fewer == 4
@@ -59,7 +59,7 @@ def test_what_outlives_a_step_does_not_keep_it_from_ending(program: str) -> None
 
 
 def test_one_optimizer_ends_its_step_whatever_lives_on() -> None:
-    """As ever: a list of losses whose graphs are retained."""
+    """The losses are kept in a list, and their graphs are retained."""
     with VirtualMachine("titan-x", fake=False) as machine:
         model = deep()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -75,7 +75,7 @@ def test_one_optimizer_ends_its_step_whatever_lives_on() -> None:
 
 
 def test_a_graph_that_lives_for_ever_delays_the_end_of_one_step_alone() -> None:
-    """It belongs to the step that made it; optimizers that wait for their graphs do not wait for those of others."""
+    """The graph belongs to the step that made it. Later optimizers wait only for the graphs of their own steps."""
     with VirtualMachine("titan-x", fake=False) as machine:
         step = BY_TURNS["as in DCGAN"]()
         held = deep()

@@ -1,7 +1,7 @@
-"""Settings of torch that choose kernels and change between forward and backward, or around one operation only.
+"""Settings of torch that choose kernels, and change between forward and backward or around one operation.
 
-Results are those of plain torch in every mode; and what a recompute sets for itself is put back, whatever
-interrupts it.
+Results are those of plain torch in every mode. A recompute restores the settings that it changes, even if it is
+interrupted.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _cudnn(**flags: bool) -> Setting:
 
 
 def _mkldnn_off() -> contextlib.AbstractContextManager[None]:
-    """Not torch.backends.mkldnn.flags, which warns on builds for the CPU."""
+    """Replaces torch.backends.mkldnn.flags, which warns on builds for the CPU."""
     return _set(torch._C._set_mkldnn_enabled, False, True)
 
 
@@ -78,8 +78,8 @@ if hasattr(torch._C, "_set_fp32_precision_setter"):
 
 
 def _convolutions(setting: Setting, only: int | None = None) -> Callable[[], Step]:
-    """Convolutions and a product under the setting: the whole forward, or `only` the convolution of that number. The
-    backward never is. Values become denormal in later steps."""
+    """Convolutions and a product. The setting is active in the whole forward, or around convolution number `only`, but
+    never in the backward. Values become denormal in later steps."""
 
     def around(place: int | None) -> contextlib.AbstractContextManager[None]:
         return setting() if place == only else contextlib.nullcontext()
@@ -114,7 +114,7 @@ def _convolutions(setting: Setting, only: int | None = None) -> Callable[[], Ste
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_around_the_forward_only_changes_no_bit(name: str, mode: str) -> None:
     with SETTINGS[name]():
-        pass  # what it leaves behind: torch.set_float32_matmul_precision sets more than it can put back
+        pass  # a first run: torch.set_float32_matmul_precision sets more than it can restore
     before = backend_flags()
     assert_same_in(mode, _convolutions(SETTINGS[name]))
     assert backend_flags() == before
@@ -173,7 +173,7 @@ def test_a_chain_of_operations_under_different_settings_has_no_recipe() -> None:
 def test_precisions_that_were_inherited_are_inherited_again() -> None:
     setter, getter = torch._C._set_fp32_precision_setter, torch._C._get_fp32_precision_getter
     before = backend_flags()
-    setter("cuda", "matmul", "none")  # what torch.set_float32_matmul_precision may have set
+    setter("cuda", "matmul", "none")  # torch.set_float32_matmul_precision may have set this
     setter("generic", "all", "tf32")
     try:
         wanted = list(backend_flags())
@@ -190,7 +190,7 @@ def test_precisions_that_were_inherited_are_inherited_again() -> None:
 
 
 class _Interrupts:
-    """Raises KeyboardInterrupt at the opcode of that number, among those that run in `package`."""
+    """Raises KeyboardInterrupt at opcode number `at` of those that run in `package`."""
 
     def __init__(self, at: int, package: str) -> None:
         self._left = at

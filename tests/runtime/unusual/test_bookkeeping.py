@@ -1,4 +1,4 @@
-"""What a session remembers is bounded, what it warns of is true, and an interrupt leaves torch as it was."""
+"""A session's records are bounded, its warnings are true, and an interrupt leaves torch unchanged."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def _remembered(session: Any) -> int:
 
 
 def test_indices_whose_source_has_left_are_not_said_to_differ(caplog: pytest.LogCaptureFixture) -> None:
-    """Who made them is known only when the next operation saves: by then their copy may be on the host."""
+    """The producer of the indices is known only when the next operation saves. By then their source may be
+    offloaded."""
     with caplog.at_level(logging.WARNING, "vdnn"), VirtualMachine("titan-x", fake=False) as machine:
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.MaxPool2d(2))
         options = {"min_bytes": 0, "offload_window": 64, "reload_window": 64, "measure": True}
@@ -125,7 +126,7 @@ class Interrupt:
 
 
 def _is_a_destructor(frame: FrameType | None) -> bool:
-    """What is raised there Python only prints."""
+    """Tells whether Python would only print an exception raised here."""
     while frame is not None:
         is_ours = "/vdnn/" in frame.f_code.co_filename
         if is_ours and frame.f_code.co_name in ("__del__", "_forget", "_storage_ended", "<lambda>"):

@@ -1,4 +1,4 @@
-"""A storage of which views are saved as several dtypes comes back with every byte that it had."""
+"""A storage whose views are saved in several dtypes is decoded with every byte unchanged."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Flagged(torch.autograd.Function):
 
 
 def program(dtypes: tuple[torch.dtype, ...], *, apart: bool, codes: int = 200) -> Callable[[], Step]:
-    """With `apart` each dtype is saved by a function of its own, with operations in between."""
+    """With `apart`, a separate function saves each dtype, with operations in between."""
 
     def factory() -> Step:
         first, last = nn.Linear(16, 64), nn.Linear(64, 4)
 
         def step(index: int) -> list[Tensor | None]:
             torch.manual_seed(index)
-            # First such that bits hold them, by coincidence.
+            # By coincidence, single bits can hold the flags of the first steps.
             flags = torch.randint(0, 2 if index < 3 else codes, (16, 64), dtype=torch.uint8)
             hidden = first(torch.randn(16, 16)).tanh()
             for group in [(dtype,) for dtype in dtypes] if apart else [dtypes]:
@@ -68,7 +68,7 @@ def test_flags_come_back_as_they_were(dtypes: tuple[torch.dtype, ...], mode: str
 
 
 def test_a_lossy_codec_is_not_asked_of_a_storage_that_is_read_as_integers() -> None:
-    """Within its bound, bf16 would make other integers of it."""
+    """Within its bound, bf16 would turn them into other integers."""
 
     class Bits(torch.autograd.Function):
         @staticmethod
@@ -99,5 +99,5 @@ def test_a_lossy_codec_is_not_asked_of_a_storage_that_is_read_as_integers() -> N
                 found = gradient()
                 session.step()
     assert found is not None
-    # bf16 may change what is not read as integers by a 256th; integers of other bits would be off by more.
+    # bf16 may change floating-point values by 1/256. If it changed the bits of integers, the error would be larger.
     assert (found - plain).abs().max() <= plain.abs().max() / 64

@@ -1,4 +1,4 @@
-"""Custom backwards that overwrite what they unpacked: others that read it get what plain PyTorch has, or its error."""
+"""Custom backwards that overwrite what they unpacked: other readers get the values of plain PyTorch, or its error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 class Overwrites(torch.autograd.Function):
-    """Twice its input; the backward uses the memory of what it saved."""
+    """Squares its input. The backward overwrites what it saved."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ class Overwrites(torch.autograd.Function):
 
 
 class OverwritesUnseen(Overwrites):
-    """By a way that no version counter shows, as a kernel does that is given an address."""
+    """Overwrites in a way that no version counter shows, as a kernel does that gets an address."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class OverwritesTheWeight(torch.autograd.Function):
 
 
 class ReadsTwice(torch.autograd.Function):
-    """Asks for what it saved again after it has written to it."""
+    """Reads its save again after it has written to it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class ReadsTwice(torch.autograd.Function):
 
 
 def beside_a_recipe(custom: Any) -> Callable[[], Step]:
-    """What the custom function saved is what relu, exp and a norm's output are recomputed from."""
+    """relu, exp and a norm's output are recomputed from the tensor that the custom function saved."""
 
     def factory() -> Step:
         model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 4))
@@ -103,7 +103,7 @@ def beside_a_recipe(custom: Any) -> Callable[[], Step]:
 
 
 def of_one_value(custom: Any) -> Callable[[], Step]:
-    """relu is recomputed from the very tensor that the custom function overwrites, and is used after it was."""
+    """A value is recomputed from the very tensor that the custom function overwrites, and is used after the write."""
 
     def factory() -> Step:
         first, last = nn.Linear(16, 16), nn.Linear(16, 16)
@@ -124,7 +124,8 @@ def of_one_value(custom: Any) -> Callable[[], Step]:
 
 
 def overwritten_first(custom: Any) -> Callable[[], Step]:
-    """The custom function saves the value before sigmoid reads it, and a backward of its own overwrites it first."""
+    """The custom function saves the value before sigmoid reads it. Its own backward runs first, and overwrites the
+    value."""
 
     def factory() -> Step:
         first, last = nn.Linear(16, 16), nn.Linear(16, 16)
@@ -198,7 +199,7 @@ def test_a_second_saver_raises_what_plain_torch_raises(other: Callable[[Tensor],
 
 
 class OverwritesOverlappingParts(torch.autograd.Function):
-    """Saves a slice and a part of that slice; its backward writes to the one and reads the other."""
+    """Saves a slice and a part of that slice. Its backward writes to one of them and reads the other."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, part_first: bool, writes_to_part: bool) -> Tensor:

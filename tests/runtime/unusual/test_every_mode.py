@@ -1,4 +1,4 @@
-"""The rig itself: what differs is found, in every mode, and so is an error that only one of the two raises."""
+"""Tests of the rig itself: in every mode it finds a difference, and an error that only one of the two runs raises."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""A forked child that drops its parent's session ends as it would without: nothing of it is joined, waited for or freed
-there, and no driver is called. Each program runs in a process of its own, since this one may have threads."""
+"""A forked child that drops its parent's session ends as it would without one.
+
+It joins, waits for and frees nothing of that session, and calls no driver. Each program runs in a process of its own,
+because the test process may have threads.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,7 @@ def test_a_child_with_threads_drops_a_session(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sim", "fake driver"])
 def test_a_child_drops_a_pool_whose_thread_waits(kind: str) -> None:
-    """The condition variable that the pool's thread waits on cannot be destroyed where that thread is not."""
+    """The condition variable that the pool's thread waits on cannot be destroyed in a process without that thread."""
     program = """
     device = _C.SimDevice() if sys.argv[1] == "sim" else devices("fake")
     pool = _C.PinnedPool(device, cap_bytes=1 << 24)
@@ -139,7 +142,8 @@ def test_workers_of_a_loader_drop_a_session() -> None:
 
 
 def test_a_child_calls_no_driver_for_what_its_parent_left() -> None:
-    """A device that is dropped unclosed is parked, and closed by the next that is made: not by one in a child."""
+    """A device that is dropped without being closed is parked, and the next device that is made closes it. A device in
+    a child must not."""
     program = """
     from tests.fake_driver.control import FakeDriver
 
@@ -164,7 +168,7 @@ def test_a_child_calls_no_driver_for_what_its_parent_left() -> None:
 
 @pytest.mark.parametrize("entered", [False, True])
 def test_a_child_trains_in_a_session_of_its_own(entered: bool) -> None:
-    """Forked from inside of the parent's session or behind it."""
+    """Forks within the parent's session, or after it."""
     program = """
     session, losses = trained("sim")
 

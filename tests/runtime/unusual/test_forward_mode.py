@@ -1,4 +1,4 @@
-"""Forward-mode differentiation: tangents that are zero have no memory, and pass through."""
+"""Forward-mode differentiation: zero tangents have no memory, and pass through."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, jacfwd, jvp, linearize
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
 
 pytestmark = [
-    # Torch compiles decompositions for forward mode when it is first asked for them, and traces what it linearizes.
+    # Torch compiles decompositions when forward mode is first used, and traces what it linearizes.
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning"),
 ]
@@ -38,7 +38,7 @@ def _trained(model: nn.Module, loss_of: Callable[[int], torch.Tensor]) -> Step:
 
 
 def _dual_numbers() -> Step:
-    """The gradient of a directional derivative."""
+    """Differentiates a directional derivative."""
     model = _layers()
 
     def loss_of(index: int) -> torch.Tensor:
@@ -52,7 +52,7 @@ def _dual_numbers() -> Step:
 
 
 def _dual_parameters() -> Step:
-    """Along a direction of the parameters, some of which have no tangent; no backward at all."""
+    """A derivative along a direction of the parameters, some of which have no tangent. Runs no backward."""
     model = _layers()
     names = [name for name, _ in model.named_parameters()]
 
@@ -117,7 +117,7 @@ def _linearized() -> Step:
 
 
 def _zero_tangents() -> Step:
-    """What has no tangent gets one that is zero where an in-place operation or a view needs it."""
+    """In-place operations and views need tangents where there are none: torch makes zero tangents for them."""
     model = _layers()
 
     def loss_of(index: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What torch.func makes of a program passes through: wrapped tensors have no memory of their own."""
+"""Tensors that torch.func wraps pass through: they have no memory of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runtime.unusual.every_mode import MODES, Factory, Step, assert_same_i
 
 _Parameters = dict[str, torch.Tensor]
 
-# Torch compiles decompositions for forward mode when it is first asked for them.
+# Torch compiles decompositions when forward mode is first used.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
 
@@ -36,7 +36,7 @@ def _trained(parameters: list[torch.Tensor], loss_of: Callable[[int], torch.Tens
 
 
 def _ensemble() -> Step:
-    """Several models at once: their parameters are batched, and the module's own are not used."""
+    """Runs several models at once. Their parameters are batched, and the module's own parameters are not used."""
     models = [_layers() for _ in range(3)]
     parameters, buffers = stack_module_state(models)  # type: ignore[arg-type]
     base = _layers()
@@ -65,7 +65,7 @@ def _ensemble_without_gradients() -> Step:
 
 
 def _batched_inputs() -> Step:
-    """A module in vmap over its inputs, between layers outside of it; dropout is drawn anew for each sample."""
+    """Runs a module in vmap over its inputs, between layers outside of vmap. Dropout draws anew for each sample."""
     inner, outer = _layers(), nn.Linear(8, 8)
 
     def loss_of(index: int) -> torch.Tensor:
@@ -105,7 +105,7 @@ def _per_sample_gradients() -> Step:
 
 
 def _gradients_in_a_loss() -> Step:
-    """A gradient penalty by torch.func, in a loss that is differentiated as ever."""
+    """A gradient penalty by torch.func, within a loss with an ordinary backward."""
     model = _layers()
     energy = grad_and_value(lambda x: model(x).square().sum())
 
@@ -117,7 +117,7 @@ def _gradients_in_a_loss() -> Step:
 
 
 def _pulled_back_later() -> Step:
-    """What vjp returns is called outside of it."""
+    """Calls the function that vjp returns outside of vjp."""
     model = _layers()
 
     def loss_of(index: int) -> torch.Tensor:
@@ -143,7 +143,7 @@ def _curvature(make: Callable[[Callable[..., torch.Tensor]], Callable[..., torch
 
 
 def _backward_in_a_vmap() -> Step:
-    """The forward is plain, and its saves are used inside of vmap."""
+    """The forward is plain. Its saves are used within vmap."""
     model = _layers()
 
     def loss_of(index: int) -> torch.Tensor:

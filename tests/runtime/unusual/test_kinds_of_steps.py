@@ -1,5 +1,7 @@
-"""Steps of several kinds that begin alike: each kind gets a plan, which is followed in steps of that kind. See issue
-#14."""
+"""Steps of several kinds that begin alike: each kind gets a plan, which is followed in steps of that kind.
+
+See issue #14.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def entropy(y: torch.Tensor) -> torch.Tensor:
     return -(y.softmax(-1) * y.log_softmax(-1)).sum()
 
 
-LOOPS: dict[str, tuple[Factory, int, int]] = {  # and how many steps of ours a round has, and kinds
+LOOPS: dict[str, tuple[Factory, int, int]] = {  # a factory, the number of our steps in a round, and the number of kinds
     "WGAN-GP, 3": (wgan_gp(3), 4, 2),
     "WGAN-GP, 5": (wgan_gp(5), 6, 2),
     "two by turns": (kinds_in_turn(square, smooth, pattern="AB"), 1, 2),
@@ -41,7 +43,7 @@ PROGRAMS = pytest.mark.parametrize("program", LOOPS)
 
 
 class Followed:
-    """Of every step that is over: its kind, the plan that it followed, its peak, and its budget then."""
+    """Collects the kind, the plan, the peak and the budget of every finished step."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[tuple[int, object | None, int, int]] = []
@@ -103,13 +105,13 @@ def test_no_step_takes_more_than_a_budget_in_bytes_once_the_kinds_are_known(
     assert [peak for _, _, peak, _ in followed.steps[-12:] if peak > budget_bytes] == []
 
 
-# What comes next, by the kinds alone.
+# Prediction of the next step from the kinds alone.
 
 FIRST = SaveKey("", "0", "float32", (4,), (1,), 0)
 
 
 def told(kinds: str) -> str:
-    """What each of them was expected to be: "-" for nothing."""
+    """The expected kind of each step. "-" stands for no expectation."""
     watched, found = StepKinds(), []
     for kind in kinds:
         expected = watched.expected(FIRST)
@@ -133,7 +135,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 
 def test_a_kind_that_never_repeats_is_not_likely() -> None:
-    """Steps whose structure is random follow the plan of a step that began alike, instead of being recorded."""
+    """Steps of random structure follow the plan of a step that began alike. They are not recorded."""
     watched = StepKinds()
     for kind in range(100):
         expected = watched.expected(FIRST)

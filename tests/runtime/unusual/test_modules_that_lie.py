@@ -1,7 +1,6 @@
-"""Norm modules whose forward does otherwise than their attributes say: gradients are those of plain torch in every
-mode.
+"""Norm modules whose forward does not match their attributes: gradients are those of plain torch in every mode.
 
-Values change from small to ordinary over the steps, so that two constants give one result at first and not later.
+The values of the first steps hide a wrong constant; those of later steps do not.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
 Tensor = torch.Tensor
 _FEATURES = 24
 _ROWS = 256
-_COINCIDENT = 5  # steps in which two constants give one result: recipes are proven in them
+_COINCIDENT = 5  # the number of steps in which two constants give one result; recipes are proven in these steps
 
 
 class OtherEps(nn.LayerNorm):
@@ -41,7 +40,7 @@ class EpsOfAnotherName(nn.LayerNorm):
 
 
 class EpsThatIsSetBack(nn.LayerNorm):
-    """Its attribute is another as soon as the call is over."""
+    """Changes its attribute back as soon as the call ends."""
 
     def forward(self, input: Tensor) -> Tensor:
         self.eps = 1e-3
@@ -51,7 +50,7 @@ class EpsThatIsSetBack(nn.LayerNorm):
 
 
 class TwoEps(nn.LayerNorm):
-    """Calls the norm of its base twice, the second time with another eps."""
+    """Calls the norm of its base class twice, the second time with another eps."""
 
     def forward(self, input: Tensor) -> Tensor:
         self.eps = 1e-3
@@ -70,7 +69,7 @@ class NotOfTorch(nn.Module):
 
 
 class EpsThatGrows(nn.LayerNorm):
-    """Another eps in every step."""
+    """Uses another eps in every step."""
 
     calls = 0
 
@@ -90,7 +89,7 @@ class OtherRmsEps(nn.RMSNorm):
 
 
 class _Maps(nn.Module):
-    """Gives a norm of maps what it takes."""
+    """Reshapes the input for a norm of maps."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -119,7 +118,7 @@ class ShiftedBatch(nn.BatchNorm2d):
 
 class ShiftedBatchByKeyword(nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:
-        shift = input.detach().mean((0, 2, 3)).floor() * 0.5  # nothing at first
+        shift = input.detach().mean((0, 2, 3)).floor() * 0.5  # zero at first
         return functional.batch_norm(input, weight=None, bias=shift, running_mean=None, running_var=None, training=True)
 
 
@@ -144,7 +143,7 @@ class ShiftedInstance(nn.InstanceNorm2d):
 
 
 class ShiftedOnlyLater(nn.BatchNorm2d):
-    """By nothing but zeros in the steps in which recipes are proven."""
+    """Shifts by zeros in the steps in which recipes are proven."""
 
     calls = 0
 
@@ -173,8 +172,8 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 
 
 def _program(make: Callable[[], nn.Module]) -> Callable[[], Step]:
-    """Norms before what saves their outputs, with a product between two. There are many rows and few weights, so that a
-    plan has to do with what is saved. The inputs of the first steps hide every eps from 32 bits."""
+    """Norms whose outputs are saved, with a product between two norms. There are many rows and few weights, so that the
+    plan has to decide on saves. In the first steps the inputs are so large that float32 hides any eps."""
 
     def factory() -> Step:
         norms = [make() for _ in range(4)]

@@ -1,4 +1,4 @@
-"""Nested tensors, of both layouts, pass through; what is plain around them is moved."""
+"""Nested tensors of both layouts pass through. The plain tensors around them are moved."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _through_layers() -> Step:
 
 
 def _of_plain_rows() -> Step:
-    """The rows are saved as plain tensors, before and behind."""
+    """The rows before and after the nested tensor are saved as plain tensors."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
 
     def loss_of(index: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Optimizers that step inside of the backward: it ends no step, and the step is planned as a whole. See issue #14."""
+"""Optimizers that step within the backward do not end the step, which is planned as a whole. See issue #14."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_step_is_a_whole_pass(program: str) -> None:
         with vdnn.offload("vdnn-all", device=machine, min_bytes=0, measure=True) as session:
             for index in range(6):
                 step(index)
-    # Three batches before the first optimizer look like a step each: they are counted anew.
+    # Three batches before the first optimizer's step look like steps. The count begins again at that step.
     assert session.num_steps == 6
 
 
@@ -41,7 +41,7 @@ def test_under_the_least_budget_every_planned_step_takes_what_was_said(program: 
             for index in range(8):
                 step(index)
                 if index >= 4:
-                    # A step that ends in a backward is over at the first save behind it.
+                    # A step that ends in a backward is over at the next save.
                     assert session.plan is not None
         assert session.timeline is not None
         assert session.plan is not None
@@ -50,7 +50,7 @@ def test_under_the_least_budget_every_planned_step_takes_what_was_said(program: 
 
 
 def test_an_optimizer_that_steps_on_a_thread_of_the_backward_counts() -> None:
-    """As a GPU's does: what it trains is known, the thread is not."""
+    """As on a GPU: the runtime knows the parameters that the optimizer trains, but not the thread."""
     with VirtualMachine("titan-x", fake=False) as machine:
         model, strange = deep(), deep()
         optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, strange)]
@@ -74,7 +74,7 @@ def test_an_optimizer_that_steps_on_a_thread_of_the_backward_counts() -> None:
 
 
 def test_without_a_session_nothing_is_left_of_it() -> None:
-    """The hook of a session that was left counts nothing."""
+    """The hook of a closed session counts nothing."""
     with VirtualMachine("titan-x", fake=False) as machine:
         with vdnn.offload("vdnn-all", device=machine, min_bytes=0, measure=True) as session:
             step = one_for_each_parameter()()

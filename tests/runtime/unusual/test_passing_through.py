@@ -1,4 +1,6 @@
-"""What has no plain memory of its own: said so by one predicate, kept as it is, and let go of with its graph."""
+"""Tensors without plain memory of their own: one predicate recognizes them, and they are kept and released with their
+graph.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def test_what_torch_func_wraps_is_not_taken_for_plain_memory(transform: Callable
 
     def function(x: torch.Tensor) -> torch.Tensor:
         seen.append(has_plain_storage(x))
-        storage_of(x)  # raises nothing
+        storage_of(x)  # does not raise
         return x * 2
 
     transform(function)(torch.randn(4, 4))

@@ -1,4 +1,6 @@
-"""Proof does not end: what turns wrong after it was proven is found within a stated number of steps, and said."""
+"""Recipes are checked after their proof, too: one that turns wrong is found within a stated number of steps, and
+reported.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ def wrong_from() -> Iterator[Callable[[str], None]]:
 
 
 def follow(machine: VirtualMachine, step: Step, **options: Any) -> Session:
-    """A session under a plan that recomputes whatever can be, on real tensors."""
+    """A session on real tensors that follows a plan to recompute everything with a recipe."""
     with vdnn.offload("vdnn-all", device=machine, measure=True, min_bytes=0) as recorded:
         for index in range(3):
             step(index)
@@ -120,7 +122,7 @@ def test_a_recipe_that_was_found_wrong_is_followed_nowhere_any_more(wrong_from: 
             with pytest.raises(RecomputeError):
                 step(6)
             names = {name for name in proofs.disabled_recipes if "tanh" in name}
-            step(7)  # follows the plan without it
+            step(7)  # follows the plan without that recipe
         assert names
         with vdnn.offload("vdnn-all", device=machine, measure=True, min_bytes=0) as again:
             for index in range(4):

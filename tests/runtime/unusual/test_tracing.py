@@ -1,4 +1,4 @@
-"""What a tracer follows passes through: the program it makes inside a session is right for other inputs, too."""
+"""Tensors that a tracer follows pass through: a program traced within a session is right for other inputs, too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _layers() -> nn.Module:
 
 
 def _followed(trace: Callable[..., Any]) -> Factory:
-    """In step 2 and again in step 5 a whole step is traced; its program makes the gradients of all others."""
+    """Steps 2 and 5 trace a whole step. The traced program computes the gradients from then on."""
 
     def factory() -> Step:
         model = _layers()
@@ -39,7 +39,7 @@ def _followed(trace: Callable[..., Any]) -> Factory:
                 traced[:] = [trace(gradients)(torch.randn(12, 8), *parameters)]
             x = torch.randn(12, 8) * (1 + index)
             found = traced[0](x, *parameters) if traced else gradients(x, *parameters)
-            # Beside it the session moves what an ordinary step saves.
+            # Beside the traced program, the session moves the saves of an ordinary step.
             model.zero_grad()
             loss = model(x).square().mean()
             loss.backward()
@@ -72,7 +72,7 @@ def _exported() -> Step:
 
 
 def _ahead_of_time() -> Step:
-    """A joint graph of forward and backward; what its forward saves at run time is plain."""
+    """A joint graph of forward and backward. The saves of its forward are plain tensors at run time."""
     model = _layers()
     names = [name for name, _ in model.named_parameters()]
 

@@ -1,4 +1,4 @@
-"""What a recipe reads is written between forward and backward, in ways that no version counter shows."""
+"""Writes to operands of a recipe between forward and backward, in ways that no version counter shows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _model() -> nn.Sequential:
 
 
 def program(write: Write, *, first_step: int = 0) -> Callable[[], Step]:
-    """Writes between forward and backward of every step from `first_step` on."""
+    """Writes between the forward and backward of every step, from `first_step` on."""
 
     def factory() -> Step:
         model = _model()
@@ -91,7 +91,8 @@ def test_a_policy_without_a_plan_reads_what_was_there_when_it_discarded(write: W
 @pytest.mark.parametrize("mode", PLAN_MODES)
 @pytest.mark.parametrize("write", WRITES)
 def test_a_write_that_comes_later_is_never_followed_by_a_wrong_number(write: Write, mode: str) -> None:
-    """With every step rechecked: either the bits of plain torch, or an error before the optimizer has used them."""
+    """Every step is rechecked. It gives the bits of plain torch, or raises before the optimizer has used wrong
+    gradients."""
     steps = 12
     torch.manual_seed(20)
     plain = program(write, first_step=6)
@@ -117,7 +118,7 @@ def test_an_operand_that_the_recorded_step_writes_to_has_no_recipe() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_norm_that_is_stepped_by_hand_before_the_backward(mode: str) -> None:
-    """A version counter shows it, and plain PyTorch has saved neither weight nor bias of what it reads."""
+    """A version counter shows this write, but plain PyTorch raises no error: it does not save the bias of a norm."""
 
     def write(model: nn.Sequential) -> None:
         with torch.no_grad():
@@ -129,8 +130,8 @@ def test_a_norm_that_is_stepped_by_hand_before_the_backward(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("place", ["the input", "an activation", "both"])
 def test_what_the_program_holds_is_written_behind_autograd(place: str, mode: str) -> None:
-    """Its own uses see the write, as in plain PyTorch. What was computed from it before must not: where no plan is
-    followed, nothing tells before a recheck does, and that raises."""
+    """The program's own uses see the write, as in plain PyTorch. Values computed before the write must not change.
+    Without a plan nothing shows it before a recheck, which raises."""
 
     def factory() -> Step:
         first, last = nn.Linear(16, 16), nn.Linear(16, 16)
