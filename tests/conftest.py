@@ -1,9 +1,9 @@
-"""The devices that one contract suite runs over, and how hypothesis speaks.
+"""The devices that one contract suite runs over, and the settings of hypothesis.
 
-`device` is every implementation of the seam: the simulated device under each schedule, CudaDevice on the fake driver
-(as early and as late as it may run), and CudaDevice on a GPU where there is one. VDNN_REQUIRE_CUDA=1 turns the skip
-on a machine without a GPU into a failure, so that a GPU runner cannot pass by skipping. Each device is closed after
-its test, and the fake driver must then count nothing alive.
+`device` is every implementation of Device: the simulated device under each schedule, CudaDevice on the fake driver
+(running as early and as late as is legal), and CudaDevice on a GPU if there is one. With VDNN_REQUIRE_CUDA=1 a machine
+without a GPU fails instead of skipping, so that a GPU runner cannot pass by skipping. Each device is closed after its
+test, and the fake driver must then count no live objects.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCHEDULE_IDS = [schedule.name.lower() for schedule in SCHEDULES]
 
 
 def require_cuda() -> None:
-    """Skips without a GPU, or fails where one is required."""
+    """Skips without a GPU, or fails if VDNN_REQUIRE_CUDA requires one."""
     status = _C.driver_status()
     if status["device_count"]:
         return
@@ -41,11 +41,11 @@ def open_fake_device(fake: FakeDriver) -> _C.CudaDevice:
 
 @pytest.fixture
 def fake_driver() -> Iterator[FakeDriver]:
-    """The fake driver, as new; afterwards nothing may be alive in it."""
+    """The fake driver, reset. After the test, nothing may be alive in it."""
     gc.collect()
     driver = FakeDriver()
     driver.reset()
-    if driver.leaks():  # left by a test that dropped a device without closing it
+    if driver.leaks():  # an earlier test dropped a device without closing it
         open_fake_device(driver).close()
     yield driver
     gc.collect()

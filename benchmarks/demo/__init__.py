@@ -1,1 +1,1 @@
-"""`make demo`: a small GPT trained under a budget beside the same loop without vdnn, and VGG-16 planned for a card."""
+"""`make demo` trains a small GPT under a budget and the same loop without vdnn, and plans VGG-16 for a card."""

@@ -1,8 +1,8 @@
-"""`make demo`: trains a small GPT under a byte budget beside the same loop without vdnn, and plans VGG-16 for a card.
+"""`make demo` trains a small GPT under a byte budget and the same loop without vdnn, and plans VGG-16 for a card.
 
-With a GPU it trains there. Without one it trains on a virtual machine: real tensors on the CPU, and a card's memory and
-time. It prints both runs side by side and writes a page and a picture. Exit code 0: losses, parameters and
-gradients were equal bit for bit, and the budget held.
+With a GPU it trains there. Without one it trains on a virtual machine: real tensors on the CPU, with the memory and the
+time of a card. It prints both runs side by side, and writes a page and a picture. Exit code 0 means that losses,
+parameters and gradients were equal bit for bit, and that the budget held.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MatplotlibMissingError as missing:
         print(f"demo: {missing}", file=sys.stderr)
         return 2
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS has deterministic algorithms only with it
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this setting
     has_gpu = torch.cuda.is_available() and not options.no_gpu
     try:
         return show(options.folder, CudaDevice if has_gpu else VirtualDevice, GPU_SIZE if has_gpu else CPU_SIZE)

@@ -1,4 +1,4 @@
-"""Where the demo trains: a virtual machine with real tensors on the CPU, or the GPU of this machine.
+"""The devices of the demo: a virtual machine with real tensors on the CPU, or the GPU of this machine.
 
 Both measure the peak and the time of each step of the loop without vdnn. A session measures its own steps.
 """
@@ -20,14 +20,14 @@ HARDWARE = "titan-x"
 
 
 class Measured(NamedTuple):
-    """One training step."""
+    """The peak and the time of one training step."""
 
     peak_bytes: int
     step_ns: int
 
 
 class DemoDevice(ABC):
-    """One device, for one training run: enter it, make the model on `torch_device`, and train."""
+    """One device for one training run: enter it, make the model on `torch_device`, and train."""
 
     cell_place: str
     clock: str
@@ -44,7 +44,7 @@ class DemoDevice(ABC):
 
     @abstractmethod
     def entered(self) -> contextlib.AbstractContextManager[None]:
-        """The run happens inside."""
+        """Returns the context manager that the run happens inside."""
 
     @abstractmethod
     def session(self, budget_bytes: int) -> Session: ...
@@ -54,7 +54,7 @@ class DemoDevice(ABC):
 
     @abstractmethod
     def end_step(self) -> Measured:
-        """The peak and the time since begin_step()."""
+        """Returns the peak and the time since begin_step()."""
 
 
 class VirtualDevice(DemoDevice):
@@ -78,7 +78,7 @@ class VirtualDevice(DemoDevice):
             yield
 
     def session(self, budget_bytes: int) -> Session:
-        # The saved tensors of a demonstration are small: the default of 1 MiB would keep most of them.
+        # The saved tensors of the demo are small: the default min_bytes of 1 MiB would keep most of them.
         return vdnn.offload(budget=budget_bytes, device=self._machine, min_bytes=0)
 
     def begin_step(self) -> None:
@@ -90,7 +90,7 @@ class VirtualDevice(DemoDevice):
 
 
 class CudaDevice(DemoDevice):
-    """The GPU of this machine, with torch's own count of memory and algorithms that give the same bits each time."""
+    """The GPU of this machine. Torch counts the memory, and algorithms are deterministic."""
 
     cell_place = "cuda"
     clock = "device"
@@ -120,7 +120,7 @@ class CudaDevice(DemoDevice):
         ended = self._event()
         ended.synchronize()
         statistics: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(self.torch_device)
-        # Requested bytes, as sessions count: the allocator rounds them up.
+        # Requested bytes, as in sessions: the allocator rounds allocated bytes up.
         peak_bytes = int(statistics["requested_bytes"]["all"]["peak"])
         return Measured(peak_bytes, round(self._began.elapsed_time(ended) * 1e6))
 

@@ -1,4 +1,4 @@
-"""The picture of the demo: memory over one training step, with everything kept and under the budget, for each model."""
+"""The picture of the demo: memory over one training step of each model, with everything kept and under the budget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 @dataclass(frozen=True, slots=True)
 class DrawnStep:
-    """The recording says what the step takes with everything kept, the timeline what it takes under the plan."""
+    """One step: the recording has the memory with everything kept, the timeline the memory under the plan."""
 
     title: str
     recording: Recording
@@ -29,7 +29,7 @@ class DrawnStep:
 
 
 def draw_steps(steps: Sequence[DrawnStep], path: Path) -> None:
-    """A PNG, one panel for each step. Needs matplotlib."""
+    """Writes a PNG with one panel for each step. Needs matplotlib."""
 
     def draw(figure: Any, shape: Shape) -> None:
         panels = figure.subplots(1, len(steps), squeeze=False)[0]
@@ -59,7 +59,7 @@ def _draw_step(axes: Any, step: DrawnStep, shape: Shape) -> None:
     axes.axhline(
         step.budget_bytes / unit_bytes, color=VERMILION.light, linestyle="--", linewidth=1.4, label=budget_label
     )
-    axes.set_ylim(0, 1.45 * max(kept) / unit_bytes)  # the legend lies above the curves
+    axes.set_ylim(0, 1.45 * max(kept) / unit_bytes)  # leaves room for the legend above the curves
     axes.set_xlim(left=0)
     axes.set_title(step.title, loc="left")
     axes.set_ylabel(f"bytes on the device ({unit})")
@@ -68,5 +68,5 @@ def _draw_step(axes: Any, step: DrawnStep, shape: Shape) -> None:
 
 
 def unit_for(nbytes: int) -> tuple[str, int]:
-    """The largest unit of which there is at least one; the smallest for less."""
+    """Returns the largest unit that does not exceed the size, or else the smallest unit."""
     return next(((name, size) for name, size in UNITS if nbytes >= size), UNITS[-1])

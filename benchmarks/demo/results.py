@@ -1,4 +1,4 @@
-"""What the demo leaves: a run for `vdnn report`, its page, and the picture. All are written whole or not at all."""
+"""Writes the results of the demo, all or nothing: a run for `vdnn report`, its page, and the picture."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ RUN, PAGE, PICTURE = "run", "report.html", "memory.png"
 
 @contextlib.contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
-    """A folder to write to. Its entries replace those of `folder` after the block; if the block raises or Ctrl-C
-    stops it, `folder` stays as it was."""
+    """Yields a folder to write to. Its entries replace those of `folder` after the block. If the block raises or Ctrl-C
+    stops it, `folder` is unchanged."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as unfinished:
         made, replaced = Path(unfinished) / "made", Path(unfinished) / "replaced"
@@ -34,13 +34,13 @@ def written_whole(folder: Path) -> Iterator[Path]:
         folder.mkdir(exist_ok=True)
         for entry in sorted(made.iterdir()):
             target = folder / entry.name
-            if target.is_dir():  # a folder cannot be replaced in one move
+            if target.is_dir():  # a move does not replace a folder
                 target.rename(replaced / entry.name)
             entry.replace(target)
 
 
 def write_results(folder: Path, trained: SideBySide, planned: PlanReport, budget: str) -> None:
-    """Into an empty folder."""
+    """Writes the run, its page and the picture to an empty folder."""
     run = folder / RUN
     trained.step.save(run)
     append_cells(run, _cells(trained))
@@ -64,7 +64,7 @@ def _drawn(trained: SideBySide, planned: PlanReport) -> list[DrawnStep]:
 
 
 def _cells(trained: SideBySide) -> list[Cell]:
-    """Plain, and under the budget."""
+    """Returns the cells of the plain run and of the run under the budget."""
     plain = _last(trained.plain)
     ours = _last(trained.ours)
     timeline = trained.step.measured

@@ -1,6 +1,6 @@
-"""One small GPT trained twice from the same state on the same text: without vdnn, and under a budget.
+"""Trains one small GPT twice from the same state on the same text: without vdnn, and under a budget.
 
-The text is the documentation of this repository, byte by byte. The loop is one function: the run under the budget
+The text is the documentation of this repository, byte by byte. Both runs call the same loop; the run under the budget
 calls it inside a session, and nothing else differs.
 """
 
@@ -29,8 +29,8 @@ STEP_NAME = "gpt"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What is trained. A session warms up in the first step and records the second: the plan is followed from the
-    third on."""
+    """The size of the model, the batch and the run. A session warms up in the first step and records the second, so the
+    plan is followed from the third on."""
 
     layers: int
     width: int
@@ -45,14 +45,14 @@ class Size:
 
 
 CPU_SIZE = Size(layers=4, width=128, heads=4, tokens=128, batch=16, steps=12)
-# Larger, so that activations take more than the workspaces of cuBLAS.
+# This size is larger, so that activations take more memory than the workspaces of cuBLAS.
 GPU_SIZE = Size(layers=8, width=512, heads=8, tokens=512, batch=32, steps=12)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """`measured` has an entry for each step; None where nobody measured it. `tensors`: the parameters, and their
-    gradients of the last step."""
+    """`measured` has an entry for each step, or None if the step was not measured. `tensors` are the parameters and
+    their gradients of the last step."""
 
     losses: tuple[float, ...]
     measured: tuple[Measured | None, ...]
@@ -61,7 +61,7 @@ class TrainingRun:
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """Both runs. `planned_from`: the first step that follows the plan, counted from 0."""
+    """Both runs. `planned_from` is the first step that follows the plan, counted from 0."""
 
     size: Size
     device_name: str
@@ -100,7 +100,7 @@ class SideBySide:
 
     @property
     def planned_peak_bytes(self) -> int:
-        """The highest of all steps that followed the plan."""
+        """The highest peak of the steps that followed the plan."""
         return _peak(self.ours.measured[self.planned_from :])
 
     @property
@@ -115,7 +115,7 @@ class SideBySide:
 def train_side_by_side(
     make_device: Callable[[], DemoDevice], size: Size, on_step: Callable[[str], None] = lambda doing: None
 ) -> SideBySide:
-    """Each run has a device of its own, so that neither counts the other's memory."""
+    """Trains on two devices, one for each run, so that neither run counts the other's memory."""
     plain = _train_plain(make_device(), size, on_step)
     device = make_device()
     budget_bytes = int(BUDGET_SHARE * _peak(plain.measured))
@@ -172,7 +172,7 @@ def _train_under(
 def _train(
     device: torch.device, size: Size, begin: Callable[[int], None], end: Callable[[], None]
 ) -> tuple[tuple[float, ...], dict[str, torch.Tensor]]:
-    """The training loop. It does not know of vdnn."""
+    """The training loop, which does not use vdnn."""
     torch.manual_seed(0)
     model = _initialized(Gpt(size.shape)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -197,20 +197,22 @@ def _train(
 
 
 def _initialized(model: Gpt) -> Gpt:
-    """As GPT-2 is: the head's matrix is the embedding's, and torch's own initialization of it is 50 times as wide."""
+    """Initializes the model as GPT-2 does. The head shares the embedding's matrix, which torch by default initializes
+    with 50 times the standard deviation."""
     for embedding in (model.words, model.places):
         torch.nn.init.normal_(embedding.weight, std=0.02)
     return model
 
 
 def text_of(folder: Path) -> torch.Tensor:
-    """The pages of a folder in order of their names, as bytes."""
+    """Returns the pages of a folder as bytes, in the order of their names."""
     pages = b"".join(page.read_bytes() for page in sorted(folder.glob("*.md")))
     return torch.frombuffer(bytearray(pages), dtype=torch.uint8)
 
 
 def _batch(text: torch.Tensor, size: Size, generator: torch.Generator) -> torch.Tensor:
-    """Stretches of the text, one token longer than the model reads: the last is only predicted."""
+    """Returns random stretches of the text. Each is one token longer than the model reads, because the last token is
+    only predicted."""
     begins = torch.randint(len(text) - size.tokens, (size.batch,), generator=generator).tolist()
     return torch.stack([text[begin : begin + size.tokens + 1] for begin in begins]).long()
 

@@ -1,4 +1,4 @@
-"""The demo's text: both runs side by side, and what they show in a few sentences."""
+"""The text of the demo: both runs side by side, and a few sentences about the result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def training_text(trained: SideBySide) -> str:
 
 
 def verdict(trained: SideBySide) -> str:
-    """One line for each thing that was to be shown."""
+    """Returns one line for each claim of the demo."""
     steps, tensors = len(trained.plain.losses), len(trained.plain.tensors)
     same_steps = steps - len(trained.different_steps)
     same_tensors = tensors - len(trained.different_tensors)
@@ -69,7 +69,7 @@ def _peak(measured: Measured | None) -> str:
 
 
 def _doing(trained: SideBySide, step: int) -> str:
-    """What the session does in a step."""
+    """Says what the session does in a step."""
     if step >= trained.planned_from:
         return "follows the plan"
     return "records" if step == trained.planned_from - 1 else "warms up"

@@ -1,4 +1,4 @@
-"""Functions that `vdnn advise` is given: right ones, and wrong ones."""
+"""Functions for tests to pass to `vdnn advise`: valid ones and invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small trainings with one fault each, or none, and what the advisor knows of them."""
+"""Small trainings with one fault or none, and the advisor's evidence of them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def training_of(
     *,
     step: Callable[..., object] | None = None,
 ) -> LoopTraining:
-    """With SGD of the plainest form, of which there is little to say."""
+    """Makes a training with plain SGD, which gives the advisor little to report."""
     given = loader if loader is not None else DataLoader(vectors(), batch_size=BATCH)
     chosen = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
     return LoopTraining(model, given, chosen, None if step else functional.cross_entropy, step=step)

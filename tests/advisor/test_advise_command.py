@@ -1,4 +1,4 @@
-"""`vdnn advise`: a loop or a function of a batch size, as text or JSON; what is wrong is said in a sentence."""
+"""`vdnn advise` takes a loop or a function of a batch size, prints text or JSON, and explains errors in a sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = "tests.advisor.my_training"
 
 @pytest.fixture(scope="module")
 def said_of_a_loop() -> str:
-    """One run, as JSON."""
+    """The output of one run, as JSON."""
     written = io.StringIO()
     with contextlib.redirect_stdout(written):
         assert main(["advise", f"{HERE}:loop", "--hardware", "h100", "--json"]) == 0

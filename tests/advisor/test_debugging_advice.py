@@ -1,4 +1,4 @@
-"""Debugging tools that are on, around the steps or inside them, are named with how each is turned off."""
+"""Advice names debugging tools that are on, around the steps or inside them, and says how to turn each off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an examination knows: each rehearsal once, what a GPU would have told, and what could not be watched."""
+"""The evidence of an examination: each rehearsal runs once, facts of the GPU are used, and gaps are reported."""
 
 from __future__ import annotations
 

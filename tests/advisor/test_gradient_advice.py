@@ -1,4 +1,4 @@
-"""Gradients that need not be: those of a bias before a batch norm, and those that are filled with zeros."""
+"""Advice on unnecessary gradients: those of a bias before a batch norm, and those that are filled with zeros."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_biases_before_norms_are_named_with_the_difference_of_two_rehearsals() -
     assert "follows: 0, 3 (0 by 1)." in advice.seen
     without = rehearse(evidence.training, H100, Change(without_biases=("0.bias", "3.bias")))
     assert advice.gain.saved_ns == evidence.base.step_ns - without.step_ns > 0
-    state_bytes = 2 * (3 * 8 * 4 + 4)  # of each bias: itself and Adam's two moments, and the count of its steps
+    state_bytes = 2 * (3 * 8 * 4 + 4)  # for each bias: itself, Adam's two moments, and the step count
     assert advice.gain.saved_bytes >= state_bytes
 
 
@@ -45,7 +45,7 @@ def test_what_a_model_without_those_biases_takes_is_what_was_predicted() -> None
 
 
 class Branched(nn.Module):
-    """The convolution's output is read beside the norm too: its bias is no waste."""
+    """The output of the convolution is also read outside the norm, so its bias is needed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Branched(nn.Module):
 
 
 def frozen() -> nn.Module:
-    """A norm with its running mean takes away another constant."""
+    """A norm in eval mode subtracts its running mean, so it does not cancel the bias."""
     model = convolutional(bias=True)
     model[1].eval()
     model[4].eval()

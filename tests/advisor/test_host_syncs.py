@@ -1,4 +1,4 @@
-"""Where a step makes the host wait for the GPU: each place once, with its line, and nothing else."""
+"""Host syncs of a step: each is found once, with its line, and nothing else is reported."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LOOKS: dict[str, Look] = {
 
 
 class Looked(nn.Module):
-    """Its forward looks at what goes by."""
+    """A module that calls a given function on the input of its forward."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -97,14 +97,14 @@ def test_two_calls_on_one_line_count_twice() -> None:
 
 def test_a_step_that_only_computes_is_not_advised() -> None:
     model = perceptron()
-    adam = torch.optim.Adam(model.parameters(), foreach=False)  # which reads its own counts, on the host
+    adam = torch.optim.Adam(model.parameters(), foreach=False)  # it reads its own step counts on the host
     evidence = evidence_of(training_of(model, optimizer=adam), steps=2)
     assert found(Kind.HOST_SYNC, evidence) == []
     assert evidence.base.syncs == ()
 
 
 def test_a_copy_to_the_device_of_the_model_is_no_wait() -> None:
-    """As torch's own clipping of gradients makes, and `.to(device)` of a program that is tried on the CPU."""
+    """Torch's gradient clipping makes such a copy, and so does `.to(device)` in a program that runs on the CPU."""
 
     def step(model: Any, optimizer: Any, batch: Any) -> None:
         functional.cross_entropy(model(batch[0].to("cpu")), batch[1].to("cpu")).backward()
@@ -135,7 +135,7 @@ def test_copies_of_what_is_on_the_host_are_seen_from_the_step_given() -> None:
 
 
 class Branching(nn.Module):
-    """Twice as much is computed where the input is negative."""
+    """A model that computes twice as much if a condition on the input holds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,13 +143,14 @@ class Branching(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         x = self.first(x)
-        if x.detach().square().sum() < 0:  # never
+        if x.detach().square().sum() < 0:  # this never happens
             x = self.first(x)
         return self.last(x)
 
 
 def test_a_rehearsal_goes_the_way_the_real_step_went() -> None:
-    """Without data a branch has no answer: the real step's is taken, and without one it is yes."""
+    """Without data a branch has no answer. The rehearsal takes the real step's answer; without a real step it takes
+    yes."""
     seen = evidence_of(training_of(Branching()), steps=1)
     blind = evidence_of(training_of(Branching()), steps=0)
     products = dict(blind.base.products)["float32"] - dict(seen.base.products)["float32"]
@@ -159,7 +160,7 @@ def test_a_rehearsal_goes_the_way_the_real_step_went() -> None:
 
 
 class Chosen(nn.Module):
-    """Half of a batch goes through a layer, as in a mixture of experts."""
+    """Half of the batch goes through a layer, as in a mixture of experts."""
 
     def __init__(self, choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Loaders: advised on by what a batch was measured to take, beside the step; cudnn.benchmark by their shapes."""
+"""Advice on loaders, from the measured time of a batch and of a step; advice on cudnn.benchmark, from the shapes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from vdnn.advisor.told import Told
 
 
 def timed(loader_ns: int, step_ns: int | None = None, *, workers: int = 0) -> Evidence:
-    """Of a loader that was measured to take so long for a batch."""
+    """Evidence of a loader with the given measured times for each batch."""
     loader = DataLoader(vectors(), batch_size=BATCH, num_workers=workers)
     training = training_of(perceptron(), DataLoader(vectors(), batch_size=BATCH))
     evidence = evidence_of(training)
@@ -97,7 +97,7 @@ def test_pinned_or_small_batches_are_not_advised() -> None:
 
 
 class TickingLoader:
-    """Each batch takes 7 of the clock's units, the first 100."""
+    """Each batch takes 7 units of the clock, and the first takes 100."""
 
     def __init__(self) -> None:
         self.now_ns = 0

@@ -1,4 +1,4 @@
-"""A step that does not fit is told what makes it fit, each with its cost; one that fits is not. The largest batch."""
+"""Advice for a step that does not fit: each remedy with its cost. A step that fits gets the largest batch instead."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAKES_IT_FIT = (Kind.LARGEST_BATCH, Kind.OFFLOAD, Kind.CHECKPOINTING, Kind.ACCUM
 
 
 class Block(nn.Module):
-    """Saves three tensors of its input's size."""
+    """A block that saves three tensors of its input's size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def evidence_under(budget_bytes: int | None) -> Evidence:
 
 @pytest.fixture(scope="module")
 def tight() -> Evidence:
-    """Five sixths of what the step takes."""
+    """Evidence under a budget of five sixths of the step's peak."""
     return evidence_under(evidence_under(None).base.peak_bytes * 5 // 6)
 
 
@@ -69,7 +69,7 @@ def test_each_way_to_fit_is_advised_with_its_cost(kind: Kind, change: Change | N
 def test_what_does_not_make_it_fit_is_not_advised(tight: Evidence) -> None:
     least = evidence_under(rehearse(tight.training, H100, Change(checkpointed=True)).peak_bytes - 1)
     assert found(Kind.CHECKPOINTING, least) == []
-    nothing = evidence_under(1 << 20)  # the parameters alone are more
+    nothing = evidence_under(1 << 20)  # less than the parameters alone
     assert [found(kind, nothing) for kind in MAKES_IT_FIT] == [[], [], [], []]
 
 
@@ -107,14 +107,14 @@ def test_the_largest_batch_fits_and_one_more_does_not(budget_bytes: int) -> None
 
 
 def test_a_batch_is_no_larger_than_the_data() -> None:
-    training = training_of(perceptron())  # batches of 16 of 64 samples
+    training = training_of(perceptron())  # batches of 16 out of 64 samples
     (advice,) = found(Kind.LARGEST_BATCH, evidence_of(training))
     assert "all the data fits" in advice.seen
     assert advice.action.startswith("a batch of up to 64")
 
 
 def test_a_batch_that_wins_no_time_is_not_advised() -> None:
-    """Of a batch that fills the card already there is nothing to win but room."""
+    """The batch already fills the card, so a larger one only uses more memory."""
     training = WorkloadTraining(stack, 1 << 19, name="stack")
     evidence = Evidence(training, H100)
     assert evidence.fits

@@ -1,4 +1,4 @@
-"""Optimizers: loops and lists are told of the fused kernel, a large state of libraries that keep it in 8 bits."""
+"""Advice on optimizers: the fused kernel for loops and foreach lists, and 8-bit libraries for a large state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_loop_over_parameters_is_told_of_the_fused_kernel() -> None:
 
 
 def test_the_default_is_rehearsed_as_a_gpu_has_it() -> None:
-    """Lists of parameters, where the CPU's default is a loop."""
+    """The default on a GPU is foreach; on the CPU it is a loop."""
     default, lists = with_adam(), with_adam(foreach=True)
     assert default.base.step_ns == lists.base.step_ns < with_adam(foreach=False).base.step_ns
     (advice,) = found(Kind.OPTIMIZER_FORM, default)
@@ -81,8 +81,8 @@ def test_a_large_state_is_told_of_8_bits(installed: bool, monkeypatch: pytest.Mo
     (advice,) = found(Kind.OPTIMIZER_STATE, evidence)
     large, last, bias = 256 * 256, 256 * 10, 256
     each_pair = [
-        *[2 * (4 * large - (large + 4 * large // 256))] * 3,  # a byte each, a scale for each 256
-        *[0] * 3,  # biases stay as they are
+        *[2 * (4 * large - (large + 4 * large // 256))] * 3,  # one byte for each element, and one scale for each 256
+        *[0] * 3,  # the state of the biases is unchanged
     ]
     assert last < 4096, "too small for either library"
     assert bias < 4096

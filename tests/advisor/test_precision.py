@@ -1,4 +1,4 @@
-"""Mixed precision and tf32: advised where products run in float32 and the card is faster with less."""
+"""Advice on mixed precision and tf32: given if matrix products run in float32 and the card is faster at less."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vdnn.hardware import load_profile
 
 
 def wide() -> nn.Sequential:
-    """Its products take longer than their launches: 4096 rows by a million weights."""
+    """A model whose products take longer than their launches: 4096 rows by a million weights."""
     return nn.Sequential(nn.Linear(256, 4096), nn.Linear(4096, 4096), nn.Linear(4096, 10))
 
 
@@ -36,7 +36,7 @@ def test_autocast_is_advised_with_the_difference_of_two_rehearsals() -> None:
     assert (gain.before_ns, gain.after_ns) == (plain.step_ns, cast.step_ns)
     assert (gain.before_bytes, gain.after_bytes) == (plain.peak_bytes, cast.peak_bytes)
     assert gain.saved_ns > 0
-    products = 3 + 2 + 3  # forward; gradients of the inputs, the first of which needs none; of the weights
+    products = 3 + 2 + 3  # forward; gradients of the inputs, except the first; gradients of the weights
     assert advice.seen.startswith(f"{products} of {products} products")
     assert 'torch.autocast("cuda", torch.bfloat16)' in advice.action
 
@@ -62,7 +62,7 @@ def test_a_model_in_halves_is_not_advised() -> None:
 
 
 def test_a_step_that_has_mixed_precision_for_the_card_is_not_advised() -> None:
-    """On a machine without the card its autocast would be turned off, and its products seem to be float32."""
+    """On a machine without the card, torch turns autocast off, and the products seem to be in float32."""
 
     def step(model: Any, optimizer: Any, batch: Any) -> None:
         with torch.autocast("cuda", torch.bfloat16):
@@ -92,7 +92,7 @@ def test_a_step_of_ones_own_is_rehearsed_with_autocast_in_the_model() -> None:
 
 
 def test_where_autocast_takes_longer_it_is_not_advised() -> None:
-    """Small layers: conversions are launches too, and the arithmetic is nothing beside them."""
+    """For small layers, the launches of the conversions cost more than the arithmetic saves."""
     evidence = evidence_of(training_of(perceptron()))
     slower = evidence.gain_of(Change(autocast="bfloat16"), "autocast")
     assert slower.saved_ns < 0

@@ -1,4 +1,4 @@
-"""vdnn.advise refuses what is no training, and says what was expected and what came."""
+"""vdnn.advise refuses what is not a training, and says what was expected and what was passed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vdnn.advise leaves model, optimizer, loader and every random state as they were; also when it is stopped."""
+"""vdnn.advise leaves the model, optimizer, loader and every random state unchanged, even if it is interrupted."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from vdnn.advisor.told import Told
 
 
 class World:
-    """All that must stay."""
+    """The training and all state that must stay unchanged."""
 
     def __init__(self) -> None:
         torch.manual_seed(3)
         self.model = nn.Sequential(nn.Dropout(0.1), *convolutional(bias=True))
-        self.model[3].eval()  # one module that is frozen
+        self.model[3].eval()  # one module in eval mode
         self.generator = torch.Generator().manual_seed(5)
         self.loader = DataLoader(pictures(), batch_size=BATCH, shuffle=True, generator=self.generator)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
         x, y = pictures(4)[:4]
         functional.cross_entropy(self.model(x), y).backward()
-        self.optimizer.step()  # gradients stay, and a state is there
+        self.optimizer.step()  # now there are gradients and optimizer state
 
     def state(self) -> dict[str, Any]:
         numbers: Any = numpy.random.get_state()

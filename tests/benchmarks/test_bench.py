@@ -1,4 +1,5 @@
-"""`make bench` chooses by what the machine has; what it prints of a GPU's run, made up here, and of none."""
+"""`make bench` chooses its programs by the hardware. Tests cover its output with a made-up GPU run and without a
+GPU."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def test_a_sweep_that_fails_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_without_a_gpu_it_trains_for_real_and_computes_the_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Both programs have tests of their own."""
+    """Both programs have their own tests."""
     called = []
     monkeypatch.setattr(bench.vgg16_steps, "main", lambda arguments: called.append(arguments) or 0)
     monkeypatch.setattr(bench.reproduction, "main", lambda arguments: called.append(arguments) or 0)

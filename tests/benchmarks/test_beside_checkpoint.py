@@ -1,4 +1,4 @@
-"""auto beside torch's checkpointing, on a network so small that a test can wait for it."""
+"""Compares auto with torch's checkpointing, on a network small enough for a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cell in a process of its own: whatever becomes of the process is a result."""
+"""A cell runs in its own process, and any end of that process is recorded as a result."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_answer_of_an_earlier_run_is_not_taken_for_this_ones(tmp_path: Path) 
 def test_what_a_cell_leaves_running_is_ended_with_it(tmp_path: Path) -> None:
     child = run(leaves_a_child, tmp_path).step_ns
     assert child is not None
-    for _ in range(1000):  # it is killed; to be gone it has to be reaped by whoever inherited it
+    for _ in range(1000):  # the killed process remains until the process that inherited it reaps it
         state = _state_of(child)
         if state in (None, "Z"):
             break
@@ -120,7 +120,7 @@ def test_a_fresh_process_answers_as_a_forked_one_does(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_made_ahead_waits_for_its_cell_and_ends_without_one(tmp_path: Path) -> None:
-    """Its time counts from its cell on."""
+    """Its time limit starts when it receives its cell."""
     process = CellProcess(good, tmp_path, limit_s=PATIENCE_S, forks=False)
     assert process.wait_for_end(0.2) is None
     result = None

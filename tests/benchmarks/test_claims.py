@@ -1,4 +1,4 @@
-"""What benchmarks.claims makes of a run: each claim held, broken, and not asked."""
+"""benchmarks.claims judges each claim about a run: held, broken, or not asked."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PLAIN = cell("plain")
         ([PLAIN, cell("checkpoint", 60, 1300), cell("vdnn-auto", 60, 1300)], True),
         ([PLAIN, cell("checkpoint", 60, 1300), cell("vdnn-auto", 60, 1309)], True),  # within the noise
         ([PLAIN, cell("checkpoint", 60, 1300), cell("vdnn-auto", 60, 1311)], False),
-        ([PLAIN, cell("checkpoint", 60, 1300), cell("vdnn-auto", 61, 1000)], False),  # not as low
+        ([PLAIN, cell("checkpoint", 60, 1300), cell("vdnn-auto", 61, 1000)], False),  # more memory than the peer
         ([PLAIN, cell("checkpoint", 60, 1300), cell("vdnn-auto", 61, 1000), cell("vdnn-auto", 40, 1200)], True),
         ([PLAIN, cell("checkpoint", 60, 1300, compiled=True), cell("vdnn-auto", 60, 1000)], None),
         ([PLAIN, cell("checkpoint", 60, 1300, batch=4), cell("vdnn-auto", 60, 1000)], None),
@@ -97,13 +97,13 @@ def test_what_was_predicted_is_held_against_what_came() -> None:
 
 
 def run_with(tmp_path: Path, copied_ns: int) -> tuple[Path, list[dict[str, Any]]]:
-    """A run whose link was probed at a byte a ns each way, and 1.9 both ways at once."""
+    """A run whose link was probed at one byte per ns in each direction, and at 1.9 in both at once."""
     rate = 10**9
     probed = {"to_host_bytes_per_s": rate, "to_device_bytes_per_s": rate, "both_ways_bytes_per_s": int(1.9 * rate)}
     (tmp_path / "link.jsonl").write_text(json.dumps(probed) + "\n")
     copies = (
         Copy(Track.TO_HOST, 0, 16 * MIB, 0, copied_ns),
-        Copy(Track.TO_HOST, 1, MIB, copied_ns, 100 * copied_ns),  # short: it says nothing
+        Copy(Track.TO_HOST, 1, MIB, copied_ns, 100 * copied_ns),  # too short to judge
     )
     folder = tmp_path / "steps" / "net.vdnn"
     folder.mkdir(parents=True)
@@ -115,7 +115,7 @@ def run_with(tmp_path: Path, copied_ns: int) -> tuple[Path, list[dict[str, Any]]
 
 @pytest.mark.parametrize(("part", "held"), [(0.96, True), (0.91, True), (0.90, False)])
 def test_copy_engines_are_held_against_the_link(tmp_path: Path, part: float, held: bool) -> None:
-    """0.95 of what the link has for each way while both are busy: 0.95 x 0.95."""
+    """The required rate is 0.95 of the link's share for each direction while both are busy: 0.95 x 0.95."""
     run, cells = run_with(tmp_path, round(16 * MIB / part))
     assert engines_at_full_rate(run, cells).held is held
     assert engines_at_full_rate(tmp_path / "steps", cells).held is None
@@ -123,7 +123,7 @@ def test_copy_engines_are_held_against_the_link(tmp_path: Path, part: float, hel
 
 def test_all_claims_of_a_run_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, _ = run_with(tmp_path, 16 * MIB)
-    assert claims.main([str(run)]) == 1  # no third less
+    assert claims.main([str(run)]) == 1  # no cell uses a third less memory
     said = capsys.readouterr().out
     assert "BROKEN     a third less memory at 3 % or less: none" in said
     assert "held       what is ours ran: 1 of 1" in said

@@ -1,4 +1,4 @@
-"""`make demo` in a small size: equal bits, a budget that holds, whole files, and each failure found."""
+"""`make demo` in a small size: results are equal bit for bit, the budget holds, files are whole, failures are found."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def planned() -> PlanReport:
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch, trained: SideBySide, planned: PlanReport) -> pytest.MonkeyPatch:
-    """Training and planning have been done."""
+    """Replaces training and planning by their finished results."""
     monkeypatch.setattr(demo, "train_side_by_side", lambda *arguments: trained)
     monkeypatch.setattr(demo.vdnn, "plan", lambda *arguments, **options: planned)
     monkeypatch.setattr(demo.torch.cuda, "is_available", lambda: False)
@@ -45,7 +45,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, trained: SideBySide, planned: PlanRep
 
 
 def changed(run: TrainingRun, name: str, value: float) -> TrainingRun:
-    """One element of one tensor is another one."""
+    """Returns the run with one element of one tensor changed."""
     tensor = run.tensors[name].clone()
     tensor.view(-1)[0] = value
     return dataclasses.replace(run, tensors={**run.tensors, name: tensor})

@@ -1,4 +1,4 @@
-"""The training of `make demo` on a GPU. It draws nothing, so it needs no matplotlib."""
+"""The training of `make demo` on a GPU. The test does not draw, so it does not need matplotlib."""
 
 from __future__ import annotations
 

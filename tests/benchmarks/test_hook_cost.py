@@ -1,4 +1,4 @@
-"""What hooks cost, in calls: `make bench-core` measures their time; a test can hold how many calls they make."""
+"""The cost of hooks in function calls. `make bench-core` measures their time; a test can bound the number of calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from benchmarks.core.hook_cost import (
 from benchmarks.core.peer_hooks import open_peers
 from benchmarks.progress import Progress
 
-# Time as if of four kinds of hooks: 1 us a save without any, 2 us with those that do nothing.
+# Made-up times of the kinds of hooks: 1 us for each save without hooks, 2 us with hooks that do nothing.
 MADE_UP_NS = {
     PLAIN: 1_000 * SAVES,
     NO_OP: 2_000 * SAVES,
@@ -43,7 +43,7 @@ MADE_UP_NS = {
 
 
 def calls_a_save(hooks: AbstractContextManager[object]) -> float:
-    """Functions called, Python's and native ones, for each save and its use."""
+    """Counts the Python and native functions called for each save and its use."""
     calls = 0
 
     def count(frame: FrameType, event: str, called: object) -> None:
@@ -52,7 +52,7 @@ def calls_a_save(hooks: AbstractContextManager[object]) -> float:
 
     x = torch.rand(ELEMENTS, requires_grad=True)
     gc.collect()
-    gc.disable()  # a collection would call the finalizers of what earlier tests left
+    gc.disable()  # a collection would call the finalizers of earlier tests
     with hooks:
         sys.setprofile(count)
         try:

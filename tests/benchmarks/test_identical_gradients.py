@@ -1,4 +1,4 @@
-"""The real run of `make bench`: bytes move, gradients stay, and a difference would be seen."""
+"""The real run of `make bench`: bytes move, gradients are identical, and a difference would be detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The largest batch by bisection: right wherever the edge is, and what counts as fitting."""
+"""The largest batch is found by bisection, wherever the limit is; tests also define what fits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_edge_is_found_from_wherever_it_begins(first: int, edge: int) -> Non
 
     assert search(try_one, first) == edge
     assert len(tried) == len(set(tried)), "none is tried twice"
-    # Doubling or halving to the edge's power of two, and then a bisection of as many steps.
+    # Doubling or halving reaches the power of two at the limit, then a bisection takes as many steps.
     assert len(tried) <= 2 * max(first, edge, 1).bit_length() + 2
 
 

@@ -1,4 +1,4 @@
-"""The largest batches: the search for them, and that the file is gone on with."""
+"""The search for the largest batches, and continuing a file of results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.plans.max_batch import NETWORKS, largest
 @pytest.mark.parametrize("budget_bytes", [0, 99, 1100, 1101, 5000, 123_456])
 def test_the_largest_batch_fits_and_the_next_does_not(budget_bytes: int) -> None:
     def needs(batch: int) -> int:
-        return max(100 * batch + 1000, 37 * batch + 9000)  # a bend, as where the peak moves to another layer
+        return max(100 * batch + 1000, 37 * batch + 9000)  # a kink, as if the peak moved to another layer
 
     asked: list[int] = []
 
@@ -33,7 +33,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(budget_bytes: int) -> None
 def test_a_network_is_searched_and_the_file_is_gone_on_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AlexNet in place of the published ones, on whose figures nothing hangs here."""
+    """AlexNet replaces the published networks, because the test does not depend on their figures."""
     published = max_batch.Published(max_batch.models.alexnet, 1, None, 3000)
     monkeypatch.setitem(NETWORKS, "AlexNet", published)
     results = tmp_path / "batches.jsonl"
@@ -55,10 +55,11 @@ def test_a_network_is_searched_and_the_file_is_gone_on_with(
 
 
 def test_the_figures_kept_are_near_the_published_ones() -> None:
-    """PyTorch-shaped networks beside TensorFlow's of the paper: everything kept within 15 % for the three networks of
-    images. Where everything may be moved ours are larger than Capuchin's by up to 55 %: nothing is lost to workspaces,
-    to fragmentation, or to state of an optimizer. vDNN's ResNets lie between its two rules here. BERT's do not compare:
-    TensorFlow's takes logits of the masked tokens only, this one of all, and they are what decides."""
+    """Compares PyTorch-shaped networks with the paper's TensorFlow networks. With everything kept, the three image
+    networks are within 15 %. If everything may be offloaded, our batches are larger than Capuchin's by up to 55 %,
+    because workspaces, fragmentation and optimizer state take no memory here. vDNN's ResNets are between its two rules
+    here. BERT is not comparable: TensorFlow's computes logits of the masked tokens only, ours of all tokens, and logits
+    decide the peak."""
     budget_bytes = max_batch.load_profile("p100").memory_bytes
     notes = max_batch.read(Path(max_batch.__file__).parents[1] / "results" / "max_batch.jsonl")
     for network in ("VGG-16", "ResNet-50", "ResNet-152"):

@@ -1,4 +1,4 @@
-"""One cell measured: real gradients at a tiny size, figures in virtual time, and every way of not getting there."""
+"""Measuring one cell: real gradients at a tiny size, figures in virtual time, and every kind of failure."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_session_tells_of_its_step_and_leaves_its_files(tmp_path: Path) -> Non
 
 
 def test_in_virtual_time_a_plan_takes_what_was_predicted() -> None:
-    """Of convolutions, whose whole storages move: to the nanosecond and the byte."""
+    """Convolutions are offloaded as whole storages, so measured and predicted agree to the nanosecond and the byte."""
     result = measure(CellSpec("unet", "vdnn-auto", "virtual", "h100", "60%", 4_000_000_000, batch=8))
     assert result.status == OK
     assert (result.step_ns, result.peak_bytes) == (result.predicted_step_ns, result.predicted_peak_bytes)
@@ -78,7 +78,7 @@ def test_in_virtual_time_a_plan_takes_what_was_predicted() -> None:
 
 
 def test_what_does_not_fit_the_card_in_virtual_time_is_out_of_memory_and_has_its_figures() -> None:
-    """At batch 8 U-Net takes more than 6 GiB: at 32 more than the Titan X's 12."""
+    """U-Net takes more than 6 GiB at batch 8, so at batch 32 it exceeds the 12 GiB of the Titan X."""
     result = measure(CellSpec("unet", "plain", "virtual", "titan-x", batch=32))
     assert result.status == OUT_OF_MEMORY
     assert result.peak_bytes is not None
@@ -115,7 +115,7 @@ def test_a_foreign_peer_runs_only_where_it_is_installed_and_on_a_gpu(peer: str) 
 
 
 class Broken(Peer):
-    """Raises what it is told to, in the step."""
+    """A peer that raises the given error in the step."""
 
     name = "broken"
 
@@ -162,7 +162,7 @@ def test_any_other_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_loader_brings_the_batches_of_the_steps() -> None:
-    """Other inputs, so another loss; and peers agree, though one takes more steps before its gradients are read."""
+    """Other inputs give another loss. Peers agree, although one takes more steps before its gradients are read."""
     fixed = sim("plain")
     loaded = sim("plain", data=DataOptions(workers=0))
     assert loaded.status == OK
@@ -172,7 +172,7 @@ def test_a_loader_brings_the_batches_of_the_steps() -> None:
 
 
 def test_on_a_gpu_a_cell_settles_tidies_and_then_times_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU is made up and the tensors are on the CPU: what is asked of it, in which order, and what is read."""
+    """The GPU is a stand-in and the tensors are on the CPU. Checks which calls the GPU gets, in which order."""
     cuda = MadeUpCuda()
     place = CudaPlace(cuda)
     place.torch_device = torch.device("cpu")
@@ -187,7 +187,7 @@ def test_on_a_gpu_a_cell_settles_tidies_and_then_times_its_steps(monkeypatch: py
     assert len(result.step_times_ns) == 3
     assert result.gradients is not None
     assert result.deterministic is True
-    # One step settles and one fills the cache anew; three are timed. Each waits before its first and after its last.
+    # One step settles and one refills the cache; three are timed. Each waits before its start and after its end.
     timed = [name for name in cuda.log if name in ("record", "empty_cache", "reset_peak_memory_stats", "memory_stats")]
     settled, filled = ["record"] * 2, ["record"] * 2
     assert timed == [
@@ -195,12 +195,12 @@ def test_on_a_gpu_a_cell_settles_tidies_and_then_times_its_steps(monkeypatch: py
     ]
 
 
-# The model of save_on_cpu.
+# The copies that the model of save_on_cpu makes.
 
 
 @pytest.mark.parametrize("has_data", [True, False])
 def test_modelled_copies_block_for_their_bytes_each_way(has_data: bool) -> None:
-    """sin saves its input, 4 bytes an element, and nothing else does: one copy out and one back."""
+    """sin saves its input, 4 bytes an element, and nothing else is saved: one copy to the host and one back."""
     profile = load_profile("h100")
     nbytes = 4 * 1024
     moved = Moved()
@@ -224,7 +224,7 @@ def test_a_modelled_peer_says_that_it_is() -> None:
 
 
 def test_a_place_without_data_and_one_with_it_count_the_same_memory() -> None:
-    """The same tiny model, stepped on both."""
+    """Steps the same tiny model in both places."""
     peaks = []
     for has_data in (True, False):
         with MachinePlace("h100", has_data=has_data) as place:

@@ -1,4 +1,4 @@
-"""Peers by name, what checkpointing wraps, and what the compiled offloading tags."""
+"""Peers by name, the modules that checkpointing wraps, and the tensors that compiled offloading tags."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_unknown_peer_is_told_what_there_is() -> None:
 
 @pytest.mark.parametrize("make", [models.vgg16, models.alexnet, models.overfeat, models.vgg116])
 def test_no_segment_of_a_chain_begins_with_what_writes_in_place(make: Callable[[int], Any]) -> None:
-    """Such a ReLU would write into the tensor that the segment is recomputed from."""
+    """An in-place ReLU at the start would overwrite the tensor that the segment is recomputed from."""
     with FakeTensorMode():
         model = make(1).model
     segments = segments_of(model)
@@ -47,7 +47,7 @@ def test_no_segment_of_a_chain_begins_with_what_writes_in_place(make: Callable[[
 
 def test_blocks_are_run_by_what_recomputes_them_and_are_themselves_again_afterwards() -> None:
     class Block(nn.Linear):
-        """One, with another inside."""
+        """A block that contains another block."""
 
         def __init__(self) -> None:
             super().__init__(2, 2)
@@ -84,7 +84,7 @@ def test_a_packages_hooks_are_around_the_forward_pass_and_need_a_gpu(monkeypatch
     entered: list[str] = []
 
     class OffloadActivations:
-        """In place of TRL's."""
+        """Stands in for the class of TRL."""
 
         def __enter__(self) -> None:
             entered.append("in")

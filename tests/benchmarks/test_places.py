@@ -1,4 +1,4 @@
-"""Places: between the two ends of a timed step there is the step, and nothing else; the GPU is made up."""
+"""Places: only the step runs between the two ends of a timed step. The GPU is a stand-in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.models.workload import Workload
 
 
 class MadeUpEvent:
-    """Says when it is recorded."""
+    """An event that logs when it is recorded."""
 
     def __init__(self, log: list[str], enable_timing: bool) -> None:
         assert enable_timing
@@ -27,12 +27,12 @@ class MadeUpEvent:
         self._log.append("record")
 
     def elapsed_time(self, end: MadeUpEvent) -> float:
-        """In ms: how much was logged in between."""
+        """Returns, in ms, how many calls were logged between the two events."""
         return float(end._at - self._at)
 
 
 class MadeUpCuda:
-    """What CudaPlace asks torch.cuda for. Everything that it is asked is logged."""
+    """The part of torch.cuda that CudaPlace uses. It logs every call."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -93,7 +93,7 @@ def test_without_a_gpu_the_place_says_which_others_there_are() -> None:
 
 
 class Watched(nn.Module):
-    """Notes, whenever it runs, what the harness has put around it."""
+    """A model that notes, whenever it runs, the saved-tensor hooks, the machine's clock and its allocated bytes."""
 
     def __init__(self, place: MachinePlace) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Watched(nn.Module):
 
 @pytest.mark.parametrize("has_data", [True, False])
 def test_a_timed_step_has_no_hook_no_time_and_no_memory_of_the_harness(has_data: bool) -> None:
-    """Right before a step the machine's clock and memory are noted, and first in it again: they are the same."""
+    """The machine's clock and memory are noted right before a step and first thing in it: they are equal."""
     noted: list[tuple[int, int]] = []
     place: Place
     with MachinePlace("h100", has_data=has_data) as place:
@@ -132,7 +132,7 @@ def test_a_timed_step_has_no_hook_no_time_and_no_memory_of_the_harness(has_data:
 
 
 def test_a_step_is_forward_loss_and_backward() -> None:
-    """No optimizer: the weights stay, so every step is the same."""
+    """There is no optimizer, so the weights do not change and every step is the same."""
     assert not STEP_HAS_OPTIMIZER
     with MachinePlace("h100", has_data=True) as place:
         model = nn.Linear(4, 4)

@@ -1,4 +1,4 @@
-"""The matrix of plans: a small corner of it is done, read again and gone on with."""
+"""The matrix of plans: computes a small corner of it, reads it back and continues it."""
 
 from __future__ import annotations
 

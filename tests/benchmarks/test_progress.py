@@ -1,4 +1,4 @@
-"""The line on stderr: silent at first, one line on a terminal, and none left behind."""
+"""The progress line on stderr: silent at first, then one line on a terminal, and removed at the end."""
 
 from __future__ import annotations
 

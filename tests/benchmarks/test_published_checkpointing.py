@@ -1,4 +1,4 @@
-"""The rows of published systems: one is measured, read again and drawn; of the kept ones nobody is faster than auto."""
+"""The rows of published systems: one is measured, read back and drawn. In the stored rows none is faster than auto."""
 
 from __future__ import annotations
 

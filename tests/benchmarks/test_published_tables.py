@@ -1,9 +1,9 @@
-"""Tables of the vDNN paper's networks, from shapes: each with the convention it holds under.
+"""Tables of the vDNN paper's networks, computed from shapes under stated conventions.
 
 Conventions (all of benchmarks/vdnn_paper/vdnn_2016.py): fp32; ReLU and concatenation in place, no local response
 normalization, no auxiliary classifiers, no dropout; AlexNet on 227 x 227 without groups, OverFeat the fast model; no
-workspaces. MiB and GiB are powers of two, GB 1e9. The figures are not the paper's bars, which include cuDNN-4
-workspaces: they are the workspace-free figures that shapes alone decide, computed from its rules by another program.
+workspaces. MiB and GiB are powers of two, GB is 1e9. The figures are not the paper's bars, which include cuDNN-4
+workspaces. They follow from the shapes alone, by the paper's rules, and another program computed the expected values.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def weights_mib(title: str, *kinds: Kind) -> float:
     return sum(layer.parameter_bytes for layer in network(title).layers if layer.kind in kinds) / MIB
 
 
-# X of each layer: what it reads, in MiB.
+# The input X of each layer, in MiB.
 
 
 def test_vgg_16_reads_these_maps() -> None:
@@ -69,7 +69,8 @@ def test_overfeat_reads_these_maps() -> None:
 
 
 def test_googlenet_reads_these_maps() -> None:
-    """Of a module: its two reductions, what its pooling makes, and its output, which is one map for four branches."""
+    """Each module has four maps: the outputs of its two reductions, of its pooling, and of its four branches
+    together."""
     found = network("GoogLeNet (128)")
     layers = list(found.layers)
     assert [layer.y_bytes / MIB for layer in layers[:5]] == [392, 98, 98, 294, 73.5]
@@ -78,17 +79,17 @@ def test_googlenet_reads_these_maps() -> None:
     for module in ("3a", "3b", "4a", "4b", "4c", "4d", "4e", "5a", "5b"):
         one, reduce_three, three, reduce_five, five, pooling, behind = layers[place : place + 7]
         place += 7
-        output = layers[place].x_bytes  # of whatever comes behind
+        output = layers[place].x_bytes  # the input of the next layer
         assert output == sum(branch.y_bytes for branch in (one, three, five, behind))
         outputs.append(output / MIB)
         inner.append((reduce_three.y_bytes + reduce_five.y_bytes + pooling.y_bytes + output) / MIB)
-        place += module in ("3b", "4e")  # a pooling
+        place += module in ("3b", "4e")  # a pooling layer follows
     assert outputs == pytest.approx([98, 183.8, 49, 49, 49, 50.5, 79.6, 19.9, 24.5], abs=0.06)
     assert inner == pytest.approx([214.4, 343.0, 105.7, 111.0, 112.5, 116.4, 148.5, 44.4, 50.1], abs=0.06)
     assert found.parameter_bytes / 1e6 == pytest.approx(28, abs=0.05)
 
 
-# What they add up to.
+# Sums over each network.
 
 # Feature maps GB, largest GB, weights GB, baseline GiB: all maps, weights, their gradients and two of the largest map.
 SUMS = {
@@ -103,7 +104,8 @@ SUMS = {
     "VGG-316 (32)": (48.96, 0.411, 1.872, 49.85),
     "VGG-416 (32)": (64.63, 0.411, 2.312, 65.27),
 }
-# X that may leave in GB, of convolutions and poolings, and of convolutions; the input, which stays, is not in it.
+# GB that vDNN may offload: the inputs of convolutions and poolings, and of convolutions only. The network's input stays
+# on the device and is not counted.
 OFFLOADABLE = {
     "AlexNet (128)": (0.39, 0.12),
     "OverFeat (128)": (0.48, 0.17),
@@ -135,9 +137,9 @@ def test_what_may_leave_adds_up(title: str) -> None:
     assert found.offloadable_bytes(CONVOLUTIONS) / GB == pytest.approx(of_convolutions, abs=0.0051)
 
 
-# The replay: feature extraction only, memory-optimal algorithms (no workspace), dW there for its wgrad only, the input
-# kept, each layer's forward and backward one step; the mean is of the steps' peaks, each counting once. In GiB: the
-# baseline, then highest and mean with release only, vDNN_conv and vDNN_all.
+# The replay: feature extraction only; memory-optimal algorithms (no workspace); dW is allocated for its wgrad only; the
+# input is kept; each layer's forward and backward is one step; the mean is over the peaks of the steps. In GiB: the
+# baseline, then highest and mean with release only, with vDNN_conv and with vDNN_all.
 REPLAY = {
     "AlexNet (128)": (0.75, (0.48, 0.41), (0.48, 0.38), (0.43, 0.24)),
     "OverFeat (128)": (0.94, (0.68, 0.49), (0.60, 0.45), (0.50, 0.31)),
@@ -147,10 +149,10 @@ REPLAY = {
     "VGG-116 (32)": (18.10, (16.89, 12.88), (2.01, 1.38), (2.01, 0.90)),
     "VGG-416 (32)": (64.34, (61.9, 46.6), (3.24, 2.61), (3.24, 2.14)),
 }
-# Printed to two figures behind the point, and the two programs differ by up to 0.3 MiB: three figures lie that near to
-# where they are rounded (OverFeat's 0.49 and 0.50, VGG-116's 1.38; ours print as 0.48, 0.49 and 1.37).
+# The expected figures have two decimals, and the two programs differ by up to 0.3 MiB. Three figures are that close to
+# a rounding boundary (OverFeat's 0.49 and 0.50, VGG-116's 1.38; ours print as 0.48, 0.49 and 1.37).
 PRINTED_GIB = 0.005 + 0.0003
-# Reductions against that baseline in per cent: vDNN_conv and vDNN_all, highest and mean.
+# Reductions against that baseline in per cent: vDNN_conv highest and mean, vDNN_all highest and mean.
 REDUCTIONS = {
     "AlexNet (128)": (36, 50, 42, 68),
     "OverFeat (128)": (37, 52, 48, 67),
@@ -170,7 +172,7 @@ def test_the_rules_of_2016_need_so_much(title: str) -> None:
     reductions = []
     for kinds, (most, mean) in zip((NONE, CONVOLUTIONS, ALL), expected, strict=True):
         found = replay(features, kinds)
-        printed = 0.05 if most > 40 else PRINTED_GIB  # of the largest one figure behind the point is given
+        printed = 0.05 if most > 40 else PRINTED_GIB  # the largest network's figures have one decimal
         assert found.most_bytes / GIB == pytest.approx(most, abs=printed)
         assert found.mean_bytes / GIB == pytest.approx(mean, abs=printed)
         reductions += [100 * (1 - nbytes / features.baseline_bytes) for nbytes in found]
@@ -178,14 +180,14 @@ def test_the_rules_of_2016_need_so_much(title: str) -> None:
 
 
 def test_the_papers_averages_need_workspaces_that_shapes_do_not_have() -> None:
-    """The abstract has 89 % for AlexNet and 91 % for OverFeat, of the mean and with cuDNN-4's performance-optimal
-    workspaces in the baseline. Without them it is two thirds; VGG-416, in which maps are nearly all, reaches the
-    published 98 % but for one."""
+    """The abstract states 89 % for AlexNet and 91 % for OverFeat. It compares means, and its baseline includes
+    cuDNN-4's performance-optimal workspaces. Without workspaces the reduction is two thirds. VGG-416, which consists
+    almost entirely of maps, comes within one point of the published 98 %."""
     assert 1 - replay(network("AlexNet (128)").feature_extraction(), ALL).mean_bytes / (0.75 * GIB) < 0.70
     assert 1 - replay(network("OverFeat (128)").feature_extraction(), ALL).mean_bytes / (0.94 * GIB) < 0.70
-    # 28 GB for VGG-16 (256): 6.3 GiB more than shapes give, some 25 MiB an image.
+    # The paper has 28 GB for VGG-16 (256): 6.3 GiB more than shapes give, about 25 MiB an image.
     assert (28 * GIB - network("VGG-16 (256)").baseline_bytes) / MIB / 256 == pytest.approx(25, abs=0.5)
-    # It is trained on 12 GB with vDNN_all, memory-optimal: so it has to fit there by these rules.
+    # The paper trains it on 12 GB with vDNN_all, memory-optimal, so it has to fit by these rules.
     assert replay(network("VGG-16 (256)").feature_extraction(), ALL).most_bytes < 12 * GIB
 
 

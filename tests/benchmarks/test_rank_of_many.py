@@ -1,4 +1,4 @@
-"""The table of one rank of many: its step runs as it was predicted, under its budget."""
+"""The table of one rank of many: its step runs as predicted, under its budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vdnn.planning.least_memory import least_bytes
 from vdnn.step.plan import Action
 
 SMALL = LlamaShape(vocabulary=512, layers=2, width=256, heads=4, shared_heads=2, inner=512)
-TOKENS = 4096  # so that what is saved is larger than what is left alone
+TOKENS = 4096  # enough that the saved storages are larger than min_bytes
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The reproduction table: the smallest network through the whole program, and what it says of made-up rows."""
+"""The reproduction table: the smallest network through the whole program, and the text for made-up rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_network_that_fits_is_left_alone(tmp_path: Path, capsys: pytest.Captur
 
 
 def row(network: str, keep: int, dyn: tuple[int, int], auto: tuple[int, int]) -> NetworkRow:
-    """Peaks in GiB, times with 1000 for everything kept."""
+    """A row with peaks in GiB, and times relative to 1000 for everything kept."""
     budget = 12 * GIB
     one, other = (Outcome("any", budget, time, peak * GIB) for peak, time in (dyn, auto))
     return NetworkRow(network, 1000, keep * GIB, 8 * GIB, 2.0 * GIB, one, one, other, other)

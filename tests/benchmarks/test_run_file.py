@@ -1,4 +1,4 @@
-"""A file of lines that is written by a program which may be killed: what was cut off is no line."""
+"""A file of lines that a killed program may have written: an incomplete last line is ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmarks.on_a_gpu.saved_on_cuda without a GPU: what it compares, and that it sees a difference."""
+"""benchmarks.on_a_gpu.saved_on_cuda without a GPU: its comparison, and that it detects a difference."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def test_a_cpu_saves_wider_masks_of_dropout_than_a_gpu(tmp_path: Path, capsys: p
     rows = {row["case"]: row for row in map(json.loads, path.read_text().splitlines())}
     assert list(rows) == [case.name for case in SMALL_CASES]
     resnet, bert, gpt = rows.values()
-    for row in (resnet, gpt):  # no dropout
+    for row in (resnet, gpt):  # these have no dropout
         assert row["predicted_bytes"] == row["found_bytes"] > 0
         assert row["only_predicted"] == row["only_found"] == []
-    # Embedding, attention's output and the perceptron's: 64 x 1024 masks; attention's map: 16 x 64 x 64. As floats
-    # on the CPU, as bytes on a GPU.
+    # Masks of the embedding, the attention's output and the perceptron's output: 64 x 1024; of the attention's map: 16
+    # x 64 x 64. The CPU stores them as floats, a GPU as bytes.
     elements = 3 * 64 * 1024 + 16 * 64 * 64
     assert bert["found_bytes"] - bert["predicted_bytes"] == 3 * elements
     assert "BERT, 1 layer (1 x 64), only predicted: " in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Sweeps: what is done first, what a budget is, what is recorded, and how a stopped one goes on."""
+"""Sweeps: the order of cells, the meaning of a budget, the recorded fields, and continuing a stopped sweep."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLAIN_PEAK = 1001
 
 
 def measured(spec: CellSpec) -> CellResult:
-    """Numbers that can be told apart. `said` is what it was given as a budget."""
+    """A result with numbers that can be told apart. `said` is the budget that it was given."""
     gradients = "other" if spec.peer == "checkpoint" else "same"
     return result_of(
         spec, step_ns=len(spec.peer), peak_bytes=PLAIN_PEAK, gradients=gradients, said=str(spec.budget_bytes)
@@ -85,7 +85,7 @@ def by_process(spec: CellSpec) -> CellResult:
 
 
 def test_on_a_gpu_each_cell_has_a_fresh_process_and_none_is_left(tmp_path: Path) -> None:
-    """Made while the one before it runs."""
+    """Each process starts while the cell before it runs."""
     run_of(tmp_path, by_process).do([Grid("cuda", "", ("unet",), ("plain", "checkpoint", "vdnn-all"), ())])
     processes = [cell["step_ns"] for cell in cells_in(tmp_path)]
     assert len(set(processes)) == 3
@@ -94,7 +94,8 @@ def test_on_a_gpu_each_cell_has_a_fresh_process_and_none_is_left(tmp_path: Path)
 
 
 def test_a_budget_may_be_what_another_peer_took(tmp_path: Path) -> None:
-    """It waits for that peer, wherever it stands in the list; and is of what it asked for, not of what that became."""
+    """The cell waits for that peer, wherever the peer is in the list. The budget is the requested bytes, not the
+    allocated ones."""
     peers = ("vdnn-auto", "vdnn-all", "checkpoint", "save-on-cpu-pageable", "plain")
     grid = Grid("virtual", "h100", ("unet",), peers, ("peers", "60%"))
 

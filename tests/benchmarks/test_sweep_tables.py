@@ -1,4 +1,4 @@
-"""Tables of a run read its files and nothing else; a whole small sweep, from the command to the table."""
+"""Tables read only the files of a run. One whole small sweep goes from the command to the table."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 @pytest.mark.slow
 def test_a_small_sweep_runs_from_the_command_to_the_table(tmp_path: Path) -> None:
-    """On the simulated device, in processes of their own: what vdnn computes is what plain computes."""
+    """The sweep runs on the simulated device, one process for each cell. vdnn computes the same values as plain."""
     command = [sys.executable, "-m", "benchmarks.sweep", "--place", "sim", "--workloads", "unet", "--jobs", "1"]
     command += ["--peers", "plain,vdnn-auto,trl", "--budgets", "min", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

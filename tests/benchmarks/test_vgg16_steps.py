@@ -1,4 +1,4 @@
-"""What `make bench` says of VGG-16: the same at each run, and what each policy must and must not do."""
+"""The VGG-16 part of `make bench`: it is the same in each run, and each policy moves what it should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step of `make bench` that drives a queue by hand: it reckons with the profile, and adds up."""
+"""The step of `make bench` that drives a queue by hand: it uses the rates of the profile, and its times add up."""
 
 from __future__ import annotations
 

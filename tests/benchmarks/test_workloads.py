@@ -1,4 +1,4 @@
-"""Workloads by name: both sizes, with blocks to checkpoint; packages that are missing; the loader's batches."""
+"""Workloads by name: both sizes, blocks for checkpointing, missing packages, and the loader's batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.models.workload import Workload
 from benchmarks.peers.checkpoint import outermost
 
 PAPER = {"alexnet", "overfeat", "googlenet", "vgg16", "vgg116", "vgg216", "vgg316", "vgg416"}
-# Nothing in it repeats that could be recomputed as one.
+# An LSTM has no repeated part that could be recomputed as a block.
 WITHOUT_BLOCKS = {"lstm"}
 
 
@@ -84,7 +84,7 @@ def test_a_model_of_transformers_is_made_from_its_configuration_and_steps() -> N
 
 
 class Noted:
-    """A model's place: nothing is run here."""
+    """Has a workload and runs nothing."""
 
     workload = Workload(nn.Identity(), (torch.zeros(3, 5), torch.tensor([[1, 7], [0, 2], [3, 3]])), lambda x: x)
 

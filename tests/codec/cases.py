@@ -1,8 +1,8 @@
-"""The codec's case table, and what each kernel computes in words of Python and numpy.
+"""The codec's case table, and the expected result of each kernel in Python and numpy.
 
-The formulas here share nothing with the C++ reference: it is compared with them, and every device is
-compared with the reference, over the same table. Sizes stand on both sides of a byte of bits, a word, a warp
-and a wide access; offsets cover every misalignment of either side within 16 bytes.
+The formulas here share nothing with the C++ reference: tests compare the reference with them, and every device with the
+reference, over the same table. Sizes are on both sides of a byte of bits, a word, a warp and a wide access; offsets
+cover every misalignment of either side within 16 bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KERNELS = [Kernel.PACK_BITS, Kernel.UNPACK_BITS, Kernel.CONTENT_HASH]
 
 @dataclass(frozen=True)
 class Case:
-    """One call: a kernel, a count, and how far source and target lie behind an address divisible by 16."""
+    """One call: a kernel, a count, and the offsets of source and target from an address divisible by 16."""
 
     kernel: Kernel
     count: int
@@ -32,7 +32,7 @@ class Case:
     target_offset: int = 0
 
     def source(self) -> bytes:
-        """The same bytes in every run. A third are 0, so that a mask has elements of both kinds."""
+        """The same bytes in every run. A third of them are 0, so that a mask has elements of both kinds."""
         random = np.random.default_rng(seed=self.count)
         source = random.integers(0, 256, source_bytes(self.kernel, self.count), dtype=np.uint8)
         source[random.random(source.size) < 1 / 3] = 0
@@ -51,7 +51,7 @@ def source_bytes(kernel: Kernel, count: int) -> int:
 
 
 def cases_of(kernel: Kernel) -> Iterator[Case]:
-    # The target of a hash is always aligned to its 8 bytes.
+    # The target of a hash is always aligned to 8 bytes.
     step = HASH_BYTES if kernel == Kernel.CONTENT_HASH else 1
     for count in _COUNTS:
         yield Case(kernel, count)
@@ -59,12 +59,12 @@ def cases_of(kernel: Kernel) -> Iterator[Case]:
         for offset in range(16):
             yield Case(kernel, count, source_offset=offset)
             yield Case(kernel, count, target_offset=offset // step * step)
-            # 7 is prime to 16: every offset of one side meets another of the other.
+            # 7 and 16 are coprime, so every offset of one side is paired with every other of the other side.
             yield Case(kernel, count, source_offset=offset, target_offset=offset * 7 % 16 // step * step)
 
 
 def expected_target(kernel: Kernel, count: int, source: bytes) -> bytes:
-    """What the kernel leaves at its target, by numpy and plain Python."""
+    """The bytes that the kernel leaves at its target, computed by numpy and plain Python."""
     values = np.frombuffer(source, np.uint8)
     if kernel == Kernel.PACK_BITS:
         return np.packbits(values != 0, bitorder="little").tobytes()
@@ -74,7 +74,7 @@ def expected_target(kernel: Kernel, count: int, source: bytes) -> bytes:
 
 
 def slow_content_hash(content: bytes) -> int:
-    """The content hash as csrc/codec/content_hash.h words it, in integers that cannot overflow."""
+    """The content hash as defined in csrc/codec/content_hash.h, in integers that cannot overflow."""
     total = _hash_term(len(content), 2**63)
     for index in range(-(-len(content) // 8)):
         total += _hash_term(int.from_bytes(content[8 * index : 8 * index + 8], "little"), index)

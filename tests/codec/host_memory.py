@@ -12,10 +12,10 @@ GUARD_BYTES = 64
 
 
 class GuardedMemory:
-    """`size` bytes that start `offset` behind an address divisible by 16, with guards on both sides."""
+    """`size` bytes that start `offset` bytes after an address divisible by 16, with guards on both sides."""
 
     def __init__(self, size: int, *, offset: int = 0) -> None:
-        # The array owns the memory that the addresses name, so it lives as long as this object.
+        # The array owns the memory behind the addresses, so it has to live as long as this object.
         self._array = np.full(GUARD_BYTES + 16 + size + GUARD_BYTES, GUARD, np.uint8)
         padding = -(self._array.ctypes.data + GUARD_BYTES) % 16
         self._begin = GUARD_BYTES + padding + offset
@@ -29,7 +29,7 @@ class GuardedMemory:
         return memory
 
     def content(self) -> bytes:
-        """The bytes between the guards, which must be whole."""
+        """Returns the bytes between the guards, and checks that the guards are unchanged."""
         outside = np.concatenate([self._array[: self._begin], self._array[self._end :]])
         assert (outside == GUARD).all(), f"guard bytes around {self._end - self._begin} bytes were written"
         return self._array[self._begin : self._end].tobytes()
@@ -42,7 +42,7 @@ def target_bytes(kernel: Kernel, count: int) -> int:
 
 
 def reference_target(case: Case, content: bytes) -> bytes:
-    """What run_on_cpu makes of `content`; neither the source nor what is around the two may change."""
+    """Returns the result of run_on_cpu for `content`. Checks that the source and the guards are unchanged."""
     source = GuardedMemory.holding(content, offset=case.source_offset)
     target = GuardedMemory(target_bytes(case.kernel, case.count), offset=case.target_offset)
     _C.run_on_cpu(case.call(source=source.address, target=target.address))

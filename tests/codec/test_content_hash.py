@@ -1,4 +1,4 @@
-"""What the content hash tells apart, and what it must not depend on."""
+"""The inputs that the content hash tells apart, and the facts that it must not depend on."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_each_flipped_bit_gives_another_hash() -> None:
 
 
 def test_one_bit_flipped_in_two_words_gives_another_hash() -> None:
-    # The sign bits of two floating point numbers, above all: a sum of badly mixed words would cancel them.
+    # Sign bits of two floating point numbers matter most: a sum of badly mixed words would cancel them.
     words = range(8)
     contents = [
         _with_flipped_bits(CONTENT[:64], first * 64 + bit, second * 64 + bit)

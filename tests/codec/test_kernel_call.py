@@ -1,4 +1,4 @@
-"""A KernelCall as a value: its facts, and every argument that it refuses, with the sentence."""
+"""A KernelCall as a value: its facts, and the message for every argument that it refuses."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_a_call_cannot_be_changed_after_its_check() -> None:
             setattr(call, name, 1)
 
 
-# (argument, expected, got) of the error, and the arguments of the call.
+# The error's (argument, expected, got), and the arguments of the call.
 REFUSED: list[tuple[str, str, str, tuple[object, ...]]] = [
     ("kernel", "a kernel number from 0 to 2", "3", (Kernel(3), SOURCE, TARGET, 1)),
     ("source", "a non-null address for 24 bytes", "0", (PACK, 0, TARGET, 24)),
     ("target", "a non-null address for 2 bytes", "0", (PACK, SOURCE, 0, 9)),
-    # A hash has a target even of no bytes.
+    # A hash writes to its target even for a source of no bytes.
     ("target", "a non-null address for 8 bytes", "0", (HASH, 0, 0, 0)),
     ("source", WITHIN, "16 bytes at 0xfffffffffffffff1", (HASH, LARGEST - 14, TARGET, 16)),
     ("source", WITHIN, f"{LARGEST} bytes at 0x10000", (PACK, SOURCE, TARGET, LARGEST)),

@@ -24,7 +24,7 @@ PADDING_BYTES = 16
 
 @pytest.fixture(autouse=True)
 def _device_code(device: Any) -> None:
-    """Kernels of a CUDA device, the fake driver's too, come out of the embedded device code."""
+    """Kernels of a CUDA device, and of the fake driver, come from the embedded device code."""
     if device.info.kind == "cuda" and not _C.device_code_present():
         pytest.skip(_C.device_code_missing_reason())
 
@@ -48,7 +48,7 @@ class Bench:
             return
         ctypes.memmove(self._staging, content, len(content))
         self._device.copy_async(address, self._staging, len(content), TO_DEVICE, self._stream)
-        self._device.drain(self._stream)  # the staging memory is written again next
+        self._device.drain(self._stream)  # the next call writes to the staging memory
 
     def download(self, address: int, size: int) -> bytes:
         self._device.copy_async(self._staging, address, size, TO_HOST, self._stream)
@@ -56,7 +56,7 @@ class Bench:
         return ctypes.string_at(self._staging, size)
 
     def run(self, case: Case, content: bytes) -> tuple[bytes, bytes, bytes]:
-        """The target as the device left it, and the guards before and after it."""
+        """Returns the target as the device left it, and the guards before and after it."""
         source = self._source + case.source_offset
         target = self._target + GUARD_BYTES + case.target_offset
         size = target_bytes(case.kernel, case.count)
@@ -99,7 +99,7 @@ def test_a_launched_kernel_gives_the_bytes_of_the_reference(device: Any, kernel:
 
 
 def test_a_hash_launched_twice_on_one_target_is_the_same_hash(device: Any) -> None:
-    # A GPU's blocks add to the target: a launch that did not clear it first would give the double.
+    # The blocks of a GPU add to the target, so without clearing it first the second launch would double the hash.
     case = Case(Kernel.CONTENT_HASH, 100_000)
     content = case.source()
     with _bench(device, [case]) as bench:

@@ -1,4 +1,4 @@
-"""Runs the native proof that kernels.cu, compiled as C++, gives the reference's bytes. No GPU is needed."""
+"""Runs the native check that kernels.cu, compiled as C++, gives the reference's bytes. No GPU is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filling and reading memory through a Device alone, so that the same test runs where pointers are not readable."""
+"""Fills and reads memory through a Device alone, so that the same test runs where pointers cannot be read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read_host(address: int, size: int) -> bytes:
 
 
 def upload(device: _C.Device, stream: _C.Stream, address: int, content: bytes) -> None:
-    """Writes device memory and waits until it is there."""
+    """Writes device memory and waits until the copy is complete."""
     staging = device.allocate_pinned(len(content))
     fill_host(staging, content)
     device.copy_async(address, staging, len(content), TO_DEVICE, stream)
@@ -29,7 +29,7 @@ def upload(device: _C.Device, stream: _C.Stream, address: int, content: bytes) -
 
 
 def download(device: _C.Device, stream: _C.Stream, address: int, size: int) -> bytes:
-    """Reads device memory as it is when all that is on `stream` has run."""
+    """Reads device memory after all work on `stream` has run."""
     staging = device.allocate_pinned(size)
     device.copy_async(staging, address, size, TO_HOST, stream)
     device.drain(stream)
@@ -40,5 +40,5 @@ def download(device: _C.Device, stream: _C.Stream, address: int, size: int) -> b
 
 @cache
 def pattern(size: int, seed: int = 1) -> bytes:
-    """Bytes that differ from place to place and from seed to seed."""
+    """Bytes that differ from position to position and from seed to seed."""
     return bytes((index * 31 + seed * 97 + index // 251) % 256 for index in range(size))

@@ -1,8 +1,9 @@
 """Random programs over streams, copies, kernels and events that are legal by construction.
 
-A program keeps, for each buffer, the events after its last write and its reads since. Before an operation it waits
-for what it must, through a random choice of legal ways: the very event, a later record of the same stream, or a host
-wait. A sequential model of the bytes says what every buffer must hold in the end. `run` plays it on a device.
+A program keeps, for each buffer, the events after its last write and after its reads since. Before an operation it
+waits for the events it needs, in a random one of the legal ways: on the event itself, on a later record of the same
+stream, or by a host wait. A sequential model says which bytes every buffer must hold in the end. `run` executes the
+program on a device.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from tests.device.device_memory import TO_DEVICE, TO_HOST
 from vdnn import _C
 
 BUFFER_BYTES = 192
-BUFFERS = 3  # on each side
+BUFFERS = 3  # on the device, and as many on the host
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operation: which, on which stream, between which buffers, over which bytes, and how to wait."""
+    """One operation: its kind, its stream, its buffers, its byte range, and how it waits."""
 
     kind: str  # "offload", "reload", "fill", "pack", "release"
     stream: int
@@ -50,7 +51,7 @@ def steps() -> st.SearchStrategy[list[Step]]:
 
 @dataclass
 class Buffer:
-    """Memory, what it must hold, and who touched it last."""
+    """Memory, its expected content, and the events of its last accesses."""
 
     address: int
     content: bytearray
@@ -59,7 +60,7 @@ class Buffer:
 
 
 class Program:
-    """Plays steps on a device and keeps the model beside it."""
+    """Runs steps on a device and updates the model beside it."""
 
     def __init__(self, device: _C.Device) -> None:
         self.device = device
@@ -83,7 +84,7 @@ class Program:
                 self.device.wait(stream, event)
 
     def touch(self, step: Step, reads: list[Buffer], writes: list[Buffer]) -> _C.Stream:
-        """Waits for all that the operation must come after."""
+        """Makes the stream wait for all accesses that the operation must follow."""
         stream = self.streams[step.stream]
         for buffer in reads:
             self.order(stream, buffer.last_write, step.way_to_wait)
@@ -117,14 +118,14 @@ class Program:
         self.touched(stream, [source], [target])
 
     def fill(self, step: Step, buffer: Buffer, value: int, access: _C.Access) -> None:
-        """A write by torch (on the calling thread), or memory given up and so poisoned."""
+        """Writes to the buffer, either by torch on the calling thread or by the poisoning of released memory."""
         stream = self.touch(step, [], [buffer])
         if access == _C.Access.WRITE:
-            self.device.synchronize(self.device.record(stream))  # the calling thread writes only after its stream
+            self.device.synchronize(self.device.record(stream))  # the calling thread writes after its stream
             self.order(stream, buffer.last_write + buffer.reads, "host")
             ctypes.memset(buffer.address, value, BUFFER_BYTES)
         self.device.note_access(buffer.address, BUFFER_BYTES, access, stream, "fill")
-        if access == _C.Access.WRITE or self.device.info.kind == "sim":  # a GPU does not poison
+        if access == _C.Access.WRITE or self.device.info.kind == "sim":  # a GPU does not poison memory
             buffer.content[:] = bytes([value]) * BUFFER_BYTES
         self.touched(stream, [], [buffer])
 

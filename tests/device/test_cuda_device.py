@@ -1,4 +1,4 @@
-"""What CudaDevice does with a driver: seen on the fake one, which runs the real code without a GPU."""
+"""The driver calls of CudaDevice, observed on the fake driver, which runs the real code without a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ILLEGAL_ADDRESS = 700
 
 
 def test_copy_streams_do_not_synchronise_with_the_default_stream(fake_driver: FakeDriver) -> None:
-    """torch computes on the legacy default stream; an ordinary stream would wait for it, and it for the stream."""
+    """torch computes on the legacy default stream. An ordinary stream would wait for it, and it for that stream."""
     device = open_fake_device(fake_driver)
     device.create_stream("a")
     device.create_stream("b")
@@ -46,7 +46,7 @@ def test_events_are_reused_once_nobody_holds_them(fake_driver: FakeDriver) -> No
     held = [device.record(stream) for _ in range(10)]
     assert fake_driver.live("event") == 10
     held.clear()
-    device.record(stream, timing=True)  # timed events are events of their own
+    device.record(stream, timing=True)  # timed events have their own pool
     assert fake_driver.live("event") == 11
     device.close()
 

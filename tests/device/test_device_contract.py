@@ -1,4 +1,4 @@
-"""What every Device promises (csrc/device/device.h), run unchanged over all of them."""
+"""The contract of every Device (csrc/device/device.h), run unchanged over all implementations."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_wait_refers_to_the_record_that_made_the_event(device: _C.Device) -> N
     device.wait(reader, first)
     device.copy_async(target, memory, SIZE, TO_HOST, reader)
     read = device.record(reader)
-    device.wait(writer, read)  # the writer now waits for the reader, which waits for an earlier part of the writer
+    device.wait(writer, read)  # the writer waits for the reader, which waits for an earlier record of the writer
     later = device.record(writer)
     device.synchronize(later)
     assert device.query(first)
@@ -73,7 +73,7 @@ def test_polling_an_event_ends(device: _C.Device) -> None:
     device.copy_async(host, memory, SIZE, TO_HOST, stream)
     event = device.record(stream)
     if "Fake" in device.info.name:
-        device.synchronize(event)  # the fake driver held back never runs for a query, as a GPU never must
+        device.synchronize(event)  # while held, the fake driver does not run for a query, and neither does a GPU
     for _ in range(1_000_000):
         if device.query(event):
             return
@@ -157,7 +157,7 @@ def test_negative_sizes_are_no_sizes(device: _C.Device) -> None:
 
 
 def test_host_memory_that_is_not_pinned_is_refused(device: _C.Device) -> None:
-    """On a GPU such a copy would work, and silently be synchronous."""
+    """On a GPU such a copy would work, but it would silently be synchronous."""
     stream = device.create_stream("s")
     memory, host = device.allocate_device(8192), device.allocate_pinned(4096)
     expected = "inside one allocation pinned by this device"

@@ -1,4 +1,4 @@
-"""A forked child inherits device objects but neither threads nor contexts: it is told so, and it exits cleanly."""
+"""A forked child inherits device objects but neither threads nor contexts: calls say so, and it exits cleanly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_forked_child_is_refused_and_harms_nothing(device: _C.Device) -> None:
             ):
                 with pytest.raises(errors.ClosedError, match="forked child"):
                     call()
-            device.close()  # nothing to give back here
+            device.close()  # releases nothing in the child
             queue.close()
             pool.close()
             del queue, pool
@@ -40,7 +40,7 @@ def test_a_forked_child_is_refused_and_harms_nothing(device: _C.Device) -> None:
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    device.copy_async(host, memory, 4096, TO_HOST, stream)  # the parent's device works on
+    device.copy_async(host, memory, 4096, TO_HOST, stream)  # the parent's device still works
     device.drain(stream)
     queue.close()
     pool.close()
@@ -48,7 +48,7 @@ def test_a_forked_child_is_refused_and_harms_nothing(device: _C.Device) -> None:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_drops_a_device_that_was_closed_before(fake_driver: FakeDriver) -> None:
-    """A DataLoader's worker that collects garbage drops what its parent has closed and not dropped yet."""
+    """A DataLoader worker that collects garbage drops devices that its parent has closed but not yet dropped."""
     closed = [_C.SimDevice(), _C.OrderingChecker(_C.SimDevice()), open_fake_device(fake_driver)]
     for device in closed:
         device.create_stream("s")

@@ -1,4 +1,4 @@
-"""Legal programs: the checker is silent on them, and every device leaves the bytes that running in order would."""
+"""On legal programs the checker reports nothing, and every device leaves the same bytes as running them in order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_checker_is_silent_on_a_thousand_legal_programs(schedule: _C.Schedul
         device.close()
 
     run()
-    assert checked > PROGRAMS  # a checker that was asked nothing would be silent too
+    assert checked > PROGRAMS  # a checker that saw no accesses would report nothing either
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["early", "late"])
@@ -49,7 +49,7 @@ def test_the_cuda_path_runs_legal_programs_in_order(fake_driver: FakeDriver, hel
 
 
 def test_a_program_without_its_waits_is_caught() -> None:
-    """The same generator with its waits left out must be found illegal, or the silence above proves nothing."""
+    """The same generator without its waits must give illegal programs, or a silent checker would prove nothing."""
     caught = 0
 
     class Careless(Program):

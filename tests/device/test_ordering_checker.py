@@ -1,7 +1,7 @@
-"""The checker finds planted faults, names both sides, and is silent where streams and events order everything.
+"""The checker finds planted faults, names both sides, and reports nothing where streams and events order everything.
 
-Each fault is one that offloaders have had; each has a mended twin that runs clean. None depends on timing: the
-checker finds a missing edge also in a run that happened to be lucky.
+Offloaders have had each of these faults; each has a corrected twin that runs clean. None depends on timing: the checker
+also finds a missing edge in a run in which the accesses happened in the right order.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def test_the_mended_twin_runs_clean(fault: Callable[[Rig, bool], None], rig: Rig
 
 
 def test_the_checker_wraps_any_device(device: _C.Device) -> None:
-    """Also one that runs on hardware: it judges calls, not luck."""
+    """It judges calls and not their timing, so it also wraps a device that runs on hardware."""
     checked = _C.OrderingChecker(device)
     compute, out = checked.create_stream("c"), checked.create_stream("out")
     memory, host = checked.allocate_device(SIZE), checked.allocate_pinned(SIZE)
@@ -186,7 +186,7 @@ def test_violations_can_be_collected_and_the_run_goes_on(rig: Rig) -> None:
 def test_only_the_bytes_that_overlap_are_in_conflict(rig: Rig) -> None:
     device = rig.device
     device.note_access(rig.memory, 100, WRITE, rig.out, "left")
-    device.note_access(rig.memory + 100, 100, WRITE, rig.back, "right")  # its neighbour: no conflict
+    device.note_access(rig.memory + 100, 100, WRITE, rig.back, "right")  # adjacent bytes do not conflict
     with pytest.raises(errors.OrderingError) as caught:
         device.note_access(rig.memory + 50, 60, READ, rig.back, "both")
     assert caught.value.range_address == rig.memory + 50
@@ -225,7 +225,7 @@ def test_what_the_host_waited_for_orders_what_it_issues_next(how: str) -> None:
 
 
 def test_freed_memory_is_forgotten() -> None:
-    """An address that comes back after a free is new memory."""
+    """An address that is allocated again after a free is new memory."""
     device = _C.OrderingChecker(_C.SimDevice())
     out, back = device.create_stream("out"), device.create_stream("back")
     seen: set[int] = set()
@@ -235,7 +235,7 @@ def test_freed_memory_is_forgotten() -> None:
         seen.add(memory)
         device.note_access(memory, SIZE, WRITE, back if reused else out, "write")
         device.free_pinned(memory)
-    assert len(seen) < 50  # some did come back
+    assert len(seen) < 50  # some addresses were allocated again
     device.close()
 
 

@@ -80,7 +80,7 @@ def test_poisoning_can_be_turned_off() -> None:
 
 
 def raced_copies(seed: int) -> list[bool]:
-    """Which of 64 copies, each raced by a writer that does not wait, came after the writer."""
+    """Says which of 64 copies, each raced by a writer that does not wait, ran after the writer."""
     device = _C.SimDevice(schedule=_C.Schedule.RANDOM, seed=seed)
     stream = device.create_stream("out")
     memories = [device.allocate_device(64) for _ in range(64)]
@@ -97,7 +97,7 @@ def raced_copies(seed: int) -> list[bool]:
 
 def test_random_schedules_run_some_copies_at_once_and_hold_others_back() -> None:
     late = sorted(sum(raced_copies(seed)) for seed in range(32))
-    # A stream has a temper for as long as it lives: hurried, stopped, or something between.
+    # A stream has one temperament for its lifetime: it hurries, stops, or runs in between.
     assert late[0] < 16, late
     assert late[-1] == 64, late
     assert len([count for count in late if 16 <= count < 64]) >= 8, late
@@ -105,7 +105,7 @@ def test_random_schedules_run_some_copies_at_once_and_hold_others_back() -> None
 
 def test_a_random_schedule_holds_one_stream_back_and_hurries_another() -> None:
     def run_by_then(seed: int) -> tuple[int, ...]:
-        """How many of 64 copies each of two streams has run when all have been issued."""
+        """Counts how many of 64 copies each of two streams has run when all have been issued."""
         device = _C.SimDevice(schedule=_C.Schedule.RANDOM, seed=seed)
         streams = [device.create_stream("left"), device.create_stream("right")]
         memory, host = device.allocate_device(64), device.allocate_pinned(2 * 64)
@@ -132,7 +132,7 @@ def test_a_random_schedule_is_repeated_by_its_seed() -> None:
 def test_without_bytes_only_time_passes() -> None:
     device = _C.SimDevice(moves_bytes=False, schedule=_C.Schedule.LAZY)
     stream = device.create_stream("out")
-    size = 1 << 40  # no machine of ours has this much
+    size = 1 << 40  # more than any machine has
     memory, host = device.allocate_device(size), device.allocate_pinned(size)
     device.copy_async(host, memory, size, TO_HOST, stream)
     event = device.record(stream, timing=True)

@@ -1,4 +1,4 @@
-"""Virtual time of the simulated device, against times worked out by hand."""
+"""Virtual time of the simulated device, compared with times worked out by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def device_with(latency_ns: int = 0, duplex: float = 20e9) -> _C.SimDevice:
 
 
 class Program:
-    """Streams and memory of a device on which only time passes."""
+    """Streams and memory of a device on which time passes and no bytes move."""
 
     def __init__(self, device: _C.SimDevice) -> None:
         self.device = device

@@ -1,9 +1,9 @@
 """Runs the code of a notebook, cell by cell in one interpreter, and shows what a notebook would show:
 
-    python tests/docs/notebook_cells.py examples/plan_without_a_gpu.ipynb     # runs it and stores what came of it
+    python tests/docs/notebook_cells.py examples/plan_without_a_gpu.ipynb     # runs it and stores its outputs
 
-What a cell prints, and its last expression: as PNG where it has `_repr_png_`, as a picture has, else as text. A kernel
-and the thirty packages it needs would show the same. The folder it runs in is a new one.
+An output is what a cell prints, and its last expression: a PNG if it has `_repr_png_`, else text. A kernel and the
+thirty packages that it needs would show the same. The cells run in a new folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def code_cells(notebook: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def outputs_of(notebook: dict[str, Any], folder: Path) -> list[list[Output]]:
-    """Of each cell of code, run in `folder`."""
+    """Runs each code cell in `folder` and returns its outputs."""
     names: dict[str, Any] = {"__name__": "__main__"}
     with _inside(folder):
         return [

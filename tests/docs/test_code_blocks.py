@@ -1,7 +1,8 @@
-"""Every block of Python in the README and the docs runs as it stands, and so do the commands of ours that they show.
+"""Every block of Python in the README and the docs runs as written, and so do the vdnn commands that they show.
 
-What a page shows runs from top to bottom, in one interpreter and one empty folder: a page may build on itself. A block
-of Python that begins with the comment "# NAME.py" is that file, too. A block marked "output" is what the page prints.
+The blocks of a page run from top to bottom, in one interpreter and one empty folder, so later blocks may use earlier
+ones. A block of Python that begins with the comment "# NAME.py" is also written to that file. A block marked "output"
+is what the page prints.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```([\w{}-]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 OURS = ("python -m vdnn", "python -m benchmarks", "vdnn ")
-# Measurements of minutes, which tests of their own run in a small size.
+# Measurements that take minutes. Other tests run them in a small size.
 LONG = ("benchmarks.sweep", "plan_matrix", "max_batch")
-# How long something took by the clock of the machine that wrote the page.
+# Elapsed seconds, which depend on the machine that wrote the page.
 SECONDS = re.compile(r" *\b\d+\.\d\d s\b")
 
-# Given a list of ("python" or "command", text). A command is a module run as `python -m` runs it, but in the same
-# process: importing torch takes longer than most of them.
+# The driver gets a list of ("python" or "command", text). A command is a module run as `python -m` runs it, but in the
+# same process, because importing torch takes longer than most commands.
 DRIVER = """
 import importlib, json, pathlib, re, runpy, shlex, sys
 shown = {"__name__": "__main__"}
@@ -51,7 +52,7 @@ for kind, text in json.loads(sys.argv[1]):
 
 
 def steps_of(page: Path) -> list[tuple[str, str]]:
-    """Blocks of Python, and the commands of ours in other blocks, in the page's order."""
+    """Returns the blocks of Python, and the vdnn commands in other blocks, in the page's order."""
     steps = []
     for language, text in BLOCK.findall(page.read_text()):
         if language == "python":
@@ -62,13 +63,13 @@ def steps_of(page: Path) -> list[tuple[str, str]]:
 
 
 def _commands(block: str) -> list[str]:
-    """Without comments. A line that is continued is one."""
+    """Returns the commands without comments, with continued lines joined."""
     lines = [line.split("  #")[0].strip() for line in block.replace("\\\n", " ").splitlines()]
     return [line for line in lines if line.startswith(OURS) and not any(name in line for name in LONG)]
 
 
 def not_printed(page: Path, printed: str) -> list[str]:
-    """Blocks of output that the page's code did not print, whatever it took by the clock."""
+    """Returns the output blocks that the page's code did not print, ignoring elapsed seconds."""
     printed = SECONDS.sub(" 0 s", printed)
     shown = [text for language, text in BLOCK.findall(page.read_text()) if language == "output"]
     return [text for text in shown if SECONDS.sub(" 0 s", text) not in printed]

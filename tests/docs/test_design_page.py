@@ -1,4 +1,4 @@
-"""docs/design.md knows the rooms that there are, and names none that is not there."""
+"""docs/design.md names every room that exists, and no other."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "design.md").read_text()
-# Not described: what glues the native core to Python.
+# The page does not describe the code between the native core and Python.
 GLUE = {"bindings"}
 
 
 def rooms(package: str) -> set[str]:
-    """Folders with sources in them: a build leaves others."""
+    """The folders with sources in them. A build leaves other folders."""
     folders = [folder for folder in (ROOT / package).iterdir() if folder.is_dir()]
     return {folder.name for folder in folders if any(folder.glob("*.py")) or any(folder.glob("*.cpp"))}
 

@@ -1,4 +1,4 @@
-"""Links between Markdown files lead somewhere as they are read in the repository, without the site."""
+"""Links between Markdown files lead somewhere when they are read in the repository, without the site."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pages(root: Path) -> list[Path]:
 
 
 def places(page: Path) -> set[str]:
-    """The fragments of its headings, as code hosts and the site make them."""
+    """The fragments of the page's headings, as code hosts and the site make them."""
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in HEADING.findall(prose))
     return {heading.replace(" ", "-") for heading in headings}

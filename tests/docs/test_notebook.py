@@ -1,5 +1,5 @@
-"""The notebook runs as it is stored, and what it stores is what comes out: its times are virtual, so every figure
-is the same on every machine.
+"""The stored notebook runs, and its stored outputs are reproduced: its times are virtual, so every figure is the same
+on every machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.docs.notebook_cells import code_cells, outputs_of
 pytest.importorskip("matplotlib", reason="the notebook draws: pip install 'vdnn[report]'")
 pytest.importorskip("scipy", reason="the notebook shows certificates: pip install 'vdnn[plan]'")
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "plan_without_a_gpu.ipynb"
-# What is not of the card but of who plans.
+# Text that depends on the planning machine, not on the card.
 OURS = re.compile(r"planned in [\d.]+ s|(?<=torch: ).*|(?<=vdnn: ).*")
 
 
@@ -27,7 +27,7 @@ def figures_in(outputs: list[dict[str, Any]]) -> list[str]:
 
 
 def sizes_in(outputs: list[dict[str, Any]]) -> list[bytes]:
-    """Width and height of each picture, as they stand in a PNG. Letters differ from one matplotlib to the next."""
+    """Width and height of each picture, as stored in its PNG. Pixels of letters depend on the matplotlib version."""
     pictures = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
     return [base64.b64decode(picture)[16:24] for picture in pictures]
 

@@ -1,4 +1,4 @@
-"""What docs/when.md and docs/how-it-works.md give as numbers is made again from the files of benchmarks/results."""
+"""Recomputes the numbers of docs/when.md and docs/how-it-works.md from the files of benchmarks/results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAPER = ROOT / "benchmarks" / "results" / "reproduction.jsonl"
 SWEEP = ROOT / "benchmarks" / "results" / "sweep_virtual_h100" / "cells.jsonl"
 CARD = "h100"
 GIB = 1 << 30
-# Of the way from the least memory that any plan reaches to everything kept.
+# Budgets, as shares of the way from the least memory of any plan to everything kept.
 SHARES = (0.0, 0.25, 0.5)
 NAMES = {
     "resnet50": "ResNet-50",
@@ -36,7 +36,7 @@ NAMES = {
 
 
 def rows_of(matrix: Path) -> Iterator[str]:
-    """A line of the table for each network: the peak with everything kept, and what budgets below it cost."""
+    """Yields a table row for each network: the peak with everything kept, and the cost of smaller budgets."""
     cells = {}
     for line in matrix.read_text().splitlines():
         cell = json.loads(line)
@@ -45,7 +45,7 @@ def rows_of(matrix: Path) -> Iterator[str]:
     largest = max(share for _, share, _ in cells)
     for network, name in NAMES.items():
         least = cells[network, 0.0, "auto"]
-        # Budgets lie evenly between the least and everything kept, which the file does not have.
+        # The file has no peak with everything kept; budgets are spaced evenly between it and the least.
         above = cells[network, largest, "auto"]["budget_bytes"] - least["budget_bytes"]
         kept_bytes = least["budget_bytes"] + above / largest
         columns = [f"{name} ({least['batch']})", f"{kept_bytes / GIB:.1f} GiB"]
@@ -58,13 +58,13 @@ def rows_of(matrix: Path) -> Iterator[str]:
 
 
 def cells_of(sweep: Path) -> dict[tuple[str, str, str | None], dict[str, Any]]:
-    """By workload, peer and budget."""
+    """The cells by workload, peer and budget."""
     cells = map(json.loads, sweep.read_text().splitlines())
     return {(cell["workload"], cell["peer"], cell["budget"]): cell for cell in cells}
 
 
 def facts_of(sweep: Path) -> Iterator[str]:
-    """What the page says of single cells: rows of its second table, and figures in its sentences."""
+    """Yields the page's statements on single cells: rows of its second table, and figures in its sentences."""
     cells = cells_of(sweep)
 
     def of_plain(workload: str, peer: str, budget: str | None = None, what: str = "step_ns") -> float:
@@ -92,7 +92,7 @@ def facts_of(sweep: Path) -> Iterator[str]:
 
 
 def steps_of(paper: Path) -> Iterator[str]:
-    """The rows of VGG-16 (256) that are in the paper's table, too: beginnings of lines, and peaks of pictures."""
+    """Yields the rows of VGG-16 (256) that the paper's table has too: beginnings of lines, and peaks of pictures."""
     networks = (json.loads(line) for line in paper.read_text().splitlines())
     vgg = next(one for one in networks if one["network"] == "VGG-16 (256)")
     kept_ms = vgg["keep_ns"] / 1e6
@@ -104,7 +104,7 @@ def steps_of(paper: Path) -> Iterator[str]:
 
 
 def unsaid(text: str, facts: Iterable[str]) -> list[str]:
-    """However its lines are broken."""
+    """Returns the facts that the text lacks, ignoring line breaks."""
     text = " ".join(text.split())
     return [fact for fact in facts if fact not in text]
 

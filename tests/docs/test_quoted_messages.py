@@ -1,6 +1,6 @@
-"""What docs/troubleshooting.md quotes is what vdnn says: each sentence in double quotes is in a string of the package.
+"""Each sentence in double quotes in docs/troubleshooting.md is a message of vdnn: a string of the package contains it.
 
-"..." in a quotation stands for what varies: the parts around it have to occur in one string, in their order.
+"..." in a quotation stands for a variable part. The parts around it have to occur in one string, in this order.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "troubleshooting.md"
-# What varies, in a string of the source.
+# The variable part of a string in the source.
 HOLE = "\0"
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
 def quotations(text: str) -> list[str]:
-    """Without code, in which quotes are Python's."""
+    """Returns the quotations outside of code, where double quotes belong to Python."""
     prose = CODE.sub("`", text)
     return [" ".join(quoted.split()) for quoted in re.findall(r'"([^"]+)"', prose) if quoted != "..."]
 
 
 def strings_of(package: Path) -> Iterator[str]:
-    """Every string of its modules that is not a docstring; joined where Python joins them."""
+    """Yields every string of the package that is not a docstring, with Python's implicit joins."""
     for path in sorted(package.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
@@ -34,7 +34,7 @@ def strings_of(package: Path) -> Iterator[str]:
 
 
 def is_said(quoted: str, strings: list[str]) -> bool:
-    """What varies is a hole in the source, or lies between two strings that stand beside each other in one."""
+    """Says whether one string contains all parts of the quotation, in order, with anything in between."""
     parts = [re.escape(part) for part in re.split(r"\s*\.\.\.\s*", quoted.strip()) if part.strip(" ,;:.()")]
     pattern = re.compile(".*".join(parts), re.DOTALL)
     return any(pattern.search(string) for string in strings)

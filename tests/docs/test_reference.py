@@ -1,6 +1,6 @@
-"""The reference has every public name, and every public name says what it is.
+"""The reference lists every public name, and every public name has a docstring.
 
-That what it names is there is seen when the site is built: autodoc warns of a name that it does not find.
+Building the site checks that every listed name exists: autodoc warns of a name that it does not find.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 ROOMS = ("vdnn.report", "vdnn.hardware", "vdnn.testing.deferred")
-# By the directives of autodoc; of a whole module all that it names in __all__.
+# Names given to autodoc directives. For a whole module, these are the names in its __all__.
 NAMED = re.compile(r"^\.\. auto(\w+):: ([\w.]+)", re.MULTILINE)
 
 
@@ -26,14 +26,14 @@ def documented(page: str) -> set[str]:
 
 
 def public_names(module: str) -> list[str]:
-    """What it lists; else the classes that are its own."""
+    """The names in `__all__`, or else the classes that the module defines."""
     loaded = importlib.import_module(module)
     own = [name for name, one in vars(loaded).items() if inspect.isclass(one) and one.__module__ == module]
     return list(getattr(loaded, "__all__", own))
 
 
 def unlisted(module: str, page: str) -> list[str]:
-    """A name may be listed where it is defined."""
+    """Returns the public names that the page lacks. The page may list a name under the module that defines it."""
     listed, found = documented(page), []
     for name in public_names(module):
         one = getattr(importlib.import_module(module), name)
@@ -44,7 +44,8 @@ def unlisted(module: str, page: str) -> list[str]:
 
 
 def mute(module: str) -> list[str]:
-    """Names without a docstring of their own: a dataclass has its signature for one. Values cannot have any."""
+    """Names without their own docstring. A dataclass gets its signature as a default; values cannot have a
+    docstring."""
     found = []
     for name in public_names(module):
         one = getattr(importlib.import_module(module), name)

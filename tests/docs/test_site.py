@@ -1,6 +1,6 @@
-"""The site is built without a warning, its links lead somewhere, and it asks nobody else for anything.
+"""The site builds without a warning, its links lead somewhere, and it loads nothing from other hosts.
 
-Pages are looked at in a browser, all at once, in frames as wide as a phone.
+A browser checks all pages at once, in frames as wide as a phone.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 BROWSER = find_browser()
 PHONE = 400
-# The theme names itself at the foot of each page. A link asks for nothing until somebody follows it.
+# The theme links to its own page at the foot of each page. A link loads nothing until somebody follows it.
 ELSEWHERE = {"https://github.com/pradyunsg/furo"}
 
 
 class _Addresses(HTMLParser):
-    """What a page links to, what it loads, and what may be linked to in it."""
+    """Collects the links of a page, the files it loads, and the fragments that links may name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def read(page: Path) -> _Addresses:
 
 
 def faults(site: Path) -> Iterator[str]:
-    """Links and files that lead nowhere, and what would be asked of other hosts."""
+    """Returns the links and files that lead nowhere, and the requests to other hosts."""
     pages = {page: read(page) for page in sorted(site.rglob("*.html")) if "_static" not in page.parts}
     for page, addresses in pages.items():
         name = page.relative_to(site).as_posix()
@@ -71,7 +71,7 @@ def faults(site: Path) -> Iterator[str]:
 
 
 def build(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """As `make docs` does."""
+    """Builds the site as `make docs` does."""
     command = [sys.executable, "-m", "sphinx", "-q", "-E", "-W", "--keep-going", "-b", "html", str(source), str(site)]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT)
 
@@ -141,13 +141,13 @@ LOOK = r"""
 """
 
 
-# Too wide, with a picture that is not there, of another host.
+# This page is too wide, and its picture is missing and on another host.
 FAULTY = '<!DOCTYPE html><article><p style="width: 900px">wide</p><img src="https://elsewhere.example/x.png"></article>'
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser: apt-get install chromium")
 def test_on_a_phone_every_page_fits_shows_its_pictures_and_asks_nobody_else(site: Path, tmp_path: Path) -> None:
-    """And a page that does not is found."""
+    """A faulty page is added to check that faults are found."""
     pages = sorted(page.relative_to(site).as_posix() for page in site.rglob("*.html") if "_static" not in page.parts)
     (site / "faulty.html").write_text(FAULTY)
     frames = "".join(f'<iframe src="{page}" width="{PHONE}" height="800"></iframe>' for page in [*pages, "faulty.html"])

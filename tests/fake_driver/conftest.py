@@ -1,4 +1,4 @@
-"""The fake driver and a raw way to call it, reset before and given back after each of its own tests."""
+"""The fake driver and a raw way to call it, reset before each of its own tests and released after it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fake() -> FakeDriver:
 
 @pytest.fixture
 def cuda(fake: FakeDriver) -> Iterator[RawDriver]:
-    """An initialized driver with a context; a test that leaks beyond what `cuda` gives back fails."""
+    """An initialized driver with a context. The test fails if it leaks anything that `cuda` does not release."""
     driver = RawDriver(fake.path)
     driver.open()
     yield driver

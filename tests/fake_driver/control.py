@@ -1,8 +1,7 @@
-"""The fake driver's knobs and counters, for Python tests.
+"""Controls and counters of the fake driver, for Python tests.
 
-Loads the same library that a CudaDevice under test is given as its driver (`path`), so both see one state.
-Knobs are no driver calls: they need no context, are not counted and do not block on a stream. fake_control.h
-says what each does.
+Loads the same library that a CudaDevice under test uses as its driver (`path`), so both see one state. Controls are not
+driver calls: they need no context, are not counted and do not block on a stream. fake_control.h documents each.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 
 
 class FakeDriver:
-    """A loaded fake driver. Two of one path share their state; a copy of the file has its own."""
+    """A loaded fake driver. Two objects with the same path share its state; a copy of the file has its own."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = LIBRARY if path is None else path
@@ -47,64 +46,64 @@ class FakeDriver:
             function.argtypes = arguments
 
     def reset(self) -> None:
-        """Clears faults, a lost context, hold, delays, counters, logs and limits; live objects stay."""
+        """Clears faults, a lost context, hold, delays, counters, logs and limits. Live objects stay alive."""
         self._library.fake_reset()
 
-    # When streams run.
+    # Timing of streams.
 
     def set_delays(self, seed: int, max_microseconds: int) -> None:
-        """Precedes every stream operation by a random pause of up to `max_microseconds`; 0 is none."""
+        """Puts a random pause of up to `max_microseconds` before every stream operation; 0 turns pauses off."""
         self._library.fake_set_delays(seed, max_microseconds)
 
     def hold_streams(self, held: bool = True) -> None:
-        """While held, created streams run only what a blocking call needs: the latest legal schedule."""
+        """While held, created streams run only as far as a blocking call needs: the latest legal schedule."""
         self._library.fake_hold_streams(int(held))
 
-    # What goes wrong.
+    # Faults.
 
     def fail_nth(self, nth: int, code: int) -> None:
-        """The nth driver call from now (1 is the next) returns `code` and does nothing."""
+        """Makes the nth driver call from now (1 is the next) return `code` and do nothing."""
         self._library.fake_fail_nth(_from_one(nth), code)
 
     def fail_call(self, name: str, nth: int, code: int) -> None:
-        """The same, counting only calls of one entry point; its "_v2" may be left out."""
+        """Like fail_nth, but counts only calls of one entry point, whose "_v2" may be omitted."""
         if not self._library.fake_fail_call(name.encode(), _from_one(nth), code):
             raise ValueError(f"the driver has no entry point {name!r}")
 
     def fail_async(self, nth: int, code: int) -> None:
-        """The nth copy, kernel or memset to run from now does not, and the context is lost with `code`."""
+        """Makes the nth copy, kernel or memset to run from now fail, and lose the context with `code`."""
         self._library.fake_fail_async(_from_one(nth), code)
 
     @property
     def faults_pending(self) -> int:
-        """Faults armed and not yet fired."""
+        """Faults that are armed and have not fired."""
         return int(self._library.fake_faults_pending())
 
-    # What the device has.
+    # Properties of the devices.
 
     def set_device_count(self, count: int) -> None:
-        """0 to 8 devices, all alike."""
+        """Sets the number of identical devices, 0 to 8."""
         self._library.fake_set_device_count(count)
 
     def set_device_capacity(self, size_bytes: int) -> None:
-        """cuMemAlloc refuses to go beyond this; also what the device says it has."""
+        """Sets the limit of cuMemAlloc, which is also the capacity that the device reports."""
         self._library.fake_set_device_capacity(size_bytes)
 
     def set_host_capacity(self, size_bytes: int) -> None:
-        """cuMemHostRegister refuses to go beyond this."""
+        """Sets the limit of cuMemHostRegister."""
         self._library.fake_set_host_capacity(size_bytes)
 
-    # What happened.
+    # Counters and logs.
 
     def live(self, kind: str) -> int:
-        """How much of one of LIVE_KINDS is alive."""
+        """The number of live objects of one of LIVE_KINDS."""
         count = int(self._library.fake_live(kind.encode()))
         if count < 0:
             raise ValueError(f"nothing is counted as {kind!r}; expected one of {', '.join(LIVE_KINDS)}")
         return count
 
     def leaks(self) -> dict[str, int]:
-        """The kinds of which something is alive, and how much; {} when all was given back."""
+        """The kinds with live objects, and how many; {} if everything was released."""
         return {kind: count for kind in LIVE_KINDS if (count := self.live(kind))}
 
     @property
@@ -122,7 +121,7 @@ class FakeDriver:
         return [self._library.fake_call_name(index).decode() for index in range(self.call_count)]
 
     def issues(self) -> list[str]:
-        """What was put on streams since the last reset, as "wait s1 e3v2"; s0 is the legacy stream."""
+        """Operations put on streams since the last reset, as "wait s1 e3v2"; s0 is the legacy stream."""
         return [self._library.fake_issue(index).decode() for index in range(self._library.fake_issue_count())]
 
 

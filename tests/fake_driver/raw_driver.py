@@ -1,7 +1,7 @@
 """Driver entry points called by name from Python, with signatures read from csrc/device/cuda/driver_api.h.
 
-For tests of the fake driver itself: nothing of vdnn's native code is between the test and the driver. What
-the convenience methods create is destroyed by `close()` unless the test has done so.
+For tests of the fake driver itself: no native code of vdnn is between the test and the driver. `close()` destroys the
+objects that the convenience methods created, unless the test has already done so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VALUES: dict[str, type] = {
 
 
 def declared_calls() -> dict[str, list[type]]:
-    """Each symbol of VDNN_DRIVER_CALLS and its parameters' ctypes; pointers and handles are c_void_p."""
+    """Each symbol of VDNN_DRIVER_CALLS and the ctypes of its parameters; pointers and handles are c_void_p."""
     text = HEADER.read_text().replace("\\\n", " ")
     entries = re.findall(r"\bX\((\w+),\s*\(([^)]*)\)\)", text)
     return {symbol: [_parameter_type(one) for one in parameters.split(",")] for symbol, parameters in entries}
@@ -37,7 +37,7 @@ def _parameter_type(parameter: str) -> type:
 
 
 class KernelCall(ctypes.Structure):
-    """csrc/codec/kernel_call.h."""
+    """The struct of csrc/codec/kernel_call.h."""
 
     _fields_ = [(name, ctypes.c_uint64) for name in ("kernel", "source", "target", "count")]
 
@@ -55,16 +55,16 @@ class RawDriver:
         self._buffers: list[object] = []
 
     def call(self, name: str, *arguments: object) -> int:
-        """The entry point's result code."""
+        """Returns the entry point's result code."""
         return int(getattr(self._library, name)(*arguments))
 
     def ok(self, name: str, *arguments: object) -> None:
-        """Calls, and expects success."""
+        """Calls the entry point and expects success."""
         code = self.call(name, *arguments)
         assert code == 0, f"{name} returned {self.error_name(code)} ({code})"
 
     def get(self, name: str, *arguments: object) -> int:
-        """Calls with an out parameter in front, expects success and returns what was written."""
+        """Calls an entry point whose first parameter is an output, expects success and returns the output."""
         value = ctypes.c_uint64(0)
         self.ok(name, ctypes.byref(value), *arguments)
         return value.value
@@ -79,7 +79,7 @@ class RawDriver:
         self.ok("cuCtxPushCurrent_v2", self.get("cuDevicePrimaryCtxRetain", 0))
 
     def close(self) -> None:
-        """Gives back what is left, newest first, and the context."""
+        """Releases the remaining objects, newest first, and then the context."""
         for name, handle in reversed(self._owned):
             self.call(name, handle)
         self.call("cuCtxPopCurrent_v2", None)
@@ -104,7 +104,7 @@ class RawDriver:
         return address
 
     def host_bytes(self, content: bytes, *, pinned: bool = True) -> int:
-        """Host memory holding `content`, registered unless said otherwise."""
+        """Host memory holding `content`, registered unless `pinned` is false."""
         buffer = (ctypes.c_ubyte * len(content)).from_buffer_copy(content)
         self._buffers.append(buffer)
         address = ctypes.addressof(buffer)

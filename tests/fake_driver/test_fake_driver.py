@@ -1,6 +1,6 @@
-"""The fake driver behaves as CUDA documents, call by call, with nothing of vdnn in between.
+"""The fake driver behaves as CUDA documents, call by call, without vdnn in between.
 
-Order is made visible by holding streams: what has not been waited for has then not run, so no test sleeps.
+Tests hold streams to make order visible: an operation that nothing has waited for has not run, so no test sleeps.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def test_blocking_stream_runs_after_the_legacy_stream(fake: FakeDriver, cuda: Ra
         cuda.ok("cuCtxPushCurrent_v2", context)
         cuda.ok("cuMemsetD8Async", device, ord("x"), 4, None)
 
-    # The legacy stream draws its pause as the memset is logged; after that the other stream has none to draw.
+    # The legacy stream draws its pause when the memset is logged, so delays can then be off for the other stream.
     fake.set_delays(seed=1, max_microseconds=100_000)
     thread = threading.Thread(target=fill)
     thread.start()

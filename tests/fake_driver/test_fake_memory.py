@@ -1,4 +1,4 @@
-"""The fake driver's memory: what may be copied, what giving back waits for, and what the kernels do."""
+"""Memory of the fake driver: legal copies, the work that a free waits for, and the results of kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Armed faults fire where they were armed and nowhere else, and what happened is counted."""
+"""Armed faults fire exactly where they were armed, and calls and operations are counted."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Uses an installed vdnn as a new user does, by its commands: run by the python of an environment that has torch.
+"""Uses the commands of an installed vdnn as a new user does. Run by the python of an environment that has torch.
 
     python check_commands.py FOLDER
 
-FOLDER is empty. `vdnn doctor`, `vdnn plan` of a model in a file there, and `vdnn report` of what that saved have to
-work, and `pip check` has nothing to say. A program, not a test module, and it imports nothing of ours: the checkout
-must not stand in.
+FOLDER is empty. `vdnn doctor`, `vdnn plan` of a model in a file there, and `vdnn report` of the saved run have to work,
+and `pip check` has to report nothing. This is a program, not a test module. It imports nothing from the checkout, which
+must not stand in for the installed package.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def build(batch):
     return torch.nn.Sequential(*layers), torch.randn(batch, 1024)
 """
 PLAN = ["vdnn", "plan", "my_model.py:build", "--batch", "4096", "--hardware", "titan-x", "--budget", "min"]
-# Each command, and what it has to say.
+# Each command, and text that its output has to contain.
 COMMANDS = [
     (["vdnn", "doctor"], "extension     "),
     (["vdnn", "plan", "my_model:build", "--batch", "4096", "--no-bound"], "my_model:build, batch 4096, on h100"),

@@ -1,7 +1,7 @@
-"""Looks into a source distribution: python check_sdist.py SDIST
+"""Checks a source distribution: python check_sdist.py SDIST
 
-It has to hold every file of the package and of the native core that the checkout has, and neither tests nor anything
-that was built. A program, not a test module: it is run once the file is made.
+It has to hold every file of the package and of the native core that the checkout has, and neither tests nor build
+products. This is a program, not a test module: it runs once the file is made.
 """
 
 from __future__ import annotations

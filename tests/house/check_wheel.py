@@ -1,11 +1,11 @@
-"""Looks at an installed vdnn from an environment that has nothing else: run by that environment's own python.
+"""Checks an installed vdnn in an environment that has nothing else. Run by that environment's own python.
 
     python check_wheel.py --device-code present|absent
 
-No torch, no compiler and no build tools are there, and PATH is empty for what this starts. Checks that the
-package and the native core import from the environment, that the core names no library of torch's or CUDA's but
-the driver, that the doctor reports honestly, also as the command `vdnn`, and that the runtime's absence of torch
-is one clear sentence. A program, not a test module: pytest's own environment has torch.
+The environment has no torch, no compiler and no build tools, and PATH is empty for subprocesses. Checks that the
+package and the native core import from the environment, that the core links no library of torch's or CUDA's except the
+driver, that the doctor reports correctly, also as the command `vdnn`, and that using the runtime without torch gives
+one clear sentence. This is a program, not a test module: pytest's own environment has torch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check_imports() -> None:
     for file in ("_C.pyi", "py.typed"):
         expect((package / file).is_file(), f"{file} is in the wheel")
     expect((package / "planning" / "published" / "README.md").is_file(), "the policies' table is in the wheel")
-    deferred = package / "testing" / "deferred"  # built where it is used, against the torch that is there
+    deferred = package / "testing" / "deferred"  # built on the user's machine, against the torch installed there
     sources = {path.name for path in deferred.glob("*.cpp")}
     expect({"accelerator.cpp", "operations.cpp"} <= sources, f"the deferred accelerator is in the wheel, not {sources}")
     expect((deferred / "sim_table.h").is_file(), "and its headers are")
@@ -50,7 +50,7 @@ def check_imports() -> None:
 
 
 def check_the_core_is_of_no_torch() -> None:
-    """Why one wheel serves any torch and any CUDA: it is linked with neither, and opens the driver by name."""
+    """The core links neither torch nor CUDA and opens the driver by name, so one wheel serves all their versions."""
     core = Path(str(importlib.import_module("vdnn._C").__file__)).read_bytes()
     for library in (b"libtorch", b"libc10", b"libcudart", b"libnvrtc"):
         expect(library not in core, f"the native core does not name {library.decode()}")
@@ -58,7 +58,7 @@ def check_the_core_is_of_no_torch() -> None:
 
 
 def run_doctor(*options: str, start: tuple[str, ...] = (sys.executable, "-m", "vdnn")) -> str:
-    # An empty environment: no PATH, so neither a compiler nor nvcc can be found.
+    # An empty environment has no PATH, so neither a compiler nor nvcc can be found.
     done = subprocess.run(
         [*start, "doctor", *options],
         env={},

@@ -1,4 +1,4 @@
-"""Which room imports which: reads the package's imports from its syntax trees and judges them.
+"""Reads the imports of the package's rooms from its syntax trees, and reports those that break the rules.
 
 A module imports from its own room or a lower one, so no room depends on a higher one and rooms form no cycle. A module
 outside every room is an offence too.
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# Rooms, lowest first. A room is a folder, or a module that stands alone. A module imports from its own room or from a
-# lower one. docs/design.md and CONTRIBUTING.md quote this list, and a test compares.
+# Rooms, lowest first. A room is a folder or a single module. A module imports from its own room or from a lower one.
+# docs/design.md and CONTRIBUTING.md quote this list, and a test compares.
 ROOMS: tuple[str, ...] = (
     "vdnn.bytesize",
     "vdnn.errors",
@@ -36,7 +36,7 @@ ROOMS: tuple[str, ...] = (
     "vdnn.cli",
     "vdnn.__main__",
 )
-# Packages that hold rooms, or gather public names, and import nothing when they are imported.
+# Packages that only contain rooms or gather public names, and import nothing when they are imported.
 FACES = ("vdnn", "vdnn.runtime")
 # No module here imports torch, not even inside a function. vdnn.requirements looks for torch by name.
 TORCH_FREE = (
@@ -49,7 +49,7 @@ TORCH_FREE = (
     "vdnn.doctor",
     "vdnn.cli",
 )
-# Importer, imported: directions that hold inside a room. `auto` does not depend on published policies.
+# (importer, imported): directions that hold inside a room. `auto` does not depend on published policies.
 FORBIDDEN = (
     ("vdnn.planning.search", "vdnn.planning.published"),
     ("vdnn.planning.bound", "vdnn.planning.published"),
@@ -60,7 +60,7 @@ FORBIDDEN = (
 
 @dataclass(frozen=True)
 class Import:
-    """`importer` names `imported`; `deferred`: inside a function or under TYPE_CHECKING."""
+    """`importer` names `imported`. `deferred`: the import is inside a function or under TYPE_CHECKING."""
 
     importer: str
     imported: str
@@ -94,7 +94,7 @@ def _named_by(node: ast.AST, importer: str, modules: Mapping[str, str]) -> Itera
             parents = importer.split(".")[: -node.level]
             base = ".".join([*parents, base] if base else parents)
         for alias in node.names:
-            # `from package import module` imports the module, which is what has a floor.
+            # `from package import module` imports the module, so the module's room counts.
             full = f"{base}.{alias.name}"
             yield full if full in modules or full == "vdnn._C" else base
 

@@ -1,9 +1,9 @@
-"""Lends packages of one environment to another, which then need not be downloaded once more:
+"""Links packages of one environment into another, so that they need not be downloaded again:
 
     python lent_packages.py SITE_PACKAGES torch scipy matplotlib
 
-run by the Python that has them, links each of these, and what it requires, into SITE_PACKAGES, metadata included, so
-that pip sees them there. Nothing else of the lender is seen. Both have to be of the same Python.
+The Python that has the packages runs this. It links each package and its requirements into SITE_PACKAGES, with their
+metadata, so that pip finds them there. Nothing else of its environment is visible. Both Pythons need the same version.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path
 
 
 def needed(names: list[str]) -> list[Distribution]:
-    """These, and all that they require and that is here. What an extra or another system wants is often not."""
+    """Returns these packages and their installed requirements. Those of extras and other systems are often not
+    installed."""
     found: dict[str, Distribution] = {}
     left = list(names)
     while left:
@@ -36,7 +37,7 @@ def needed(names: list[str]) -> list[Distribution]:
 def lend(package: Distribution, site_packages: Path) -> None:
     for part in {file.parts[0] for file in package.files or [] if file.parts[0] not in ("..", "__pycache__")}:
         link = site_packages / part
-        if not link.exists():  # several packages may share a folder
+        if not link.exists():  # packages may share a folder
             link.symlink_to(Path(str(package.locate_file(part))).resolve())
 
 

@@ -1,4 +1,4 @@
-"""vdnn.bytesize: sizes as people write them, exactly, and what is refused with which words."""
+"""vdnn.bytesize parses sizes as people write them, exactly, and says why it refuses others."""
 
 from __future__ import annotations
 
@@ -101,14 +101,14 @@ def test_a_count_is_shown_in_the_unit_that_fits(count: int, text: str) -> None:
     assert format_bytes(count) == text
 
 
-# Not up to MAX_BYTES: what is shown may be rounded up, past it.
+# Below MAX_BYTES, because the text may be rounded up past it.
 @given(st.integers(min_value=1, max_value=2**62))
 @example(2**20 - 1)
 @example(1023 * 2**30 + 2**30 - 1)
 def test_what_is_shown_reads_back_within_its_two_decimals(count: int) -> None:
     shown = format_bytes(count)
     unit = shown.split()[1]
-    # Half of the last decimal shown, and one byte for rounding down.
+    # The tolerance is half of the last decimal shown, and one byte for rounding down.
     assert abs(parse_bytes(shown) - count) <= UNITS[unit] * 0.005 * (1 + 1e-9) + 1
     assert "1024" not in shown or unit == "TiB"
 

@@ -1,4 +1,4 @@
-"""The command line: which commands there are, how they speak, and what each exit code means."""
+"""The command line: its commands, its output, and the meaning of each exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vdnn.doctor import Sources, examine
 
 @pytest.fixture
 def bare_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A doctor that finds nothing, so that these tests look at no hardware."""
+    """A doctor that finds nothing, so that these tests do not look at hardware."""
 
     def nothing() -> None:
         raise ImportError("nothing here")
@@ -89,7 +89,7 @@ def test_help_fits_the_window(
     for command in commands_of(capsys):
         lines = helped(capsys, command)
         examples = lines.index("examples:")
-        # A usage line is as long as it is; below 50 columns words no longer find room beside the options.
+        # Usage lines are not wrapped, and below 50 columns there is no room for words beside the options.
         assert all(len(line) <= min(100, max(50, columns - 2)) for line in lines[1:examples] if not line[:1].isspace())
         assert max(map(len, lines[examples:])) <= 80, "examples stay as they are written, and fit 80 columns"
 
@@ -123,7 +123,7 @@ def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_it_is_called_by_the_name_that_was_typed(tmp_path: Path) -> None:
-    script = tmp_path / "vdnn"  # what pip makes of [project.scripts]
+    script = tmp_path / "vdnn"  # as pip writes it for [project.scripts]
     script.write_text("import sys\nfrom vdnn.cli.main import main\nsys.exit(main())\n")
     root = Path(__file__).resolve().parents[2]
     for started, name in ([str(script)], "vdnn"), (["-m", "vdnn"], "python -m vdnn"):

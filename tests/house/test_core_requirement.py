@@ -1,4 +1,5 @@
-"""Source that was not built says so, with what to do: who installs from a copy and stays in it meets that one first."""
+"""Source that was not built says so and how to build it: users who install a copy and stay in its folder see this
+first."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def unbuilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the package as it lies in the source."""
+    """A folder with the package as it is in the source."""
     folder = tmp_path_factory.mktemp("source")
     shutil.copytree(ROOT / "vdnn", folder / "vdnn", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     return folder
 
 
 def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Without what `pip install --editable` left: it would find the core of the copy that was installed so."""
+    """Runs Python without the finder of `pip install --editable`, which would find the core of that installation."""
     environment = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
     command = [sys.executable, "-S", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The doctor on injected facts: what it reads, what it says, and that nothing it meets makes it fail."""
+"""The doctor on injected facts: what it reads, what it reports, and that no fact makes it fail."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Gpu:
 
 
 class Core:
-    """A native core with everything in order; `broken` names the one call that raises."""
+    """A native core that works; `broken` names the one call that raises."""
 
     __file__ = "/site/vdnn/_C.so"
     Kernel = Kernel

@@ -1,4 +1,4 @@
-"""The doctor as a user runs it, on this very machine, whatever it has."""
+"""The doctor as a user runs it, on this machine, whatever hardware it has."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_doctor_works_where_torch_cannot_be_imported(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert "torch         missing:" in done.stdout
     assert "Without torch no training step can be run" in done.stdout
-    # A path is never broken, so that it can be copied.
+    # A path is never wrapped, so that it can be copied.
     assert max(len(line) for line in done.stdout.splitlines() if "/" not in line) <= 80
 
 

@@ -1,6 +1,4 @@
-"""One list names every driver entry point: the loader resolves exactly it, and the fake driver defines all of
-it.
-"""
+"""One list names every driver entry point: the loader resolves exactly these, and the fake driver defines them all."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_DRIVER = ROOT / "build" / "testing" / "libvdnn_fake_driver.so"
-# The versioned symbols behind the driver header's macros. Without its suffix each is another, older function.
+# The versioned symbols behind the driver header's macros. Without the suffix, each is a different, older function.
 VERSIONED = {
     "cuCtxPopCurrent": 2,
     "cuCtxPushCurrent": 2,

@@ -1,4 +1,4 @@
-"""vdnn.errors: the sentences, the facts behind them, and the way from the native core's kinds to both."""
+"""vdnn.errors: the messages, the facts behind them, and the conversion of the native core's error kinds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vdnn.errors import VdnnError, from_native
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
 
-# One of each: class, the built-in it also is, its facts, its whole sentence.
+# One example of each: class, the built-in that it also is, its facts, its whole message.
 EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str]] = [
     (
         errors.InvalidArgumentError,

@@ -1,4 +1,4 @@
-"""benchmarks.gpu_proof without a GPU: how it counts, judges, goes on after a failure, and says so."""
+"""benchmarks.gpu_proof without a GPU: how it counts and judges, and how it continues after a failure and reports it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_a_failed_step_found_is_kept() -> None:
 
 def test_all_steps_together_stay_below_nine_minutes() -> None:
     assert gpu_proof.BUDGET_S < 540
-    # Each has what it needs at least, even if all before it take all they may.
+    # Each step has at least the time it needs, even if all earlier steps use all that they may.
     assert sum(one.least_s for one in gpu_parts.STEPS) < gpu_proof.BUDGET_S / 1.5
     assert all(one.least_s <= one.limit_s for one in gpu_parts.STEPS)
 
@@ -103,7 +103,7 @@ def test_tests_are_counted_from_the_junit_file() -> None:
     assert count_tests(xml) == {"run": 9, "failed": 3, "skipped": 3}
 
 
-# Marked itself, or with the fixture `device`, one of whose devices is a GPU.
+# A test needs a GPU if it has the mark, or uses the fixture `device`, one of whose devices is a GPU.
 MARKED = re.compile(r"\bmark\.gpu\b")
 WITH_DEVICE = re.compile(r"def test_\w+\([^)]*\bdevice: _C\.Device\b")
 DEVICE_OF_ITS_OWN = re.compile(r"^def device\(", re.MULTILINE)
@@ -115,7 +115,7 @@ def may_need_gpu(test: Path) -> bool:
 
 
 def test_every_test_for_a_gpu_is_in_a_place_that_is_run() -> None:
-    """Others are not collected there. This file only names the mark."""
+    """Tests in other folders are not collected on the GPU. This file only names the mark."""
     root = gpu_parts.ROOT
     assert [place for place in (*gpu_parts.CUDA_TESTS, *gpu_parts.RACES) if not (root / place).exists()] == []
     elsewhere = [
@@ -136,7 +136,7 @@ def cell(peer: str, **changes: Any) -> dict[str, Any]:
 def stand_in_for_programs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cells: list[dict[str, Any]], failure: str = ""
 ) -> list[str]:
-    """In place of the sweep: it writes these cells and one that is cut off. Returns the command it is called by."""
+    """Replaces the sweep: writes these cells and an incomplete one. Returns the command that it is called by."""
     commands: list[str] = []
 
     def run(command: list[str], limit_s: float, **environment: str) -> str:

@@ -1,4 +1,4 @@
-"""Hardware profiles: every shipped one is sound and sourced, and a file that is none is refused in one sentence."""
+"""Hardware profiles: every shipped one is valid and has sources, and an invalid file is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = (
     "v100-16",
     "v100-32",
 )
-# One card of each generation that trained networks in its day, oldest first.
+# One card of each generation that has trained networks, oldest first.
 GENERATIONS = ("titan-x", "p100", "v100-32", "a100-80", "h200")
 
 
@@ -59,7 +59,7 @@ def test_a_shipped_profile_loads_and_every_figure_has_a_source(name: str) -> Non
     assert profile.name == name
     assert profile.description.startswith("NVIDIA ")
     for figure in profile.figure_names:
-        # A source is more than a word: a document with a figure, or an assumption with its reason.
+        # A source is a document with a figure, or an assumption with its reason: more than a word or two.
         assert len(profile.source_of(figure).split()) >= 3, figure
         assert profile.source_of(figure).isascii()
 
@@ -68,17 +68,17 @@ def test_a_shipped_profile_loads_and_every_figure_has_a_source(name: str) -> Non
 def test_a_shipped_profile_is_plausible(name: str) -> None:
     profile = load_profile(name)
     assert 10 * 2**30 < profile.memory_bytes < 144 * 2**30
-    # A link attains less than its nominal rate: 16, 32 and 64 GB/s each way for PCIe gen 3, 4 and 5.
+    # A link attains less than its nominal rate: 16, 32 and 64 GB/s in each direction for PCIe gen 3, 4 and 5.
     nominal = next(rate for gen, rate in ((3, 16e9), (4, 32e9), (5, 64e9)) if f"PCIe gen {gen}" in profile.description)
     for attained in (profile.to_host_bytes_per_s, profile.to_device_bytes_per_s):
         assert 0.6 * nominal < attained < 0.9 * nominal
     assert profile.duplex_bytes_per_s <= profile.to_host_bytes_per_s + profile.to_device_bytes_per_s
-    # The card's own memory is some twenty to a hundred times as fast as the link.
+    # The card's own memory is about 20 to 100 times as fast as the link.
     assert 20 < profile.memory_bytes_per_s / profile.to_host_bytes_per_s < 100
     peaks = profile.flop_per_s
     assert peaks["float32"] <= peaks.get("tf32", peaks["float32"]) <= peaks.get("float16", peaks["float32"])
     assert peaks.get("bfloat16") in (None, peaks.get("float16"))
-    assert peaks["float64"] <= peaks["float32"] / 2 * 1.02  # a half at most; datasheets round
+    assert peaks["float64"] <= peaks["float32"] / 2 * 1.02  # at most half; datasheets round
 
 
 def test_cards_since_ampere_have_tf32_and_earlier_ones_do_not() -> None:

@@ -14,14 +14,15 @@ HOOK = re.compile(r"entry: \.venv/bin/python (.+)")
 
 
 def recipe_of(target: str) -> list[str]:
-    """The lines that make runs for it."""
+    """The lines that make runs for the target."""
     found = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert found is not None
     return [line.strip() for line in found[1].splitlines()]
 
 
 def not_in_hooks(hooks: str) -> list[str]:
-    """Tools of `make lint-quick` that no hook runs. A hook of ruff format writes what lint only checks."""
+    """Tools of `make lint-quick` that no hook runs. The ruff format hook rewrites files, while lint only checks
+    them."""
     entries = [entry.removesuffix(" --dry-run -Werror") for entry in HOOK.findall(hooks)]
     commands = [line.replace(" --check", "").removesuffix(" .") for line in recipe_of("lint-quick")]
     tools = [re.split(r"\$\(PY\) ", command)[-1].removesuffix(" --dry-run -Werror") for command in commands]
@@ -39,7 +40,7 @@ def test_a_tool_without_a_hook_is_found() -> None:
 
 
 def test_lint_never_reads_transformers_or_lightning() -> None:
-    """So it passes with them and without them."""
+    """Lint therefore passes with and without them."""
     skipped = re.search(r"module = \[([^\]]*)\]\nignore_missing_imports = true\nfollow_imports = \"skip\"", PROJECT)
     assert skipped is not None
     assert {'"lightning.*"', '"transformers.*"'} <= set(skipped[1].split(", "))

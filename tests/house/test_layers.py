@@ -1,4 +1,4 @@
-"""No room imports a higher one, planning never imports torch, and the judge finds each offence."""
+"""No room imports a higher one, planning never imports torch, and the check finds each offence."""
 
 from __future__ import annotations
 

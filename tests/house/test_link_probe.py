@@ -1,6 +1,4 @@
-"""The link probe's arithmetic, order and tidiness, on a device whose copies take exactly as long as we
-say.
-"""
+"""The link probe's arithmetic, order of copies and release of memory, on a device whose copies take a given time."""
 
 from __future__ import annotations
 
@@ -16,15 +14,15 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Moment:
-    """An event: the time on the stream's own clock when it was recorded."""
+    """An event: the time on its stream's clock when it was recorded."""
 
     ns: int
 
 
 @dataclass
 class Clockwork:
-    """A device of two streams with a clock each; a copy advances one clock by bytes over that direction's
-    rate.
+    """A device of two streams with a clock each. A copy advances its stream's clock by bytes over the rate of its
+    direction.
     """
 
     to_host_bytes_per_ns: int
@@ -50,7 +48,7 @@ class Clockwork:
         assert stream in self.clocks
 
     def elapsed_ns(self, begin: Moment, end: Moment, /) -> int:
-        # The host waits for both, so whatever is submitted from now on starts later.
+        # The host waits for both, so later work starts later on both.
         now_ns = max(self.clocks.values())
         self.clocks = dict.fromkeys(self.clocks, now_ns)
         return end.ns - begin.ns
@@ -82,7 +80,7 @@ def test_each_rate_is_bytes_over_the_devices_own_time() -> None:
 
 
 def test_both_ways_counts_until_the_slower_direction_is_done() -> None:
-    # The directions share nothing here: the slower takes bytes/8, and in that time both have moved theirs.
+    # The directions share nothing here: the slower one takes bytes/8, and both have copied theirs in that time.
     figures = measure_link(Clockwork(16, 8), block_bytes=MIB, repeats=1)
     assert figures.both_ways_bytes_per_s == 2 * 8_000_000_000
 

@@ -1,4 +1,4 @@
-"""What pyproject.toml, CITATION.cff and the forms for reports say agrees with the package and with each other."""
+"""Statements of pyproject.toml, CITATION.cff and the report forms agree with the package and with each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import vdnn
 
 if sys.version_info >= (3, 11):
     import tomllib
-else:  # pytest brings it there
+else:  # pytest depends on tomli there
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +91,7 @@ def test_packages_are_lent_with_all_that_they_need(tmp_path: Path) -> None:
     lender = Path(__file__).with_name("lent_packages.py")
     done = subprocess.run([sys.executable, str(lender), str(tmp_path), "pytest"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    alone = [sys.executable, "-S", "-c", "import pytest; print(pytest.__file__)"]  # -S: no packages of its own
+    alone = [sys.executable, "-S", "-c", "import pytest; print(pytest.__file__)"]  # -S: without site packages
     assert subprocess.run(alone, capture_output=True, env={}, cwd=ROOT / "docs").returncode == 1
     found = subprocess.run(alone, capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)}, cwd=ROOT / "docs")
     assert found.stdout.startswith(str(tmp_path)), found.stderr

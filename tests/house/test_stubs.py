@@ -1,9 +1,8 @@
-"""vdnn/_C.pyi against the extension it describes.
+"""vdnn/_C.pyi compared with the extension it describes.
 
-mypy.stubtest compares what there is. It cannot see the parameters of pybind11's functions, which have no
-signature that inspect understands, and it is content when there is no stub at all. So parameters, defaults
-and types are compared here with the signatures that pybind11 writes into docstrings, and a stub that is wrong
-must be found to be wrong.
+mypy.stubtest compares names. It cannot see the parameters of pybind11's functions, which have no signature that inspect
+understands, and it accepts a missing stub. So these tests compare parameters, defaults and types with the signatures
+that pybind11 writes into docstrings. They also check that a wrong stub is reported.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from vdnn import _C
 
 ROOT = Path(__file__).resolve().parents[2]
 STUB = ROOT / "vdnn" / "_C.pyi"
-# What pybind11 calls the arguments that it converts.
+# How pybind11 writes the types of arguments that it converts.
 CONVERTED = {
     "typing.SupportsInt | typing.SupportsIndex": "int",
     "typing.SupportsFloat | typing.SupportsIndex": "float",
     "collections.abc.": "",
     "vdnn._C.": "",
 }
-# Return types of which pybind11 knows no more; the stub may.
+# Return types that pybind11 does not know more precisely. The stub may be more precise.
 VAGUE = {"object", "list", "tuple", "dict"}
 
 
 class Parameter(NamedTuple):
-    """One parameter as written: `default` is "" without one, "..." where it is no literal."""
+    """One parameter as written: `default` is "" without a default, and "..." if it is not a literal."""
 
     name: str
     type: str
@@ -66,13 +65,13 @@ def read_signature(function: ast.FunctionDef) -> Signature:
             written(default) if default else "",
         )
         for argument, default in zip(arguments, defaults, strict=True)
-        if argument.arg not in ("self", "arg0")  # pybind11 names the self of a property arg0
+        if argument.arg not in ("self", "arg0")  # pybind11 calls the self of a property arg0
     )
     return Signature(tuple(parameters), ast.unparse(function.returns) if function.returns else "")
 
 
 def stub_signatures(text: str) -> dict[str, Signature]:
-    """By dotted name; of overloads the last, which is the widest."""
+    """Signatures by dotted name. For overloads, the last one, which is the widest."""
     found = {}
     for node in ast.parse(text).body:
         members = node.body if isinstance(node, ast.ClassDef) else [node]
@@ -86,7 +85,7 @@ def stub_signatures(text: str) -> dict[str, Signature]:
 def docstring_signature(line: str) -> Signature:
     for theirs, ours in CONVERTED.items():
         line = line.replace(theirs, ours)
-    # A default such as <Growth.NOW: 0> is no Python.
+    # A default such as <Growth.NOW: 0> is not valid Python.
     line = re.sub(r"= <[^>]*>", "= ...", line)
     function = ast.parse(f"def {line}: ...").body[0]
     assert isinstance(function, ast.FunctionDef)
@@ -121,7 +120,7 @@ def disagreements(text: str) -> list[str]:
 
 
 def returns_agree(ours: Signature, runtime: Signature) -> bool:
-    """pybind11 does not know of None where a null pointer becomes it."""
+    """Says whether the types agree. pybind11 does not mention the None that a null pointer becomes."""
     known = runtime.returns.removesuffix(" | None")
     return known in VAGUE or ours.returns.removesuffix(" | None") == known
 
@@ -135,7 +134,7 @@ def run_stubtest(root: Path) -> subprocess.CompletedProcess[str]:
 
 
 def package_with(stub: str, root: Path) -> Path:
-    """A package that is the stub and nothing else: to read all of ours, and torch, takes mypy ten times as long."""
+    """A package with only the stub: mypy takes ten times as long to read the whole package and torch."""
     package = root / "vdnn"
     package.mkdir()
     (package / "__init__.pyi").write_text("")

@@ -1,4 +1,4 @@
-"""The tree itself: names that say nothing are refused, files stay readable, text is ASCII, settings agree."""
+"""Rules of the tree: no names without meaning, files of readable length, ASCII text, settings that agree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("vdnn", "csrc", "tests", "benchmarks", "cmake")
-# Where a function with no home would go. Its concept has no name yet: find it.
+# Such a file collects functions without a home. Their concept has no name yet: find it.
 NAMELESS = re.compile(r"(^|_)(utils?|helpers?|common|misc|stuff|tools?)(_|$)")
 SUFFIXES = {".py", ".pyi", ".h", ".cpp", ".cu", ".cuh", ".cmake"}
 MAX_LINES = 350
@@ -29,7 +29,7 @@ def nameless(root: Path) -> list[str]:
 
 
 def too_long(root: Path) -> list[str]:
-    # A stub has to be one file: it describes one module.
+    # A stub may be longer: it is one file because it describes one module.
     code = [path for path in sources(root) if path.suffix != ".pyi"]
     return [str(path) for path in code if len(path.read_text().splitlines()) > MAX_LINES]
 
@@ -39,7 +39,7 @@ def not_ascii(root: Path) -> list[str]:
 
 
 def unintroduced(root: Path) -> list[str]:
-    """Files that do not begin by saying what they are."""
+    """Files that do not begin with a description."""
     openings = ('"""', "//", "#", 'r"""')
     return [str(path) for path in sources(root) if not path.read_text().startswith(openings)]
 
@@ -85,7 +85,7 @@ def test_every_command_of_the_makefile_is_in_its_help() -> None:
 
 
 def test_results_are_tables_and_the_rows_that_pages_quote() -> None:
-    """Raw sweeps are made again by their programs."""
+    """Programs can compute raw sweeps again."""
     sizes = {path.name: path.stat().st_size for path in (ROOT / "benchmarks/results").rglob("*") if path.is_file()}
     assert sizes
     assert {name: size for name, size in sizes.items() if size > 200_000} == {}

@@ -1,6 +1,4 @@
-"""Runs a python in which `import torch` fails as if it were not installed, though these tests' environment
-has it.
-"""
+"""Runs a python in which `import torch` fails as if torch were not installed, although this environment has it."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Found by every python that has its directory on PYTHONPATH, before any program runs. A sitecustomize of the
-# environment itself, if there is one, stays unread in these processes.
+# Every python that has this directory on PYTHONPATH imports it before any program runs. A sitecustomize of the
+# environment itself, if there is one, is not imported in these processes.
 _BLOCKER = """
 import sys
 
@@ -27,7 +25,7 @@ sys.meta_path.insert(0, TorchBlocker())
 
 
 def python_without_torch(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python <arguments>` with the checkout importable and torch not; `directory` holds what makes it so."""
+    """`python <arguments>` that can import the checkout but not torch. Writes the needed file to `directory`."""
     (directory / "sitecustomize.py").write_text(_BLOCKER)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(directory), str(ROOT)])}
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""Loops whose ranks agree on plans between steps: jobs for tests.integrations.ranks."""
+"""Training loops whose ranks agree on plans between steps: jobs for tests.integrations.ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two processes for all tests that need them, made anew after a job has failed; and one thread for torch."""
+"""Two processes shared by all tests that need them, restarted after a failed job; and one thread for torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["default_policy", "open_session", "pytest_generate_tests", "schedule"
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """The operations are tiny, and torch's threads would only spin."""
+    """The operations are tiny, so more threads of torch would only spin."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(20)

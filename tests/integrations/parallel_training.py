@@ -1,7 +1,7 @@
 """Training loops over several processes, each run plain and inside a session: jobs for tests.integrations.ranks.
 
 Each returns facts: the names of parameters that differ from the plain run in any bit, a digest of the parameters, and
-how many storages left the device.
+how many storages were offloaded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vdnn.step.timeline import Timeline
 
 STEPS = 20
 WIDTH = 16
-BATCH = 128  # activations, and not the optimizer, are what the peak is made of
+BATCH = 128  # so large that activations, and not the optimizer, make the peak
 
 
 class Block(nn.Module):
@@ -57,7 +57,7 @@ def blocks(count: int = 3) -> nn.Sequential:
 
 @contextlib.contextmanager
 def moving(how: str) -> Iterator[Session]:
-    """A session: "moves" everything at once, or plans for the least memory by the planner of that name."""
+    """A session: "moves" offloads everything, and another name plans for the least memory by that policy."""
     if how == "moves":
         with vdnn.offload("vdnn-all", device="sim", min_bytes=0, offload_window=1, reload_window="4KiB") as session:
             yield session
@@ -94,7 +94,7 @@ def beside_plain(rank: int, how: str, loop: Loop) -> dict[str, Any]:
 
 
 def parameters_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Whole ones, whatever they are spread over."""
+    """The whole parameters, however they are sharded."""
     found = []
     for name, parameter in module.named_parameters():
         value = parameter.detach()
@@ -131,7 +131,7 @@ def ddp(rank: int, how: str) -> dict[str, Any]:
 
 
 def ddp_accumulating(rank: int, how: str) -> dict[str, Any]:
-    """Two batches to a step, the first without a reduction; clipped; with a comparison of unused parameters."""
+    """Each step has two batches, the first without a reduction. Clips gradients and finds unused parameters."""
 
     def loop(rank: int) -> list[tuple[str, torch.Tensor]]:
         torch.manual_seed(0)
@@ -169,7 +169,7 @@ def fsdp2(rank: int, how: str, kind: str) -> dict[str, Any]:
 
 
 def fsdp1(rank: int, how: str) -> dict[str, Any]:
-    """The older wrapper, over one flat parameter for each block."""
+    """The older FSDP, with one flat parameter for each block."""
 
     def loop(rank: int) -> list[tuple[str, torch.Tensor]]:
         torch.manual_seed(0)
@@ -188,7 +188,7 @@ def tensor_parallel(rank: int, how: str) -> dict[str, Any]:
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for block in model:
             parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-        optimise(model, 0, torch.optim.AdamW(model.parameters(), lr=1e-2))  # all see the same batches
+        optimise(model, 0, torch.optim.AdamW(model.parameters(), lr=1e-2))  # all ranks see the same batches
         return parameters_of(model)
 
     return beside_plain(rank, how, loop)
@@ -202,7 +202,8 @@ def pipeline(rank: int, how: str, kind: str) -> dict[str, Any]:
 
 
 def pipeline_as_planned(rank: int) -> tuple[Plan, Timeline, Timeline]:
-    """Under 1F1B and "auto", at the least memory: the plan, and the last step as predicted and as it was."""
+    """Trains under 1F1B with "auto" at the least memory. Returns the plan, and the last step as predicted and
+    measured."""
     with (
         vdnn.VirtualMachine("titan-x", fake=False) as machine,
         vdnn.offload("auto", budget="min", device=machine, min_bytes=0, measure=True) as session,
@@ -217,7 +218,7 @@ def pipeline_as_planned(rank: int) -> tuple[Plan, Timeline, Timeline]:
 
 
 def stage_of_a_pipeline(rank: int, kind: str, steps: int = STEPS) -> list[tuple[str, torch.Tensor]]:
-    """Four micro-batches: under 1F1B a stage has several forwards in flight."""
+    """Runs four micro-batches: under 1F1B a stage has several forward passes in flight."""
     torch.manual_seed(0)
     whole = blocks()
     mine = whole[:2] if rank == 0 else whole[1:]
@@ -235,7 +236,7 @@ def stage_of_a_pipeline(rank: int, kind: str, steps: int = STEPS) -> list[tuple[
     return parameters_of(mine)
 
 
-# One that fails.
+# A job that fails.
 
 
 class Trouble(RuntimeError):
@@ -243,7 +244,7 @@ class Trouble(RuntimeError):
 
 
 def one_raises(rank: int, what: str) -> None:
-    """Rank 1 raises in its third step, in the forward or in the backward; rank 0 waits for it in a reduction."""
+    """Rank 1 raises in its third step, in the forward or backward pass, while rank 0 waits for it in a reduction."""
     torch.manual_seed(0)
     model = DistributedDataParallel(blocks())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)

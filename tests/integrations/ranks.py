@@ -1,8 +1,8 @@
-"""Processes that form a group over gloo and run functions of ours together, each job under a time limit.
+"""Processes that form a group over gloo and run test functions together, each job under a time limit.
 
 A job is a function of a module that every process can import, called as `function(rank, *arguments)` in each of them.
-What it returns comes back in the order of the ranks. If one raises, the others are given a while to notice by
-themselves, and whoever has not is ended and named.
+Results are returned in the order of the ranks. If one rank raises, the others get some time to notice, and those that
+have not finished by then are ended and named.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# A machine may be busy; nothing waits for this long otherwise.
+# Long, because a machine may be busy; only a hanging job waits for this long.
 _START_S = 120
 _EXIT_S = 60
 
 
 class RankFailed(AssertionError):
-    """What each rank said that did not finish its job."""
+    """A job failed. Has the message of each rank that did not finish."""
 
     def __init__(self, said: dict[int, str]) -> None:
         self.said = said
@@ -35,7 +35,7 @@ class RankFailed(AssertionError):
 
 
 class Ranks:
-    """`count` processes. Jobs run one after the other; after one has failed there are no more."""
+    """`count` processes that run jobs one after another, and no more jobs after one has failed."""
 
     def __init__(self, count: int = 2) -> None:
         context = multiprocessing.get_context("spawn")
@@ -58,7 +58,7 @@ class Ranks:
         return self._collect(limit_s)
 
     def _collect(self, limit_s: float) -> list[Any]:
-        """Each rank's answer. Once one has failed the others may still answer, until the limit."""
+        """Collects the answer of each rank. After one has failed, the others may still answer until the limit."""
         until = time.monotonic() + limit_s
         answers: dict[int, Any] = {}
         failed: dict[int, str] = {}
@@ -103,7 +103,7 @@ class Ranks:
 
 
 def _serve(pipe: multiprocessing.connection.Connection, rank: int, count: int, store: str) -> None:
-    """What each process runs. A job that raises ends it, as it would end a program."""
+    """The loop of each process. A job that raises ends its process, as it would end a program."""
     os.environ.update(GLOO_SOCKET_IFNAME="lo", RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank))
     os.environ.update(LOCAL_WORLD_SIZE=str(count))
     torch.set_num_threads(1)

@@ -1,8 +1,8 @@
-"""Loops whose sequences are spread over the ranks: jobs for tests.integrations.ranks, in the manner of
+"""Training loops whose sequences are sharded over the ranks: jobs for tests.integrations.ranks, like those of
 parallel_training.
 
-Torch's context_parallel dispatches to attention kernels that CUDA alone has. What is here is the other way that models
-do it: each rank attends from its part of a sequence to the keys and values of all, which are gathered.
+Torch's context_parallel dispatches to attention kernels that only CUDA has. The loop here does it as models also do:
+each rank attends from its part of a sequence to the gathered keys and values of all ranks.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ HEADS = 2
 
 
 def sequences(count: int = STEPS) -> list[torch.Tensor]:
-    """The same on all ranks."""
+    """The same batches on all ranks."""
     generator = torch.Generator().manual_seed(7)
     return [torch.randn(BATCH // TOKENS, TOKENS, WIDTH, generator=generator) for _ in range(count)]
 
 
 def sequence_parallel(rank: int, how: str) -> dict[str, Any]:
-    """Tensor parallel whose norms, sums and stream of activations are spread over the tokens."""
+    """Tensor parallel, with norms, residual sums and activations sharded over the tokens."""
 
     def loop(rank: int) -> list[tuple[str, torch.Tensor]]:
         torch.manual_seed(0)
@@ -52,7 +52,7 @@ def sequence_parallel(rank: int, how: str) -> dict[str, Any]:
                 "down": RowwiseParallel(output_layouts=tokens, use_local_output=False),
             }
             parallelize_module(block, mesh, spread)
-        # Between the blocks there are DTensors throughout.
+        # Activations between the blocks are DTensors.
         parallelize_module(model[0], mesh, PrepareModuleInput(input_layouts=tokens, desired_input_layouts=tokens))
         parallelize_module(model[-1], mesh, PrepareModuleOutput(output_layouts=tokens, desired_output_layouts=tokens))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -66,7 +66,7 @@ def sequence_parallel(rank: int, how: str) -> dict[str, Any]:
 
 
 class Attention(nn.Module):
-    """Of a part of the tokens to all of them."""
+    """Attends from this rank's tokens to those of all ranks."""
 
     def __init__(self, group: Any) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def gathering_context_parallel(rank: int, how: str) -> dict[str, Any]:
 
 
 def context_parallel_of_torch(rank: int) -> str:
-    """What torch says to its own on the CPU, without vdnn."""
+    """Returns torch's own error message on the CPU, without vdnn."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     q, k, v = (torch.randn(1, HEADS, TOKENS, WIDTH) for _ in range(3))
     try:

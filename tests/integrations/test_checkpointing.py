@@ -1,6 +1,6 @@
 """torch.utils.checkpoint of both kinds, and selective, inside a session: gradients are those of plain torch.
 
-What a checkpointed block saves is made again in the backward, and so never leaves the device; what it reads does.
+The backward pass recomputes the saves of a checkpointed block, so they are never offloaded; the block's inputs are.
 """
 
 from __future__ import annotations
@@ -109,14 +109,15 @@ def test_a_sequence_checkpointed_in_segments_is_the_same_as_plain(session: Sessi
 def test_the_input_of_a_checkpointed_block_leaves_and_nothing_else_of_it(
     open_session: OpenSession, kind: Callable[..., Any]
 ) -> None:
-    """Nor what a selective one saves: torch keeps that beside the hooks."""
+    """Torch keeps the tensors that a selective checkpoint saves outside of the hooks, so they are not offloaded
+    either."""
     session = open_session("vdnn-all", offload_window=1)
     block, weight = Block(), torch.ones((), requires_grad=True)
     with session:
-        hidden = torch.randn(BATCH, WIDTH) * weight  # saves the random numbers, as many bytes
+        hidden = torch.randn(BATCH, WIDTH) * weight  # saves the random numbers: as many bytes again
         loss = kind(block, hidden).sum()
         del hidden
-        torch.ones(()).mul(torch.ones((), requires_grad=True))  # one more hook issues what waited for its operation
+        torch.ones(()).mul(torch.ones((), requires_grad=True))  # issues copies that waited for their operation
         assert session.counters.storage_bytes == 2 * BATCH * WIDTH * 4, session.report()
     loss.backward()
 

@@ -1,4 +1,4 @@
-"""What torch.compile would run as CUDA graphs is refused before it trains, on the CPU as well, naming both sides."""
+"""Code that torch.compile would run as CUDA graphs is refused before it trains, also on the CPU, naming both sides."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ NO_GRAPHS: list[dict[str, Any]] = [
     {"options": {"triton.cudagraphs": False}},
     {"backend": "aot_eager"},
 ]
-# Of torch's own code, plain as well.
+# Warnings of torch's own code, which it raises without vdnn too.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.torch.jit:DeprecationWarning",
     "ignore:The .grad attribute:UserWarning",
-    "ignore:Using `torch.compile:UserWarning",  # where there are global hooks of modules
+    "ignore:Using `torch.compile:UserWarning",  # raised if there are global module hooks
 )
 
 
@@ -55,7 +55,7 @@ def batch() -> torch.Tensor:
 
 
 class Model(nn.Module):
-    """Counts how often its forward has begun."""
+    """Counts how many times its forward has begun."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def test_a_model_with_graphs_is_refused_before_its_first_forward(
 
 
 def test_what_is_compiled_and_no_part_of_a_called_module_is_refused_at_its_first_save(moving: Session) -> None:
-    """A function, and a model that was compiled in place: torch calls no hook of modules before them."""
+    """A function, and a model that was compiled in place: torch calls no module hooks before they run."""
     model = Model()
     model.compile(backend="cudagraphs")
     with pytest.raises(CombinationError, match=REFUSED.format("around Module._call_impl")):
@@ -137,7 +137,7 @@ def test_what_is_compiled_and_no_part_of_a_called_module_is_refused_at_its_first
 
 
 def test_what_does_not_move_may_be_graphs(moving: Session) -> None:
-    """Without gradients, paused, in a marked module, or beside what is trained."""
+    """Graphs are allowed without gradients, while paused, and in a marked module, also beside trained modules."""
     model = Model()
     model.second.compile(backend="cudagraphs")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""docs/integrations.md names a test in each row of its table; every test it names, and what it quotes, is there."""
+"""Each row of the table in docs/integrations.md names tests that exist, and the page's quotations are found."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_file_of_tests_is_named() -> None:
 
 
 def test_what_is_quoted_is_in_an_example() -> None:
-    """Blocks that need a library are lines of examples, which are run; the others are run where they stand."""
+    """Blocks that need a library quote lines of examples, which other tests run; other blocks are run from the page."""
     lines = {line.strip() for path in (ROOT / "examples").glob("*.py") for line in path.read_text().splitlines()}
     quoted = [
         line.strip() for block in re.findall(r"```py\n(.*?)```", DOCUMENT, re.DOTALL) for line in block.splitlines()

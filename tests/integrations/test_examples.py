@@ -1,4 +1,4 @@
-"""Every program in examples/ runs, tiny and on the CPU, moves bytes and says so."""
+"""Every program in examples/ runs, tiny and on the CPU, offloads storages and reports it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
-# The program, what it needs, and how it is called.
+# The program, the packages it needs, and its arguments.
 CALLS = [
     ("resnet_loop.py", [], ["--device", "sim"]),
     ("lora.py", ["transformers", "peft"], ["--device", "sim"]),
@@ -49,7 +49,7 @@ def test_an_example_runs_and_moves_bytes(tmp_path: Path, name: str, libraries: l
     assert all(moved)
 
 
-# Without vdnn the same program: what is written differently, beside the imports and lines that go.
+# How the same program reads without vdnn, besides the imports and lines that are removed.
 IN_PLACE_OF = {
     "gpt_trainer.py": {
         "HfArgumentParser((TrainingArguments, OffloadArguments))": "HfArgumentParser(TrainingArguments)",
@@ -61,7 +61,7 @@ IN_PLACE_OF = {
 
 
 def without_vdnn(name: str) -> tuple[list[str], list[str]]:
-    """The example's lines, of the program below its docstring, and those of the same program without vdnn."""
+    """The example's lines below its docstring, and the lines of the same program without vdnn."""
     with_it = (EXAMPLES / name).read_text().split('"""', 2)[2].splitlines()
     text = "\n".join(line for line in with_it if "from vdnn" not in line)
     for ours, plain in IN_PLACE_OF[name].items():

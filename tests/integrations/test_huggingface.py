@@ -1,4 +1,5 @@
-"""The Trainer of transformers, PEFT, accelerate and TRL: the real ones, on the CPU, the same weights bit for bit."""
+"""transformers' Trainer, PEFT, accelerate and TRL: the real libraries, on the CPU, with the same weights bit for
+bit."""
 
 from __future__ import annotations
 
@@ -114,7 +115,7 @@ def test_a_training_that_raised_can_be_started_again(tmp_path: Path) -> None:
     handle.remove()
     assert_same(train_plainly(tmp_path, gpt()), train_with(callback, tmp_path, gpt()))
     with vdnn.offload(device="sim"):
-        pass  # the run has been left: this one may be entered
+        pass  # the session of the failed run was closed, so another one can be entered
 
 
 def test_the_session_of_a_training_that_raised_can_be_left(tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_options_come_from_a_command_line(tmp_path: Path) -> None:
     assert callback.session.counters.storages
 
 
-# What is refused before training.
+# Options that are refused before training.
 
 
 def test_a_model_on_the_cpu_is_refused_before_training(tmp_path: Path) -> None:
@@ -307,10 +308,10 @@ def finetuned(folder: Path, callbacks: list[Any]) -> Values:
     trl: Any = pytest.importorskip("trl", reason=NO_TRL)
     datasets: Any = pytest.importorskip("datasets")
     table = datasets.table.InMemoryTable.from_pydict({"input_ids": [one["input_ids"].tolist() for one in texts()]})
-    rows = datasets.Dataset(table, fingerprint="texts")  # which it would else make by pickling pyarrow's own classes
+    rows = datasets.Dataset(table, fingerprint="texts")  # else it would hash the data by pickling pyarrow's classes
     quiet = {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True, "use_cpu": True}
     size: dict[str, Any] = {"max_steps": STEPS, "per_device_train_batch_size": 8, "max_length": 24, "bf16": False}
-    size["dataset_kwargs"] = {"skip_prepare_dataset": True}  # they are tokens already
+    size["dataset_kwargs"] = {"skip_prepare_dataset": True}  # the data is already tokens
     config = trl.SFTConfig(output_dir=str(folder), **{**quiet, **size})
     vocabulary: Any = pytest.importorskip("tokenizers")
     words = {f"w{index}": index for index in range(64)}
@@ -325,7 +326,7 @@ def finetuned(folder: Path, callbacks: list[Any]) -> Values:
     return values_of(model)
 
 
-OF_TRL = pytest.mark.filterwarnings("ignore")  # its libraries' own warnings, of classes of their own
+OF_TRL = pytest.mark.filterwarnings("ignore")  # the libraries raise warnings of their own classes
 
 
 @OF_TRL

@@ -125,7 +125,7 @@ def test_a_strategy_that_was_never_tested_is_refused(name: str) -> None:
 
 
 def test_a_module_compiled_with_cuda_graphs_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    """Lightning puts the compiled step in the place of the module's own."""
+    """Lightning replaces the module's training step by the compiled one."""
     steps: list[int] = []
 
     class Counting(Regression):

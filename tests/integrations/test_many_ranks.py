@@ -1,6 +1,6 @@
-"""One rank of 64, without the other 63: FSDP2 over torch's fake process group, on a machine that is not there.
+"""One rank of 64, without the other 63: FSDP2 over torch's fake process group, on a virtual machine.
 
-Collectives move nothing there and take no time; what they allocate is counted. So the memory of a rank is that of the
+Collectives move nothing and take no time, but their allocations are counted. So the memory of a rank is that of the
 real job, and its time is that of computing and of copies.
 """
 
@@ -89,7 +89,7 @@ def test_the_first_and_the_last_of_64_ranks_have_one_step() -> None:
 
 @pytest.mark.usefixtures("no_group")
 def test_more_ranks_leave_more_room_for_activations() -> None:
-    """Parameters, gradients and two moments, in 4 bytes each, are spread; what was gathered is gone again."""
+    """Parameters, gradients and two moments, of 4 bytes each, are sharded; gathered parameters are released again."""
     resident = []
     for ranks in (2, 64):
         recording = train(mesh_of(0, ranks), None).recording
@@ -101,7 +101,7 @@ def test_more_ranks_leave_more_room_for_activations() -> None:
 
 
 def test_a_storage_that_its_owner_resizes_is_counted_as_it_is() -> None:
-    """As FSDP2 gives gathered parameters up, without an operation."""
+    """FSDP2 releases gathered parameters in this way, without an operation."""
     resize = torch.UntypedStorage.resize_
     with vdnn.VirtualMachine("h100", fake=False) as machine:
         gathered = torch.empty(256)

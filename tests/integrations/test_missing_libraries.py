@@ -1,4 +1,4 @@
-"""Where a library is missing its integration says which extra brings it; and `import vdnn` imports none of them."""
+"""If a library is missing, its integration names the extra that installs it. `import vdnn` imports none of them."""
 
 from __future__ import annotations
 

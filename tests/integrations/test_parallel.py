@@ -51,7 +51,7 @@ def test_fsdp1_trains_the_same(two_ranks: Ranks, how: str) -> None:
 
 
 def test_no_parameter_of_fsdp_leaves(two_ranks: Ranks) -> None:
-    """What leaves is what leaves without FSDP, to the byte: gathered parameters are kept, whose they are to resize."""
+    """FSDP changes no offloaded byte: gathered parameters, which FSDP resizes itself, are kept."""
     plain = check(two_ranks, MOVES, parallel_training.ddp)
     sharded = check(two_ranks, MOVES, parallel_training.fsdp2, "plain")
     flat = check(two_ranks, MOVES, parallel_training.fsdp1)
@@ -62,14 +62,14 @@ def test_no_parameter_of_fsdp_leaves(two_ranks: Ranks) -> None:
 
 @EITHER
 def test_tensor_parallel_trains_the_same(two_ranks: Ranks, how: str) -> None:
-    """What is saved as a DTensor leaves as well, to the byte; only the weights of the two linear layers stay, and what
-    the norm saves of its parameters."""
+    """DTensors are offloaded too, to the byte. Only the weights of the two linear layers, and the parameters that the
+    norm saves, are kept."""
     first, second = check(two_ranks, how, parallel_training.tensor_parallel)
     assert first["digest"] == second["digest"]
     steps, of_blocks = parallel_training.STEPS, len(parallel_training.blocks())
     if how == MOVES:
         rows, width = parallel_training.BATCH, parallel_training.WIDTH
-        # The norm's input and output, GELU's input and output, a half of 2 widths each; two statistics of each row.
+        # Inputs and outputs of the norm and of GELU (for GELU, half of 2 widths each), and two statistics of each row.
         block = rows * (4 * width + 2)
         loss = rows * width
         assert first["storage_bytes"] == 4 * steps * (of_blocks * block + loss)
@@ -90,7 +90,7 @@ def test_context_parallel_by_gathered_keys_trains_the_same(two_ranks: Ranks, how
 
 
 def test_context_parallel_of_torch_has_no_kernel_for_the_cpu(two_ranks: Ranks) -> None:
-    """Without vdnn. When it has one, there is something to test."""
+    """Runs torch without vdnn. Once torch has such a kernel, this test fails and a real test can replace it."""
     for said in two_ranks.run(sequence_training.context_parallel_of_torch):
         assert "_for_cpu.default does not have a sharding strategy" in said
 
@@ -101,7 +101,8 @@ def test_a_pipeline_trains_the_same(two_ranks: Ranks, how: str, kind: str) -> No
 
 
 def test_a_stage_under_1f1b_is_planned_by_the_search_and_runs_as_predicted(two_ranks: Ranks) -> None:
-    """Its releases at a use come behind that use's own copy back: plans of the search were once over the budget."""
+    """Regression test: releases at a use follow the use's own reload, and plans of the search once exceeded the
+    budget."""
     for plan, predicted, measured in two_ranks.run(parallel_training.pipeline_as_planned):
         assert plan.policy == "auto"
         assert plan.offloaded_bytes

@@ -45,7 +45,7 @@ def plan(name: str) -> Plan:
 
 
 def test_ranks_whose_steps_differ_follow_plans_of_their_own() -> None:
-    """Two stages of a pipeline, two ranks each: the plan is that of the rank that needs most memory."""
+    """Two stages of a pipeline with two ranks each: each stage follows the plan of its rank with the highest peak."""
     first, second, third, fourth = (plan(str(rank)) for rank in range(4))
     proposals = [
         Proposal("one stage", 10, first),

@@ -1,4 +1,4 @@
-"""What training loops do besides: mixed precision with a scaler, accumulation, clipping, averages of weights, compiled
+"""Other features of training loops: mixed precision with a scaler, accumulation, clipping, averaged weights, compiled
 layers and models. Parameters after several steps are those of the same loop without vdnn, bit for bit.
 """
 
@@ -65,7 +65,7 @@ def test_autocast_with_a_gradient_scaler_trains_the_same(how: str) -> None:
 
 @EITHER
 def test_a_step_that_the_scaler_skips_is_survived(how: str) -> None:
-    """Infinite gradients: the scaler does not call the optimizer, so two batches look like one step."""
+    """With infinite gradients the scaler does not call the optimizer, so two batches look like one step."""
 
     def loop() -> Values:
         model, optimizer = made()
@@ -124,7 +124,7 @@ def _forgets_compiled_code() -> Iterator[None]:
 
 
 class Network(nn.Module):
-    """Layers one after the other. An nn.Sequential would not do: dynamo does not enter its forward, but its layers'."""
+    """A chain of layers. In an nn.Sequential, dynamo would compile the layers' forwards but not the container's."""
 
     def __init__(self, layers: int = 3) -> None:
         super().__init__()
@@ -153,11 +153,11 @@ def compile_by_inductor(model: Network) -> None:
         layer.compile(backend="inductor")
 
 
-# Inductor hands its compiler the path of torch's libraries without quotes.
+# Inductor passes the path of torch's libraries to its compiler without quotes.
 NEEDS_A_PATH_WITHOUT_SPACES = pytest.mark.skipif(
     " " in torch.__file__, reason="torch is installed under a path with a space, and Inductor's linking fails there"
 )
-# Under a virtual machine there is no compiled code, hence no plan either: torch compiles nothing in a dispatch mode.
+# A virtual machine is a dispatch mode, in which torch compiles nothing: so there is no compiled code to plan for.
 COMPILERS = [
     compile_layers,
     compile_whole,
@@ -165,7 +165,7 @@ COMPILERS = [
 ]
 
 
-# Of torch's own code, plain as well.
+# Warnings of torch's own code, which it raises without vdnn too.
 OF_TORCH = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:The .grad attribute:UserWarning")
 
 
@@ -190,7 +190,7 @@ def test_what_is_compiled_trains_the_same(compile_model: Callable[[Network], Non
 
 
 class BackAtOnce:
-    """Hooks that hand out copies of what was saved, and count the bytes of those that are alive at a time."""
+    """Hooks that return copies of saved tensors and count how many bytes of them are alive at a time."""
 
     def __init__(self) -> None:
         self.saved_bytes = self.live_bytes = self.most_bytes = 0
@@ -224,7 +224,7 @@ def share_back_at_once(compile_model: Callable[[Network], None], layers: int) ->
 @OF_TORCH
 @pytest.mark.usefixtures("_forgets_compiled_code")
 def test_layers_compiled_one_by_one_need_a_part_of_their_saves_at_once_and_a_whole_model_needs_all() -> None:
-    """A compiled region unpacks all that it saved before it computes: what helps is to compile layers."""
+    """A compiled region unpacks all its saved tensors before it computes, so compile layers one by one."""
     layers = 8
     shares = {one: share_back_at_once(one, layers) for one in (compile_nothing, compile_layers, compile_whole)}
     assert shares[compile_nothing] <= shares[compile_layers] < 2 / layers

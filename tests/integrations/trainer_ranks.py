@@ -15,7 +15,7 @@ Values = dict[str, torch.Tensor]
 def train(rank: int, folder: str) -> dict[str, Any]:
     from vdnn.integrations.huggingface import OffloadCallback
 
-    # The group is there already; the library asks for these all the same.
+    # The group already exists, but the library requires these variables.
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29400")
     plain, _ = _trained(folder, [])
     callback = OffloadCallback(device="sim", min_bytes=0)

@@ -1,7 +1,7 @@
-"""What the pool pins for whole training steps, beside what is asked for and what a power-of-two cache would pin.
+"""Pinned memory of whole training steps, beside the requested memory and that of a power-of-two cache.
 
-The sequences are those of benchmarks/core/allocation_sequences.py. The peak of what is asked for is worked out here,
-from the sequence itself. The ratios do not depend on the machine: the pool does nothing but arithmetic on them.
+The sequences are those of benchmarks/core/allocation_sequences.py. The peak of requested bytes is computed here from
+the sequence itself. The ratios do not depend on the machine, because the pool only does arithmetic.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ FIXED = {
     "transformer, 8 x 1024": transformer_sequence(8, [1024] * STEPS),
     "transformer, 3 x 731": transformer_sequence(3, [731] * STEPS),
 }
-# Lengths that change from step to step. A block of an earlier step that is a little too small is no use to a later
-# one, and a slab with one block on it cannot be given back: so the bounds are what is reached, not what is wished.
+# Lengths that change from step to step. A later step cannot use a slightly smaller block of an earlier one, and a slab
+# with one block on it cannot be released. So these bounds are the ratios that are reached, not a target.
 VARYING = {
     "transformer, mixed lengths": (transformer_sequence(8, VARYING_TOKENS), 1.05),
     "transformer, mixed lengths, 3 rounds": (transformer_sequence(8, VARYING_TOKENS * 3), 1.05),
@@ -52,7 +52,7 @@ def peak_by_hand(sequence: Sequenced) -> int:
 
 
 def pinned_ratio(name: str, sequence: Sequenced, capsys: pytest.CaptureFixture[str]) -> float:
-    """Pinned over requested, printed beside the cache's."""
+    """Returns pinned over requested bytes, and prints it beside the cache's ratio."""
     requested = peak_by_hand(sequence)
     stats = replay(sequence)
     assert stats.live_peak_bytes == requested
@@ -81,7 +81,7 @@ def test_later_steps_pin_nothing_more() -> None:
 
 
 def test_the_first_blocks_of_vgg16_are_its_first_maps() -> None:
-    """64 channels of 224 x 224 float32 twice; then the pooled map, a quarter of that, and its int64 indices."""
+    """Two maps of 64 channels of 224 x 224 float32; then the pooled map, a quarter of one, and its int64 indices."""
     first = [item for item in vgg16_sequence(256)[:4] if isinstance(item, Allocation)]
     map_bytes = 256 * 64 * 224 * 224 * 4
     assert [item.bytes for item in first] == [map_bytes, map_bytes, map_bytes // 4, map_bytes // 2]
@@ -98,5 +98,5 @@ def test_a_step_gives_everything_back_in_reverse() -> None:
 def test_the_cache_rounds_up_and_takes_back_only_its_own_size() -> None:
     assert pinned_by_cache_bytes(repeated([[1024]])) == 1024
     assert pinned_by_cache_bytes(repeated([[1025]])) == 2048
-    assert pinned_by_cache_bytes(repeated([[1025], [2000]])) == 2048  # the same size: the block comes back
-    assert pinned_by_cache_bytes(repeated([[1025], [1000]])) == 2048 + 1024  # and is no use to a smaller one
+    assert pinned_by_cache_bytes(repeated([[1025], [2000]])) == 2048  # equal rounded sizes: the block is reused
+    assert pinned_by_cache_bytes(repeated([[1025], [1000]])) == 2048 + 1024  # the smaller size cannot reuse it

@@ -1,4 +1,4 @@
-"""Host limits read from made-up /proc and /sys trees: the tightest of machine, cgroup and its parents binds."""
+"""Host limits read from made-up /proc and /sys trees: the tightest of machine, cgroup and its parents applies."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_version_1_cgroup_binds(root: Path) -> None:
 
 
 def test_inside_a_container_the_mounted_root_binds(root: Path) -> None:
-    """The path that /proc names is not visible there; the root of the mount is the container's own group."""
+    """The path that /proc names is not visible in a container; the root of the mount is the container's own group."""
     write(root / "proc/self/cgroup", "4:memory:/docker/abc\n")
     write(root / "sys/fs/cgroup/memory/memory.limit_in_bytes", str(5 * MIB))
     write(root / "sys/fs/cgroup/memory/memory.usage_in_bytes", str(MIB))

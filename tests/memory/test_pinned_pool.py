@@ -1,4 +1,4 @@
-"""The pinned pool: exact sizes, reuse behind events, a hard cap, growth ahead of need, and nothing lost."""
+"""The pinned pool: exact sizes, reuse ordered by events, a hard cap, growth ahead of need, and no lost blocks."""
 
 from __future__ import annotations
 

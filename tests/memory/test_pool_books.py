@@ -1,4 +1,4 @@
-"""Any sequence of leases and returns: no two live blocks overlap, the books balance, and the cap holds."""
+"""After any sequence of leases and returns, no two live blocks overlap, the counters balance, and the cap holds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The architectures are the published ones: parameter counts, output shapes, and a step at the published batch.
 
-All of it under FakeTensorMode, so that a batch of 4096 images needs no memory; a few small ones also for real.
+All tests run under FakeTensorMode, so that a batch of 4096 images needs no memory; a few small ones also run for real.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.models.mixtral import Experts
 
 
 class Published(NamedTuple):
-    """What is known of a network. `count_source` and `batch_source` say from where."""
+    """Published facts of a network. `count_source` and `batch_source` name the sources."""
 
     make: Callable[[int], Workload]
     parameter_count: int
@@ -76,13 +76,13 @@ PUBLISHED = {
     "unet3d": Published(
         models.unet3d, 19_069_955, "3D U-Net paper, section 2", 1, "volumes come one by one", (3, 44, 44, 28)
     ),
-    # The paper says 66 million, with one bias where torch has two: 2 layers x 4 gates x 1500 units more here.
+    # The paper says 66 million, with one bias where torch has two: here there are 2 layers x 4 gates x 1500 units more.
     "lstm": Published(models.lstm, 66_022_000 + 12_000, "Zaremba and others", 20, "section 4.1", (35, 10_000)),
     "gpt2": Published(models.gpt2, 124_439_808, "transformers' gpt2", 512, "GPT-2 paper, section 2.3", (1024, 50257)),
     "llama_1b": Published(
         models.llama_1b, 1_235_814_400, "transformers' Llama 3.2 1B", 1, "one sequence", (8192, 128256)
     ),
-    # 46,702,792,704 for 32 layers of 1,451,270,144; the slice has one.
+    # The full model has 46,702,792,704 for 32 layers of 1,451,270,144; the slice has one layer.
     "mixtral": Published(
         models.mixtral,
         46_702_792_704 - 31 * 1_451_270_144,
@@ -93,7 +93,7 @@ PUBLISHED = {
     ),
     "vit_base": Published(models.vit_base, 86_567_656, TORCHVISION, 4096, "ViT paper, section 4.1", (1000,)),
     "vit_large": Published(models.vit_large, 304_326_632, TORCHVISION, 4096, "ViT paper, section 4.1", (1000,)),
-    # 8,030,261,248 for 32 layers of 218,112,000; the slice has four.
+    # The full model has 8,030,261,248 for 32 layers of 218,112,000; the slice has four layers.
     "llama_8b": Published(
         models.llama_8b,
         8_030_261_248 - 28 * 218_112_000,
@@ -129,7 +129,7 @@ def test_a_network_is_the_published_one_and_steps_at_its_published_batch(name: s
 
 def test_inception_v3_has_two_classifiers_and_both_learn() -> None:
     with FakeTensorMode():
-        workload = models.inception_v3(32)  # the paper trains at 32 on each of 50 machines
+        workload = models.inception_v3(32)  # the paper trains with a batch of 32 on each of 50 machines
         assert workload.parameter_count == 27_161_264  # torchvision's model table, with the auxiliary classifier
         assert [tuple(output.shape) for output in workload.model(*workload.inputs)] == [(32, 1000), (32, 1000)]
         workload.step()
@@ -147,7 +147,7 @@ def test_the_whole_of_mixtral_8x7b_has_its_published_count() -> None:
 
 
 def test_every_expert_gets_no_more_tokens_than_it_has_room_for() -> None:
-    """All tokens are alike here, so all want the same two experts, which take as many as they have places."""
+    """All tokens are equal here, so all choose the same two experts, which take tokens up to their capacity."""
     torch.manual_seed(0)
     shape = LlamaShape(width=16, inner=32, heads=2, shared_heads=2)
     experts = Experts(shape, torch.float32)

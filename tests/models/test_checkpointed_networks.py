@@ -1,4 +1,4 @@
-"""ResNet-18 and the BERT with a head for masked tokens: published numbers of parameters, and steps that run."""
+"""ResNet-18 and BERT with a head for masked tokens: published parameter counts, and steps that run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ten networks of the vDNN paper, and the maps between their layers against a table written down by hand."""
+"""The ten networks of the vDNN paper, and the maps between their layers, compared with a table made by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.models import VDNN_NETWORKS, Workload, alexnet_227, googlenet, o
 from benchmarks.models.googlenet import Inception
 
 MIB = 2**20
-# What each convolution, pooling and fully connected layer reads, in MiB.
+# The input of each convolution, pooling and fully connected layer, in MiB.
 VGG16_AT_64 = (
     *(36.75, 784, 784),
     *(196, 392, 392),
@@ -28,7 +28,7 @@ GOOGLENET_MODULES_AT_128 = (98, 183.8, 49, 49, 49, 50.5, 79.6, 19.9, 24.5)
 
 
 def bytes_read(workload: Workload, kinds: tuple[type[nn.Module], ...]) -> list[int]:
-    """By each layer of those kinds, in the order of the forward pass."""
+    """Returns the input bytes of each layer of those kinds, in the order of the forward pass."""
     found: list[int] = []
 
     def note(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -78,7 +78,7 @@ def test_there_are_ten_with_the_batches_of_the_paper() -> None:
         "VGG-316 (32)",
         "VGG-416 (32)",
     ]
-    # By the paper, six of the ten do not train on 12 GB without vDNN.
+    # According to the paper, six of the ten do not train on 12 GB without vDNN.
     assert sum(not network.trains_without for network in VDNN_NETWORKS) == 6
 
 

@@ -28,7 +28,7 @@ def chain(sizes: Sequence[int], compute_ns: int = 1000) -> Recording:
         live += size
         points.append(Point(PointKind.SAVE, index, key(index), compute_ns, live, live))
     for index in reversed(range(count)):
-        peak = live  # before this point the storage used last was still there
+        peak = live  # the storage of the previous use is released only at this point
         live = RESIDENT + sum(sizes[: index + 1])
         points.append(Point(PointKind.USE, index, None, compute_ns, live, peak))
     points.append(Point(PointKind.END, None, None, compute_ns, RESIDENT, live))
@@ -39,7 +39,7 @@ def chain(sizes: Sequence[int], compute_ns: int = 1000) -> Recording:
     return Recording("cpu", "by hand", 1 << 40, "none", "virtual", RESIDENT, 0, tuple(points), lifetimes)
 
 
-# Links on which a byte takes about as long as the computing of these recordings leaves for it, one way or both.
+# Links on which copying a byte takes about as long as these recordings compute for each byte, one way or both.
 LINKS = strategies.builds(
     lambda out, back, duplex, latency_ns: LinkCosts(out, back, max(out, back) + duplex * min(out, back), latency_ns),
     strategies.sampled_from([0.5e9, 1e9, 4e9]),
@@ -99,7 +99,7 @@ def recomputable(
 
 
 def compressible(recording: Recording, index: int, discard_ns: int, discard_bytes: int = 0) -> Recording:
-    """The recording with a codec for lifetime `index`, which leaves an eighth of it at the point after its copy
+    """The recording with a codec for lifetime `index`. An eighth of the bytes remains, from the point after its copy
     point."""
     old = recording.lifetimes[index]
     assert old.recompute is not None, "it can be recomputed"

@@ -1,4 +1,4 @@
-"""The memory of a plan in every interval equals that of a step that is followed by hand."""
+"""The memory of a plan in every interval equals that of a step followed by hand."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ def test_a_storage_that_somebody_else_holds_is_freed_only_after_them() -> None:
 def test_between_two_uses_it_is_away_but_for_what_reads_it() -> None:
     used_twice = Lifetime(10, saves=(0,), uses=(3, 8), read=(4, 9), copy_point=0, free_point=0, end_point=9)
     assert list(absent_intervals(used_twice, Absence(0))) == [1, 2, 3]
-    # The operation after its use at 3 reads it, in the interval before point 4, whenever it was released.
+    # The operation with the use at 3 reads it in the interval before point 4, wherever it is released.
     assert list(absent_intervals(used_twice, Absence(3))) == [5, 6, 7, 8]
     assert list(absent_intervals(used_twice, Absence(5))) == [6, 7, 8]
     assert list(absent_intervals(used_twice, Absence(3, 6))) == [5, 6]
-    # An operation that asks for more at 4 and 5 runs after that.
+    # An operation with further uses at 4 and 5 runs after those.
     asked_first = dataclasses.replace(used_twice, read=(6, 9))
     assert list(absent_intervals(asked_first, Absence(3))) == [7, 8]
 
 
 def test_offloading_everything_leaves_one_storage_at_a_time() -> None:
     recording = chain([10, 10, 10, 10])
-    # Before each save only what is about to be saved is there, before the first use nothing is, and after each use what
-    # it brought back.
+    # Before each save only the storage to be saved is on the device, before the first use none is, and after each use
+    # the one that it reloaded.
     moved = interval_bytes(recording, offload_everything(recording))
     assert moved == [RESIDENT + held for held in (10, 10, 10, 10, 0, 10, 10, 10, 10)]
 
 
 def followed_by_hand(recording: Recording, planned: list[PlannedLifetime]) -> list[int]:
-    """The footprint, computed point by point from the storages on the device in the interval before it."""
+    """The footprint, computed point by point from the storages that are on the device in the interval before it."""
     peaks = []
     for place, point in enumerate(recording.points):
         absent = 0
@@ -98,7 +98,7 @@ def test_the_sum_of_intervals_is_the_step_followed_by_hand(recording: Recording,
 
 @given(any_recording())
 def test_gaps_are_the_widest_absences(recording: Recording) -> None:
-    """There is one gap for each absence of offload_everything(), in the order of the copies."""
+    """offload_everything() uses exactly these gaps, in the order of the copies."""
     widest = [
         (lifetime.copy_point, index, number, absence.release_point, list(absent_intervals(lifetime, absence)))
         for index, (lifetime, planned) in enumerate(

@@ -21,7 +21,7 @@ from vdnn.planning.simulate import simulate
 from vdnn.step.plan import Action
 from vdnn.step.recording import PointKind, Recording
 
-EVEN = LinkCosts(1e9, 1e9, 2e9, 0)  # a byte takes a nanosecond
+EVEN = LinkCosts(1e9, 1e9, 2e9, 0)  # one nanosecond for each byte
 SLOW = LinkCosts(1e7, 1e7, 2e7, 0)  # and here a hundred
 
 
@@ -38,7 +38,7 @@ def test_a_recompute_reads_computes_and_stays() -> None:
     before = [(point.kind, point.lifetime) for point in recording.points]
     assert used == [*before[:4], (PointKind.USE, 0), *before[4:]]
     assert [point.compute_ns for point in recomputed.points[4:6]] == [1000, 7], "what was computed, and the recompute"
-    # While the third is saved and used the second is not there; recomputed it needs five bytes more for a while.
+    # The second is absent while the third is saved and used. Its recompute needs five bytes of temporary memory.
     assert recomputed.points[3].peak_bytes == RESIDENT + 10 + 30
     assert recomputed.points[4].allocated_bytes == RESIDENT + 10
     assert recomputed.points[5].peak_bytes == RESIDENT + 10 + 20 + 5
@@ -48,7 +48,8 @@ def test_a_recompute_reads_computes_and_stays() -> None:
 
 
 def test_a_codec_leaves_a_part_and_takes_time_twice() -> None:
-    """The encoded part is saved right before the point from which it is known, and used right before its decoding."""
+    """The encoded part is saved right before the point at which the codec is known, and used right before its
+    decoding."""
     recording = compressible(recomputable(chain([10, 80, 5, 60]), 1, (), compute_ns=7), 1, discard_ns=3)
     packed = with_recomputes(recording, {1})
     places = [(point.kind, point.lifetime) for point in recording.points]
@@ -77,8 +78,8 @@ def test_what_is_needed_to_encode_is_in_the_peak() -> None:
 
 
 def test_what_a_codec_leaves_is_moved_where_that_costs_least() -> None:
-    """A byte takes 100 ns, a point 1000. With the encoding, six bytes are still missing: the encoded parts can be
-    offloaded before the next point is reached, and all other storages are too large for that."""
+    """A byte takes 100 ns and a point 1000 ns. After encoding, six bytes are still missing. The encoded part is small
+    enough to be offloaded before the next point is reached, and every other storage is too large."""
     recording = compressible(recomputable(chain([40, 80, 20, 1, 85]), 1, (), compute_ns=7), 1, discard_ns=3)
     budget = RESIDENT + 150
     assert with_recomputes(recording, {1}).peak_bytes == budget + 6
@@ -109,7 +110,7 @@ def test_a_recompute_nobody_knows_is_refused() -> None:
 
 
 def test_auto_recomputes_what_no_link_could_bring_back_in_time() -> None:
-    """At the least budget nothing hides the copies of the last map. Its recompute takes a nanosecond."""
+    """At the least budget the copies of the last map overlap with nothing. Its recompute takes a nanosecond."""
     recording = recomputable(chain([10, 2000, 2000], compute_ns=10), 1, (0,), compute_ns=1)
     budget = recording.peak_bytes - 1000
     moved = plan_step(recording, EVEN, budget, "auto-offload")
@@ -140,7 +141,8 @@ def shortest(recording: Recording, costs: LinkCosts, budget: int) -> int:
 )
 @given(recording=any_recomputable_recording(4), costs=LINKS)
 def test_its_step_is_the_shortest_there_is(recording: Recording, costs: LinkCosts) -> None:
-    """auto's step is the shortest of all choices of recomputes with all moves for each. The bound is not above it."""
+    """auto's step is the shortest over all choices of recomputes with all offloads for each. The bound is not above
+    it."""
     candidates = candidates_of(recording)
     assume(candidates)
     assume(count_of_plans(with_recomputes(recording, candidates)) * 2 ** len(candidates) <= 3000)

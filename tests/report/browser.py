@@ -1,8 +1,8 @@
-"""A headless browser for tests: finds one, shows it a page in a window of a given width, and brings back what it says.
+"""A headless browser for tests: finds one, shows it a page in a window of a given width, and returns its findings.
 
-The page is shown in a frame of the wanted width inside of a page that looks at it, so that it needs no code for tests;
-what the looking page finds it writes into itself, and the browser prints that. Both come from a server on this machine,
-which knows what was asked for; every other address is unknown to the browser.
+The page is shown in a frame of the given width inside another page that inspects it, so that it needs no code for
+tests. The inspecting page writes its findings into itself, and the browser prints them. A server on this machine serves
+both pages and logs the requests; the browser can resolve no other address.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ frame.addEventListener("load", () => {{
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """`findings` is what the script returned, `asked` what the page asked the server for besides itself, `complaints`
-    what the browser's console said."""
+    """`findings` is the script's result, `asked` are the page's other requests to the server, and `complaints` is the
+    output of the browser's console."""
 
     findings: Any
     asked: tuple[str, ...]
@@ -53,7 +53,7 @@ class Seen:
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
-    """Remembers what was asked for, and prints nothing."""
+    """Logs the requests, and prints nothing."""
 
     def __init__(self, *arguments: Any, asked: list[str], **options: Any) -> None:
         self._asked = asked
@@ -72,7 +72,7 @@ def find_browser() -> str | None:
 
 
 def look_at(browser: str, page: Path, width: int, script: str, profile: Path) -> Seen:
-    """`script` is a function's body: it gets the page's window `win` and document `doc`, and returns what it found."""
+    """`script` is a function's body: it gets the page's window `win` and document `doc`, and returns its findings."""
     looking = page.with_name(f"looking_{width}.html")
     looking.write_text(_LOOKING.format(width=width, address=page.name, script=script), encoding="utf-8")
     asked: list[str] = []
@@ -98,7 +98,7 @@ def _run(browser: str, address: str, width: int, profile: Path) -> subprocess.Co
     command = [
         browser,
         "--headless=new",
-        "--no-sandbox",  # the machine that tests may be a container without user namespaces
+        "--no-sandbox",  # a container on which tests run may lack user namespaces
         "--disable-gpu",
         "--disable-dev-shm-usage",
         "--no-first-run",

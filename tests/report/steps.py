@@ -1,4 +1,4 @@
-"""A run for tests of reports: a small network's virtual steps, planned and run under several budgets."""
+"""A run for tests of reports: a small network's virtual steps, planned and executed under several budgets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vdnn.step.saved_step import SavedStep
 from vdnn.step.timeline import Timeline
 
 BATCH = 16
-BUDGETS = (80, 50)  # per cent of what everything kept takes
+BUDGETS = (80, 50)  # per cent of the peak with everything kept
 
 
 def network(batch: int) -> tuple[nn.Module, torch.Tensor]:
@@ -36,7 +36,7 @@ def network(batch: int) -> tuple[nn.Module, torch.Tensor]:
 
 @functools.cache
 def reports(hardware: str = "titan-x") -> tuple[PlanReport, ...]:
-    """One for each budget."""
+    """One report for each budget."""
     subject, profile = subject_of(network, BATCH), load_profile(hardware)
     rehearsal, costs = rehearse(subject, profile, min_bytes=0), profile_costs(profile)
     memory = memory_kinds(
@@ -55,7 +55,7 @@ def reports(hardware: str = "titan-x") -> tuple[PlanReport, ...]:
 
 
 def saved_run(folder: Path, hardware: str = "titan-x") -> Run:
-    """Written, and read again."""
+    """The run of these reports, written to a folder and read back."""
     card_bytes = load_profile(hardware).memory_bytes
     for report, share in zip(reports(hardware), BUDGETS, strict=True):
         save_plan_reports(folder, [report], budget=f"{share}%", card_bytes=card_bytes)
@@ -63,7 +63,7 @@ def saved_run(folder: Path, hardware: str = "titan-x") -> Run:
 
 
 def tightest() -> SavedStep:
-    """The step under the smallest budget, which has everything."""
+    """The step under the smallest budget, with all its parts."""
     report = reports()[-1]
     return SavedStep(
         "tightest", report.planned.recording, report.planned.plan, report.planned.timeline, report.executed
@@ -71,7 +71,7 @@ def tightest() -> SavedStep:
 
 
 def parts(step: SavedStep) -> tuple[Recording, Plan, Timeline]:
-    """Of a step that has them."""
+    """The recording, plan and timeline of a step that has all three."""
     timeline = step.measured or step.predicted
     assert step.recording is not None
     assert step.plan is not None

@@ -1,4 +1,4 @@
-"""The trace: every viewer can read it, and its slices add up to the timeline that it was made from."""
+"""The trace: every viewer can read it, and its slices add up to the timeline that it shows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def traced(*steps: SavedStep) -> dict[int, Process]:
 
 
 def stalled() -> SavedStep:
-    """A step by hand: it waits for both kinds of copies at one point, and a copy is still under way when it ends."""
+    """A step made by hand: it waits for both kinds of copies at one point, and one copy is in flight when the step
+    ends."""
     timeline = Timeline(
         "measured",
         "device",

@@ -1,4 +1,4 @@
-"""Figures: what a run has is drawn, labels lie on nothing, and names are neither formulas nor commands."""
+"""Figures: they show all of a run, labels do not overlap anything, and names are not parsed as formulas or commands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOSTILE = "<script>alert(1)</script> $\\frac{1$ & \"'"
 
 
 def crowded() -> list[Cell]:
-    """Peers near each other and far away, and a curve."""
+    """A run with peers near each other and far away, and a curve."""
     peers = [
         replace(PLAIN, peer=f"peer-{place}", step_ns=1100 + 7 * place, peak_bytes=(1 << 29) + place)
         for place in range(6)
@@ -44,7 +44,7 @@ def crowded() -> list[Cell]:
 
 
 def drawn(picture: Picture, shape: Shape) -> Any:
-    """The figure itself, laid out."""
+    """The figure of a picture, laid out."""
     figure = importlib.import_module("matplotlib.figure").Figure(
         figsize=(shape.width, picture.height(shape)), layout="constrained"
     )
@@ -89,7 +89,7 @@ def test_the_wide_trade_off_names_every_peer(tmp_path: Path) -> None:
 def test_a_run_has_a_png_and_an_svg_of_each_picture(tmp_path: Path) -> None:
     saved_run(tmp_path / "run")
     paths = write_figures(tmp_path / "run", tmp_path / "figures")
-    # A trade-off, a prediction, and for each step its memory and its timeline.
+    # A trade-off and a prediction, and the memory and the timeline of each step.
     assert len(paths) == 2 * (2 + 2 * len(BUDGETS))
     for path in paths:
         if path.suffix == ".png":

@@ -1,4 +1,4 @@
-"""What a run comes to, in sentences: by rules, from its cells, and with what is virtual said to be."""
+"""The headline of a run: sentences made by rules from its cells, which say if figures are virtual."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_broke_before_it_knew_its_device_stands_with_the_others() -> None:
     (compared,) = comparisons(run_of(broken, PLAIN, own(500, 1010)))
     assert [cell.peer for cell in compared.cells] == ["plain", "vdnn-auto", "trl"]
     other = replace(PLAIN, device="h200")
-    assert len(comparisons(run_of(broken, PLAIN, other))) == 3  # of which of the two it was, nobody knows
+    assert len(comparisons(run_of(broken, PLAIN, other))) == 3  # its device is unknown
 
 
 def test_compiled_is_compared_with_compiled() -> None:

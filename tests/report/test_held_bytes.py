@@ -1,4 +1,4 @@
-"""What lies on the device in every interval: adds up to what the step allocates, whatever the plan does."""
+"""Bytes held on the device in every interval: they add up to the step's allocations, for every plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plan_of(recording: Recording, lifetimes: list[PlannedLifetime]) -> Plan:
 
 
 def rest(held: HeldBytes) -> list[int]:
-    """What is none of the storages: negative where too many of them are counted."""
+    """Bytes outside of the storages. They are negative if too many storages are counted."""
     managed = held.bytes_of(range(len(held.sizes)))
     return [total - here for total, here in zip(held.total, managed, strict=True)]
 
@@ -45,7 +45,7 @@ def test_what_is_offloaded_is_missing_between_release_and_reload() -> None:
     lifetimes = kept(recording)
     lifetimes[0] = PlannedLifetime(10, Action.OFFLOAD, (Absence(1, 4),))
     held = held_after(recording, plan_of(recording, lifetimes), None)
-    # Given up at point 1, so gone in the intervals that end at 2, 3 and 4; asked back at 4.
+    # Released at point 1, so absent in the intervals that end at 2, 3 and 4; reloaded at 4.
     assert held.bytes_of([0]) == [10, 10, 0, 0, 0, 10, 10]
     assert rest(held) == [RESIDENT] * 7
 
@@ -55,7 +55,7 @@ def test_what_is_recomputed_is_missing_until_its_first_use() -> None:
     lifetimes = kept(recording)
     lifetimes[1] = planned_recompute(recording.lifetimes[1])
     held = held_after(recording, plan_of(recording, lifetimes), None)
-    # Points: three saves, the use of 2, the recompute's use of 0, the use of 1, of 0, the end.
+    # Points: three saves, the use of 2, the recompute's use of 0, the uses of 1 and 0, the end.
     assert held.bytes_of([1]) == [0, 20, 0, 0, 0, 20, 20, 0]
     assert [here for here in rest(held) if here != RESIDENT] == []
 
@@ -82,7 +82,7 @@ def test_a_real_step_adds_up_before_and_after(planned: PlannedStep) -> None:
     after = rest(held_after(planned.recording, planned.plan, planned.timeline))
     assert min(before) >= 0
     assert min(after) >= min(before), "no storage is counted where it is not"
-    # The forward has the same besides its storages, whatever becomes of these; but for the points of codecs.
+    # Besides the storages, the forward pass holds the same bytes with any plan, except at the points of codecs.
     recorded = len(planned.recording.lifetimes)
     first_use = next(place for place, point in enumerate(planned.recording.points) if point.kind is PointKind.USE)
     points = planned.followed.points

@@ -1,4 +1,5 @@
-"""The page in a real browser, as wide as a phone and as a desk: it fits, it sorts, it filters, it asks for nothing."""
+"""The page in a real browser, as wide as a phone and as a desktop: it fits, sorts and filters, and makes no
+requests."""
 
 from __future__ import annotations
 
@@ -95,7 +96,7 @@ LOOK = r"""
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two workloads; of one, cells without a figure of their own, and one that failed."""
+    """Two workloads; one has cells without their own figures and a failed cell."""
     folder = tmp_path_factory.mktemp("run")
     saved_run(folder)
     plain = Cell(
@@ -137,7 +138,7 @@ def test_on_a_phone_tables_scroll_in_their_own_boxes(seen: dict[int, Seen]) -> N
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_figure_is_there_once_in_the_shape_for_the_window(seen: dict[int, Seen], width: int) -> None:
     findings = found(seen, width)
-    # Two trade-offs, a prediction, and for each of two steps its memory and its timeline.
+    # Two trade-offs and a prediction, and the memory and the timeline of each of two steps.
     assert len(findings["sizes"]) == 2 + 1 + 4
     assert findings["hidden"] == len(findings["sizes"])
     assert all(wide > 300 and high > 100 for wide, high in findings["sizes"])
@@ -198,7 +199,7 @@ def test_a_hostile_name_runs_nothing(tmp_path: Path) -> None:
 
 
 def test_the_look_finds_what_is_wrong(tmp_path: Path) -> None:
-    """A page that is too wide, with a small letter, a script that fails and a request."""
+    """The faulty page is too wide, has small text, a failing script and a request."""
     page = tmp_path / "page.html"
     page.write_text(
         '<!DOCTYPE html><main><h2>a</h2><div class="box"><table><thead><tr><th>peak<button></button></th><th>b<button>'

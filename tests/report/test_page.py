@@ -1,4 +1,4 @@
-"""The page as text: all of the run is in it, escaped, and nothing that would ask for anything."""
+"""The text of the page: it contains all of the run, escaped, and nothing that makes a request."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def hostile_step() -> SavedStep:
-    """Every name in it is an attack."""
+    """A step in which every name is an injection attempt."""
     step = tightest()
     recording = step.recording
     assert isinstance(recording, Recording)

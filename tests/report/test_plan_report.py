@@ -1,4 +1,4 @@
-"""What `vdnn plan` says of a plan that nobody certified."""
+"""The output of `vdnn plan` for a plan without a certificate."""
 
 from __future__ import annotations
 

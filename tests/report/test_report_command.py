@@ -1,4 +1,4 @@
-"""`vdnn report`, `vdnn plan --save` and session.save: from a run to what is written, and what is refused."""
+"""`vdnn report`, `vdnn plan --save` and session.save: the files that they write, and the input that they refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a run: what is there is read, what was cut off is left out, what is wrong is named with its line."""
+"""Reading a run: complete lines are read, an incomplete one is ignored, and errors name the line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a trace as a viewer does and says what is wrong with it: for tests of what writes traces."""
+"""Reads a trace as a viewer does and reports its faults. For tests of the code that writes traces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Row:
     slices: list[tuple[int, int, str, dict[str, Any]]] = field(default_factory=list)  # begin, end, name, about
 
     def total_ns(self, *names: str) -> int:
-        """Of all slices, or of those of these names."""
+        """The total time of all slices, or of those with these names."""
         return sum(end - begin for begin, end, name, _ in self.slices if not names or name in names)
 
 
@@ -37,7 +37,7 @@ class TraceError(Exception):
 
 
 def parse(text: str) -> dict[int, Process]:
-    """By process. Raises TraceError with the first offence."""
+    """Returns the rows by process. Raises TraceError for the first fault."""
     trace = json.loads(text)
     processes: defaultdict[int, Process] = defaultdict(Process)
     for event in trace["traceEvents"]:

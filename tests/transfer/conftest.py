@@ -1,4 +1,4 @@
-"""What the transfer tests run on: a rig over every device, and the simulated device at its latest."""
+"""Fixtures of the transfer tests: a rig over every device, and one over the simulated device at its latest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vdnn import _C
 
 @pytest.fixture
 def rig(device: _C.Device) -> Iterator[TransferRig]:
-    """Over a checker, so that every edge the queue needs is proven on every device."""
+    """A rig with an ordering checker, so that every device shows that the queue orders all its accesses."""
     made = TransferRig(_C.OrderingChecker(device))
     yield made
     made.close()

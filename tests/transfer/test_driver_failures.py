@@ -1,7 +1,8 @@
-"""Every driver entry point failing in turn, at every call of a full offload and reload round.
+"""Makes every driver call of a full offload and reload round fail in turn.
 
-Each time: a clear error with call, code name and size; after a refusal the next round works on the same device;
-after an asynchronous error every later call says so at once; and when all is closed the driver counts nothing alive.
+Each time there is a clear error with call, code name and size. After a refusal, the next round works on the same
+device. After an asynchronous error, every later call reports it at once. When everything is closed, the driver counts
+no live objects.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SIZED_CALLS = {
 
 
 class Round:
-    """Opens a device, moves storages out and back, hashes one, and closes; the parts live in `self` for clean-up."""
+    """Opens a device, moves storages out and back, hashes one, and closes. `self` holds the parts for clean-up."""
 
     def __init__(self, driver: FakeDriver) -> None:
         self.driver = driver
@@ -53,7 +54,7 @@ class Round:
         self.usable = True
 
     def move(self) -> None:
-        """A full round; the memory that stands for torch's is given back whatever happens."""
+        """Runs a full round. The memory that stands for torch's is always released."""
         device = self.device
         taken: list[int] = []
         pinned: list[int] = []
@@ -80,7 +81,7 @@ class Round:
                 device.drain(self.compute)
                 assert _read(staging, copy.bytes) == content
         finally:
-            # The handles go first, as they do when a graph dies: the queue must not copy from memory given back.
+            # The handles are dropped first, as when a graph is freed: the queue must not copy from released memory.
             copies = copy = None  # type: ignore[assignment]
             _again_if_refused(self.queue.collect)
             self.give_back(taken, pinned)
@@ -106,7 +107,7 @@ class Round:
             _again_if_refused(lambda address=address: self.device.free_pinned(address))
 
     def close(self) -> None:
-        """Inner parts first; each is asked again if the driver kept something."""
+        """Closes inner parts first. Each is closed again if the driver refused."""
         self.usable = False
         for closer in reversed(self.closers):
             closer()
@@ -133,18 +134,19 @@ def _read(address: int, size: int) -> bytes:
 
 
 def _again_if_refused(give_back: Callable[[], None]) -> None:
-    """What the fault hit is tried once more; the error that matters is the first one, which is on its way."""
+    """Tries a refused call once more and re-raises the first error, which is the one that matters."""
     try:
         give_back()
     except errors.DriverError:
         give_back()
         raise
     except errors.DeviceLostError:
-        pass  # close() gives it back
+        pass  # close() releases it
 
 
 def leaks_of(driver: FakeDriver) -> dict[str, int]:
-    """What is alive once cycles (an error and the frames it was seen in) are collected, which is slow."""
+    """Returns the live objects. Garbage (an error and its frames) is collected only if there are any, because that is
+    slow."""
     if driver.leaks():
         gc.collect()
     return driver.leaks()
@@ -172,11 +174,11 @@ def test_every_refusal_is_told_clearly_and_the_next_round_works(fake_driver: Fak
         assert (error.bytes > 0) == (error.call in SIZED_CALLS), error
         told[error.call] = error
         if faulty.usable:
-            faulty.move()  # the device works on
+            faulty.move()  # the device still works
         faulty.close_whatever_happens()
         del faulty, caught, error
         assert leaks_of(fake_driver) == {}, f"after call {nth}, {names[nth - 1]}"
-    # Every entry point that a round makes was failed; what no round makes is the doctor's.
+    # The loop made every entry point of a round fail. The doctor uses the remaining ones.
     header = Path(__file__).resolve().parents[2] / "csrc" / "device" / "cuda" / "driver_api.h"
     listed = set(re.findall(r"X\((cu\w+)", header.read_text()))
     doctor_only = {"cuDriverGetVersion", "cuGetErrorName"}
@@ -221,7 +223,7 @@ def test_every_asynchronous_error_is_told_at_once_and_for_ever(fake_driver: Fake
 
 
 def test_a_copy_whose_end_cannot_be_recorded_is_waited_for(fake_driver: FakeDriver) -> None:
-    """The copy runs, but the event after it is refused: neither its source nor its block may be reused early."""
+    """The copy runs, but recording its event is refused: neither its source nor its block may be reused early."""
     fake_driver.reset()
     good = Round(fake_driver)
     good.open()
@@ -260,7 +262,7 @@ def test_a_failed_batch_keeps_each_source_with_its_copy(fake_driver: FakeDriver)
 
 
 def test_a_device_that_could_not_wait_for_its_copies_is_not_closed(fake_driver: FakeDriver) -> None:
-    """Or its queue would take copies for done that still run, and let go of what they read."""
+    """Otherwise its queue would treat running copies as complete and drop their sources."""
     fake_driver.reset()
     rig = Round(fake_driver)
     rig.open()
@@ -281,7 +283,7 @@ def test_a_device_that_could_not_wait_for_its_copies_is_not_closed(fake_driver: 
 
 
 def test_a_device_that_could_not_give_all_back_is_closed_and_closing_again_does(fake_driver: FakeDriver) -> None:
-    """Nothing runs any more: that is what its queue and its pool need to know."""
+    """Nothing runs any more, which is all that its queue and its pool need to know."""
     fake_driver.reset()
     rig = Round(fake_driver)
     rig.open()

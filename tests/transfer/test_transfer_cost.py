@@ -1,8 +1,7 @@
-"""What transfers cost: figures to read, taken by `make figures`, beside a memcpy of the same bytes in the same run.
+"""The cost of transfers: figures to read, printed by `make figures`, beside a memcpy of the same bytes in the same run.
 
-Nothing is asserted of time: on a machine that does other things, a copy on another thread waits for a core. Wanted
-are at least 0.9 of memcpy for a warm block of 64 MiB, and at most 5 us of bookkeeping for each transfer. That the
-bytes that were timed are the right ones is asserted.
+No times are asserted: on a busy machine, a copy on another thread waits for a core. The targets are at least 0.9 of
+memcpy for a warm block of 64 MiB, and at most 5 us of bookkeeping for each transfer. The copied bytes are asserted.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def test_plain_memcpy(train: Train, benchmark: BenchmarkFixture) -> None:
 
 @pytest.mark.benchmark(group="64 MiB")
 def test_offload_of_a_warm_block(train: Train, benchmark: BenchmarkFixture) -> None:
-    train.release(train.offload())  # the pool's block is warm from here on
+    train.release(train.offload())  # after this the pool's block is warm
     benchmark(lambda: train.release(train.offload()))
     copies = train.offload()
     block = copies[0].block
@@ -50,7 +49,7 @@ def test_reload_of_a_block(train: Train, benchmark: BenchmarkFixture) -> None:
 
 
 def test_offload_beside_memcpy(benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str]) -> None:
-    """The two in turn, so that the ratio is of one moment and not of two."""
+    """Alternates the two, so that both are measured under the same conditions."""
     repeats = 1 if benchmark.disabled else 25
     figures = benchmark.pedantic(measure_data_path, args=(BLOCK_BYTES, repeats), rounds=1)
     assert figures.offload_bytes_per_s > 0

@@ -1,4 +1,4 @@
-"""What must outlive what: sources, targets and host blocks while copies run, also when anything dies mid-flight."""
+"""Lifetimes of sources, targets and host blocks while copies run, including objects that are dropped mid-flight."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_target_is_held_until_a_stream_waits_for_the_reload(lazy: _C.Device) -
 
 
 def test_a_copy_dropped_in_flight_gives_its_source_and_its_block_back_in_order(lazy: _C.Device) -> None:
-    """A graph that dies right after its forward: the checker sees that nothing is reused too early."""
+    """A graph may be freed right after its forward pass. The checker sees that nothing is reused too early."""
     rig = TransferRig(lazy, cap_bytes=2 * MIB)
     first = rig.storage(MIB, 1)
     copy = rig.offload(first, "first")
@@ -132,7 +132,7 @@ def test_a_queue_dropped_without_close_keeps_what_copies_touch_until_the_next(la
 
 
 def test_keepalives_are_destroyed_where_python_code_may_run(lazy: _C.Device) -> None:
-    """A keepalive whose destructor calls the queue again: a lock held over the drop would dead-lock here."""
+    """The destructor of this keepalive calls the queue again, so holding a lock during the drop would deadlock."""
     rig = TransferRig(lazy)
 
     class Reentrant:

@@ -1,4 +1,4 @@
-"""The transfer queue over every device: the right bytes on every device, streams that wait, and refusals."""
+"""The transfer queue over every device: correct bytes, streams that wait, and refusals."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_another_stream_may_wait_for_a_reload(rig: TransferRig) -> None:
     rig.queue.wait(reload, side)
     rig.device.note_access(target, MIB, _C.Access.READ, side, "side stream")
     rig.device.note_access(target, MIB, _C.Access.READ, rig.compute, "the owner stream waited too")
-    rig.queue.wait(reload, side)  # again is harmless
+    rig.queue.wait(reload, side)  # waiting again is harmless
 
 
 def test_the_producer_may_be_another_stream_than_the_owner(lazy: _C.Device) -> None:

@@ -1,4 +1,4 @@
-"""A device, a pool and a queue, with storages to move: what the transfer tests stand on."""
+"""A device, a pool and a queue, with storages to move: the setup of the transfer tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 class Storage:
-    """Stands for a tensor: device memory, known content, and a flag that its last reference is gone."""
+    """Stands for a tensor: device memory, known content, and a flag that its last reference was dropped."""
 
     def __init__(self, rig: TransferRig, size: int, seed: int) -> None:
         self.rig = rig
@@ -24,7 +24,7 @@ class Storage:
 
 
 class Hold:
-    """A keepalive that says when it was destroyed."""
+    """A keepalive that records when it was destroyed."""
 
     def __init__(self, gone: list[str], name: str) -> None:
         self.gone = gone

@@ -1,4 +1,4 @@
-"""The anchors of steps with too many intervals, and the bytes of whole storages that are absent there."""
+"""The anchors of steps with too many intervals, and the bytes of whole storages that are absent at an anchor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYERS = 60
 
 
 def convolutions(batch: int) -> tuple[nn.Module, torch.Tensor]:
-    """Equal convolutions, as within a group of VGG-416."""
+    """Equal convolutions, like those within a group of VGG-416."""
     layers: list[nn.Module] = []
     for _ in range(LAYERS):
         layers += [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(inplace=True)]
@@ -27,9 +27,9 @@ def convolutions(batch: int) -> tuple[nn.Module, torch.Tensor]:
 
 @pytest.mark.parametrize(("share", "is_slower"), [(0.0, True), (0.25, False)])
 def test_many_layers_alike_are_certified_at_their_least_memory(share: float, is_slower: bool) -> None:
-    """There is room for the map in use and almost for another one, so every reload waits for the use before it. With
-    few anchors, taken evenly, the bound would let many copies between two anchors run while layers compute; and it
-    would let parts of maps be reloaded early, although no map fits. A third of the step would be left open."""
+    """There is room for the map in use and almost for another one, so every reload waits for the previous use. With a
+    few evenly spaced anchors, the bound would let many copies between two anchors overlap with compute, and would let
+    parts of maps be reloaded early although no whole map fits. A third of the step would stay uncertified."""
     profile = load_profile("titan-x")
     recording = without_recomputes(rehearse(subject_of(convolutions, 128), profile).recording)
     costs = profile_costs(profile)

@@ -1,4 +1,4 @@
-"""The lower bound of steps with recomputes: their inputs have to be on the device, and no plan is below the bound."""
+"""The lower bound of steps with recomputes: their inputs must be on the device, and no plan is below the bound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.recomputing import candidates_of, with_recomputes
 from vdnn.step.recording import Recording
 
-EVEN = LinkCosts(1e9, 1e9, 2e9, 0)  # a byte takes a nanosecond
+EVEN = LinkCosts(1e9, 1e9, 2e9, 0)  # one nanosecond for each byte
 
 
 def altered(recording: Recording, point: int, compute_ns: int = 0, more_bytes: int = 0) -> Recording:
@@ -26,8 +26,8 @@ def altered(recording: Recording, point: int, compute_ns: int = 0, more_bytes: i
 
 
 def test_what_a_recompute_reads_has_to_be_back_by_then() -> None:
-    """The second is recomputed from the first, which has to be offloaded. The use of the first is 1000 ns later: its
-    reload could hide in that time, but the recompute needs it earlier."""
+    """The second storage is recomputed from the first, which has to be offloaded. The use of the first is 1000 ns
+    later: its reload could overlap with that time, but the recompute needs it earlier."""
     recording = altered(recomputable(chain([100, 100, 200], compute_ns=0), 1, (0,), compute_ns=1), 5, compute_ns=1000)
     budget = RESIDENT + 200
     copied_out, copied_back, recomputed = 100, 100, 1
@@ -37,8 +37,8 @@ def test_what_a_recompute_reads_has_to_be_back_by_then() -> None:
 
 
 def test_what_was_recomputed_for_another_is_there_from_then_on() -> None:
-    """The third is recomputed from the second, which would then be on the device before there is room for it. So one of
-    them is moved, although recomputing both would take two ns."""
+    """The third storage is recomputed from the second, which would then be on the device before there is room for it.
+    So one of them is offloaded, although recomputing both would take two ns."""
     both = recomputable(recomputable(chain([10, 100, 100], compute_ns=0), 1, (0,), compute_ns=1), 2, (1,), compute_ns=1)
     recording = altered(altered(both, 3, more_bytes=200), 4, more_bytes=100)
     budget = RESIDENT + 210
@@ -49,8 +49,8 @@ def test_what_was_recomputed_for_another_is_there_from_then_on() -> None:
 
 
 def test_what_is_read_by_a_recompute_alone_is_copied_back_once() -> None:
-    """The first is used only by the recompute of the second. Once it is reloaded it stays, and no other reload is due,
-    although at all later points it may have been released before. The bound was 749 once, which is wrong."""
+    """The first storage is used only by the recompute of the second. Once reloaded it stays, and no other reload is
+    needed, although it could be released before all later points. The bound was once 749, which is too high."""
     recording = recomputable(chain([200, 200, 200, 100], compute_ns=50), 1, (0,), compute_ns=1)
     points, lifetimes = list(recording.points), list(recording.lifetimes)
     points[7] = replace(points[7], lifetime=None)
@@ -62,8 +62,8 @@ def test_what_is_read_by_a_recompute_alone_is_copied_back_once() -> None:
 
 
 def test_what_there_is_no_room_to_recompute_is_moved() -> None:
-    """The recompute of the second needs a thousand bytes more than the budget. So one of the storages that are saved
-    before the last is moved, although nothing hides its copies."""
+    """The recompute of the second storage needs a thousand bytes more than the budget. So one of the storages that are
+    saved before the last is offloaded, although its copies overlap with nothing."""
     recording = recomputable(chain([100, 100, 100], compute_ns=0), 1, (0,), compute_ns=1, extra=1000)
     budget = RESIDENT + 200
     best = shortest(recording, EVEN, budget)

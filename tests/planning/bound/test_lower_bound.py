@@ -1,4 +1,4 @@
-"""The lower bound equals results by hand, and asks for SciPy if it is missing. test_auto.py compares it with all
+"""The lower bound equals results computed by hand, and raises without SciPy. test_auto.py compares it with all
 plans."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vdnn.planning.bound.lower_bound import Bound, lower_bound
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.least_memory import least_bytes
 
-EVEN = LinkCosts(1e9, 1e9, 2e9, 0)  # a byte takes a nanosecond
+EVEN = LinkCosts(1e9, 1e9, 2e9, 0)  # one nanosecond for each byte
 
 
 def test_what_fits_takes_its_computing() -> None:
@@ -23,8 +23,8 @@ def test_what_fits_takes_its_computing() -> None:
 
 
 def test_what_has_to_leave_has_to_come_back() -> None:
-    """Three storages of 100 bytes are made in no time. One has to be absent while the last is made, and nothing hides
-    its copies."""
+    """Three storages of 100 bytes are computed in no time. One has to be absent while the last is computed, and its
+    copies overlap with nothing."""
     recording = chain([100, 100, 100], compute_ns=0)
     bound = lower_bound(recording, EVEN, recording.peak_bytes - 1)
     assert bound.is_whole

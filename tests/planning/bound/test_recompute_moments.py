@@ -1,4 +1,5 @@
-"""The moments at which a storage can be recomputed: its uses and those of its readers, if there is room."""
+"""The moments at which a storage can be recomputed: its own uses and the recomputes of its readers, if there is
+room."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ def moments_of(recording: Recording, budget_bytes: int) -> RecomputeMoments:
 
 
 def test_it_is_recomputed_at_its_first_use_or_with_what_is_made_from_it() -> None:
-    """Saves are at 0 to 2, uses at 3 to 5 in reverse. The third is recomputed from the second, the second from the
-    first.
+    """Saves are at 0 to 2, and uses at 3 to 5 in reverse. The third storage is recomputed from the second, and the
+    second from the first.
     """
     both = recomputable(recomputable(chain([10, 20, 30]), 1, (0,), compute_ns=1), 2, (1,), compute_ns=1)
     moments = moments_of(both, both.peak_bytes)
@@ -29,7 +30,8 @@ def test_it_is_recomputed_at_its_first_use_or_with_what_is_made_from_it() -> Non
 
 
 def test_there_has_to_be_room_for_what_it_reads_and_needs() -> None:
-    """At the use of the second, it and its input, the first, are on the device, and five bytes of temporary memory."""
+    """At its own use the second storage is on the device with its input, the first, and five bytes of temporary
+    memory."""
     recording = recomputable(chain([10, 20, 30]), 1, (0,), compute_ns=1, extra=5)
     needed = RESIDENT + 10 + 20 + 5
     assert moments_of(recording, needed).of == {1: (4,)}
@@ -37,8 +39,8 @@ def test_there_has_to_be_room_for_what_it_reads_and_needs() -> None:
 
 
 def test_there_has_to_be_room_for_it_up_to_its_use() -> None:
-    """If the second is recomputed at 3 for the third, it is on the device while the third is read. At its own use the
-    third is released."""
+    """If the second storage is recomputed at 3 for the third, it is on the device while the third is read. At its own
+    use, the third has been released."""
     both = recomputable(recomputable(chain([10, 20, 30]), 1, (), compute_ns=1), 2, (1,), compute_ns=1)
     needed = RESIDENT + 20 + 30
     assert moments_of(both, needed).of == {1: (3, 4), 2: (3,)}
@@ -46,8 +48,8 @@ def test_there_has_to_be_room_for_it_up_to_its_use() -> None:
 
 
 def recomputed_at(recording: Recording, chosen: tuple[int, ...]) -> dict[int, int]:
-    """By lifetime, the first point of the recording at or after the place of its recompute. It is discarded before, and
-    first used by a recompute of another lifetime or by its own use."""
+    """Maps each lifetime to the first point of the recording at or after its recompute. Before that point it is
+    discarded; at that point its own use or the recompute of another lifetime reads it first."""
     missing, found = set(chosen), {}
     for place, point in enumerate(recording.points):
         waiting = [point.lifetime] if point.kind is PointKind.USE else []
@@ -64,7 +66,7 @@ def recomputed_at(recording: Recording, chosen: tuple[int, ...]) -> dict[int, in
 @settings(max_examples=150, deadline=None)
 @given(recording=any_recomputable_recording(6))
 def test_whatever_fits_recomputes_at_these_moments(recording: Recording) -> None:
-    """Each choice of recomputes, under the least budget that it fits with any moves."""
+    """Tries each choice of recomputes under the least budget that it fits with any offloads."""
     candidates = candidates_of(recording)
     for count in range(1, len(candidates) + 1):
         for chosen in itertools.combinations(candidates, count):

@@ -14,7 +14,7 @@ from vdnn.planning.policies import PlanPolicy, PlanRequest
 from vdnn.step.plan import Absence, Plan
 from vdnn.step.recording import Lifetime, Point, PointKind, Recording
 
-EVEN = LinkCosts(1e9, 1e9, 2e9, 0)  # a byte takes a nanosecond
+EVEN = LinkCosts(1e9, 1e9, 2e9, 0)  # one nanosecond for each byte
 CONVOLUTION = "ConvolutionBackward0"
 
 
@@ -67,7 +67,7 @@ def with_compute(recording: Recording, compute_ns: Mapping[int, int]) -> Recordi
 
 
 def used_twice(sizes: Sequence[int]) -> Recording:
-    """A chain whose first storage is used twice: the first use of the chain and the last are its own."""
+    """A chain whose first storage is used twice: it has the first use of the chain and the last."""
     plain = chain(sizes)
     count = len(sizes)
     extra = Point(PointKind.USE, 0, None, 1000, plain.points[count - 1].allocated_bytes, plain.points[count].peak_bytes)
@@ -79,7 +79,7 @@ def used_twice(sizes: Sequence[int]) -> Recording:
 
 
 def _behind(lifetime: Lifetime, place: int) -> Lifetime:
-    """The step with one more point at `place`."""
+    """The lifetime in a step with one more point at `place`."""
 
     def moved(point: int) -> int:
         return point + (point >= place)

@@ -1,4 +1,4 @@
-"""Every plan policy, on any step: the plan is valid, can be simulated, is deterministic, and has the predicted peak."""
+"""Every plan policy, on any step: its plan is valid, can be simulated, is deterministic, and has the predicted peak."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Track
 
-# Those whose rule can take any storage that is in the way: they stay under every budget that can be met.
+# Policies that may offload any storage: they stay under every budget that can be met.
 ALWAYS_UNDER_BUDGET = (
     "auto",
     "prefix-cut",
@@ -31,7 +31,7 @@ ALWAYS_UNDER_BUDGET = (
     "autoswap-swdoa",
     "swapadvisor",
 )
-# Those that take what comes.
+# Policies that may exceed the budget.
 AIM_AT_NO_BUDGET = ("keep", "vdnn-all", "vdnn-conv")
 
 planners = pytest.mark.parametrize("name", planner_names())

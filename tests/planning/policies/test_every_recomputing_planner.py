@@ -1,5 +1,5 @@
-"""Every recomputing policy, on any step: its plan is for the step with its recomputes and deterministic, and auto's
-step is never longer.
+"""Every recomputing policy, on any step: its plan includes the recomputes and is deterministic, and auto's step is
+never longer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""vDNN's search for storages to prefetch: one layer at a time, up to the first convolution that needs nothing."""
+"""vDNN's search for storages to prefetch: one layer at a time, up to the first convolution that needs no reload."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_an_operation_brings_back_for_one_other() -> None:
 
 
 def test_an_operation_that_uses_two_gets_both() -> None:
-    # The operation that asks at 6 and 7 runs up to 8.
+    # The operation with the uses at 6 and 7 runs until 8.
     recording = with_lifetimes(chain([10] * 5), {3: {"read": (8,)}, 2: {"read": (8,)}})
     assert [operation.uses for operation in operations_of(recording)] == [(5,), (6, 7), (8,), (9,)]
     assert points(recording, 1, 2, 3) == {3: 5, 2: 5, 1: 7}
@@ -38,7 +38,7 @@ def test_a_convolution_that_needs_nothing_ends_it() -> None:
 
 def test_a_convolution_that_was_served_ends_it_too() -> None:
     recording = with_operations(chain([10] * 5), ["", "", CONVOLUTION, "", ""])
-    # Found by the first; the second stops at it; it looks for itself.
+    # The first operation finds the convolution; the second stops at it; the convolution searches on.
     assert points(recording, 0, 2) == {2: 5, 0: 7}
 
 

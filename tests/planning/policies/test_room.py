@@ -1,4 +1,4 @@
-"""The native core's tree of room gives the same answers as a list of room."""
+"""The native core's tree of free memory by interval gives the same answers as a list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of several plans the first that fits is taken, or else the one with the lowest peak."""
+"""Among several plans, the first that fits is chosen, or else the one with the lowest peak."""
 
 from __future__ import annotations
 

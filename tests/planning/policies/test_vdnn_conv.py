@@ -9,7 +9,7 @@ from vdnn.step.plan import Absence
 
 def test_only_what_a_convolution_uses_goes() -> None:
     recording = with_operations(chain([10] * 5), [CONVOLUTION, "MaxPool2DWithIndicesBackward0", CONVOLUTION, "", ""])
-    # Brought back across layers that need nothing, as far as the next convolution.
+    # Reloads are issued across layers that need none, up to the next convolution.
     assert absences_of(made_plan("vdnn-conv", recording)) == {0: (Absence(1, 7),), 2: (Absence(3, 5),)}
 
 

@@ -72,7 +72,8 @@ def test_each_convolution_falls_back_to_the_fastest_that_fits() -> None:
     conv = interval_bytes(recording, made_plan("vdnn-conv", recording).lifetimes)
     everything = interval_bytes(recording, made_plan("vdnn-all", recording).lifetimes)
     budget = max(conv)
-    # Not even with all away the large one fits; with convolutions away one of two others does.
+    # The large one does not fit even with everything offloaded. With convolutions offloaded, one of the two others
+    # does.
     assert everything[6] + large.workspace_bytes > budget
     assert conv[2] + FAST.workspace_bytes <= budget
     assert conv[4] + MIDDLE.workspace_bytes <= budget < conv[4] + FAST.workspace_bytes

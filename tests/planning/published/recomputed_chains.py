@@ -14,7 +14,7 @@ __all__ = ["RESIDENT", "least_peak_bytes", "recomputed", "recomputed_chain", "re
 
 
 def recomputed_chain(sizes: Sequence[int], costs_ns: Sequence[int], compute_ns: int = 1000) -> Recording:
-    """`costs_ns`: recompute costs of the second storage, the third and so on. 0: it cannot be recomputed."""
+    """`costs_ns`: recompute costs of the second storage, the third and so on; 0 means that it cannot be recomputed."""
     recording = chain(sizes, compute_ns)
     for index, cost_ns in enumerate(costs_ns, 1):
         if cost_ns:
@@ -33,7 +33,7 @@ def recomputed_peak_bytes(recording: Recording, plan: Plan) -> int:
 
 
 def least_peak_bytes(recording: Recording) -> int:
-    """The least peak of all choices of recomputes."""
+    """The least peak over all choices of recomputes."""
     candidates = candidates_of(recording)
     return min(
         with_recomputes(recording, chosen).peak_bytes

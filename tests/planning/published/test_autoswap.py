@@ -37,7 +37,7 @@ def test_doa_takes_the_longest_and_aoa_the_largest_area() -> None:
 def test_weights_are_the_bytes_over_the_budget_along_the_gap() -> None:
     peaks = [0, 10, 10, 30, 12, 0]
     long, short = gap(0, 5, 1, 5), gap(1, 5, 3, 4)
-    # Over 11 bytes: -1 - 1 + 19 + 1 - 11 = 7 along the long one, 19 + 1 = 20 along the short one.
+    # The sums over a budget of 11 bytes: -1 - 1 + 19 + 1 - 11 = 7 along the long gap, 19 + 1 = 20 along the short one.
     assert list(by_weight([long, short], peaks, 11, is_taken_anew=False)) == [short, long]
     assert list(by_weight([long, short], peaks, 0, is_taken_anew=False)) == [long, short]
 
@@ -45,13 +45,14 @@ def test_weights_are_the_bytes_over_the_budget_along_the_gap() -> None:
 def test_swdoa_weighs_anew_after_every_pick() -> None:
     peaks = [20, 20, 30, 13, 13]
     left, left_too, right = gap(0, 15, 0, 2), gap(1, 15, 1, 2), gap(2, 15, 2, 4)
-    # Over 10 bytes these are 40, 30 and 26; once the first was taken -5 and 5 and 3 and 3 are left: 0 and 11.
+    # Over 10 bytes the sums are 40, 30 and 26. After the first pick, -5 and 5 remain along the second gap and 5, 3 and
+    # 3 along the third: 0 and 11.
     assert order_of([left, left_too, right], peaks, 10, is_taken_anew=False) == [0, 1, 2]
     assert order_of([left, left_too, right], peaks, 10, is_taken_anew=True) == [0, 2, 1]
 
 
 def order_of(gaps: list[Gap], peaks: list[int], budget_bytes: int, *, is_taken_anew: bool) -> list[int]:
-    """The position of each candidate in the order of picks."""
+    """The lifetimes in the order of picks."""
     left, order = list(peaks), []
     for one in by_weight(gaps, left, budget_bytes, is_taken_anew=is_taken_anew):
         order.append(one.lifetime)
@@ -82,8 +83,8 @@ def test_picking_ends_when_nothing_more_would_help() -> None:
 def test_copies_back_are_laid_one_by_one_from_the_end() -> None:
     recording = chain([1800, 1800, 10, 10, 10, 10])
     plan = made_plan(AutoSwap(Score.DOA, sticks_to_limit=False), recording, recording.peak_bytes - 1820)
-    # The last is needed at point 11, at 12000, and begins by 10200; the one needed at 11000 is to be done by then too,
-    # and begins by 8400. Alone it would have begun by 9200, one point later.
+    # The last is needed at point 11, at 12000, so its copy begins by 10200. The one needed at 11000 has to be complete
+    # by then too, so its copy begins by 8400. Alone it would have begun by 9200, one point later.
     assert [absences_of(plan)[index][0].reload_point for index in (0, 1)] == [9, 7]
 
 

@@ -12,7 +12,7 @@ from vdnn.planning.simulate import simulate
 from vdnn.step.plan import Absence
 from vdnn.step.recording import Recording
 
-# In a chain of four: saves at 0 to 3, uses at 4 (of 3) to 7 (of 0); point p is reached at (p + 1) * 1000 ns.
+# A chain of four has saves at 0 to 3 and uses at 4 (of 3) to 7 (of 0). Point p is reached at (p + 1) * 1000 ns.
 
 
 def test_free_time_is_what_both_copies_leave_of_the_gap() -> None:
@@ -31,19 +31,19 @@ def test_what_is_on_the_host_already_needs_no_copy_out() -> None:
     first, again = [gap for gap in gaps_of(recording) if gap.lifetime == 0]
     clock = StepClock(recording, EVEN)
     assert free_ns(clock, first) == 2000 - 1200 - 1200
-    assert free_ns(clock, again) == 1000 - 1200  # gone once it was read, at 3
+    assert free_ns(clock, again) == 1000 - 1200  # released after it is read at 3
 
 
 def test_the_most_free_time_leaves_first_whatever_the_size() -> None:
     recording = chain([10, 500, 10, 10])
     assert set(absences_of(made_plan("capuchin", recording, recording.peak_bytes - 5))) == {0}
-    # A long copy costs its free time: 9999 bytes leave none.
+    # A long copy reduces the free time: 9999 bytes leave none.
     slow = chain([9999, 500, 10, 10])
     assert set(absences_of(made_plan("capuchin", slow, slow.peak_bytes - 5))) == {1}
 
 
 def test_only_what_is_away_across_the_peak_is_looked_at() -> None:
-    # The last is used before any peak could be met without it, and has the least free time of all: the others suffice.
+    # The last is used before it could lower any peak, and has the least free time of all; the others suffice.
     recording = chain([10, 10, 10, 10])
     assert set(absences_of(made_plan("capuchin", recording, recording.peak_bytes - 25))) == {0, 1, 2}
 
@@ -57,21 +57,22 @@ def with_a_peak(nbytes: int) -> Recording:
 def test_the_in_trigger_is_the_last_access_that_is_early_enough() -> None:
     recording = with_a_peak(1500)
     (absence,) = absences_of(made_plan("capuchin", recording, recording.peak_bytes - 1000))[0]
-    # Copied at 2500, needed at 10000 and so on its way from 8500: point 7 is reached at 8000, point 8 would be late.
+    # The copy is complete at 2500. The reload is needed at 10000, so it starts by 8500: point 7 is reached at 8000, and
+    # point 8 would be late.
     assert absence == Absence(2, 7)
 
 
 def test_the_trigger_waits_for_room() -> None:
     recording = with_a_peak(3500)
     (absence,) = absences_of(made_plan("capuchin", recording, recording.peak_bytes - 3000))[0]
-    # It would leave at 4500 and come back at 6500, from point 5 on: both within the peak.
+    # Its copy is complete at 4500, and its reload should start at 6500, from point 5: both are within the peak.
     assert absence == Absence(3, 6)
 
 
 def test_what_is_late_gets_an_earlier_trigger() -> None:
-    # Both copies back want to begin at about the same time; the second is late at first.
+    # Both reloads should start at about the same time, so the second is late at first.
     recording = chain([1800, 1800, 10, 10, 10, 10, 4000])
-    recording = with_lifetimes(recording, {index: {"free_point": 13 - index} for index in (2, 3, 4, 5)})  # they stay
+    recording = with_lifetimes(recording, {index: {"free_point": 13 - index} for index in (2, 3, 4, 5)})  # kept
     budget = recording.peak_bytes - 3240
     taught = made_plan(Capuchin(), recording, budget)
     untaught = made_plan(Capuchin(feedback_steps=0), recording, budget)

@@ -15,8 +15,9 @@ from vdnn.planning.simulate import simulate
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 
-# In a chain of four of 2000 bytes: saves at 0 to 3, uses at 4 (of 3) to 7 (of 0); point p is reached at (p + 1) * 1000
-# ns, and the first peak is the interval before point 3. A copy takes 2000 ns: only that of the first is done by then.
+# A chain of four of 2000 bytes has saves at 0 to 3 and uses at 4 (of 3) to 7 (of 0). Point p is reached at (p + 1) *
+# 1000 ns, and the first peak is the interval before point 3. A copy takes 2000 ns, so only that of the first storage is
+# complete by then.
 
 
 def four(*costs_ns: int) -> Recording:
@@ -51,7 +52,7 @@ def test_a_recompute_that_takes_longer_than_its_copies_is_swapped(cost_ns: int, 
 
 
 def test_a_chain_is_weighed_with_what_it_brings() -> None:
-    """The second is chosen first. The third is recomputed from it, and is then more expensive than the fourth."""
+    """The second storage is chosen first. The third is recomputed from it, and then costs more than the fourth."""
     chained = recomputed_chain([2000] * 6, [10, 11, 0, 0, 0], compute_ns=500)
     chained = recomputable(chained, 3, (0,), 15)
     budget = chained.peak_bytes - 3 * 2000
@@ -62,7 +63,7 @@ def test_a_chain_is_weighed_with_what_it_brings() -> None:
 
 
 def test_what_does_not_fit_with_its_recomputes_is_swapped() -> None:
-    """If all were recomputed, one from the other, all would be on the device at once."""
+    """If each storage were recomputed from the one before, all would be on the device at once."""
     recording = four(50, 30, 20)
     least = RESIDENT + 2 * 2000
     plan = made_plan("capuchin-full", recording, least)

@@ -1,4 +1,4 @@
-"""chen-recursive: the largest segment is cut in two, and again."""
+"""chen-recursive: cuts the largest segment in two, repeatedly."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_the_inside_of_a_block_goes_and_its_end_stays() -> None:
 
 
 def test_what_a_later_block_reads_stays() -> None:
-    """A branch runs past the cut: the sixth is recomputed from the second, too."""
+    """A branch crosses the cut: the sixth storage is also recomputed from the second."""
     recording = recomputable(EIGHT, 5, (4, 1), 5)
     assert blocks_of(recording).inside({3}) == {2, 4, 5, 6}
 
 
 def test_of_all_depths_the_one_with_the_least_memory() -> None:
-    # Cuts behind 1, 3 and 5: these stay, with 0 and at last 7, or 6 when it is back. With one cut it is as much, for a
-    # recompute more.
+    # Cuts after 1, 3 and 5: these are kept, with 0 and finally 7, or 6 once it is recomputed. One cut gives the same
+    # peak with one recompute more.
     plan = made_plan("chen-recursive", EIGHT)
     assert recomputed(plan) == {2, 4, 6}
     assert recomputed_peak_bytes(EIGHT, plan) == RESIDENT + 50

@@ -1,4 +1,4 @@
-"""chen-sqrt: the end of every segment is kept, and the size of a segment is searched for."""
+"""chen-sqrt: keeps the end of every segment, and searches for the segment size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NINE = recomputed_chain([10] * 9, [5] * 8)
 def test_what_a_segment_holds_is_given_up_and_the_next_is_kept() -> None:
     plan = made_plan(ChenSqrt(segment_bytes=20), NINE)
     assert recomputed(plan) == {1, 2, 4, 5, 7, 8}
-    # The ends 0, 3 and 6, and one segment of two that is recomputed at once.
+    # The ends 0, 3 and 6 are kept, and one segment of two storages is recomputed at once.
     assert recomputed_peak_bytes(NINE, plan) == RESIDENT + 3 * 10 + 2 * 10
 
 
@@ -34,7 +34,7 @@ def test_what_cannot_be_recomputed_ends_a_segment() -> None:
 
 
 def test_a_segment_is_what_a_recompute_brings_with_it_on_all_its_ways() -> None:
-    """The last is recomputed from two branches, which together hold more than the bytes of a segment."""
+    """The last storage is recomputed from two branches, which together exceed the bytes of a segment."""
     recording = recomputed_chain([10] * 4, [5])
     recording = recomputable(recording, 2, (0,), 5)
     recording = recomputable(recording, 3, (1, 2), 5)
@@ -58,14 +58,14 @@ def test_like_storages_take_two_roots_of_them(count: int) -> None:
 
 @pytest.mark.parametrize(("count", "more"), [(2, 0), (3, 0), (5, 0), (7, 0), (9, 10)])
 def test_of_a_chain_of_like_storages_hardly_anything_needs_less(count: int, more: int) -> None:
-    """The segments of the policy are equal. Where one storage less is possible, it takes longer segments at the
-    beginning of the forward pass."""
+    """The policy's segments are equal. A plan with one storage less needs longer segments at the beginning of the
+    forward pass."""
     recording = recomputed_chain([10] * count, [5] * (count - 1))
     assert recomputed_peak_bytes(recording, made_plan("chen-sqrt", recording)) == least_peak_bytes(recording) + more
 
 
 def test_under_a_budget_the_size_that_costs_least() -> None:
-    # Segments of one storage: every second is recomputed, 5 ns each. 0, 2, 4, 6 and 8 stay.
+    # With segments of one storage, every second one is recomputed, in 5 ns each; 0, 2, 4, 6 and 8 are kept.
     plan = made_plan("chen-sqrt", NINE, RESIDENT + 60)
     assert recomputed(plan) == {1, 3, 5, 7}
 

@@ -6,8 +6,8 @@ from tests.planning.policies.steps import made_plan
 from tests.planning.published.recomputed_chains import RESIDENT, recomputed, recomputed_chain, recomputed_peak_bytes
 from tests.planning.recordings import recomputable
 
-# In a chain of four of ten bytes: saves at 0 to 3, uses at 4 (of 3) to 7 (of 0); point p is reached at (p + 1) * 1000
-# ns. Before point 3 all four are there, the third was accessed a thousand nanoseconds ago, the second two thousand.
+# A chain of four of ten bytes has saves at 0 to 3 and uses at 4 (of 3) to 7 (of 0). Point p is reached at (p + 1) *
+# 1000 ns. Before point 3 all four are on the device; the third was accessed 1000 ns ago, the second 2000 ns.
 
 
 def test_of_equal_cost_the_stalest_goes() -> None:
@@ -26,8 +26,8 @@ def test_the_largest_goes_before_the_stalest() -> None:
 
 
 def test_the_evicted_neighbourhood_is_part_of_the_cost() -> None:
-    """The second is evicted before point 3. Then the third is stale for 2000 ns and the fourth for 1000 ns. Alone the
-    third would cost 5 / 2000 and the fourth 4 / 1000, but the third also needs the second: 10 / 2000."""
+    """The second storage is evicted before point 3. Then the third is stale for 2000 ns and the fourth for 1000 ns.
+    Alone the third would cost 5 / 2000 and the fourth 4 / 1000, but the third also needs the second: 10 / 2000."""
     recording = recomputed_chain([10] * 5, [5, 5, 4, 5])
     assert recomputed(made_plan("dtr", recording, RESIDENT + 30)) == {1, 3}
     apart = recomputed_chain([10] * 5, [5, 0, 4, 5])
@@ -36,9 +36,9 @@ def test_the_evicted_neighbourhood_is_part_of_the_cost() -> None:
 
 
 def test_what_is_waiting_for_it_is_part_of_the_cost_too() -> None:
-    # The third goes first, being cheap; the second would then be needed for it.
+    # The third is cheap and is evicted first; its recompute would then need the second.
     recording = recomputed_chain([10] * 5, [30, 2, 14, 5])
-    # Before point 4: the second 30 + 2 in 3000 ns, the fourth 14 + 2 in 1000.
+    # Scores before point 4: the second 30 + 2 over 3000 ns, the fourth 14 + 2 over 1000 ns.
     assert recomputed(made_plan("dtr", recording, RESIDENT + 30)) == {2, 1}
     dearer = recomputed_chain([10] * 5, [47, 2, 14, 5])
     assert recomputed(made_plan("dtr", dearer, RESIDENT + 30)) == {2, 3}
@@ -52,7 +52,7 @@ def test_only_as_much_as_is_short_goes() -> None:
 
 
 def test_a_recompute_makes_room_for_itself() -> None:
-    """The recompute of the third needs 25 bytes more, so the second has to be evicted for it."""
+    """The recompute of the third storage needs 25 bytes more, so the second has to be evicted for it."""
     plain = recomputed_chain([10] * 4, [20, 5, 0])
     recording = recomputable(plain, 2, (0,), 5, extra=25)
     assert recomputed(made_plan("dtr", plain, RESIDENT + 35)) == {2}
@@ -61,7 +61,7 @@ def test_a_recompute_makes_room_for_itself() -> None:
 
 
 def test_what_was_used_stays() -> None:
-    """A plan can discard nothing more. It is over the budget, which its peak shows."""
+    """The plan can discard nothing more, and its peak shows that it exceeds the budget."""
     recording = recomputed_chain([10] * 4, [5, 5, 5])
     plan = made_plan("dtr", recording, RESIDENT + 20)
     assert recomputed(plan) == {1, 2}

@@ -1,4 +1,4 @@
-"""largest-first: which storages are offloaded, and by how many layers releases and reloads are shifted."""
+"""largest-first: the choice of offloaded storages, and the shift of releases and reloads by layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.published.largest_first import LargestFirst, block_of
 from vdnn.step.plan import Absence
 
-# In a chain of six: saves at 0 to 5, each by a layer of its own, uses at 6 (of 5) to 11 (of 0).
+# A chain of six has saves at 0 to 5, each by its own layer, and uses at 6 (of 5) to 11 (of 0).
 SIZES = (10, 40, 20, 50, 30, 60)
 
 
@@ -19,8 +19,8 @@ def test_the_fewest_of_the_largest_leave() -> None:
     recording = chain(SIZES)
     budgets = [recording.peak_bytes - less for less in (1, 41, 61)]
     left = [set(absences_of(made_plan("largest-first", recording, budget))) for budget in budgets]
-    # All six are there before points 5, 6 and 7. The largest (60) is the last layer's; 50 is waited for at 5, too late
-    # for the first of these, and 30 at 6.
+    # All six are on the device before points 5, 6 and 7. The largest (60) belongs to the last layer. 50 is waited for
+    # at 5, too late for the first of these points, and 30 at 6.
     assert left == [{1, 3}, {1, 2, 3, 4}, {0, 1, 2, 3, 4}]
 
 
@@ -38,7 +38,7 @@ def test_the_last_layer_stays_however_large() -> None:
 def test_a_model_of_one_layer_has_no_last_one() -> None:
     planner = LargestFirst(layers_out=0, layers_ahead=0)
     whole = with_modules(chain(SIZES), ["layers.0.a"] * 6)
-    # The layer ends behind its last save: what that saved is used at once.
+    # The layer ends after its last save, so its last storage is used at once.
     assert set(absences_of(made_plan(planner, whole, whole.peak_bytes - 1))) == {0, 1, 2, 3, 4}
     halves = with_modules(chain(SIZES), ["layers.0.a"] * 3 + ["layers.1.a"] * 3)
     assert set(absences_of(made_plan(planner, halves, halves.peak_bytes - 1))) == {1}
@@ -46,7 +46,7 @@ def test_a_model_of_one_layer_has_no_last_one() -> None:
 
 def test_a_copy_is_waited_for_one_layer_on_and_brought_back_one_layer_ahead() -> None:
     recording = chain(SIZES)
-    # Saved at 1; the layer behind it saves at 2 and ends at 3. Used at 10; the layer before that begins at 9.
+    # Saved at 1; the next layer saves at 2 and ends at 3. Used at 10; the layer before that use begins at 9.
     assert absences_of(made_plan("largest-first", recording, recording.peak_bytes - 1))[1] == (Absence(3, 9),)
 
 
@@ -85,7 +85,7 @@ def test_a_block_is_the_path_up_to_the_first_number(module: str, block: str) -> 
 def test_the_host_budget_passes_over_what_is_too_large_for_it() -> None:
     recording = chain(SIZES)
     planner = LargestFirst(host_bytes=60)
-    # 50, and of those that still fit the largest.
+    # 50, and the largest of those that still fit.
     assert set(absences_of(made_plan(planner, recording, least_bytes(recording)))) == {0, 3}
 
 

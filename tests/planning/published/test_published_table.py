@@ -1,4 +1,4 @@
-"""The table of published policies has a row for every module of the folder and the name of every policy in it."""
+"""The table of published policies has a row for every module of the folder, with the names of its policies."""
 
 from __future__ import annotations
 

@@ -33,12 +33,12 @@ def step_ns(recording: Recording, planner: SwapAdvisor, budget_bytes: int, costs
 
 
 def test_what_is_used_last_of_all_leaves_when_room_is_needed_and_not_before() -> None:
-    # All four are there before points 3, 4 and 5 (what is used at 4 is held until 5).
+    # All four are on the device before points 3, 4 and 5, because the storage used at 4 is held until 5.
     assert belady_absences(chain([10, 10, 10, 10]), chain([10, 10, 10, 10]).peak_bytes - 1) == {0: (Absence(2, 5),)}
 
 
 def test_what_is_soon_used_again_does_not_leave() -> None:
-    recording = used_twice([10, 10, 10, 10])  # the first is used next: now the second is used last
+    recording = used_twice([10, 10, 10, 10])  # the first is used next, so now the second is used last
     absences = belady_absences(recording, recording.peak_bytes - 1)
     assert absences is not None
     assert absences[1] == (Absence(2, 6),)

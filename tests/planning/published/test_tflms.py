@@ -15,7 +15,7 @@ from vdnn.planning.published.tflms import Tflms, Thresholds
 from vdnn.step.plan import Absence
 from vdnn.step.recording import Recording
 
-# In a chain of four every point is a level of its own: saves at 0 to 3, uses at 4 (of 3) to 7 (of 0): distances of
+# In a chain of four, every point is its own level: saves at 0 to 3 and uses at 4 (of 3) to 7 (of 0) give distances of
 # 7, 5, 3 and 1 levels.
 FOUR = (10, 20, 30, 40)
 
@@ -49,7 +49,7 @@ def test_waiting_gives_it_up_at_once_and_brings_it_back_at_its_use() -> None:
 
 def test_points_at_which_nothing_was_computed_are_no_levels() -> None:
     recording = with_compute(chain(FOUR), {1: 0, 2: 0})
-    assert set(under(recording, Thresholds(4))) == {0}  # five levels from its use now, as are 1 and 2 less
+    assert set(under(recording, Thresholds(4))) == {0}  # now five levels from its use; 1 and 2 have two fewer
 
 
 def test_requests_of_one_operation_are_one_level() -> None:
@@ -59,7 +59,7 @@ def test_requests_of_one_operation_are_one_level() -> None:
 
 
 def test_near_uses_are_served_from_the_device() -> None:
-    recording = used_twice(FOUR)  # used at 4 and at 8
+    recording = used_twice(FOUR)  # its uses are at 4 and at 8
     assert under(recording, Thresholds(4))[0] == (Absence(4, 7),)
 
 
@@ -71,13 +71,13 @@ def test_far_uses_have_a_copy_each_unless_they_are_near_each_other() -> None:
 
 
 def test_between_two_groups_it_goes_behind_the_last_use_of_the_first() -> None:
-    # Used at 6, 7 and 11, further off than any threshold here: a copy for the first two and one for the last.
+    # Used at 6, 7 and 11, all beyond any threshold here: one copy serves the first two uses and one the last.
     recording = used_again(chain([10] * 6), {6: 0, 7: 0})
     assert under(recording, Thresholds(5, groupby=1))[0] == (Absence(1, 5), Absence(7, 10))
 
 
 def used_again(recording: Recording, lifetimes: Mapping[int, int]) -> Recording:
-    """The recording with other uses of these lifetimes, in place of the recorded ones."""
+    """The recording with these uses given to other lifetimes. `lifetimes` maps each use to its new lifetime."""
     points = list(recording.points)
     for use, lifetime in lifetimes.items():
         before = points[use].lifetime
@@ -125,7 +125,7 @@ def test_all_uses_share_a_copy_back_if_there_is_room() -> None:
 
 
 def test_copies_are_waited_for_only_where_no_threshold_will_do() -> None:
-    # The second is saved on the level of the first: three would be there a level later, but for waiting.
+    # The second is saved on the level of the first, so without waiting three are on the device one level later.
     recording = with_compute(chain([40, 40, 40, 40]), {1: 0})
     least = least_bytes(recording)
     not_waiting, out, both = Thresholds(), Thresholds(waits_out=True), Thresholds(waits_out=True, waits_back=True)

@@ -1,4 +1,4 @@
-"""All plans of a small recording, and the shortest step of those under a budget. Tests compare the searches with it."""
+"""All plans of a small recording, and the shortest step under each budget. Tests compare the searches with it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """The reference schedule of a choice of gaps: releases as late and reloads as early as a budget allows.
 
 From the first interval on, storages are released only if an interval would not fit, in the order in which their copies
-are complete: waiting for one copy waits for all before it. With `furthest_first`, the one that is used last is released
-first. Storages that need not be released are kept. Then, in the order of uses, each is reloaded at the earliest point
-from which there is room up to the use; with `in_order`, not before one that is needed earlier, because reloads run one
-by one. `more_room` asks for more room than the budget at some intervals, so that reloads can be issued earlier. The
-native core has the same algorithm; tests compare the two.
+complete, because waiting for one copy waits for all before it. With `furthest_first`, the storage that is used last is
+released first. Storages that need not be released are kept. Then, in the order of uses, each storage is reloaded at the
+earliest point from which there is room until the use; with `in_order`, not before a storage that is needed earlier,
+because reloads run one by one. `more_room` asks for more room than the budget requires in some intervals, so that
+reloads can be issued earlier. The native core has the same algorithm; tests compare the two.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def schedule(
     in_order: bool = False,
     furthest_first: bool = False,
 ) -> dict[Gap, Absence] | None:
-    """The absences of the gaps that may be used, or None if they do not fit. `gaps` are in the order of gaps_of()."""
+    """Returns the absences of the chosen gaps, or None if they do not fit. `gaps` are in the order of gaps_of()."""
     waiting = [gap for gap, may in zip(gaps, may_leave, strict=True) if may]
     if furthest_first:
         waiting.sort(key=lambda gap: -len(recording.points) if gap.use is None else -gap.use)
@@ -44,9 +44,9 @@ def schedule(
 def _release_late(
     recording: Recording, waiting: list[Gap], budget_bytes: int, more_room: Mapping[int, int]
 ) -> dict[Gap, int] | None:
-    """`waiting` is in the order of releases."""
+    """Returns the release points, or None if an interval does not fit. `waiting` is in the order of releases."""
     released: dict[Gap, int] = {}
-    back_at: dict[int, int] = {}  # bytes, by the first interval in which they are there again
+    back_at: dict[int, int] = {}  # bytes, by the first interval in which they are on the device again
     absent = 0
     for interval, point in enumerate(recording.points):
         absent -= back_at.pop(interval, 0)
@@ -74,13 +74,13 @@ def _reload_early(gaps: Sequence[Gap], released: dict[Gap, int], room: list[int]
         if gap.use is None:
             absences[gap] = Absence(release_point)
             continue
-        first = gap.last + 1  # interval in which it is there again
+        first = gap.last + 1  # the interval in which it is on the device again
         until = max(release_point, min(earliest, gap.last)) if in_order else release_point
         while first - 1 > until and room[first - 1] >= gap.nbytes:
             first -= 1
             room[first] -= gap.nbytes
         earliest = first - 1
         if first - 1 == release_point:
-            continue  # there is room for it all the time
+            continue  # there is always room for it, so it is kept
         absences[gap] = Absence(release_point, None if first - 1 == gap.use else first - 1)
     return absences

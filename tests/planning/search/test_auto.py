@@ -17,7 +17,7 @@ from vdnn.planning.policies import PlanRequest
 from vdnn.planning.simulate import simulate
 from vdnn.step.recording import Recording
 
-EVEN = LinkCosts(1e9, 1e9, 2e9, 0)  # a byte takes a nanosecond
+EVEN = LinkCosts(1e9, 1e9, 2e9, 0)  # one nanosecond for each byte
 _MOST_PLANS = 4_000
 
 
@@ -59,13 +59,13 @@ def test_the_same_recording_gives_the_same_plan() -> None:
     max_examples=1000,
     deadline=None,
     derandomize=True,
-    phases=[Phase.generate],  # making a failing recording smaller takes minutes
+    phases=[Phase.generate],  # shrinking a failing recording takes minutes
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(recording=any_recording(4), costs=LINKS)
 def test_its_step_is_the_shortest_there_is(recording: Recording, costs: LinkCosts) -> None:
-    """The budgets are the least one, half way, and just below the peak with everything kept. The bound is below all
-    plans."""
+    """The budgets are the least one, half way, and just below the peak with everything kept. The bound is not above any
+    plan's step."""
     assume(1 < count_of_plans(recording) <= _MOST_PLANS)
     least, most = least_bytes(recording), recording.peak_bytes
     budgets = sorted({least, (least + most) // 2, max(least, most - 1)})

@@ -1,4 +1,4 @@
-"""prefix-cut: plans are under the budget, keep storages from the end, and the error names the smallest budget."""
+"""prefix-cut: plans stay under the budget and keep storages from the end, and the error names the smallest budget."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_what_was_saved_last_is_kept_first() -> None:
 def test_it_goes_late_and_comes_back_early_within_the_budget() -> None:
     recording = chain([10, 10, 10, 10])
     (first, *_) = prefix_cut(recording, recording.peak_bytes - 10).lifetimes
-    # Saves at 0 to 3, uses at 4 to 7. All four are alive in the intervals before points 3 (the operation that makes the
-    # last), 4 and 5 (its use): for these the first has to be away.
+    # Saves are at 0 to 3, uses at 4 to 7. All four are alive in the intervals before points 3 (the operation that
+    # computes the last), 4 and 5 (its use), so the first has to be absent in these.
     assert first.absences == (Absence(2, 5),)
 
 
@@ -60,8 +60,8 @@ def test_a_budget_that_cannot_be_met_names_the_place_and_the_smallest_that_can()
 
 
 def every_way(lifetime: Lifetime, end: int) -> list[PlannedLifetime]:
-    """The ways to plan a lifetime: kept, or absent in any of the gaps between its uses, from any point of the gap
-    on."""
+    """All ways to plan a lifetime: kept, or absent in any of the gaps between its uses, starting at any point of the
+    gap."""
     gaps = [(lifetime.copy_point, lifetime.uses[0] if lifetime.uses else end)]
     gaps += [(use, later) for use, later in itertools.pairwise(lifetime.uses)]
     choices = [[None, *(Absence(point) for point in range(begin, gap_end))] for begin, gap_end in gaps]
@@ -71,7 +71,7 @@ def every_way(lifetime: Lifetime, end: int) -> list[PlannedLifetime]:
 
 @given(any_recording(most=3))
 def test_the_smallest_budget_is_truly_the_smallest(recording: Recording) -> None:
-    """Reloads before the use only add memory, so leaving them out misses no smaller footprint."""
+    """Reloads before the use only add memory, so the search without them misses no smaller footprint."""
     end = len(recording.points) - 1
     ways = [every_way(lifetime, end) for lifetime in recording.lifetimes]
     least = min(max(interval_bytes(recording, planned)) for planned in itertools.product(*ways))

@@ -1,4 +1,4 @@
-"""The search passes the orders of a choice to the native core."""
+"""The search passes the order of each choice to the native core."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from vdnn.planning.gaps import gaps_of
 from vdnn.planning.search.local_search import Choice, Search
 from vdnn.planning.search.step_model import absences_by_gap, make_step_model
 
-EVEN = LinkCosts(1e9, 1e9, 2e9, 0)  # a byte takes a nanosecond
+EVEN = LinkCosts(1e9, 1e9, 2e9, 0)  # one nanosecond for each byte
 
 
 def test_each_order_of_a_choice_is_scheduled_so() -> None:
-    """Ten bytes are missing. The gaps are in the order of their uses. In this order, the one that is used first is
+    """Ten bytes are missing. The gaps are in the order of their uses. By default the storage that is used first is
     released; with `furthest_first`, the one that is used last."""
     recording = chain([10, 10, 10])
     gaps = tuple(sorted(gaps_of(recording), key=lambda gap: gap.use or 0))

@@ -1,4 +1,5 @@
-"""At a use, the reloaded storage and those that are released there are both on the device: plans count this moment."""
+"""At a use, the reloaded storage and those that are released there are on the device together: plans count this
+moment."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def step_of(events: list[tuple[PointKind, int]], sizes: list[int]) -> Recording:
 
 
 def one_forward_one_backward(micro_batches: int, sizes: list[int]) -> Recording:
-    """A stage of a pipeline: two forward passes are in flight, and backward passes come between them."""
+    """A stage of a pipeline: two forward passes are in flight, with backward passes between them."""
     layers = len(sizes)
     events: list[tuple[PointKind, int]] = []
     for micro_batch in range(micro_batches + 1):
@@ -63,7 +64,8 @@ def test_what_is_given_up_at_a_use_is_given_up_before_it() -> None:
     gaps = gaps_of(recording)
     (first,) = [place for place, gap in enumerate(gaps) if gap.lifetime == 0]
     (second,) = [place for place, gap in enumerate(gaps) if gap.lifetime == 1]
-    # The first is away from its save to its use, at point 2; the second goes there, to make room for the third.
+    # The first is absent from its save to its use, at point 2; the second is released there, to make room for the
+    # third.
     absences = [(first, 0, -1), (second, 2, -1)]
     assert absences_as_plan(recording, absences, 0)[2] == RESIDENT + 40 + 30
     enough = give_up_before_uses(recording, gaps, absences, RESIDENT + 70)
@@ -74,7 +76,7 @@ def test_what_is_given_up_at_a_use_is_given_up_before_it() -> None:
 
 
 def test_what_cannot_be_given_up_before_a_use_stays_as_it_is() -> None:
-    """The operation that saved it ends only at that use, so there is no copy before."""
+    """The operation that saved it ends only at that use, so its copy cannot be issued earlier."""
     recording = step_of([(SAVE, 0), (SAVE, 1), (USE, 0), (SAVE, 2), (USE, 2), (USE, 1)], [40, 30, 50])
     late = replace(recording.lifetimes[1], copy_point=2, free_point=2)
     recording = replace(recording, lifetimes=(recording.lifetimes[0], late, recording.lifetimes[2]))
