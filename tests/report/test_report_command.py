@@ -67,7 +67,7 @@ def test_a_folder_that_is_not_there_is_named(
     run: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(run), kind, str(tmp_path / "no" / "file")]) == 2
-    assert f"the folder {tmp_path / 'no'} is not there" in capsys.readouterr().err
+    assert f"the folder {tmp_path / 'no'} does not exist" in capsys.readouterr().err
 
 
 def test_a_session_saves_what_a_report_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

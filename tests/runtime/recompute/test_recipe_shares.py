@@ -30,5 +30,5 @@ def test_the_table_names_what_stays_and_what_is_recomputed(capsys: pytest.Captur
     assert main(["--models", "vgg16", "--batch", "1", "--remaining"]) == 0
     printed = capsys.readouterr().out
     assert "VGG-16 (1)" in printed
-    assert "stays: float32 by Relu" in printed
+    assert "kept: float32 by Relu" in printed
     assert "recomputed: max_pool indices" in printed

@@ -124,7 +124,8 @@ def offload(
         raise ValueError("lossy: only a plan uses codecs. Give a budget, a plan, or measure=True.")
     if steps is None and limit is not None and not online.recomputes:
         raise ValueError(
-            "tolerance: nothing is recomputed here. Give a budget, a plan, measure=True, or the policy 'recompute-all'."
+            "tolerance: this session recomputes nothing. Give a budget, a plan, measure=True, or the policy "
+            "'recompute-all'."
         )
     options = TransportOptions(
         host_bytes,
