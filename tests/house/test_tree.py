@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,3 +90,27 @@ def test_results_are_tables_and_the_rows_that_pages_quote() -> None:
     sizes = {path.name: path.stat().st_size for path in (ROOT / "benchmarks/results").rglob("*") if path.is_file()}
     assert sizes
     assert {name: size for name, size in sizes.items() if size > 200_000} == {}
+
+
+def test_no_docstring_opens_with_a_fragment() -> None:
+    """`Of one session.` says nothing: a docstring opens with a sentence or names what the object is."""
+    fragment = re.compile(r"(Of|By|Where|Whether|What)\b")
+    found = []
+    for path in [path for folder in ("vdnn", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                docstring = ast.get_docstring(node)
+                if docstring and fragment.match(docstring):
+                    found.append(f"{path.relative_to(ROOT)}: {docstring.splitlines()[0]}")
+    assert found == []
+
+
+def test_no_invariant_is_a_bare_assert() -> None:
+    """python -O removes them."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in (ROOT / "vdnn").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assert)
+    ]
+    assert found == []

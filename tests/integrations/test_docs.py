@@ -35,7 +35,11 @@ def test_every_test_that_is_named_exists() -> None:
 
 def test_every_file_of_tests_is_named() -> None:
     named = {file for file, _ in NAMED.findall(DOCUMENT)}
-    unnamed = {path.name for path in HERE.glob("test_*.py")} - named - {"test_docs.py", "test_examples.py", "test_offload_arguments.py"}
+    unnamed = (
+        {path.name for path in HERE.glob("test_*.py")}
+        - named
+        - {"test_docs.py", "test_examples.py", "test_offload_arguments.py"}
+    )
     assert unnamed == set()
 
 
