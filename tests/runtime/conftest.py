@@ -15,6 +15,7 @@ import torch
 
 from tests.conftest import SCHEDULE_IDS, SCHEDULES
 from tests.runtime.rigs.side_by_side import assert_nothing_alive
+from tests.runtime.rigs.virtual_training import decided_by
 from tests.seeding import seed_only_what_is_there
 from vdnn import _C
 from vdnn.runtime.session.offload import offload
@@ -68,7 +69,7 @@ def open_session(schedule: _C.Schedule, default_policy: str) -> Iterator[OpenSes
     def make(policy: str | Plan | None = None, **options: Any) -> Session:
         device = _C.OrderingChecker(_C.SimDevice(schedule=schedule, seed=7 + len(opened)))
         sizes = {"min_bytes": 0, "offload_window": "2KiB", "reload_window": "6KiB", **options}
-        opened.append((offload(policy or default_policy, device=device, **sizes), device))
+        opened.append((offload(**decided_by(policy or default_policy), device=device, **sizes), device))
         return opened[-1][0]
 
     yield make

@@ -35,8 +35,8 @@ def test_it_trains_as_plain_torch_does(program: str, mode: str) -> None:
 @PROGRAMS
 def test_one_round_of_the_optimizers_is_one_step(program: str) -> None:
     """The runtime learns this when graphs are used across optimizers, and then discards its earlier count."""
-    more = trained(program, 10, policy="vdnn-all", measure=True).steps
-    fewer = trained(program, 6, policy="vdnn-all", measure=True).steps
+    more = trained(program, 10, policy="vdnn-all", measure=True).num_steps
+    fewer = trained(program, 6, policy="vdnn-all", measure=True).num_steps
     assert more - fewer == 4
 
 
