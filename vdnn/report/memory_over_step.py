@@ -246,7 +246,7 @@ def _write_legend(
 ) -> None:
     """Write the colours, and the largest storages: outlined storages by number, the others after a dash."""
     patch = importlib.import_module("matplotlib.patches").Patch
-    entries = [patch(color=REST.light, label="always resident")]
+    entries = [patch(color=REST.light, label="resident")]
     entries += [
         patch(color=ACTION_SHADES[action].light, label=_WORDS[action])
         for action in (None, *_ORDER)

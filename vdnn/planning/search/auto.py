@@ -45,7 +45,10 @@ class Auto(PlanPolicy):
             return moved
         if simulate(recording, moved, request.costs).peak_bytes > budget_bytes:
             moved = with_room_at_uses(recording, moved, budget_bytes)  # before its step is compared with others
-        shortest, shortest_ns = moved, simulate(recording, moved, request.costs).step_ns
+        timeline = simulate(recording, moved, request.costs)
+        shortest, shortest_ns = moved, timeline.step_ns
+        # Where not even moves alone fit with what a use takes for a moment, recomputes may take as much as they do.
+        most_bytes = max(budget_bytes, timeline.peak_bytes)
         if shortest_ns <= recording.compute_ns:
             return moved
         finalists = _FINALISTS if len(recording.points) <= _LONG else 1
@@ -59,7 +62,7 @@ class Auto(PlanPolicy):
             if timeline.peak_bytes > budget_bytes:
                 plan = with_room_at_uses(recording, plan, budget_bytes)
                 timeline = simulate(recording, plan, request.costs)
-            if timeline.step_ns < shortest_ns and timeline.peak_bytes <= budget_bytes:
+            if timeline.step_ns < shortest_ns and timeline.peak_bytes <= most_bytes:
                 shortest, shortest_ns = plan, timeline.step_ns
         return shortest
 
