@@ -77,7 +77,7 @@ def test_on_a_function_it_holds_for_each_call_and_not_outside() -> None:
         return train(model, x)
 
     assert step.__name__ == "step"
-    assert step.__doc__ == "Trains once."
+    assert step.__doc__ == "Runs one training step."
     for calls in range(1, 4):
         assert same(step(model, x=x), plain)
         assert session.counters.storages == 3 * calls
