@@ -13,7 +13,7 @@ SHELL := /bin/bash
 
 # What must be there before pyproject.toml can be installed. Torch goes in first and alone, so that nothing else
 # chooses another one. The other versions are in pyproject.toml. Without a GPU, PyTorch's build for the CPU is a tenth
-# of the download: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+# of the download: PIP_EXTRA_INDEX_URL=... make demo, with the index that PyTorch's install page names.
 TORCH := torch==2.13.0
 BUILD_TOOLS := setuptools==84.2.1 wheel==0.48.0 pybind11==3.1.0 cmake==4.4.4 ninja==1.13.2
 

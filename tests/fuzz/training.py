@@ -171,13 +171,13 @@ def _raise_in_hook(world: World, one: Statement) -> Run:
     def run() -> None:
         x = world.value(one.ins[0])
         if x.requires_grad:
-            x.register_hook(_raiser)
+            x.register_hook(raiser)
+
+    def raiser(gradient: torch.Tensor) -> None:
+        if world.hooks_raise:
+            raise PlannedError("in the backward")
 
     return run
-
-
-def _raiser(gradient: torch.Tensor) -> None:
-    raise PlannedError("in the backward")
 
 
 @statement("keep_loss")

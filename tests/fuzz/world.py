@@ -45,6 +45,7 @@ class World:
         self.held: list[Any] = []  # until the end of the step
         self.over_steps: dict[int, torch.Tensor] = {}
         self.trace: list[tuple[str, bytes | None]] = []
+        self.hooks_raise = True
         self.unseen_writes = 0  # writes so far that no version counter shows
         self.late_writes = 0  # writes by statements that first wrote when a plan had been made
         self._first_writes: dict[int, int] = {}  # the step of each statement's first write

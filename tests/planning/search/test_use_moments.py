@@ -17,7 +17,7 @@ from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
 from vdnn.planning.search.auto_offload import AutoOffload
 from vdnn.planning.search.step_model import AbsenceTuple, plan_of
-from vdnn.planning.search.use_moments import give_up_before_uses
+from vdnn.planning.search.use_moments import release_before_uses
 from vdnn.planning.simulate import simulate
 from vdnn.step.recording import Lifetime, Point, PointKind, Recording
 
@@ -68,9 +68,9 @@ def test_what_is_given_up_at_a_use_is_given_up_before_it() -> None:
     # third.
     absences = [(first, 0, -1), (second, 2, -1)]
     assert absences_as_plan(recording, absences, 0)[2] == RESIDENT + 40 + 30
-    enough = give_up_before_uses(recording, gaps, absences, RESIDENT + 70)
+    enough = release_before_uses(recording, gaps, absences, RESIDENT + 70)
     assert enough == absences
-    less = give_up_before_uses(recording, gaps, absences, RESIDENT + 69)
+    less = release_before_uses(recording, gaps, absences, RESIDENT + 69)
     assert less == [(first, 0, -1), (second, 1, -1)]
     assert absences_as_plan(recording, less, 0)[2] == RESIDENT + 40
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_given_up_before_a_use_stays_as_it_is() -> None:
     gaps = gaps_of(recording)
     absences = [(place, gap.release_point, -1) for place, gap in enumerate(gaps) if gap.lifetime < 2]
     assert absences_as_plan(recording, absences, 0)[2] == RESIDENT + 40 + 30
-    assert give_up_before_uses(recording, gaps, absences, RESIDENT) == absences
+    assert release_before_uses(recording, gaps, absences, RESIDENT) == absences
 
 
 @given(recording=any_recording(), data=st.data())
@@ -96,7 +96,7 @@ def test_nothing_takes_more_anywhere_than_before(recording: Recording, data: st.
             early = range(max(release + 1, gap.first), gap.use or 0)
             absences.append((place, release, data.draw(st.sampled_from([-1, *early]))))
     budget_bytes = data.draw(st.integers(RESIDENT, recording.peak_bytes))
-    found = give_up_before_uses(recording, gaps, absences, budget_bytes)
+    found = release_before_uses(recording, gaps, absences, budget_bytes)
     before, after = (absences_as_plan(recording, one, budget_bytes) for one in (absences, found))
     assert all(one <= other for one, other in zip(after, before, strict=True))
     for (gap, release, reload), (other, was, then) in zip(found, absences, strict=True):

@@ -23,7 +23,7 @@ def with_room_at_uses(recording: Recording, plan: Plan, budget_bytes: int) -> Pl
     """The plan, corrected as far as possible. `recording` is of the step without a plan."""
     followed = recording_under(recording, plan.lifetimes)
     gaps = gaps_of(followed)
-    absences = give_up_before_uses(followed, gaps, tuples_of_plan(gaps, plan), budget_bytes)
+    absences = release_before_uses(followed, gaps, tuples_of_plan(gaps, plan), budget_bytes)
     moved = planned_lifetimes(followed, absences_by_gap(gaps, absences))
     lifetimes = (
         corrected if one.action is Action.OFFLOAD else one for one, corrected in zip(plan.lifetimes, moved, strict=True)
@@ -31,7 +31,7 @@ def with_room_at_uses(recording: Recording, plan: Plan, budget_bytes: int) -> Pl
     return replace(plan, lifetimes=tuple(lifetimes))
 
 
-def give_up_before_uses(
+def release_before_uses(
     recording: Recording, gaps: Sequence[Gap], absences: Sequence[AbsenceTuple], budget_bytes: int
 ) -> list[AbsenceTuple]:
     """The same absences, with as many as needed released one point earlier, the largest first. An absence that cannot
