@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from vdnn.testing.deferred.extension import one_build_at_a_time
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,3 +64,13 @@ def test_what_it_is_built_with_is_asked_for_by_name(hidden: str, said: str) -> N
     hide += f"shutil.which = lambda name: None if name == {hidden!r} else which(name)\n"
     environment = {} if hidden == "ninja" else {"CXX": hidden}
     assert said in run(hide + LOAD, **environment)
+
+
+def test_a_lock_that_a_killed_build_left_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    with one_build_at_a_time(tmp_path):
+        assert not (tmp_path / "lock").exists()
+        with (tmp_path / "vdnn.lock").open("w") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with (tmp_path / "vdnn.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

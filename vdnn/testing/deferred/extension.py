@@ -6,6 +6,7 @@ The first build takes about half a minute. torch keeps it in its cache of extens
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import shutil
@@ -73,14 +74,16 @@ def _loaded_extension() -> Any:
     _find_ninja()
     _require_build_tools()
     folder = Path(__file__).parent
+    name = f"vdnn_deferred_{torch.__version__.split('+')[0].replace('.', '_')}"
+    build = os.environ.get("VDNN_DEFERRED_BUILD") or cpp_extension._get_build_directory(name, verbose=False)
     try:
-        with _torch_without_spaces():
+        with one_build_at_a_time(Path(build)), _torch_without_spaces():
             extension = cpp_extension.load(
-                f"vdnn_deferred_{torch.__version__.split('+')[0].replace('.', '_')}",
+                name,
                 [str(folder / name) for name in _SOURCES],
                 extra_cflags=["-O1", "-g0", "-std=c++20"],
                 extra_include_paths=[str(folder)],
-                build_directory=os.environ.get("VDNN_DEFERRED_BUILD"),
+                build_directory=build,
             )
     except (RuntimeError, OSError) as error:
         raise VdnnError(f"the deferred accelerator could not be built: {error}") from error
@@ -89,6 +92,18 @@ def _loaded_extension() -> Any:
     backend.generate_methods_for_privateuse1_backend(for_storage=True)
     extension.recurrent_layers = register_recurrent_layers("PrivateUse1")
     return extension
+
+
+@contextlib.contextmanager
+def one_build_at_a_time(build: Path) -> Iterator[None]:
+    """Holds a lock on the build folder, and removes the lock file that a killed build of torch's leaves behind.
+
+    torch waits for its lock file for ever. The kernel releases this lock when its process ends, however it ends.
+    """
+    with (build / "vdnn.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        (build / "lock").unlink(missing_ok=True)
+        yield
 
 
 @contextlib.contextmanager
