@@ -7,10 +7,10 @@ TensorFlow: plain, with vDNN and with Capuchin. Ours are steps of PyTorch networ
 ReLU, no optimizer state, no workspaces, no fragmentation, and all memory that the card reports as the budget. BERT is
 BERT-base; the length of its texts is not in what we read, and is 128 tokens here.
 
-The step of a batch is rehearsed once, which gives the bytes with everything kept, under vDNN's rule, and the least that
-any plan reaches. The search interpolates these until one batch fits and the next does not. Policies that meet every
-budget that can be met share one largest batch; for these the step is planned and timed there, and its cost compared.
-The file has a line for each rehearsed batch and each step, which are not run again.
+The step of a batch is rehearsed once, which gives the bytes with everything kept, under vDNN's rules, and the least
+that any plan reaches. Policies that meet every budget that can be met share one largest batch; for these the step is
+planned and timed there, and its cost compared. The file has a line for each rehearsed batch and each step, which are
+not run again.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from vdnn.hardware import load_profile
 from vdnn.planning.costs import profile_costs
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
+from vdnn.runtime.rehearsal.largest_batch import find_largest_batch
 from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
 from vdnn.step.recording import Recording
 
@@ -39,6 +40,7 @@ TOKENS = 128
 CARD = "p100"
 # Policies that meet every budget that some plan meets.
 PLANNERS = ("capuchin", "capuchin-full", "auto-offload", "auto")
+_FIRST = 16
 _WAYS = ("keep", "vdnn-conv", "vdnn-all", "least")
 
 _BATCHES = (
@@ -86,33 +88,6 @@ class Notes:
         with self._path.open("a") as lines:
             lines.write(json.dumps(note) + "\n")
         return note
-
-
-def largest(needs: Callable[[int], int], budget_bytes: int, first: int = 16) -> int:
-    """The largest batch whose need is at most the budget; 0 if none. Needs grow with the batch."""
-    fits, too_much = 0, None
-    known: dict[int, int] = {}
-    batch = first
-    while too_much is None or fits + 1 < too_much:
-        known[batch] = needs(batch)
-        if known[batch] <= budget_bytes:
-            fits = max(fits, batch)
-        else:
-            too_much = batch if too_much is None else min(too_much, batch)
-        batch = _next(known, budget_bytes, fits, too_much)
-    return fits
-
-
-def _next(known: dict[int, int], budget_bytes: int, fits: int, too_much: int | None) -> int:
-    """The next batch to try: where a line through the two nearest meets the budget, within the known limits."""
-    nearest = sorted(known, key=lambda batch: abs(known[batch] - budget_bytes))[:2]
-    if len(nearest) < 2:
-        return 2 * nearest[0] if nearest[0] == fits else max(nearest[0] // 2, 1)
-    one, other = nearest
-    slope = (known[one] - known[other]) / (one - other)
-    met = one + int((budget_bytes - known[one]) // slope) if slope > 0 else 2 * max(nearest)
-    highest = 8 * max(fits, 1) if too_much is None else too_much - 1
-    return min(max(met, fits + 1), highest)
 
 
 class Card:
@@ -165,10 +140,10 @@ class Card:
 
 
 def largest_batches(network: str, card: Card) -> dict[str, int]:
-    def needs(way: str, batch: int) -> int:
-        return card.needs(network, batch)[way]
+    def spare_bytes(way: str, batch: int) -> int:
+        return card.budget_bytes - card.needs(network, batch)[way]
 
-    return {way: largest(partial(needs, way), card.budget_bytes) for way in _WAYS}
+    return {way: find_largest_batch(partial(spare_bytes, way), first=_FIRST) for way in _WAYS}
 
 
 def batches_row(network: str, found: dict[str, int]) -> tuple[str, ...]:
