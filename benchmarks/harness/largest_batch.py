@@ -12,19 +12,21 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from benchmarks.harness.cell_spec import FAILED, OK, OUT_OF_MEMORY, CellResult, CellSpec
+from benchmarks.harness.cell_spec import CellSpec
 from benchmarks.harness.grid import Grid
-from benchmarks.harness.run_file import LARGEST_FILE, append_line, read_lines
 from benchmarks.harness.sweep_run import SweepRun
 from benchmarks.progress import Progress
 from vdnn.errors import VdnnError
+from vdnn.report.cell import FAILED, OK, OUT_OF_MEMORY, Cell
 from vdnn.runtime.rehearsal.largest_batch import CannotSearch, find_largest_batch
+from vdnn.step.json_lines import append_json_lines, read_json_lines
 
+LARGEST_FILE = "largest.jsonl"
 # Parts of vdnn's messages.
 _NO_PLAN = ("cannot be met", "has no plan under")
 
 
-def fits(result: CellResult) -> bool:
+def fits(result: Cell) -> bool:
     """True if the cell ran. A budget that cannot be met, and a policy without a plan, count as a lack of memory. Raises
     VdnnError if the cell says nothing about memory."""
     if result.status == OK:
@@ -37,7 +39,7 @@ def fits(result: CellResult) -> bool:
 def search_all(run: SweepRun, grids: Sequence[Grid]) -> None:
     """Search for every workload and peer of the grids, except those that the file already has."""
     path = run.folder / LARGEST_FILE
-    done = {(one["workload"], one["peer"], one["place"], one["hardware"]) for one in read_lines(path)}
+    done = {(one["workload"], one["peer"], one["place"], one["hardware"]) for one in read_json_lines(path).values}
     for grid in grids:
         todo = [
             (name, peer)
@@ -49,7 +51,7 @@ def search_all(run: SweepRun, grids: Sequence[Grid]) -> None:
         for name, peer in todo:
             progress.begin(f"{name}, {peer}")
             spec = CellSpec(name, peer, grid.place, grid.hardware, steps=1, data=grid.data)
-            append_line(path, _searched(run, spec, grid.batch_of(name)))
+            append_json_lines(path, [_searched(run, spec, grid.batch_of(name))])
         progress.end()
 
 

@@ -15,6 +15,7 @@ from benchmarks.peers.torchtune_offload import TORCHTUNE
 from benchmarks.peers.trl_offload import TRL
 from benchmarks.peers.vdnn_2016 import VDNN_2016
 from benchmarks.peers.vdnn_auto import VDNN_AUTO, VDNN_AUTO_OFFLOAD
+from vdnn.report import Cell
 
 # Plain is first, because others are compared with it. The slowest are last.
 PEERS: dict[str, Peer] = {
@@ -42,7 +43,7 @@ GROUPS = {
     "all": tuple(PEERS),
 }
 
-__all__ = ["GROUPS", "PEERS", "CannotRun", "Opened", "Peer", "Trial", "peer_named", "peers_named"]
+__all__ = ["GROUPS", "PEERS", "CannotRun", "Opened", "Peer", "Trial", "name_of_cell", "peer_named", "peers_named"]
 
 
 def peer_named(name: str) -> Peer:
@@ -55,5 +56,11 @@ def peer_named(name: str) -> Peer:
 
 def peers_named(names: list[str]) -> list[str]:
     """The names with groups expanded, each peer once, in the order of PEERS."""
-    asked = {peer_named(one).name for name in names for one in GROUPS.get(name, (name,))}
-    return [name for name in PEERS if name in asked]
+    wanted = {peer_named(one).name for name in names for one in GROUPS.get(name, (name,))}
+    return [name for name in PEERS if name in wanted]
+
+
+def name_of_cell(cell: Cell) -> str:
+    """The name in PEERS of the peer that a cell ran, or the cell's own name for it."""
+    found = (name for name, peer in PEERS.items() if (peer.cell_name, peer.compiled) == (cell.peer, cell.compiled))
+    return next(found, cell.peer)

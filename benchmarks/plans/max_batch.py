@@ -16,7 +16,6 @@ not run again.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,7 +24,6 @@ from typing import Any, NamedTuple
 
 from benchmarks import models
 from benchmarks.models.workload import Workload
-from benchmarks.plans.plan_matrix import read
 from benchmarks.progress import Progress
 from benchmarks.text_table import render_table
 from vdnn.hardware import load_profile
@@ -34,6 +32,7 @@ from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
 from vdnn.runtime.rehearsal.largest_batch import find_largest_batch
 from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
+from vdnn.step.json_lines import append_json_lines, read_json_lines
 from vdnn.step.recording import Recording
 
 TOKENS = 128
@@ -77,7 +76,7 @@ class Notes:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known = {(one["network"], one["batch"], one["policy"]): one for one in read(path)}
+        self._known = {(one["network"], one["batch"], one["policy"]): one for one in read_json_lines(path).values}
 
     def find(self, network: str, batch: int, policy: str) -> dict[str, Any] | None:
         return self._known.get((network, batch, policy))
@@ -85,8 +84,7 @@ class Notes:
     def add(self, network: str, batch: int, policy: str, **figures: Any) -> dict[str, Any]:
         note = {"network": network, "hardware": CARD, "batch": batch, "policy": policy, **figures}
         self._known[network, batch, policy] = note
-        with self._path.open("a") as lines:
-            lines.write(json.dumps(note) + "\n")
+        append_json_lines(self._path, [note])
         return note
 
 
@@ -180,7 +178,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name not in NETWORKS:
             raise SystemExit(f"max_batch: expected networks among {', '.join(NETWORKS)}, got {name!r}.")
     planners = options.policies.split(",")
-    options.results.parent.mkdir(parents=True, exist_ok=True)
     card = Card(Notes(options.results))
     progress = Progress("max_batch", len(networks))
     batches, costs = [], []

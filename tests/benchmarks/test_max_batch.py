@@ -43,7 +43,7 @@ def test_the_figures_kept_are_near_the_published_ones() -> None:
     here. BERT is not comparable: TensorFlow's computes logits of the masked tokens only, ours of all tokens, and logits
     decide the peak."""
     budget_bytes = max_batch.load_profile("p100").memory_bytes
-    notes = max_batch.read(Path(max_batch.__file__).parents[1] / "results" / "max_batch.jsonl")
+    notes = max_batch.read_json_lines(Path(max_batch.__file__).parents[1] / "results" / "max_batch.jsonl").values
     for network in ("VGG-16", "ResNet-50", "ResNet-152"):
         needs = {one["batch"]: one["needs"] for one in notes if one["policy"] == "all" and one["network"] == network}
         kept, by_conv, by_all, least = (
