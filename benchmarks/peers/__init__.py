@@ -1,4 +1,4 @@
-"""Peers: ways of saving memory in a step, from torch, other packages and vdnn, one file each. PEERS has them by name.
+"""Peers: ways of saving memory in a step, from torch, other packages and vdnn. PEERS has them by name.
 
 If a peer cannot run, it says why, and the cell is recorded as not run.
 """
@@ -8,13 +8,11 @@ from __future__ import annotations
 from benchmarks.peers.checkpoint import CHECKPOINT, CHECKPOINT_SELECTIVE
 from benchmarks.peers.compiled_offload import COMPILED_OFFLOAD, COMPILED_PLAIN
 from benchmarks.peers.deepspeed_checkpoint import DEEPSPEED_CHECKPOINT
+from benchmarks.peers.package_hooks import TORCHTUNE, TRL
 from benchmarks.peers.peer import CannotRun, Opened, Peer, Trial
 from benchmarks.peers.plain import PLAIN
 from benchmarks.peers.save_on_cpu import SAVE_ON_CPU_PAGEABLE, SAVE_ON_CPU_PINNED
-from benchmarks.peers.torchtune_offload import TORCHTUNE
-from benchmarks.peers.trl_offload import TRL
-from benchmarks.peers.vdnn_2016 import VDNN_2016
-from benchmarks.peers.vdnn_auto import VDNN_AUTO, VDNN_AUTO_OFFLOAD
+from benchmarks.peers.vdnn_session import VDNN_2016, VDNN_AUTO, VDNN_AUTO_OFFLOAD
 from vdnn.report import Cell
 
 # Plain is first, because others are compared with it. The slowest are last.

@@ -26,9 +26,8 @@ from vdnn.hardware import load_profile
 from vdnn.planning.costs import LinkCosts, profile_costs
 from vdnn.planning.planned_step import plan_step
 from vdnn.planning.policies import PlanPolicy
-from vdnn.planning.published.megengine_sublinear import MegengineSublinear
+from vdnn.planning.published.megengine_sublinear import MegengineSublinear, SublinearConfig
 from vdnn.planning.published.recomputed_steps import RecomputedSteps
-from vdnn.planning.published.sublinear_config import SublinearConfig
 from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
 from vdnn.step.recording import Recording
 
