@@ -10,15 +10,17 @@ peak or less. This program measures nothing.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+from vdnn.report.cell import FAILED, NOT_RUN, OK, Cell
+from vdnn.report.run_folder import CELLS_FILE, read_cells
+from vdnn.step.json_lines import read_json_lines
 from vdnn.step.timeline import Timeline, Track
 
 # Allocators round up: a peak within this factor counts as the same.
@@ -29,8 +31,7 @@ LESS_MEMORY, LITTLE_TIME = 2 / 3, 0.03
 PEAK_ERROR, TIME_ERROR = 0.005, 0.05
 LONG_COPY_BYTES, FULL_RATE = 16 << 20, 0.95
 
-Cell = dict[str, Any]
-Group = tuple[str, int, str, bool]  # workload, batch, place, compiled
+Group = tuple[str, int | None, str | None, bool]  # workload, batch, place, compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,48 +48,65 @@ class Claim:
 
 
 def is_ours(cell: Cell) -> bool:
-    return str(cell["peer"]).startswith("vdnn")
+    return cell.peer.startswith("vdnn")
 
 
 def is_refused(cell: Cell) -> bool:
     """True if the budget is below the least that any plan reaches, which vdnn refuses before anything runs."""
-    return cell["status"] == "failed" and "cannot be met" in str(cell.get("said"))
+    return cell.status == FAILED and "cannot be met" in cell.said
 
 
-def _grouped(cells: Iterable[Cell]) -> dict[Group, list[Cell]]:
-    groups: dict[Group, list[Cell]] = defaultdict(list)
-    for cell in cells:
-        groups[cell["workload"], cell["batch"], cell["place"], bool(cell.get("compiled"))].append(cell)
+class Ran(NamedTuple):
+    """A cell that ran, with its figures."""
+
+    cell: Cell
+    step_ns: int
+    peak_bytes: int
+
+    @property
+    def is_ours(self) -> bool:
+        return is_ours(self.cell)
+
+
+def _ran(cells: Iterable[Cell]) -> list[Ran]:
+    return [
+        Ran(cell, cell.step_ns, cell.peak_bytes)
+        for cell in cells
+        if cell.status == OK and cell.step_ns and cell.peak_bytes
+    ]
+
+
+def _grouped(cells: Iterable[Cell]) -> dict[Group, list[Ran]]:
+    groups: dict[Group, list[Ran]] = defaultdict(list)
+    for one in _ran(cells):
+        cell = one.cell
+        groups[cell.workload, cell.batch, cell.place, cell.compiled].append(one)
     return groups
 
 
-def _ran(cells: Iterable[Cell]) -> list[Cell]:
-    return [cell for cell in cells if cell["status"] == "ok" and cell.get("step_ns") and cell.get("peak_bytes")]
-
-
-def _plain(cells: Iterable[Cell]) -> Cell | None:
-    return next((cell for cell in cells if cell["peer"] == "plain"), None)
+def _plain(group: Iterable[Ran]) -> Ran | None:
+    return next((one for one in group if one.cell.is_plain), None)
 
 
 def never_slower_than_a_peer(cells: Sequence[Cell]) -> Claim:
     """At the peak of every peer, one of our cells takes no more memory and no more time."""
     met, broken = 0, []
-    for (workload, *_), group in _grouped(_ran(cells)).items():
+    for (workload, *_), group in _grouped(cells).items():
         plain = _plain(group)
         if plain is None:
             continue
-        noise = 0.0 if plain.get("clock") == "virtual" else NOISE
+        noise = 0.0 if plain.cell.clock == "virtual" else NOISE
         for peer in group:
-            if peer is plain or is_ours(peer):
+            if peer is plain or peer.is_ours:
                 continue
-            ours = [one for one in group if is_ours(one) and one["peak_bytes"] <= peer["peak_bytes"] * SAME_PEAK]
-            least_ns = min((one["step_ns"] for one in ours), default=None)
-            if least_ns is not None and least_ns <= peer["step_ns"] + noise * plain["step_ns"]:
+            ours = [one for one in group if one.is_ours and one.peak_bytes <= peer.peak_bytes * SAME_PEAK]
+            least_ns = min((one.step_ns for one in ours), default=None)
+            if least_ns is not None and least_ns <= peer.step_ns + noise * plain.step_ns:
                 met += 1
                 continue
-            found = "nothing of ours is as low" if least_ns is None else f"ours {least_ns / plain['step_ns'] - 1:+.1%}"
-            peer_slowdown = peer["step_ns"] / plain["step_ns"] - 1
-            broken.append(f"{workload}, {peer['peer']} ({peer_slowdown:+.1%}, {_share(peer, plain)}): {found}")
+            found = "nothing of ours is as low" if least_ns is None else f"ours {least_ns / plain.step_ns - 1:+.1%}"
+            peer_slowdown = peer.step_ns / plain.step_ns - 1
+            broken.append(f"{workload}, {peer.cell.peer} ({peer_slowdown:+.1%}, {_share(peer, plain)}): {found}")
     if not met and not broken:
         return Claim("no peer is faster at its own peak", None, "no peer ran beside plain")
     said = f"{met} of {met + len(broken)} meetings" + "".join(f"; {one}" for one in broken)
@@ -98,50 +116,50 @@ def never_slower_than_a_peer(cells: Sequence[Cell]) -> Claim:
 def a_third_less_for_little(cells: Sequence[Cell]) -> Claim:
     found = []
     asked = False
-    for (workload, *_), group in _grouped(_ran(cells)).items():
+    for (workload, *_), group in _grouped(cells).items():
         plain = _plain(group)
         if plain is None:
             continue
         for one in group:
-            if not is_ours(one):
+            if not one.is_ours:
                 continue
             asked = True
-            is_little = one["step_ns"] <= (1 + LITTLE_TIME) * plain["step_ns"]
-            if is_little and one["peak_bytes"] <= LESS_MEMORY * plain["peak_bytes"]:
-                found.append((one["peak_bytes"] / plain["peak_bytes"], one["step_ns"] / plain["step_ns"] - 1, workload))
+            is_little = one.step_ns <= (1 + LITTLE_TIME) * plain.step_ns
+            if is_little and one.peak_bytes <= LESS_MEMORY * plain.peak_bytes:
+                found.append((one.peak_bytes / plain.peak_bytes, one.step_ns / plain.step_ns - 1, workload))
     best = {workload: (share, slowdown) for share, slowdown, workload in sorted(found, reverse=True)}
     said = "; ".join(f"{workload} {share:.0%} at {slowdown:+.1%}" for workload, (share, slowdown) in best.items())
     return Claim("a third less memory at 3 % or less", bool(found) if asked else None, said or "none")
 
 
 def same_gradients(cells: Sequence[Cell]) -> Claim:
-    compared = [cell for cell in cells if is_ours(cell) and cell.get("identical") is not None]
-    wrong = [cell for cell in compared if not cell["identical"]]
+    compared = [cell for cell in cells if is_ours(cell) and cell.identical is not None]
+    wrong = [cell for cell in compared if not cell.identical]
     said = f"{len(compared) - len(wrong)} of {len(compared)}" + "".join(f"; not {_title(cell)}" for cell in wrong)
     return Claim("gradients are the plain ones", not wrong if compared else None, said)
 
 
 def ours_run(cells: Sequence[Cell]) -> Claim:
-    ours = [cell for cell in cells if is_ours(cell) and cell["status"] != "not-run" and not is_refused(cell)]
-    failed = [cell for cell in ours if cell["status"] != "ok"]
+    ours = [cell for cell in cells if is_ours(cell) and cell.status != NOT_RUN and not is_refused(cell)]
+    failed = [cell for cell in ours if cell.status != OK]
     said = f"{len(ours) - len(failed)} of {len(ours)}"
-    said += "".join(f"; {_title(cell)}: {cell['status']}, {cell.get('said', '')}" for cell in failed)
+    said += "".join(f"; {_title(cell)}: {cell.status}, {cell.said}" for cell in failed)
     return Claim("what is ours ran", not failed if ours else None, said)
 
 
 def budgets_kept(cells: Sequence[Cell]) -> Claim:
-    asked = [cell for cell in _ran(cells) if is_ours(cell) and cell.get("budget_bytes")]
-    over = [cell for cell in asked if cell["peak_bytes"] > SAME_PEAK * cell["budget_bytes"]]
-    said = f"{len(asked) - len(over)} of {len(asked)}"
-    said += "".join(f"; {_title(cell)}: {cell['peak_bytes']} for {cell['budget_bytes']}" for cell in over)
-    return Claim("budgets are kept", not over if asked else None, said)
+    budgets = [(one, one.cell.budget_bytes) for one in _ran(cells) if one.is_ours and one.cell.budget_bytes]
+    over = [(one, budget_bytes) for one, budget_bytes in budgets if one.peak_bytes > SAME_PEAK * budget_bytes]
+    said = f"{len(budgets) - len(over)} of {len(budgets)}"
+    said += "".join(f"; {_title(one.cell)}: {one.peak_bytes} for {budget_bytes}" for one, budget_bytes in over)
+    return Claim("budgets are kept", not over if budgets else None, said)
 
 
 def predicted(cells: Sequence[Cell], measured: str, predicted: str, most: float) -> Claim:
     errors = [
-        (abs(cell[predicted] / cell[measured] - 1), _title(cell))
-        for cell in _ran(cells)
-        if is_ours(cell) and cell.get(predicted) and cell.get(measured)
+        (abs(getattr(cell, predicted) / getattr(cell, measured) - 1), _title(cell))
+        for cell in cells
+        if cell.is_measured and is_ours(cell) and getattr(cell, predicted) and getattr(cell, measured)
     ]
     name = f"{measured} is as predicted within {most:.1%}"
     if not errors:
@@ -160,16 +178,16 @@ def engines_at_full_rate(run: Path, cells: Sequence[Cell]) -> Claim:
     link = run / "link.jsonl"
     if not link.is_file():
         return Claim(name, None, "no link was probed")
-    rows = list(_lines(link))
+    rows = read_json_lines(link).values
     probed = {
         Track.TO_HOST: max(row["to_host_bytes_per_s"] for row in rows),
         Track.TO_DEVICE: max(row["to_device_bytes_per_s"] for row in rows),
     }
     both = max(row["both_ways_bytes_per_s"] for row in rows) / sum(probed.values())
     shares = []
-    for cell in _ran(cells):
-        path = run / "steps" / str(cell.get("step")) / "measured.json"
-        if cell.get("step") and path.is_file():
+    for cell in cells:
+        path = run / "steps" / str(cell.step) / "measured.json"
+        if cell.is_measured and cell.step and path.is_file():
             timeline = Timeline.load(path)
             for track, rate in probed.items():
                 copies = [copy for copy in timeline.copies if copy.track is track and copy.nbytes >= LONG_COPY_BYTES]
@@ -188,7 +206,7 @@ def engines_at_full_rate(run: Path, cells: Sequence[Cell]) -> Claim:
 
 
 def claims_of(run: Path) -> list[Claim]:
-    cells = list(_lines(run / "cells.jsonl"))
+    cells = read_cells(run / CELLS_FILE)
     return [
         ours_run(cells),
         same_gradients(cells),
@@ -201,29 +219,20 @@ def claims_of(run: Path) -> list[Claim]:
     ]
 
 
-def _lines(path: Path) -> Iterator[Cell]:
-    """The cells of the file, without lines that were cut off."""
-    for line in path.read_text().splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue
-
-
 def _title(cell: Cell) -> str:
-    budget = f" at {cell['budget']}" if cell.get("budget") else ""
-    return f"{cell['workload']} {cell['peer']}{budget}"
+    budget = f" at {cell.budget}" if cell.budget else ""
+    return f"{cell.workload} {cell.peer}{budget}"
 
 
-def _share(cell: Cell, plain: Cell) -> str:
-    return f"{cell['peak_bytes'] / plain['peak_bytes']:.0%} of the memory"
+def _share(cell: Ran, plain: Ran) -> str:
+    return f"{cell.peak_bytes / plain.peak_bytes:.0%} of the memory"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.claims", description=__doc__.split("\n")[0])
     parser.add_argument("run", type=Path, metavar="RUN", help="a folder that benchmarks.sweep wrote")
     options = parser.parse_args(arguments)
-    if not (options.run / "cells.jsonl").is_file():
+    if not (options.run / CELLS_FILE).is_file():
         print(f"claims: expected a run with cells.jsonl in it, got {options.run}.", file=sys.stderr)
         return 2
     claims = claims_of(options.run)

@@ -21,9 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.harness.grid import AS_PEERS, Grid, quick_grids
-from benchmarks.harness.largest_batch import search_all
+from benchmarks.harness.largest_batch import LARGEST_FILE, search_all
 from benchmarks.harness.places import PLACES, require_gpu
-from benchmarks.harness.run_file import CELLS_FILE, LARGEST_FILE, read_lines
 from benchmarks.harness.sweep_run import Limits, OutOfTime, SweepRun
 from benchmarks.harness.synthetic_data import DataOptions
 from benchmarks.harness.workloads import WORKLOADS, workload_named
@@ -32,6 +31,8 @@ from benchmarks.tables import render_run
 from vdnn.bytesize import parse_bytes
 from vdnn.errors import VdnnError
 from vdnn.hardware import load_profile
+from vdnn.report.run_folder import CELLS_FILE, read_cells
+from vdnn.step.json_lines import read_json_lines
 
 WORKLOADS_BY_DEFAULT = ("vgg16", "resnet50", "gpt2")
 PEERS_BY_DEFAULT = ("plain", "checkpoint", "checkpoint-selective", "save-on-cpu-pinned", "vdnn-2016", "vdnn-auto")
@@ -101,8 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         grids = grids_of(options)
-        read_lines(options.out / CELLS_FILE)
-        read_lines(options.out / LARGEST_FILE)
+        read_cells(options.out / CELLS_FILE)
+        read_json_lines(options.out / LARGEST_FILE)
     except (ValueError, RuntimeError, VdnnError) as error:
         print(f"sweep: {error}", file=sys.stderr)
         return 2

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vdnn.advisor.advices import Advices
     from vdnn.advisor.examination import advise
     from vdnn.planning.catalogue import register_policy
-    from vdnn.planning.published.sublinear_config import SublinearConfig
+    from vdnn.planning.published.megengine_sublinear import SublinearConfig
     from vdnn.report.plan_report import PlanReport
     from vdnn.runtime.machine.virtual_machine import VirtualMachine
     from vdnn.runtime.rehearsal.plan_ahead import plan
@@ -71,7 +71,7 @@ _RUNTIME_NAMES = {
 _PLANNING_NAMES = {
     "Advices": "vdnn.advisor.advices",
     "PlanReport": "vdnn.report.plan_report",
-    "SublinearConfig": "vdnn.planning.published.sublinear_config",
+    "SublinearConfig": "vdnn.planning.published.megengine_sublinear",
     "register_policy": "vdnn.planning.catalogue",
 }
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import faulthandler
 import json
 import multiprocessing
@@ -25,11 +24,13 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from benchmarks.harness.cell_spec import FAILED, TIMED_OUT, CellResult, CellSpec, result_of
+from benchmarks.harness.cell_spec import CellSpec, cell_of
+from vdnn.errors import VdnnError
+from vdnn.report.cell import FAILED, TIMED_OUT, Cell, cell_as_json, cell_from_json
 
 _PR_SET_PDEATHSIG = 1
 _FATAL = "Fatal Python error: "  # how faulthandler begins
-Measure = Callable[[CellSpec], CellResult]
+Measure = Callable[[CellSpec], Cell]
 
 
 class CellProcess:
@@ -67,7 +68,7 @@ class CellProcess:
         self._process.join(most_s)
         return self._process.exitcode
 
-    def wait(self, most_s: float) -> CellResult | None:
+    def wait(self, most_s: float) -> Cell | None:
         """The result, or None if the cell is still running after `most_s`."""
         if self.wait_for_end(most_s) is None:
             if time.monotonic() < self._until_s:
@@ -91,20 +92,20 @@ class CellProcess:
         if self._answer is not None:
             self._answer.unlink(missing_ok=True)
 
-    def _result(self) -> CellResult:
+    def _result(self) -> Cell:
         code = self._process.exitcode
         assert code is not None, "the process has ended"
         assert self._answer is not None, "begin() was called"
         if code < 0:
             return self._ended(FAILED, f"its process died by {_signal_name(-code)}")
         try:
-            return CellResult(**json.loads(self._answer.read_text()))
-        except (OSError, ValueError, TypeError) as error:
+            return cell_from_json(json.loads(self._answer.read_text()), "the answer")
+        except (OSError, ValueError, VdnnError) as error:
             return self._ended(FAILED, f"its process left no result ({type(error).__name__}), and ended with {code}")
 
-    def _ended(self, status: str, said: str) -> CellResult:
+    def _ended(self, status: str, said: str) -> Cell:
         last = last_line(self._log)
-        return result_of(self.spec, status=status, said=f"{said}; it said last: {last}" if last else said)
+        return cell_of(self.spec, status=status, said=f"{said}; it said last: {last}" if last else said)
 
 
 def wait_and_run(connection: Connection, measure: Measure) -> None:
@@ -133,10 +134,10 @@ def run_and_answer(spec: CellSpec, measure: Measure, log: str, answer: str) -> N
             except BaseException as error:  # a peer may raise anything, and that is a result
                 traceback.print_exc()
                 said = (str(error).strip().splitlines() or [""])[0]
-                result = result_of(spec, status=FAILED, said=f"{type(error).__name__}: {said}")
+                result = cell_of(spec, status=FAILED, said=f"{type(error).__name__}: {said}")
         faulthandler.disable()
     fresh = Path(answer).with_suffix(".part")
-    fresh.write_text(json.dumps(dataclasses.asdict(result)))
+    fresh.write_text(json.dumps(cell_as_json(result)))
     fresh.replace(answer)
 
 

@@ -9,54 +9,37 @@ two are neighbours. Results go to RUN/largest.jsonl, with every batch that was t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 
-from benchmarks.harness.cell_spec import FAILED, OK, OUT_OF_MEMORY, CellResult, CellSpec
+from benchmarks.harness.cell_spec import CellSpec
 from benchmarks.harness.grid import Grid
-from benchmarks.harness.run_file import LARGEST_FILE, append_line, read_lines
 from benchmarks.harness.sweep_run import SweepRun
 from benchmarks.progress import Progress
+from vdnn.errors import VdnnError
+from vdnn.report.cell import FAILED, OK, OUT_OF_MEMORY, Cell
+from vdnn.runtime.rehearsal.largest_batch import CannotSearch, find_largest_batch
+from vdnn.step.json_lines import append_json_lines, read_json_lines
 
-MOST = 1 << 20
+LARGEST_FILE = "largest.jsonl"
 # Parts of vdnn's messages.
 _NO_PLAN = ("cannot be met", "has no plan under")
 
 
-class CannotSearch(Exception):
-    """A probe ended in a way that says nothing about memory."""
-
-
-def search(fits: Callable[[int], bool], first: int, most: int = MOST) -> int:
-    """The largest batch that fits, 0 if none does. Assumes that a batch smaller than one that fits also fits."""
-    least_without, largest_with = most + 1, 0
-    batch = first
-    while largest_with + 1 < least_without:
-        if fits(batch):
-            largest_with = batch
-        else:
-            least_without = batch
-        if largest_with == 0:
-            batch = least_without // 2
-        elif least_without > most:
-            batch = min(2 * largest_with, most)
-        else:
-            batch = (largest_with + least_without) // 2
-    return largest_with
-
-
-def fits(result: CellResult) -> bool:
-    """True if the cell ran. A budget that cannot be met, and a policy without a plan, count as a lack of memory."""
+def fits(result: Cell) -> bool:
+    """True if the cell ran. A budget that cannot be met, and a policy without a plan, count as a lack of memory. Raises
+    VdnnError if the cell says nothing about memory."""
     if result.status == OK:
         return True
     if result.status == OUT_OF_MEMORY or (result.status == FAILED and any(one in result.said for one in _NO_PLAN)):
         return False
-    raise CannotSearch(f"at batch {result.batch}: {result.status}, {result.said}")
+    raise VdnnError(f"{result.status}, {result.said}")
 
 
 def search_all(run: SweepRun, grids: Sequence[Grid]) -> None:
     """Search for every workload and peer of the grids, except those that the file already has."""
     path = run.folder / LARGEST_FILE
-    done = {(one["workload"], one["peer"], one["place"], one["hardware"]) for one in read_lines(path)}
+    done = {(one["workload"], one["peer"], one["place"], one["hardware"]) for one in read_json_lines(path).values}
     for grid in grids:
         todo = [
             (name, peer)
@@ -68,7 +51,7 @@ def search_all(run: SweepRun, grids: Sequence[Grid]) -> None:
         for name, peer in todo:
             progress.begin(f"{name}, {peer}")
             spec = CellSpec(name, peer, grid.place, grid.hardware, steps=1, data=grid.data)
-            append_line(path, _searched(run, spec, grid.batch_of(name)))
+            append_json_lines(path, [_searched(run, spec, grid.batch_of(name))])
         progress.end()
 
 
@@ -76,12 +59,12 @@ def _searched(run: SweepRun, spec: CellSpec, first: int) -> dict[str, object]:
     tried: dict[int, str] = {}
     devices: set[str] = set()
 
-    def probe(batch: int) -> bool:
+    def probe(batch: int) -> float:
         result = run.result(dataclasses.replace(spec, batch=batch))
         result.batch = batch
         tried[batch] = result.status
         devices.add(result.device)
-        return fits(result)
+        return math.inf if fits(result) else -math.inf
 
     found: dict[str, object] = {
         "format": 1,
@@ -93,7 +76,7 @@ def _searched(run: SweepRun, spec: CellSpec, first: int) -> dict[str, object]:
         "said": "",
     }
     try:
-        found["largest_batch"] = search(probe, first)
+        found["largest_batch"] = find_largest_batch(probe, first=first)
     except CannotSearch as error:
         found["said"] = str(error)
     return {**found, "device": max(devices), "tried": {str(batch): status for batch, status in sorted(tried.items())}}

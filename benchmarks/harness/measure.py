@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import vdnn
-from benchmarks.harness.cell_spec import FAILED, NOT_RUN, OUT_OF_MEMORY, CellResult, CellSpec, result_of
+from benchmarks.harness.cell_spec import CellSpec, cell_of
 from benchmarks.harness.determinism import deterministic
 from benchmarks.harness.places import MachinePlace, Place, TimedSteps, open_place
 from benchmarks.harness.provenance import commit_of_tree, versions_of
@@ -29,6 +29,7 @@ from benchmarks.harness.workloads import workload_named
 from benchmarks.models.workload import Workload
 from benchmarks.peers import CannotRun, Peer, Trial, peer_named
 from vdnn.bytesize import format_bytes
+from vdnn.report.cell import FAILED, NOT_RUN, OUT_OF_MEMORY, Cell
 
 SEED = 0
 # Steps are timed for at most about this long, but at least one is.
@@ -74,13 +75,12 @@ class Steps:
         return self._place.time_steps(TimedSteps(self.before, self.step, self.after), count)
 
 
-def measure(spec: CellSpec) -> CellResult:
+def measure(spec: CellSpec) -> Cell:
     """Measure one cell. Raises what the step raises, except for a lack of memory, which is a result."""
     # cuBLAS reads this when it is loaded; without it matrix products are not deterministic.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     entry, peer = workload_named(spec.workload), peer_named(spec.peer)
-    result = result_of(spec)
-    result.peer, result.compiled = peer.cell_name, peer.compiled
+    result = cell_of(spec)
     place = open_place(spec.place, spec.hardware)
     result.device, result.clock = place.device, place.clock
     result.versions = versions_of(peer.package) | place.versions()
@@ -119,7 +119,7 @@ def _budget_told(spec: CellSpec, peer: Peer) -> int | str | None:
     return spec.budget_bytes if spec.budget_bytes is not None else spec.budget
 
 
-def _run(spec: CellSpec, peer: Peer, trial: Trial, steps: Steps, result: CellResult) -> None:
+def _run(spec: CellSpec, peer: Peer, trial: Trial, steps: Steps, result: Cell) -> None:
     place = trial.place
     is_machine = isinstance(place, MachinePlace)
     settling = peer.virtual_settling_steps if is_machine else peer.settling_steps
@@ -137,7 +137,7 @@ def _run(spec: CellSpec, peer: Peer, trial: Trial, steps: Steps, result: CellRes
         if opened.moved is not None:  # count only the timed steps
             opened.moved.to_host_bytes = opened.moved.to_device_bytes = opened.moved.stall_ns = 0
         place.reset_peak()
-        result.step_times_ns = steps.times_ns(count)
+        result.step_times_ns = tuple(steps.times_ns(count))
         result.step_ns = round(statistics.median(result.step_times_ns))
         memory = place.memory()
         result.peak_bytes, result.requested_bytes = memory.peak_bytes, memory.requested_bytes
@@ -164,7 +164,7 @@ def _run(spec: CellSpec, peer: Peer, trial: Trial, steps: Steps, result: CellRes
         result.said = f"{result.said}; {needs}" if result.said else needs
 
 
-def _note_gradients(steps: Steps, model: nn.Module, result: CellResult) -> None:
+def _note_gradients(steps: Steps, model: nn.Module, result: Cell) -> None:
     """Run one more step for the digest. If an operation has no deterministic algorithm, the digest may vary."""
     for is_strict in (True, False):
         try:
@@ -179,7 +179,7 @@ def _note_gradients(steps: Steps, model: nn.Module, result: CellResult) -> None:
         result.deterministic = is_strict
         break
     assert steps.loss is not None, "a step has run"
-    result.loss = float(steps.loss)
+    result.loss = repr(float(steps.loss))
     result.gradients = digest_of(model)
     steps.after()
 

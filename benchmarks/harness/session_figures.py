@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import vdnn
-from benchmarks.harness.cell_spec import CellResult, CellSpec
+from benchmarks.harness.cell_spec import CellSpec
 from benchmarks.peers import Trial
 from vdnn.planning.costs import LinkCosts, measured_costs, profile_costs
 from vdnn.planning.simulate import simulate
+from vdnn.report import Cell
 from vdnn.runtime.storage.counters import Kept
 from vdnn.step.timeline import Track
 
@@ -20,7 +21,7 @@ from vdnn.step.timeline import Track
 _ASSUMED_LINK = LinkCosts(24e9, 24e9, 42e9, 10_000)
 
 
-def note_session(session: vdnn.Session, trial: Trial, spec: CellSpec, result: CellResult) -> None:
+def note_session(session: vdnn.Session, trial: Trial, spec: CellSpec, result: Cell) -> None:
     timeline, plan, recording = session.timeline, session.plan, session.recording
     result.host_bytes = session.host_bytes
     if timeline is not None:

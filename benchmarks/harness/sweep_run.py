@@ -12,18 +12,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.harness.cell_process import CellProcess, Measure
-from benchmarks.harness.cell_spec import NOT_RUN, CellKey, CellResult, CellSpec, key_of, result_of
+from benchmarks.harness.cell_spec import CellKey, CellSpec, cell_of, key_of
 from benchmarks.harness.grid import Grid
 from benchmarks.harness.measure import measure
 from benchmarks.harness.provenance import commit_of_tree
-from benchmarks.harness.run_file import CELLS_FILE, append_line, read_lines
 from benchmarks.harness.virtual_warmth import warm_up
 from benchmarks.peers import PEERS
 from benchmarks.progress import Progress
 from vdnn.bytesize import parse_bytes
+from vdnn.report.cell import NOT_RUN, Cell
+from vdnn.report.run_folder import CELLS_FILE, append_cells, read_cells
 
 _LOOK_S = 0.02
 
@@ -54,11 +54,10 @@ class SweepRun:
         self.folder = folder
         self._limits = limits
         self._measure = measure
-        self._path = folder / CELLS_FILE
-        self._done: dict[CellKey, dict[str, Any]] = {}
-        for fields in read_lines(self._path):
-            if fields["status"] not in again:
-                self._done[key_of(fields)] = fields
+        self._done: dict[CellKey, Cell] = {}
+        for cell in read_cells(folder / CELLS_FILE):
+            if cell.status not in again:
+                self._done[key_of(cell)] = cell
         self._is_warm = False
         self._next: CellProcess | None = None  # on a GPU: imports while the process before it measures
 
@@ -78,7 +77,7 @@ class SweepRun:
                     todo.remove(ready)
                     progress.begin(str(ready))
                     resolved = self._with_budget(ready)
-                    if isinstance(resolved, CellResult):
+                    if isinstance(resolved, Cell):
                         self._note(ready, resolved)
                     else:
                         running.append(self.begin(resolved))
@@ -109,7 +108,7 @@ class SweepRun:
     def _process(self, *, forks: bool) -> CellProcess:
         return CellProcess(self._measure, self.folder, limit_s=self._limits.cell_s, forks=forks)
 
-    def result(self, spec: CellSpec) -> CellResult:
+    def result(self, spec: CellSpec) -> Cell:
         """The result of one cell, which runs alone and is not recorded."""
         process = self.begin(spec)
         try:
@@ -132,12 +131,12 @@ class SweepRun:
         waited = [one for one in (*todo, *(process.spec for process in running)) if one.workload == spec.workload]
         return not any(_is_base(one) or one.peer == spec.as_low_as for one in waited)
 
-    def _base(self, spec: CellSpec) -> dict[str, Any] | None:
+    def _base(self, spec: CellSpec) -> Cell | None:
         """The cell with which this one is compared, or None if it has not run."""
         peer = "compiled-plain" if PEERS[spec.peer].compiled else "plain"
         return self._done.get(dataclasses.replace(spec, peer=peer, budget=None).key)
 
-    def _with_budget(self, spec: CellSpec) -> CellSpec | CellResult:
+    def _with_budget(self, spec: CellSpec) -> CellSpec | Cell:
         if spec.budget is None or spec.budget == "min":
             return spec
         if spec.as_low_as is not None:
@@ -145,34 +144,33 @@ class SweepRun:
         if not spec.budget.endswith("%"):
             return dataclasses.replace(spec, budget_bytes=parse_bytes(spec.budget))
         plain = self._base(spec)
-        if plain is None or plain["peak_bytes"] is None:
+        if plain is None or plain.peak_bytes is None:
             said = f"its budget is {spec.budget} of plain's peak, which is unknown: {_why_unknown(plain)}"
-            return result_of(spec, status=NOT_RUN, said=said)
+            return cell_of(spec, status=NOT_RUN, said=said)
         share = float(spec.budget[:-1]) / 100
-        return dataclasses.replace(spec, budget_bytes=int(share * plain["peak_bytes"]))
+        return dataclasses.replace(spec, budget_bytes=int(share * plain.peak_bytes))
 
-    def _as_low(self, spec: CellSpec, peer: str) -> CellSpec | CellResult:
+    def _as_low(self, spec: CellSpec, peer: str) -> CellSpec | Cell:
         """The cell with the peak of `peer` as its budget, in requested bytes if they are known."""
         found = self._done.get(dataclasses.replace(spec, peer=peer, budget=None).key)
-        if found is None or found["peak_bytes"] is None:
+        if found is None or found.peak_bytes is None:
             said = f"its budget is the peak of {peer}, which is unknown: {_why_unknown(found)}"
-            return result_of(spec, status=NOT_RUN, said=said)
-        return dataclasses.replace(spec, budget_bytes=found["requested_bytes"] or found["peak_bytes"])
+            return cell_of(spec, status=NOT_RUN, said=said)
+        return dataclasses.replace(spec, budget_bytes=found.requested_bytes or found.peak_bytes)
 
-    def _note(self, spec: CellSpec, result: CellResult) -> None:
+    def _note(self, spec: CellSpec, result: Cell) -> None:
         base = self._base(spec)
-        if base is not None and not _is_base(spec) and None not in (base["gradients"], result.gradients):
-            result.identical = base["gradients"] == result.gradients
-        fields = result.as_fields()
-        append_line(self._path, fields)
-        self._done[spec.key] = fields
+        if base is not None and not _is_base(spec) and None not in (base.gradients, result.gradients):
+            result.identical = base.gradients == result.gradients
+        append_cells(self.folder, [result])
+        self._done[spec.key] = result
 
 
 def _is_base(spec: CellSpec) -> bool:
     return spec.peer in ("plain", "compiled-plain")
 
 
-def _why_unknown(plain: dict[str, Any] | None) -> str:
+def _why_unknown(plain: Cell | None) -> str:
     if plain is None:
         return "it has not run"
-    return f"{plain['status']}{', ' + plain['said'] if plain['said'] else ''}"
+    return f"{plain.status}{', ' + plain.said if plain.said else ''}"

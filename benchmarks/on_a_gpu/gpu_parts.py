@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claims import is_refused
+from benchmarks.claims import is_ours, is_refused
+from vdnn.report.cell import FAILED, OK, TIMED_OUT, Cell
+from vdnn.report.run_folder import CELLS_FILE, read_cells
+from vdnn.step.json_lines import read_json_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "gpu-proof"
@@ -192,7 +195,7 @@ def measure_link(limit_s: float) -> dict[str, Any]:
     """The rates of the link by block size, pinned and pageable."""
     path = RUN / "link.jsonl"
     print(_program("on_a_gpu.link_sizes", limit_s, "--json", str(path)))
-    return {"rows": _lines(path)}
+    return {"rows": read_json_lines(path).values}
 
 
 def measure_hooks(limit_s: float) -> dict[str, Any]:
@@ -222,26 +225,25 @@ def _sweep(workloads: Sequence[str], limit_s: float) -> dict[str, Any]:
         print(_program("sweep", limit_s, *options, "--out", str(RUN), "--limit-s", f"{own_limit_s:.0f}"))
     except StepFailed as failed:
         failure = failed
-    path = RUN / "cells.jsonl"
-    cells = [cell for cell in (_lines(path) if path.is_file() else []) if cell.get("workload") in workloads]
+    cells = [cell for cell in read_cells(RUN / CELLS_FILE) if cell.workload in workloads]
     if not cells:
         raise failure or StepFailed("the sweep wrote no cells")
     return _judged(cells, failure)
 
 
-def _judged(cells: Sequence[dict[str, Any]], failure: StepFailed | None) -> dict[str, Any]:
+def _judged(cells: Sequence[Cell], failure: StepFailed | None) -> dict[str, Any]:
     """Raise StepFailed if a cell of vdnn fails or changes a gradient. Failures of other peers are allowed."""
-    facts = {"cells": len(cells), "ok": sum(cell["status"] == "ok" for cell in cells)}
+    facts = {"cells": len(cells), "ok": sum(cell.status == OK for cell in cells)}
     problems = [] if failure is None else [str(failure)]
     for cell in cells:
-        if not str(cell["peer"]).startswith("vdnn"):
+        if not is_ours(cell):
             continue
-        title = f"{cell['workload']}, {cell['peer']}, {cell.get('budget')}"
+        title = f"{cell.workload}, {cell.peer}, {cell.budget}"
         if is_refused(cell):
             continue
-        if cell["status"] in ("failed", "timed-out"):
-            problems.append(f"{title}: {cell['status']}: {cell.get('said')}")
-        elif cell.get("identical") is False:
+        if cell.status in (FAILED, TIMED_OUT):
+            problems.append(f"{title}: {cell.status}: {cell.said}")
+        elif cell.identical is False:
             problems.append(f"{title}: gradients differ from the plain step's")
     if problems:
         raise StepFailed("\n".join(problems), facts)
@@ -255,12 +257,12 @@ def compare_saved(limit_s: float) -> dict[str, Any]:
     """Compare what vdnn.plan predicts without a GPU with what this GPU saves."""
     path = RUN / "saved.jsonl"
     print(_program("on_a_gpu.saved_on_cuda", limit_s, "--json", str(path)))
-    return {"rows": _lines(path)}
+    return {"rows": read_json_lines(path).values}
 
 
 def judge_claims(limit_s: float) -> dict[str, Any]:
     """Check the claims against all cells of the run."""
-    if not (RUN / "cells.jsonl").is_file():
+    if not (RUN / CELLS_FILE).is_file():
         raise StepFailed("there are no cells: run the parts cnn and llm")
     said = _program("claims", limit_s, str(RUN), may_fail=True)
     print(said)
@@ -281,16 +283,6 @@ def _program(name: str, limit_s: float, *options: str, may_fail: bool = False) -
         if may_fail and first == "exit code 1":
             return rest
         raise
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    found = []
-    for line in path.read_text().splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue  # cut off
-    return found
 
 
 STEPS = (

@@ -42,3 +42,8 @@ class PackageHooks(Peer):
                 return trial.workload.model(*inputs)
 
         yield Opened(model=forward)
+
+
+TRL = PackageHooks("trl", "trl", "trl.models.activation_offloading")
+# torchtune is no longer maintained.
+TORCHTUNE = PackageHooks("torchtune", "torchtune", "torchtune.training")

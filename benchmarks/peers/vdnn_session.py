@@ -1,4 +1,9 @@
-"""A session of vdnn.offload around the steps. For tiny workloads, small storages are offloaded, with small windows."""
+"""A session of vdnn.offload around the steps. For tiny workloads, small storages are offloaded, with small windows.
+
+vDNN's policies of 2016 offload everything, the inputs of convolutions, or the first that fits. Releases and prefetches
+are at the points of the paper's rules; docs/policies.md lists the differences. These peers take no budget: they have to
+fit the device. vdnn's own policies get a budget: with all actions, and with offload alone.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from typing import Any
 
 import vdnn
 from benchmarks.peers.peer import Opened, Peer, Trial
+from vdnn.planning.catalogue import make_planner
 
 # Machines whose memory grows on demand report too little memory, so the cap is given explicitly.
 HOST_BUDGET = "64GiB"
@@ -44,3 +50,11 @@ class VdnnSession(Peer):
                 yield Opened(session)
         finally:
             session.close()  # frees its pinned memory for the next cell
+
+
+VDNN_2016 = tuple(
+    VdnnSession(name, lambda name=name: make_planner(name), has_budget=False)  # type: ignore[misc]
+    for name in ("vdnn-all", "vdnn-conv", "vdnn-dyn")
+)
+VDNN_AUTO = VdnnSession("vdnn-auto", lambda: "auto", has_budget=True)
+VDNN_AUTO_OFFLOAD = VdnnSession("vdnn-auto-offload", lambda: "auto-offload", has_budget=True)

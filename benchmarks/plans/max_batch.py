@@ -7,16 +7,15 @@ TensorFlow: plain, with vDNN and with Capuchin. Ours are steps of PyTorch networ
 ReLU, no optimizer state, no workspaces, no fragmentation, and all memory that the card reports as the budget. BERT is
 BERT-base; the length of its texts is not in what we read, and is 128 tokens here.
 
-The step of a batch is rehearsed once, which gives the bytes with everything kept, under vDNN's rule, and the least that
-any plan reaches. The search interpolates these until one batch fits and the next does not. Policies that meet every
-budget that can be met share one largest batch; for these the step is planned and timed there, and its cost compared.
-The file has a line for each rehearsed batch and each step, which are not run again.
+The step of a batch is rehearsed once, which gives the bytes with everything kept, under vDNN's rules, and the least
+that any plan reaches. Policies that meet every budget that can be met share one largest batch; for these the step is
+planned and timed there, and its cost compared. The file has a line for each rehearsed batch and each step, which are
+not run again.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,20 +24,22 @@ from typing import Any, NamedTuple
 
 from benchmarks import models
 from benchmarks.models.workload import Workload
-from benchmarks.plans.plan_matrix import read
 from benchmarks.progress import Progress
 from benchmarks.text_table import render_table
 from vdnn.hardware import load_profile
 from vdnn.planning.costs import profile_costs
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
+from vdnn.runtime.rehearsal.largest_batch import find_largest_batch
 from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
+from vdnn.step.json_lines import append_json_lines, read_json_lines
 from vdnn.step.recording import Recording
 
 TOKENS = 128
 CARD = "p100"
 # Policies that meet every budget that some plan meets.
 PLANNERS = ("capuchin", "capuchin-full", "auto-offload", "auto")
+_FIRST = 16
 _WAYS = ("keep", "vdnn-conv", "vdnn-all", "least")
 
 _BATCHES = (
@@ -75,7 +76,7 @@ class Notes:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known = {(one["network"], one["batch"], one["policy"]): one for one in read(path)}
+        self._known = {(one["network"], one["batch"], one["policy"]): one for one in read_json_lines(path).values}
 
     def find(self, network: str, batch: int, policy: str) -> dict[str, Any] | None:
         return self._known.get((network, batch, policy))
@@ -83,36 +84,8 @@ class Notes:
     def add(self, network: str, batch: int, policy: str, **figures: Any) -> dict[str, Any]:
         note = {"network": network, "hardware": CARD, "batch": batch, "policy": policy, **figures}
         self._known[network, batch, policy] = note
-        with self._path.open("a") as lines:
-            lines.write(json.dumps(note) + "\n")
+        append_json_lines(self._path, [note])
         return note
-
-
-def largest(needs: Callable[[int], int], budget_bytes: int, first: int = 16) -> int:
-    """The largest batch whose need is at most the budget; 0 if none. Needs grow with the batch."""
-    fits, too_much = 0, None
-    known: dict[int, int] = {}
-    batch = first
-    while too_much is None or fits + 1 < too_much:
-        known[batch] = needs(batch)
-        if known[batch] <= budget_bytes:
-            fits = max(fits, batch)
-        else:
-            too_much = batch if too_much is None else min(too_much, batch)
-        batch = _next(known, budget_bytes, fits, too_much)
-    return fits
-
-
-def _next(known: dict[int, int], budget_bytes: int, fits: int, too_much: int | None) -> int:
-    """The next batch to try: where a line through the two nearest meets the budget, within the known limits."""
-    nearest = sorted(known, key=lambda batch: abs(known[batch] - budget_bytes))[:2]
-    if len(nearest) < 2:
-        return 2 * nearest[0] if nearest[0] == fits else max(nearest[0] // 2, 1)
-    one, other = nearest
-    slope = (known[one] - known[other]) / (one - other)
-    met = one + int((budget_bytes - known[one]) // slope) if slope > 0 else 2 * max(nearest)
-    highest = 8 * max(fits, 1) if too_much is None else too_much - 1
-    return min(max(met, fits + 1), highest)
 
 
 class Card:
@@ -165,10 +138,10 @@ class Card:
 
 
 def largest_batches(network: str, card: Card) -> dict[str, int]:
-    def needs(way: str, batch: int) -> int:
-        return card.needs(network, batch)[way]
+    def spare_bytes(way: str, batch: int) -> int:
+        return card.budget_bytes - card.needs(network, batch)[way]
 
-    return {way: largest(partial(needs, way), card.budget_bytes) for way in _WAYS}
+    return {way: find_largest_batch(partial(spare_bytes, way), first=_FIRST) for way in _WAYS}
 
 
 def batches_row(network: str, found: dict[str, int]) -> tuple[str, ...]:
@@ -205,7 +178,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name not in NETWORKS:
             raise SystemExit(f"max_batch: expected networks among {', '.join(NETWORKS)}, got {name!r}.")
     planners = options.policies.split(",")
-    options.results.parent.mkdir(parents=True, exist_ok=True)
     card = Card(Notes(options.results))
     progress = Progress("max_batch", len(networks))
     batches, costs = [], []

@@ -12,26 +12,24 @@ be stopped and continued. The table (benchmarks/plans/plan_matrix_table.py) read
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import benchmarks.models as models
 from benchmarks.models.workload import Workload
 from benchmarks.plans.executed_steps import ExecutedSteps
+from benchmarks.plans.plan_cell import PlanCell, append_plan_cells, planned_cell, read_plan_cells
 from benchmarks.plans.plan_matrix_table import render
 from benchmarks.progress import Progress
-from vdnn.errors import BudgetError
 from vdnn.hardware import load_profile
 from vdnn.planning.catalogue import planner_names
 from vdnn.planning.costs import LinkCosts, profile_costs
 from vdnn.planning.least_memory import least_bytes
-from vdnn.planning.planned_step import PlannedStep, plan_step
+from vdnn.planning.planned_step import plan_step
 from vdnn.planning.simulate import simulate
 from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
 from vdnn.step.recording import Recording
@@ -56,7 +54,7 @@ HARDWARE = ("titan-x", "v100-32", "h100", "h200")
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)  # of the way from the least to everything kept
 _ERROR = 0.2
 
-CellKey = tuple[str, str, float, str]  # network, card, share of the budget, policy
+CellKey = tuple[str, str, float | None, str]  # network, card, share of the budget, policy
 
 
 def costs_gone_wrong(recording: Recording, costs: LinkCosts, seed: int = 0) -> tuple[Recording, LinkCosts]:
@@ -81,7 +79,7 @@ def regret(recording: Recording, costs: LinkCosts, budget_bytes: int, best_ns: i
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Matrix:
     """The cells to plan for each network and card. Policies in `run` also run in virtual time. With `has_recomputes`
     off, the planners get a recording without recomputes, so that plans only keep and offload. `done` are cells that the
     file already has."""
@@ -107,61 +105,39 @@ def without_recomputes(recording: Recording) -> Recording:
     return replace(recording, lifetimes=tuple(replace(one, recompute=None) for one in recording.lifetimes))
 
 
-def cells_of(name: str, hardware: str, asked: Asked) -> Iterator[dict[str, Any]]:
+def cells_of(name: str, hardware: str, wanted: Matrix) -> Iterator[PlanCell]:
     """The cells of one network and card. The step is rehearsed once for all of them."""
-    missing = asked.missing(name, hardware)
+    missing = wanted.missing(name, hardware)
     if not missing:
         return
     make, batch = NETWORKS[name]
     subject = subject_of(make, batch)
     profile = load_profile(hardware)
     recording, costs = rehearse(subject, profile).recording, profile_costs(profile)
-    if not asked.has_recomputes:
+    if not wanted.has_recomputes:
         recording = without_recomputes(recording)
     least, most = least_bytes(recording), recording.peak_bytes
     with ExecutedSteps(subject, profile) as steps:
         for share, policies in missing.items():
             budget_bytes = least + round((most - least) * share)
             for policy in policies:
-                cell = {"network": name, "batch": batch, "hardware": hardware, "share": share, "policy": policy}
-                try:
-                    planned = plan_step(
-                        recording, costs, budget_bytes, policy, certify=asked.certify and policy == "auto"
-                    )
-                except BudgetError:
-                    yield {**cell, "fits": False}
-                    continue
-                cell |= _figures(planned, budget_bytes)
-                if policy == "auto" and asked.has_regret:
-                    cell["regret"] = regret(recording, costs, budget_bytes, planned.timeline.step_ns)
-                if policy in asked.run:
-                    executed = steps.run(planned.plan)
-                    cell["executed_ns"], cell["executed_peak_bytes"] = executed
+                asked = PlanCell(
+                    network=name,
+                    batch=batch,
+                    hardware=hardware,
+                    policy=policy,
+                    share=share,
+                    budget_bytes=budget_bytes,
+                )
+                certify = wanted.certify and policy == "auto"
+                cell, planned = planned_cell(asked, recording, costs, policy, certify=certify)
+                if planned is not None and policy == "auto" and wanted.has_regret:
+                    worse = regret(recording, costs, budget_bytes, planned.timeline.step_ns)
+                    cell = replace(cell, regret=worse)
+                if planned is not None and policy in wanted.run:
+                    executed_ns, executed_peak_bytes = steps.run(planned.plan)
+                    cell = replace(cell, executed_ns=executed_ns, executed_peak_bytes=executed_peak_bytes)
                 yield cell
-
-
-def _figures(planned: PlannedStep, budget_bytes: int) -> dict[str, Any]:
-    return {
-        "points": len(planned.recording.points),
-        "budget_bytes": budget_bytes,
-        "fits": planned.timeline.peak_bytes <= budget_bytes,
-        "keep_ns": planned.recording.compute_ns,
-        "step_ns": planned.timeline.step_ns,
-        "peak_bytes": planned.timeline.peak_bytes,
-        "bound_ns": None if planned.bound is None else planned.bound.step_ns,
-        "plan_seconds": round(planned.plan_seconds, 3),
-    }
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of the file, without lines that were cut off, which are run again."""
-    found = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
 
 
 def _names(text: str, known: Sequence[str], what: str) -> list[str]:
@@ -185,44 +161,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--without-recomputes", action="store_true", help="plans keep and offload only")
     options = parser.parse_args(arguments)
     networks = _names(options.networks, list(NETWORKS), "networks")
-    asked = Asked(
+    wanted = Matrix(
         _names(options.policies, planner_names(), "policies"),
         [] if options.run == "none" else _names(options.run, planner_names(), "policies"),
         shares=[float(share) for share in options.shares.split(",")],
         certify=not options.no_bound,
         has_regret=not options.no_regret,
         has_recomputes=not options.without_recomputes,
-        done={key_of(cell) for cell in read(options.results)},
+        done={key_of(cell) for cell in read_plan_cells(options.results)},
     )
     hardware = options.hardware.split(",")
-    options.results.parent.mkdir(parents=True, exist_ok=True)
     progress = Progress("plan_matrix", len(networks) * len(hardware))
     for name in networks:
         for card in hardware:
             progress.begin(f"{name} on {card}")
             began_s = time.monotonic()
-            cells = _written(cells_of(name, card, asked), options.results)
-            if cells:
+            count = 0
+            for cell in cells_of(name, card, wanted):
+                append_plan_cells(options.results, [cell])  # at once, so that no finished cell is lost
+                count += 1
+            if count:
                 seconds = time.monotonic() - began_s
-                print(f"{name} on {card}: {cells} plans in {seconds:.1f} s", file=sys.stderr)
+                print(f"{name} on {card}: {count} plans in {seconds:.1f} s", file=sys.stderr)
     progress.end()
-    print(render(read(options.results)))
+    print(render(read_plan_cells(options.results)))
     return 0
 
 
-def key_of(cell: dict[str, Any]) -> CellKey:
-    return cell["network"], cell["hardware"], cell["share"], cell["policy"]
-
-
-def _written(cells: Iterator[dict[str, Any]], path: Path) -> int:
-    """Write each cell at once, so that no finished cell is lost. Returns the number of cells."""
-    count = 0
-    with path.open("a") as lines:
-        for cell in cells:
-            lines.write(json.dumps(cell) + "\n")
-            lines.flush()
-            count += 1
-    return count
+def key_of(cell: PlanCell) -> CellKey:
+    return cell.network, cell.hardware, cell.share, cell.policy
 
 
 if __name__ == "__main__":

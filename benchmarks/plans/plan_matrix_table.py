@@ -6,24 +6,23 @@ import itertools
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
+from benchmarks.plans.plan_cell import PlanCell
 from benchmarks.text_table import render_table
 
-Cell = dict[str, Any]
 _NEAR = 0.02  # the certified gap that we aim at
 _JOINT = 0.03  # the gap that we aim at if plans also recompute
 _LONGEST_LIST = 12
 
 
-def render(cells: Sequence[Cell]) -> str:
-    by_cell: dict[tuple[Any, ...], dict[str, Cell]] = {}
+def render(cells: Sequence[PlanCell]) -> str:
+    by_cell: dict[tuple[object, ...], dict[str, PlanCell]] = {}
     for cell in cells:
-        by_cell.setdefault((cell["network"], cell["hardware"], cell["share"]), {})[cell["policy"]] = cell
-    rows = [_row(policy, list(by_cell.values())) for policy in dict.fromkeys(cell["policy"] for cell in cells)]
+        by_cell.setdefault((cell.network, cell.hardware, cell.share), {})[cell.policy] = cell
+    rows = [_row(policy, list(by_cell.values())) for policy in dict.fromkeys(cell.policy for cell in cells)]
     header = ("policy", "fits", "median / auto", "worst / auto", "faster than auto", "most seconds", "as predicted")
-    cards = dict.fromkeys(cell["hardware"] for cell in cells)
-    networks = dict.fromkeys(cell["network"] for cell in cells)
+    cards = dict.fromkeys(cell.hardware for cell in cells)
+    networks = dict.fromkeys(cell.network for cell in cells)
     title = f"Plans of all policies: {len(networks)} networks, {', '.join(cards)}; {len(by_cell)} cells"
     remarks = [
         *_gaps(cells),
@@ -35,40 +34,32 @@ def render(cells: Sequence[Cell]) -> str:
     return render_table(title, header, rows, remarks)
 
 
-def _row(policy: str, by_cell: Sequence[dict[str, Cell]]) -> tuple[str, ...]:
+def _row(policy: str, by_cell: Sequence[dict[str, PlanCell]]) -> tuple[str, ...]:
     mine = [found[policy] for found in by_cell if policy in found]
     ratios = [
-        cell["step_ns"] / best["step_ns"]
+        cell.slowdown / best.slowdown
         for found in by_cell
-        if (cell := found.get(policy)) and cell["fits"] and (best := found.get("auto"))
+        if (cell := found.get(policy)) and cell.fits and (best := found.get("auto"))
     ]
-    executed = [cell for cell in mine if "executed_ns" in cell]
+    executed = [cell for cell in mine if cell.executed_ns]
     return (
         policy,
-        f"{sum(cell['fits'] for cell in mine)} of {len(mine)}",
+        f"{sum(cell.fits for cell in mine)} of {len(mine)}",
         f"{statistics.median(ratios):.3f}" if ratios else "",
         f"{max(ratios):.2f}" if ratios else "",
         str(sum(ratio < 1 for ratio in ratios)),
-        f"{max(cell.get('plan_seconds', 0) for cell in mine):.2f}",
-        f"{sum(map(is_as_predicted, executed))} of {len(executed)}" if executed else "",
+        f"{max(cell.plan_seconds for cell in mine):.2f}",
+        f"{sum(cell.is_as_predicted for cell in executed)} of {len(executed)}" if executed else "",
     )
 
 
-def is_as_predicted(cell: Cell) -> bool:
-    """True if the step ran as predicted, to the nanosecond and the byte."""
-    return (cell["executed_ns"], cell["executed_peak_bytes"]) == (cell["step_ns"], cell["peak_bytes"])
-
-
-def certified_gap(cell: Cell) -> float:
-    return max(0.0, float(cell["step_ns"] / cell["bound_ns"] - 1))
-
-
-def _gaps(cells: Sequence[Cell]) -> list[str]:
-    bounded = [cell for cell in cells if cell["policy"] == "auto" and cell["fits"] and cell.get("bound_ns")]
+def _gaps(cells: Sequence[PlanCell]) -> list[str]:
+    autos = [cell for cell in cells if cell.policy == "auto" and cell.fits]
+    bounded = [(gap, cell) for cell in autos if (gap := cell.certified_gap) is not None]
     if not bounded:
         return []
-    bounded.sort(key=certified_gap)
-    gaps = [certified_gap(cell) for cell in bounded]
+    bounded.sort(key=lambda one: one[0])
+    gaps = [gap for gap, _ in bounded]
     near = sum(gap <= _NEAR for gap in gaps)
     said = [
         f"Certified gap of auto over {len(gaps)} cells: median {100 * statistics.median(gaps):.2f} %, "
@@ -77,16 +68,16 @@ def _gaps(cells: Sequence[Cell]) -> list[str]:
         f"{100 * sum(gap <= _JOINT for gap in gaps) / len(gaps):.1f} % within {100 * _JOINT:.0f} %, "
         f"{sum(gap == 0 for gap in gaps)} are certified optimal."
     ]
-    for share in sorted({cell["share"] for cell in bounded}):
-        gaps = [certified_gap(cell) for cell in bounded if cell["share"] == share]
+    for share in sorted({cell.share or 0.0 for _, cell in bounded}):
+        gaps = [gap for gap, cell in bounded if cell.share == share]
         said.append(
             f"At {100 * share:.0f} % of the way from the least budget: median {100 * statistics.median(gaps):.2f} %, "
             f"90th percentile {_percentile(gaps, 0.9)}, worst {100 * gaps[-1]:.2f} %; {len(gaps)} cells."
         )
-    wide = [cell for cell in reversed(bounded) if certified_gap(cell) > _NEAR]
+    wide = [cell for gap, cell in reversed(bounded) if gap > _NEAR]
     if wide:
-        places = Counter(f"{cell['network']} on {cell['hardware']}" for cell in wide)
-        said.append(f"Beyond {100 * _NEAR:.0f} %: " + ", ".join(f"{place} {count}" for place, count in places.items()))
+        counts = Counter(f"{cell.network} on {cell.hardware}" for cell in wide)
+        said.append(f"Beyond {100 * _NEAR:.0f} %: " + ", ".join(f"{where} {count}" for where, count in counts.items()))
     return said
 
 
@@ -94,16 +85,16 @@ def _percentile(in_order: Sequence[float], part: float) -> str:
     return f"{100 * in_order[int(part * (len(in_order) - 1))]:.2f} %"
 
 
-def _runs(cells: Sequence[Cell]) -> list[str]:
-    executed = [cell for cell in cells if "executed_ns" in cell]
+def _runs(cells: Sequence[PlanCell]) -> list[str]:
+    executed = [cell for cell in cells if cell.executed_ns]
     if not executed:
         return []
-    same = sum(map(is_as_predicted, executed))
+    same = sum(cell.is_as_predicted for cell in executed)
     return [f"Run in virtual time: {same} of {len(executed)} steps as predicted, to the nanosecond and byte."]
 
 
-def _regrets(cells: Sequence[Cell]) -> list[str]:
-    regrets = [cell["regret"] for cell in cells if "regret" in cell]
+def _regrets(cells: Sequence[PlanCell]) -> list[str]:
+    regrets = [cell.regret for cell in cells if cell.regret is not None]
     if not regrets:
         return []
     return [
@@ -112,35 +103,35 @@ def _regrets(cells: Sequence[Cell]) -> list[str]:
     ]
 
 
-def _growing_budgets(cells: Sequence[Cell]) -> list[str]:
+def _growing_budgets(cells: Sequence[PlanCell]) -> list[str]:
     """Counts pairs in which a larger budget gave auto a longer step, which must not happen."""
-    autos = [cell for cell in cells if cell["policy"] == "auto" and cell["fits"]]
-    autos.sort(key=lambda cell: (cell["network"], cell["hardware"], cell["share"]))
+    autos = [cell for cell in cells if cell.policy == "auto" and cell.fits]
+    autos.sort(key=lambda cell: (cell.network, cell.hardware, cell.share or 0.0))
     pairs = [
         (less, more)
         for less, more in itertools.pairwise(autos)
-        if (less["network"], less["hardware"]) == (more["network"], more["hardware"])
+        if (less.network, less.hardware) == (more.network, more.hardware)
     ]
-    slower = sum(more["step_ns"] > less["step_ns"] for less, more in pairs)
+    slower = sum(more.slowdown > less.slowdown for less, more in pairs)
     return [f"From a budget to the next larger one auto is slower in {slower} of {len(pairs)} pairs."] if pairs else []
 
 
-def _faster(by_cell: Sequence[dict[str, Cell]]) -> list[str]:
+def _faster(by_cell: Sequence[dict[str, PlanCell]]) -> list[str]:
     """Lists the cells in which auto is not the fastest, the worst first."""
     found = []
     for policies in by_cell:
         auto = policies.get("auto")
-        fitting = [cell for cell in policies.values() if cell["fits"]]
+        fitting = [cell for cell in policies.values() if cell.fits]
         if auto is None or not fitting:
             continue
-        best = min(fitting, key=lambda cell: cell["step_ns"])
-        if best["step_ns"] < auto["step_ns"]:
-            found.append((auto["step_ns"] / best["step_ns"] - 1, best))
+        best = min(fitting, key=lambda cell: cell.slowdown)
+        if best.slowdown < auto.slowdown:
+            found.append((auto.slowdown / best.slowdown - 1, best))
     if not found:
         return ["Nobody is faster than auto in any cell."]
     found.sort(key=lambda one: -one[0])
     listed = [
-        f"{cell['policy']} on {cell['network']}, {cell['hardware']}, {100 * cell['share']:.0f} %: {100 * by:.3f} %"
+        f"{cell.policy} on {cell.network}, {cell.hardware}, {100 * (cell.share or 0.0):.0f} %: {100 * by:.3f} %"
         for by, cell in found[:_LONGEST_LIST]
     ]
     more = "" if len(found) <= _LONGEST_LIST else f", and {len(found) - _LONGEST_LIST} more"

@@ -16,7 +16,7 @@ import vdnn
 from benchmarks.models import Workload, vgg16
 from benchmarks.progress import Progress
 from benchmarks.text_table import render_table
-from benchmarks.vdnn_paper.ways import KEEP, VDNN_ALL, VDNN_CONV
+from benchmarks.vdnn_paper.policy_steps import KEEP, VDNN_ALL, VDNN_CONV
 from vdnn import _C
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.step.timeline import Track

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import vdnn
 from benchmarks.models import vgg16
 from benchmarks.progress import Progress
-from benchmarks.vdnn_paper.ways import WAYS, Way
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.step.timeline import Timeline, Track
 
@@ -19,6 +18,23 @@ HARDWARE = "titan-x"
 BATCHES = (64, 128, 256)
 # One step to warm up, one that is recorded, one that follows the plan if there is a budget. The last one counts.
 STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The arguments of vdnn.offload for one way."""
+
+    name: str
+    policy: str
+    budget: str | None = None
+
+
+KEEP = Way("keep", "keep")
+VDNN_ALL = Way("vdnn-all", "vdnn-all")
+VDNN_CONV = Way("vdnn-conv", "vdnn-conv")
+BUDGET = Way("budget 12 GiB", "auto", budget="12GiB")
+# Keep is first, because the others are compared with it.
+WAYS = (KEEP, VDNN_ALL, VDNN_CONV, BUDGET)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
-from benchmarks.vdnn_paper.policy_steps import MeasuredStep, PolicyFigures
-from benchmarks.vdnn_paper.ways import BUDGET, KEEP, VDNN_ALL, VDNN_CONV, WAYS, Way
+from benchmarks.vdnn_paper.policy_steps import BUDGET, KEEP, VDNN_ALL, VDNN_CONV, WAYS, MeasuredStep, PolicyFigures, Way
 from vdnn.step.timeline import Timeline, Track
 
 # Okabe and Ito's colours, which most colour-blind people can distinguish.

@@ -18,8 +18,7 @@ from pathlib import Path
 from benchmarks.progress import Progress
 from benchmarks.text_table import render_table
 from benchmarks.vdnn_paper.identical_gradients import IdentityFigures, compare_all, render_identity
-from benchmarks.vdnn_paper.policy_steps import BATCHES, HARDWARE, MeasuredStep, PolicyFigures, measure_steps
-from benchmarks.vdnn_paper.ways import WAYS
+from benchmarks.vdnn_paper.policy_steps import BATCHES, HARDWARE, WAYS, MeasuredStep, PolicyFigures, measure_steps
 
 PICTURE = Path("build") / "bench" / "vgg16_steps.png"
 

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from vdnn.advisor.advice import Advice, Kind
 from vdnn.advisor.evidence import Evidence
 from vdnn.advisor.examination import EXAMINERS
+from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.loop_training import LoopTraining
 from vdnn.advisor.observation import observe
-from vdnn.advisor.told import Told
 from vdnn.hardware import HardwareProfile, load_profile
 
 BATCH, WIDTH, CLASSES = 16, 256, 10
@@ -63,9 +63,9 @@ def evidence_of(
     training: LoopTraining, hardware: str | HardwareProfile = "h100", *, steps: int = 0, budget_bytes: int | None = None
 ) -> Evidence:
     profile = load_profile(hardware) if isinstance(hardware, str) else hardware
-    told = Told()
-    observed = observe(training, steps, told)
-    return Evidence(training, profile, budget_bytes=budget_bytes, observed=observed, told=told)
+    host_reads = HostReads()
+    observed = observe(training, steps, host_reads)
+    return Evidence(training, profile, budget_bytes=budget_bytes, observed=observed, host_reads=host_reads)
 
 
 def found(kind: Kind, evidence: Evidence) -> list[Advice]:

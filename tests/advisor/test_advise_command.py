@@ -30,7 +30,7 @@ def test_a_loop_is_watched_and_rehearsed(said_of_a_loop: str) -> None:
     assert (advices.name, advices.batch, advices.hardware) == (f"{HERE}:loop", 16, "h100")
     assert (advices.real_steps, advices.device) == (3, "cpu")
     assert len(advices.of(Kind.OPTIMIZER_FORM)) == 1
-    assert set(advices.looked_at) | {one.kind for one in advices.not_looked_at} == set(EXAMINERS) == set(Kind)
+    assert set(advices.examined) | {one.kind for one in advices.not_examined} == set(EXAMINERS) == set(Kind)
 
 
 def test_the_json_says_what_it_is_and_is_read_back(said_of_a_loop: str) -> None:

@@ -22,20 +22,20 @@ H100 = load_profile("h100")
 
 
 def test_each_step_is_rehearsed_once_and_the_doing_is_told() -> None:
-    told: list[str] = []
+    doing: list[str] = []
     training = WorkloadTraining(lambda batch: (perceptron(1), torch.randn(batch, 256)), 4, name="perceptron")
-    evidence = Evidence(training, H100, on_progress=told.append)
+    evidence = Evidence(training, H100, on_progress=doing.append)
     assert evidence.base is evidence.base
     assert evidence.step(Change(batch=8), "a batch of 8") is evidence.step(Change(batch=8), "a batch of 8")
-    assert told == ["rehearsing the step as it is", "rehearsing a batch of 8"]
+    assert doing == ["rehearsing the step as it is", "rehearsing a batch of 8"]
 
 
 def test_an_examination_tells_what_it_does_and_clears_the_line() -> None:
-    told: list[str] = []
+    doing: list[str] = []
     training = WorkloadTraining(lambda batch: (perceptron(1), torch.randn(batch, 256)), 4, name="perceptron")
-    examine(training, load_profile("titan-x"), budget="64MiB", on_progress=told.append)
-    assert told[0] == "rehearsing the step as it is"
-    assert told[-1] == ""
+    examine(training, load_profile("titan-x"), budget="64MiB", on_progress=doing.append)
+    assert doing[0] == "rehearsing the step as it is"
+    assert doing[-1] == ""
 
 
 def test_the_same_step_takes_the_same_anywhere() -> None:
@@ -69,5 +69,5 @@ def test_a_plan_that_no_budget_meets_is_no_advice_and_hides_no_other() -> None:
     training = WorkloadTraining(lambda batch: (perceptron(1), torch.randn(batch, 256)), 4, name="perceptron")
     advices = examine(training, H100, budget="100KiB")
     assert advices.of(Kind.OFFLOAD) == ()
-    assert Kind.OFFLOAD in advices.looked_at
+    assert Kind.OFFLOAD in advices.examined
     assert "which does not fit" in str(advices)

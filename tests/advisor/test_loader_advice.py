@@ -24,9 +24,9 @@ from tests.advisor.programs import (
 )
 from vdnn.advisor.advice import Kind
 from vdnn.advisor.evidence import Evidence, NotSeen
+from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.loader import loader_workers
 from vdnn.advisor.observation import observe
-from vdnn.advisor.told import Told
 
 
 def timed(loader_ns: int, step_ns: int | None = None, *, workers: int = 0) -> Evidence:
@@ -110,7 +110,7 @@ class TickingLoader:
 
 def test_a_batch_is_timed_without_the_first_and_without_steps() -> None:
     loader = TickingLoader()
-    observed = observe(training_of(perceptron(), loader), 2, Told(), clock=lambda: loader.now_ns)
+    observed = observe(training_of(perceptron(), loader), 2, HostReads(), clock=lambda: loader.now_ns)
     assert observed.loader_ns == 7
     assert observed.step_ns is None, "a step's time is measured on a GPU only"
     assert observed.steps == 2

@@ -15,7 +15,7 @@ from vdnn.advisor.advice import Kind
 from vdnn.advisor.census import Census
 from vdnn.advisor.change import Change
 from vdnn.advisor.evidence import Evidence, NotSeen
-from vdnn.advisor.told import Told
+from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.virtual_step import machine_aside, rehearse
 from vdnn.advisor.workload_training import WorkloadTraining
 from vdnn.hardware import load_profile
@@ -63,7 +63,7 @@ def test_steps_that_are_counted_on_the_host_take_no_time_of_the_card() -> None:
         optimizer = torch.optim.Adam(model.parameters())
         count = torch.zeros(())
         optimizer.state[model.weight]["step"] = count
-        with Census(model, optimizer, Told(), lambda: machine_aside(machine)) as census:
+        with Census(model, optimizer, HostReads(), lambda: machine_aside(machine)) as census:
             census.begin_step()
             begin_ns = machine.now_ns
             count.add_(1)

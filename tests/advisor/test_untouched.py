@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader
 
 import vdnn
 from tests.advisor.programs import BATCH, convolutional, perceptron, pictures, vectors
+from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.loop_training import LoopTraining
 from vdnn.advisor.observation import observe
-from vdnn.advisor.told import Told
 
 
 class World:
@@ -156,6 +156,6 @@ def test_a_comparison_that_differs_is_found() -> None:
 
 def test_a_loader_gives_the_same_batches_afterwards() -> None:
     one, other = World(), World()
-    observe(LoopTraining(one.model, one.loader, one.optimizer, functional.cross_entropy), 1, Told())
+    observe(LoopTraining(one.model, one.loader, one.optimizer, functional.cross_entropy), 1, HostReads())
     first, second = next(iter(one.loader)), next(iter(other.loader))
     assert torch.equal(first[1], second[1])

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.cell_process import CellProcess, Measure
-from benchmarks.harness.cell_spec import FAILED, OK, TIMED_OUT, CellResult, CellSpec, result_of
+from benchmarks.harness.cell_spec import CellSpec, cell_of
+from vdnn.report.cell import FAILED, OK, TIMED_OUT, Cell
 
 SPEC = CellSpec("vgg16", "plain", "virtual", "h100", batch=4)
 PATIENCE_S = 60.0
 
 
-def run(measure: Measure, folder: Path, *, limit_s: float = PATIENCE_S, forks: bool = True) -> CellResult:
+def run(measure: Measure, folder: Path, *, limit_s: float = PATIENCE_S, forks: bool = True) -> Cell:
     process = CellProcess(measure, folder, limit_s=limit_s, forks=forks).begin(SPEC)
     while True:
         result = process.wait(0.05)
@@ -26,33 +27,33 @@ def run(measure: Measure, folder: Path, *, limit_s: float = PATIENCE_S, forks: b
             return result
 
 
-def good(spec: CellSpec) -> CellResult:
-    return result_of(spec, step_ns=os.getpid(), peak_bytes=7, said='made of "text"\nin two lines')
+def good(spec: CellSpec) -> Cell:
+    return cell_of(spec, step_ns=os.getpid(), peak_bytes=7, said='made of "text"\nin two lines')
 
 
-def raises(spec: CellSpec) -> CellResult:
+def raises(spec: CellSpec) -> Cell:
     raise RuntimeError("the peer's own words\nand more of them")
 
 
-def dies(spec: CellSpec) -> CellResult:
+def dies(spec: CellSpec) -> Cell:
     print("allocating the last straw", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGSEGV)
     raise AssertionError("still alive")
 
 
-def exits(spec: CellSpec) -> CellResult:
+def exits(spec: CellSpec) -> Cell:
     os._exit(3)
 
 
-def hangs(spec: CellSpec) -> CellResult:
+def hangs(spec: CellSpec) -> Cell:
     print("waiting for godot", flush=True)
     threading.Event().wait()
     raise AssertionError("it came")
 
 
-def leaves_a_child(spec: CellSpec) -> CellResult:
+def leaves_a_child(spec: CellSpec) -> Cell:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    return result_of(spec, step_ns=child.pid)
+    return cell_of(spec, step_ns=child.pid)
 
 
 def test_a_result_comes_back_from_another_process(tmp_path: Path) -> None:

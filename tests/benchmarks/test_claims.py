@@ -18,14 +18,15 @@ from benchmarks.claims import (
     predicted,
     same_gradients,
 )
+from vdnn.report import Cell, append_cells
 from vdnn.step.timeline import Copy, Timeline, Track
 
 MIB = 1 << 20
 
 
-def cell(peer: str, peak_bytes: int = 100, step_ns: int = 1000, **changes: Any) -> dict[str, Any]:
-    usual = {"workload": "net", "batch": 8, "place": "cuda", "clock": "device", "status": "ok", "said": ""}
-    return {**usual, "peer": peer, "peak_bytes": peak_bytes, "step_ns": step_ns, **changes}
+def cell(peer: str, peak_bytes: int = 100, step_ns: int = 1000, **changes: Any) -> Cell:
+    usual: dict[str, Any] = {"batch": 8, "place": "cuda", "clock": "device"}
+    return Cell("net", peer, peak_bytes=peak_bytes, step_ns=step_ns, **{**usual, **changes})
 
 
 PLAIN = cell("plain")
@@ -45,7 +46,7 @@ PLAIN = cell("plain")
         ([PLAIN, cell("checkpoint", 60, 1300, status="failed"), cell("vdnn-auto", 60, 1000)], None),
     ],
 )
-def test_a_peer_is_met_at_its_own_peak(cells: list[dict[str, Any]], held: bool | None) -> None:
+def test_a_peer_is_met_at_its_own_peak(cells: list[Cell], held: bool | None) -> None:
     assert never_slower_than_a_peer(cells).held is held
 
 
@@ -96,7 +97,7 @@ def test_what_was_predicted_is_held_against_what_came() -> None:
     assert predicted(cells[1:], "step_ns", "predicted_step_ns", 0.03).held is None
 
 
-def run_with(tmp_path: Path, copied_ns: int) -> tuple[Path, list[dict[str, Any]]]:
+def run_with(tmp_path: Path, copied_ns: int) -> tuple[Path, list[Cell]]:
     """A run whose link was probed at one byte per ns in each direction, and at 1.9 in both at once."""
     rate = 10**9
     probed = {"to_host_bytes_per_s": rate, "to_device_bytes_per_s": rate, "both_ways_bytes_per_s": int(1.9 * rate)}
@@ -109,7 +110,9 @@ def run_with(tmp_path: Path, copied_ns: int) -> tuple[Path, list[dict[str, Any]]
     folder.mkdir(parents=True)
     Timeline("measured", "device", 1000, (), copies).save(folder / "measured.json")
     cells = [PLAIN, cell("vdnn-auto", step="net.vdnn")]
-    (tmp_path / "cells.jsonl").write_text("".join(json.dumps(one) + "\n" for one in cells) + '{"workload": "cut o')
+    append_cells(tmp_path, cells)
+    with (tmp_path / "cells.jsonl").open("a") as file:
+        file.write('{"workload": "cut o')
     return tmp_path, cells
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from benchmarks.harness import measure as measured_module
-from benchmarks.harness.cell_spec import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, CellResult, CellSpec
+from benchmarks.harness.cell_spec import CellSpec
 from benchmarks.harness.measure import digest_of, measure
 from benchmarks.harness.places import CudaPlace, MachinePlace
 from benchmarks.harness.synthetic_data import DataOptions
@@ -23,9 +23,10 @@ from benchmarks.peers.save_on_cpu import MODELLED, BlockingCopies
 from tests.benchmarks.test_places import MadeUpCuda
 from vdnn import Plan, Recording, Timeline, VirtualMachine
 from vdnn.hardware import load_profile
+from vdnn.report.cell import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, Cell, cell_as_json, cell_from_json
 
 
-def sim(peer: str, budget: str | None = None, **fields: object) -> CellResult:
+def sim(peer: str, budget: str | None = None, **fields: object) -> Cell:
     return measure(CellSpec("gpt2", peer, "sim", "h100", budget, **fields))  # type: ignore[arg-type]
 
 
@@ -62,9 +63,9 @@ def test_a_session_tells_of_its_step_and_leaves_its_files(tmp_path: Path) -> Non
     predicted = Timeline.load(folder / "predicted.json")
     assert (result.predicted_step_ns, result.predicted_peak_bytes) == (predicted.step_ns, predicted.peak_bytes)
     assert (result.stall_ns, result.budget_bytes) == (timeline.stall_ns, plan.budget_bytes)
-    assert result.step_times_ns == [result.step_ns]
+    assert result.step_times_ns == (result.step_ns,)
     assert result.versions["torch"] == torch.__version__
-    json.dumps(result.as_fields())
+    assert cell_from_json(json.loads(json.dumps(cell_as_json(result))), "here") == result
 
 
 def test_in_virtual_time_a_plan_takes_what_was_predicted() -> None:

@@ -17,8 +17,8 @@ from benchmarks.harness.places import CudaPlace, MachinePlace
 from benchmarks.peers import GROUPS, PEERS, peers_named
 from benchmarks.peers.checkpoint import checkpointed, segments_of
 from benchmarks.peers.compiled_offload import MIN_BYTES, tag_large_results
+from benchmarks.peers.package_hooks import TRL
 from benchmarks.peers.peer import Trial
-from benchmarks.peers.trl_offload import TRL
 from tests.benchmarks.test_places import MadeUpCuda
 
 

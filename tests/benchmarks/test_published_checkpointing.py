@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.plans import published_checkpointing
-from benchmarks.plans.plan_matrix import read
+from benchmarks.plans.plan_cell import PlanCell, read_plan_cells
 from benchmarks.plans.published_checkpointing import GENETIC, POLICIES, render
 from benchmarks.plans.published_rows import CARD, LEAST, NETWORKS, ROWS, Row
 from vdnn.hardware import load_profile
@@ -33,32 +34,43 @@ def test_a_row_is_measured_once_and_drawn(
     monkeypatch.setattr(published_checkpointing, "ROWS", (row,))
     results = tmp_path / "deep" / "rows.jsonl"
     assert published_checkpointing.main([str(results)]) == 0
-    cells = read(results)
-    assert [cell["policy"] for cell in cells] == list(POLICIES)
+    cells = read_plan_cells(results)
+    assert [cell.policy for cell in cells] == list(POLICIES)
     assert published_checkpointing.main([str(results)]) == 0
-    assert read(results) == cells, "what is there is not done again"
+    assert read_plan_cells(results) == cells, "what is there is not done again"
     said = capsys.readouterr().out
     assert "DTR: U-Net, 2, v100-16" in said
     assert "1) Another network than the published one: a smaller batch there." in said
-    assert all(cell["recomputed_share"] > 0.9 for cell in cells), "convolutions, too"
+    assert all(cell.recomputed_share > 0.9 for cell in cells), "convolutions, too"
 
 
 def test_what_misses_says_why() -> None:
     (row,) = (one for one in ROWS if (one.network, one.budget) == ("ResNet-50", 0.60))
-    cell = {"row": row.key, "keep_bytes": 1000, "resident_bytes": 100, "budget_bytes": 600, "card_bytes": 2000}
-    missed = {**cell, "fits": False, "peak_bytes": 700, "recomputed_share": 0.4}
-    met = {**cell, "fits": True, "peak_bytes": 590, "slowdown": 1.1, "recomputed_share": 0.4}
-    said = render([{**missed, "policy": policy} for policy in POLICIES[:-1]] + [{**met, "policy": "auto"}])
+    cell = PlanCell(
+        network=row.network,
+        batch=row.batch,
+        hardware=row.card,
+        policy="auto",
+        row=row.key,
+        budget_bytes=600,
+        card_bytes=2000,
+        resident_bytes=100,
+        recomputed_share=0.4,
+        keep_ns=10,
+        keep_bytes=1000,
+    )
+    missed, met = replace(cell, peak_bytes=700), replace(cell, fits=True, peak_bytes=590, step_ns=11)
+    said = render([*(replace(missed, policy=policy) for policy in POLICIES[:-1]), met])
     assert "over: 70 % (40 %)" in said
     assert "1) Too little of what the step saves can be recomputed" in said
-    slow = [{**met, "policy": policy, "slowdown": 1.3} for policy in POLICIES[:-1]]
-    assert "1) Nearly all of the forward pass is computed again" in render([*slow, {**met, "policy": "auto"}])
+    slow = [replace(met, policy=policy, step_ns=13) for policy in POLICIES[:-1]]
+    assert "1) Nearly all of the forward pass is computed again" in render([*slow, met])
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.key)
 def test_nobody_is_faster_than_auto_in_what_is_kept(row: Row) -> None:
-    found = {cell["policy"]: cell for cell in read(KEPT) if cell["row"] == row.key}
+    found = {cell.policy: cell for cell in read_plan_cells(KEPT) if cell.row == row.key}
     assert set(found) == set(POLICIES)
     auto = found["auto"]
     for cell in found.values():
-        assert not cell["fits"] or (auto["fits"] and auto["slowdown"] <= cell["slowdown"])
+        assert not cell.fits or (auto.fits and auto.slowdown <= cell.slowdown)

@@ -16,37 +16,38 @@ import torch
 
 from benchmarks import sweep
 from benchmarks.harness.cell_process import Measure
-from benchmarks.harness.cell_spec import NOT_RUN, OUT_OF_MEMORY, CellResult, CellSpec, result_of
+from benchmarks.harness.cell_spec import CellSpec, cell_of
 from benchmarks.harness.grid import Grid, quick_grids
-from benchmarks.harness.run_file import CELLS_FILE, read_lines
 from benchmarks.harness.sweep_run import Limits, OutOfTime, SweepRun
+from vdnn.report.cell import NOT_RUN, OUT_OF_MEMORY, Cell
+from vdnn.report.run_folder import CELLS_FILE, read_cells
 
 PEERS = ("vdnn-auto", "checkpoint", "plain")
 GRID = Grid("virtual", "h100", ("unet", "vgg16"), PEERS, ("60%", "12GiB", "min"))
 PLAIN_PEAK = 1001
 
 
-def measured(spec: CellSpec) -> CellResult:
+def measured(spec: CellSpec) -> Cell:
     """A result with numbers that can be told apart. `said` is the budget that it was given."""
     gradients = "other" if spec.peer == "checkpoint" else "same"
-    return result_of(
+    return cell_of(
         spec, step_ns=len(spec.peer), peak_bytes=PLAIN_PEAK, gradients=gradients, said=str(spec.budget_bytes)
     )
 
 
-def out_of_memory(spec: CellSpec) -> CellResult:
+def out_of_memory(spec: CellSpec) -> Cell:
     if spec.peer != "plain":
         return measured(spec)
-    return result_of(spec, status=OUT_OF_MEMORY, said="CUDA out of memory")
+    return cell_of(spec, status=OUT_OF_MEMORY, said="CUDA out of memory")
 
 
-def crashes(spec: CellSpec) -> CellResult:
+def crashes(spec: CellSpec) -> Cell:
     if spec.peer == "checkpoint":
         os.abort()
     return measured(spec)
 
 
-def hangs(spec: CellSpec) -> CellResult:
+def hangs(spec: CellSpec) -> Cell:
     if spec.peer == "checkpoint":
         threading.Event().wait()
     return measured(spec)
@@ -57,18 +58,18 @@ def run_of(folder: Path, measure: Measure = measured, *, limit_s: float = 600.0,
     return SweepRun(folder, limits, measure=measure, **options)
 
 
-def cells_in(folder: Path) -> list[dict[str, Any]]:
-    return read_lines(folder / CELLS_FILE)
+def cells_in(folder: Path) -> list[Cell]:
+    return read_cells(folder / CELLS_FILE)
 
 
-def asked(cells: list[dict[str, Any]]) -> list[tuple[str, str, str | None]]:
-    return [(cell["workload"], cell["asked"], cell["budget"]) for cell in cells]
+def what_ran(cells: list[Cell]) -> list[tuple[str, str, str | None]]:
+    return [(cell.workload, cell.peer, cell.budget) for cell in cells]
 
 
 def test_plain_goes_first_and_budgets_are_shares_of_its_peak(tmp_path: Path) -> None:
     run_of(tmp_path).do([GRID])
     cells = cells_in(tmp_path)
-    assert asked(cells)[:5] == [
+    assert what_ran(cells)[:5] == [
         ("unet", "plain", None),
         ("unet", "vdnn-auto", "60%"),
         ("unet", "vdnn-auto", "12GiB"),
@@ -76,18 +77,18 @@ def test_plain_goes_first_and_budgets_are_shares_of_its_peak(tmp_path: Path) -> 
         ("unet", "checkpoint", None),
     ]
     assert len(cells) == 2 * 5
-    told = {cell["budget"]: cell["said"] for cell in cells if cell["asked"] == "vdnn-auto"}
+    told = {cell.budget: cell.said for cell in cells if cell.peer == "vdnn-auto"}
     assert told == {"60%": str(int(0.6 * PLAIN_PEAK)), "12GiB": str(12 * 2**30), "min": "None"}
 
 
-def by_process(spec: CellSpec) -> CellResult:
-    return result_of(spec, step_ns=os.getpid(), peak_bytes=PLAIN_PEAK)
+def by_process(spec: CellSpec) -> Cell:
+    return cell_of(spec, step_ns=os.getpid(), peak_bytes=PLAIN_PEAK)
 
 
 def test_on_a_gpu_each_cell_has_a_fresh_process_and_none_is_left(tmp_path: Path) -> None:
     """Each process starts while the cell before it runs."""
     run_of(tmp_path, by_process).do([Grid("cuda", "", ("unet",), ("plain", "checkpoint", "vdnn-all"), ())])
-    processes = [cell["step_ns"] for cell in cells_in(tmp_path)]
+    processes = [cell.step_ns for cell in cells_in(tmp_path)]
     assert len(set(processes)) == 3
     assert os.getpid() not in processes
     assert multiprocessing.active_children() == []
@@ -99,19 +100,19 @@ def test_a_budget_may_be_what_another_peer_took(tmp_path: Path) -> None:
     peers = ("vdnn-auto", "vdnn-all", "checkpoint", "save-on-cpu-pageable", "plain")
     grid = Grid("virtual", "h100", ("unet",), peers, ("peers", "60%"))
 
-    def measure(spec: CellSpec) -> CellResult:
+    def measure(spec: CellSpec) -> Cell:
         if spec.peer == "save-on-cpu-pageable":
-            return result_of(spec, status=NOT_RUN, said="no link")
+            return cell_of(spec, status=NOT_RUN, said="no link")
         found = measured(spec)
         found.requested_bytes = 500 if spec.peer == "checkpoint" else None
         return found
 
     run_of(tmp_path, measure).do([grid])
-    told = {cell["budget"]: cell for cell in cells_in(tmp_path) if cell["asked"] == "vdnn-auto"}
+    told = {cell.budget: cell for cell in cells_in(tmp_path) if cell.peer == "vdnn-auto"}
     assert set(told) == {"=checkpoint", "=save-on-cpu-pageable", "60%"}
-    assert told["=checkpoint"]["said"] == "500"
-    assert told["=save-on-cpu-pageable"]["status"] == NOT_RUN
-    assert told["=save-on-cpu-pageable"]["said"].endswith(
+    assert told["=checkpoint"].said == "500"
+    assert told["=save-on-cpu-pageable"].status == NOT_RUN
+    assert told["=save-on-cpu-pageable"].said.endswith(
         "peak of save-on-cpu-pageable, which is unknown: not-run, no link"
     )
     names = {spec.step_name for spec in grid.specs("unet", None)}
@@ -120,24 +121,24 @@ def test_a_budget_may_be_what_another_peer_took(tmp_path: Path) -> None:
 
 def test_gradients_are_compared_with_plains(tmp_path: Path) -> None:
     run_of(tmp_path).do([GRID])
-    found = {cell["asked"]: cell["identical"] for cell in cells_in(tmp_path)}
+    found = {cell.peer: cell.identical for cell in cells_in(tmp_path)}
     assert found == {"plain": None, "vdnn-auto": True, "checkpoint": False}
 
 
 def test_a_share_of_an_unknown_peak_is_not_run_and_says_why(tmp_path: Path) -> None:
     run_of(tmp_path, out_of_memory).do([GRID])
-    cell = next(cell for cell in cells_in(tmp_path) if cell["budget"] == "60%")
-    assert cell["status"] == NOT_RUN
-    assert cell["said"] == ("its budget is 60% of plain's peak, which is unknown: out-of-memory, CUDA out of memory")
-    assert {cell["status"] for cell in cells_in(tmp_path) if cell["budget"] == "12GiB"} == {"ok"}
+    cell = next(cell for cell in cells_in(tmp_path) if cell.budget == "60%")
+    assert cell.status == NOT_RUN
+    assert cell.said == ("its budget is 60% of plain's peak, which is unknown: out-of-memory, CUDA out of memory")
+    assert {cell.status for cell in cells_in(tmp_path) if cell.budget == "12GiB"} == {"ok"}
 
 
 def test_a_crash_is_a_result_and_the_sweep_goes_on(tmp_path: Path) -> None:
     run_of(tmp_path, crashes).do([GRID])
-    found = {(cell["workload"], cell["asked"]): cell["status"] for cell in cells_in(tmp_path)}
+    found = {(cell.workload, cell.peer): cell.status for cell in cells_in(tmp_path)}
     assert found["unet", "checkpoint"] == "failed"
     assert found["vgg16", "plain"] == "ok"
-    said = next(cell["said"] for cell in cells_in(tmp_path) if cell["status"] == "failed")
+    said = next(cell.said for cell in cells_in(tmp_path) if cell.status == "failed")
     assert said.startswith("its process died by SIGABRT")
 
 
@@ -147,24 +148,24 @@ def test_the_same_sweep_again_does_only_what_is_missing(tmp_path: Path) -> None:
     run_of(tmp_path).do([GRID])
     cells = cells_in(tmp_path)
     assert cells[: len(before)] == before
-    assert {cell["workload"] for cell in cells[len(before) :]} == {"vgg16"}
+    assert {cell.workload for cell in cells[len(before) :]} == {"vgg16"}
     run_of(tmp_path).do([GRID])
     assert cells_in(tmp_path) == cells
 
 
 def test_a_file_cut_off_by_a_kill_is_gone_on_with(tmp_path: Path) -> None:
     run_of(tmp_path).do([GRID])
-    whole = asked(cells_in(tmp_path))
+    whole = what_ran(cells_in(tmp_path))
     path = tmp_path / CELLS_FILE
     path.write_bytes(path.read_bytes()[:-40])
     run_of(tmp_path).do([GRID])
-    assert asked(cells_in(tmp_path)) == whole
+    assert what_ran(cells_in(tmp_path)) == whole
 
 
 def test_cells_of_a_status_are_done_again_when_asked(tmp_path: Path) -> None:
     run_of(tmp_path, crashes).do([GRID])
     run_of(tmp_path, again=frozenset({"failed"})).do([GRID])
-    later = {(cell["workload"], cell["asked"]): cell["status"] for cell in cells_in(tmp_path)}
+    later = {(cell.workload, cell.peer): cell.status for cell in cells_in(tmp_path)}
     assert later["unet", "checkpoint"] == "ok"
     assert len(cells_in(tmp_path)) == 2 * 5 + 2
 
@@ -174,8 +175,8 @@ def test_when_the_time_is_up_what_runs_is_not_recorded(tmp_path: Path) -> None:
     with pytest.raises(OutOfTime, match="the time limit is reached"):
         run.do([GRID])
     cells = cells_in(tmp_path)
-    assert ("unet", "plain", None) in asked(cells)
-    assert "checkpoint" not in {cell["asked"] for cell in cells}
+    assert ("unet", "plain", None) in what_ran(cells)
+    assert "checkpoint" not in {cell.peer for cell in cells}
 
 
 def test_a_compiled_peer_brings_the_compiled_plain_with_it() -> None:

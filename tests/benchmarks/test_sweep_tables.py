@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from benchmarks import figures, tables
-from benchmarks.harness.cell_spec import FAILED, OUT_OF_MEMORY, CellSpec, result_of
-from benchmarks.harness.run_file import CELLS_FILE, LARGEST_FILE, append_line, read_lines
+from benchmarks.harness.cell_spec import CellSpec, cell_of
+from benchmarks.harness.largest_batch import LARGEST_FILE
 from benchmarks.tables import render_run
+from vdnn.report.cell import FAILED, OUT_OF_MEMORY
+from vdnn.report.run_folder import CELLS_FILE, append_cells, read_cells
+from vdnn.step.json_lines import append_json_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
@@ -20,7 +23,7 @@ GIB = 2**30
 
 def add(folder: Path, peer: str, budget: str | None = None, **fields: Any) -> None:
     spec = CellSpec("unet", peer, "virtual", "h100", budget, batch=8)
-    append_line(folder / CELLS_FILE, result_of(spec, **{"device": "H100", **fields}).as_fields())
+    append_cells(folder, [cell_of(spec, **{"device": "H100", **fields})])
 
 
 def test_a_row_is_compared_with_plain(tmp_path: Path) -> None:
@@ -67,8 +70,8 @@ def test_largest_batches_have_a_table(tmp_path: Path) -> None:
         "said": "",
         "tried": {"8": "ok"},
     }
-    append_line(tmp_path / LARGEST_FILE, {**found, "largest_batch": 15})
-    append_line(tmp_path / LARGEST_FILE, {**found, "peer": "trl", "largest_batch": None, "said": "at batch 8: failed"})
+    not_found = {**found, "peer": "trl", "largest_batch": None, "said": "at batch 8: failed"}
+    append_json_lines(tmp_path / LARGEST_FILE, [{**found, "largest_batch": 15}, not_found])
     text = render_run(tmp_path)
     assert "15" in next(line for line in text.splitlines() if line.startswith("unet, plain")).split()
     assert "unet, trl: at batch 8: failed." in text
@@ -103,13 +106,13 @@ def test_a_small_sweep_runs_from_the_command_to_the_table(tmp_path: Path) -> Non
     command += ["--peers", "plain,vdnn-auto,trl", "--budgets", "min", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    cells = {cell["asked"]: cell for cell in read_lines(tmp_path / CELLS_FILE)}
-    assert {name: cell["status"] for name, cell in cells.items()} == {
+    cells = {cell.peer: cell for cell in read_cells(tmp_path / CELLS_FILE)}
+    assert {name: cell.status for name, cell in cells.items()} == {
         "plain": "ok",
         "vdnn-auto": "ok",
         "trl": "not-run",
     }
-    assert cells["vdnn-auto"]["identical"] is True
-    assert cells["vdnn-auto"]["peak_bytes"] < cells["plain"]["peak_bytes"]
+    assert cells["vdnn-auto"].identical is True
+    assert (cells["vdnn-auto"].peak_bytes or 0) < (cells["plain"].peak_bytes or 0)
     assert done.stdout.strip() == render_run(tmp_path).strip()
-    assert (tmp_path / "steps" / cells["vdnn-auto"]["step"] / "plan.json").exists()
+    assert (tmp_path / "steps" / str(cells["vdnn-auto"].step) / "plan.json").exists()

@@ -9,9 +9,19 @@ from pathlib import Path
 import pytest
 
 from benchmarks.progress import Progress
-from benchmarks.vdnn_paper.policy_steps import BATCHES, MeasuredStep, measure_steps, step_of
+from benchmarks.vdnn_paper.policy_steps import (
+    BATCHES,
+    BUDGET,
+    KEEP,
+    VDNN_ALL,
+    VDNN_CONV,
+    WAYS,
+    MeasuredStep,
+    Way,
+    measure_steps,
+    step_of,
+)
 from benchmarks.vdnn_paper.vgg16_steps import render_steps, write_json
-from benchmarks.vdnn_paper.ways import BUDGET, KEEP, VDNN_ALL, VDNN_CONV, WAYS, Way
 
 TITAN_X_BYTES = 12 * 2**30
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from benchmarks.plans.plan_cell import read_plan_cells
+from vdnn.report import Cell
+from vdnn.report.run_folder import read_cells
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "when.md"
@@ -38,29 +41,27 @@ NAMES = {
 def rows_of(matrix: Path) -> Iterator[str]:
     """Yields a table row for each network: the peak with everything kept, and the cost of smaller budgets."""
     cells = {}
-    for line in matrix.read_text().splitlines():
-        cell = json.loads(line)
-        if cell["hardware"] == CARD and cell["policy"] in ("auto", "auto-offload"):
-            cells[cell["network"], cell["share"], cell["policy"]] = cell
-    largest = max(share for _, share, _ in cells)
+    for cell in read_plan_cells(matrix):
+        if cell.hardware == CARD and cell.policy in ("auto", "auto-offload"):
+            cells[cell.network, cell.share, cell.policy] = cell
+    largest = max(share or 0.0 for _, share, _ in cells)
     for network, name in NAMES.items():
         least = cells[network, 0.0, "auto"]
         # The file has no peak with everything kept; budgets are spaced evenly between it and the least.
-        above = cells[network, largest, "auto"]["budget_bytes"] - least["budget_bytes"]
-        kept_bytes = least["budget_bytes"] + above / largest
-        columns = [f"{name} ({least['batch']})", f"{kept_bytes / GIB:.1f} GiB"]
+        above = cells[network, largest, "auto"].budget_bytes - least.budget_bytes
+        kept_bytes = least.budget_bytes + above / largest
+        columns = [f"{name} ({least.batch})", f"{kept_bytes / GIB:.1f} GiB"]
         for share in SHARES:
             cell = cells[network, share, "auto"]
-            columns.append(f"{cell['budget_bytes'] / kept_bytes:.0%}: {cell['step_ns'] / cell['keep_ns'] - 1:.1%}")
+            columns.append(f"{cell.budget_bytes / kept_bytes:.0%}: {cell.slowdown - 1:.1%}")
         moves = cells[network, SHARES[-1], "auto-offload"]
-        columns.append(f"{moves['step_ns'] / moves['keep_ns'] - 1:.1%}")
+        columns.append(f"{moves.slowdown - 1:.1%}")
         yield "| " + " | ".join(columns).replace("%", " %") + " |"
 
 
-def cells_of(sweep: Path) -> dict[tuple[str, str, str | None], dict[str, Any]]:
+def cells_of(sweep: Path) -> dict[tuple[str, str, str | None], Cell]:
     """The cells by workload, peer and budget."""
-    cells = map(json.loads, sweep.read_text().splitlines())
-    return {(cell["workload"], cell["peer"], cell["budget"]): cell for cell in cells}
+    return {(cell.workload, cell.peer, cell.budget): cell for cell in read_cells(sweep)}
 
 
 def facts_of(sweep: Path) -> Iterator[str]:
@@ -68,7 +69,7 @@ def facts_of(sweep: Path) -> Iterator[str]:
     cells = cells_of(sweep)
 
     def of_plain(workload: str, peer: str, budget: str | None = None, what: str = "step_ns") -> float:
-        return float(cells[workload, peer, budget][what] / cells[workload, "plain", None][what])
+        return float(getattr(cells[workload, peer, budget], what) / getattr(cells[workload, "plain", None], what))
 
     named = {
         "resnet50": "ResNet-50 (128), float32",
@@ -85,7 +86,7 @@ def facts_of(sweep: Path) -> Iterator[str]:
     yield f"BERT-large's {of_plain('bert_large', 'vdnn-all'):.1f} times"
     yield f"at {blocking:.1f} times the time of the plain step"
     planned = cells["resnet50", "vdnn-auto", "60%"]
-    pinned, moved = planned["host_bytes"] / GIB, planned["to_host_bytes"] / GIB
+    pinned, moved = (planned.host_bytes or 0) / GIB, (planned.to_host_bytes or 0) / GIB
     yield f"{pinned:.1f} GiB for ResNet-50 (128), though its plans then move {moved:.1f}."
     quarter, less = of_plain("llama_8b_8k", "vdnn-auto", "75%"), of_plain("resnet50", "vdnn-auto", "60%")
     yield f"Llama has a quarter less at {100 * (quarter - 1):.1f} %, ResNet-50 40 % less at {100 * (less - 1):.1f} %"

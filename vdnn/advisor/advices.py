@@ -13,7 +13,7 @@ FORM, VERSION = "vdnn advice", 1
 
 
 @dataclass(frozen=True, slots=True)
-class NotLookedAt:
+class NotExamined:
     """A kind of advice that could not be examined, and the reason."""
 
     kind: Kind
@@ -25,7 +25,7 @@ class Advices:
     """The advices for one training.
 
     `step_ns` and `peak_bytes` are predicted for the unchanged step on `hardware`; None if it cannot be rehearsed.
-    `looked_at` has every kind that was examined, found or not. `device` names where real steps ran; "" if none did.
+    `examined` has every kind that was examined, found or not. `device` names where real steps ran; "" if none did.
     """
 
     name: str
@@ -37,8 +37,8 @@ class Advices:
     device: str
     real_steps: int
     found: tuple[Advice, ...]
-    looked_at: tuple[Kind, ...]
-    not_looked_at: tuple[NotLookedAt, ...]
+    examined: tuple[Kind, ...]
+    not_examined: tuple[NotExamined, ...]
 
     def __iter__(self) -> Iterator[Advice]:
         return iter(self.found)
@@ -68,11 +68,11 @@ class Advices:
         if not self.found:
             lines.append("  no advice")
         found = {advice.kind for advice in self.found}
-        without_finding = ", ".join(kind.value for kind in self.looked_at if kind not in found)
+        without_finding = ", ".join(kind.value for kind in self.examined if kind not in found)
         if without_finding:
             lines.append(f"  examined without a finding: {without_finding}")
         by_reason: dict[str, list[str]] = {}
-        for one in self.not_looked_at:
+        for one in self.not_examined:
             by_reason.setdefault(one.reason, []).append(one.kind.value)
         lines += [f"  not examined: {', '.join(kinds)}: {reason}" for reason, kinds in by_reason.items()]
         return "\n".join(lines)

@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from vdnn.advisor.card_calls import card_calls
 from vdnn.advisor.diagnostics import tools_that_are_on
+from vdnn.advisor.host_reads import HostReads, chosen_by_mask, run_with_size
 from vdnn.advisor.host_syncs import SCALER, VALUE, HostSync, PythonCalls, sync_of
 from vdnn.advisor.norm_biases import NormBias, norm_biases
 from vdnn.advisor.source_place import user_place
-from vdnn.advisor.told import Told, chosen_by_mask, run_with_size
 
 _aten = torch.ops.aten
 _CONVOLUTIONS = frozenset({"convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"})
@@ -54,21 +54,22 @@ class Counts:
 class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that counts. Enter it after a virtual machine.
 
-    `told` holds the values that the host got in a real step; a real step writes them. `scale` is the rehearsed batch as
-    a multiple of the real one. `aside` is entered for operations on tensors that are always on the host.
+    A real step notes in `host_reads` the values that the host got, and a rehearsal gets them again. `scale` is the
+    rehearsed batch as a multiple of the real one. `aside` is entered for operations on tensors that are always on the
+    host.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | None,
-        told: Told,
+        host_reads: HostReads,
         aside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
         scale: float = 1.0,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._parameters, self._optimizer = list(model.parameters()), optimizer
-        self._told, self._aside, self._scale = told, aside, scale
+        self._host_reads, self._aside, self._scale = host_reads, aside, scale
         self._python = PythonCalls(self._count_sync, self._look_at_graph)
         self._machine: FakeTensorMode | None = None
         self._stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -96,7 +97,7 @@ class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def begin_step(self) -> None:
         self.counts = Counts()
         self._counters = _host_counters(self._optimizer)
-        self._told.begin_step(is_real=self._machine is None)
+        self._host_reads.begin_step(is_real=self._machine is None)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -145,14 +146,14 @@ class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _value(self, func: Any, args: tuple[Any, ...]) -> Any:
         """The value that the host asks for. On a GPU this is timed: the host waits for all work queued before."""
         if isinstance(args[0], FakeTensor):
-            known = self._told.read("value", user_place())
+            known = self._host_reads.replay("value", user_place())
             known = 1 if known is None else known
             dtype = args[0].dtype
             return bool(known) if dtype is torch.bool else float(known) if dtype.is_floating_point else int(known)
         begin_ns = time.perf_counter_ns()
         value = func(*args)
         place = user_place()
-        self._told.write("value", place, value)
+        self._host_reads.note("value", place, value)
         if args[0].is_cuda:
             self.counts.waited_ns[place, self._python.call or "a value read"] += time.perf_counter_ns() - begin_ns
         return value
@@ -160,9 +161,9 @@ class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _sized(self, func: Any, args: tuple[Any, ...], mask: torch.Tensor) -> Any:
         place = user_place()
         if self._machine is None:
-            self._told.write("size", place, int(mask.count_nonzero()))
+            self._host_reads.note("size", place, int(mask.count_nonzero()))
             return func(*args)
-        size = self._told.read("size", place)
+        size = self._host_reads.replay("size", place)
         return func(*args) if size is None else run_with_size(func, args, round(size * self._scale))
 
     def _is_counter(self, func: Any, args: tuple[Any, ...]) -> bool:

@@ -12,10 +12,10 @@ from torch._subclasses.fake_tensor import (
 
 from vdnn.advisor.advice import Basis, Gain, Per
 from vdnn.advisor.change import Change
+from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.loop_training import LoopTraining
 from vdnn.advisor.observation import Observed
 from vdnn.advisor.parts import Training
-from vdnn.advisor.told import Told
 from vdnn.advisor.virtual_step import VirtualStep, rehearse
 from vdnn.errors import BudgetError
 from vdnn.hardware import HardwareProfile
@@ -40,12 +40,12 @@ class Evidence:
         *,
         budget_bytes: int | None = None,
         observed: Observed | None = None,
-        told: Told | None = None,
+        host_reads: HostReads | None = None,
         on_progress: Callable[[str], None] = lambda doing: None,
     ) -> None:
         self.training, self.profile, self.observed = training, profile, observed
         self.budget_bytes = profile.memory_bytes if budget_bytes is None else budget_bytes
-        self._told = told
+        self._host_reads = host_reads
         self._on_progress = on_progress
         self._known: dict[Change, VirtualStep] = {}
         self._refused = ""
@@ -81,7 +81,7 @@ class Evidence:
         if change not in self._known:
             self._on_progress(f"rehearsing {doing}")
             try:
-                self._known[change] = rehearse(self.training, self.profile, change, self._told)
+                self._known[change] = rehearse(self.training, self.profile, change, self._host_reads)
             except BudgetError:
                 raise
             except Exception as error:

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from vdnn.advisor.advice import Advice, Gain, Kind
-from vdnn.advisor.advices import Advices, NotLookedAt
+from vdnn.advisor.advices import Advices, NotExamined
 from vdnn.advisor.convolutions import channels_last, cudnn_benchmark
 from vdnn.advisor.debugging import debugging
 from vdnn.advisor.evidence import Evidence, NotSeen
 from vdnn.advisor.gradients import biases_before_norms, filled_gradients
+from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.host_waits import host_waits
 from vdnn.advisor.largest_batch import largest_batch
 from vdnn.advisor.loader import loader_workers, pinned_memory
@@ -22,11 +23,9 @@ from vdnn.advisor.loop_training import LoopTraining, Loss, Step
 from vdnn.advisor.memory import accumulation, checkpointing, offloading
 from vdnn.advisor.observation import Observed, observe
 from vdnn.advisor.optimizer_form import fused_form, state_in_8_bits
-from vdnn.advisor.optimizer_settings import settings_kept
 from vdnn.advisor.parts import Training
 from vdnn.advisor.precision import mixed_precision, tf32_products
-from vdnn.advisor.random_state import random_state_kept
-from vdnn.advisor.told import Told
+from vdnn.advisor.restored_state import random_state_kept, settings_kept
 from vdnn.advisor.virtual_step import VirtualStep
 from vdnn.hardware import HardwareProfile, load_profile
 from vdnn.planning.budget import parse_budget
@@ -80,11 +79,13 @@ def advise(
     profile = profile_for(hardware)
     _budget_bytes(budget, profile)  # refuse a wrong budget before any step runs
     training = LoopTraining(model, loader, optimizer, loss, step=step, name=name)
-    told = Told()
+    host_reads = HostReads()
     on_progress("running real steps" if steps else "taking a batch")
     with settings_kept(optimizer):
-        observed = observe(training, steps, told)
-        return examine(training, profile, budget=budget, observed=observed, told=told, on_progress=on_progress)
+        observed = observe(training, steps, host_reads)
+        return examine(
+            training, profile, budget=budget, observed=observed, host_reads=host_reads, on_progress=on_progress
+        )
 
 
 def examine(
@@ -93,7 +94,7 @@ def examine(
     *,
     budget: int | str | None = None,
     observed: Observed | None = None,
-    told: Told | None = None,
+    host_reads: HostReads | None = None,
     on_progress: Callable[[str], None] = lambda doing: None,
 ) -> Advices:
     """Examine every kind of advice. The result names each kind that could not be examined, with the reason."""
@@ -103,20 +104,20 @@ def examine(
         profile,
         budget_bytes=budget_bytes,
         observed=observed,
-        told=told,
+        host_reads=host_reads,
         on_progress=on_progress,
     )
     found: list[Advice] = []
-    looked_at: list[Kind] = []
-    not_looked_at: list[NotLookedAt] = []
+    examined: list[Kind] = []
+    not_examined: list[NotExamined] = []
     with random_state_kept():
         for kind, examiner in EXAMINERS.items():
             try:
                 found += examiner(evidence)
             except NotSeen as missing:
-                not_looked_at.append(NotLookedAt(kind, str(missing)))
+                not_examined.append(NotExamined(kind, str(missing)))
             else:
-                looked_at.append(kind)
+                examined.append(kind)
         step = _base_or_none(evidence)
     found = [replace(advice, makes_it_fit=_makes_it_fit(advice.gain, budget_bytes)) for advice in found]
     on_progress("")
@@ -130,8 +131,8 @@ def examine(
         device="" if observed is None else observed.device,
         real_steps=0 if observed is None else observed.steps,
         found=tuple(sorted(found, key=lambda advice: advice.rank)),
-        looked_at=tuple(looked_at),
-        not_looked_at=tuple(not_looked_at),
+        examined=tuple(examined),
+        not_examined=tuple(not_examined),
     )
 
 

@@ -1,4 +1,4 @@
-"""Finds the largest batch that fits with few rehearsals: memory grows by about the same bytes for each sample."""
+"""Advises the largest batch that fits, where it takes less time for each sample or the present batch does not fit."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from vdnn.advisor.change import Change
 from vdnn.advisor.evidence import Evidence, NotSeen, sample_gain_between
 from vdnn.advisor.virtual_step import VirtualStep
 from vdnn.bytesize import format_bytes
+from vdnn.runtime.rehearsal.largest_batch import MOST, find_largest_batch
 
-_MOST = 1 << 20
 # A larger batch needs another learning rate, so it has to save at least this share of the time for a sample.
 _WORTH_RETUNING = 0.01
-_HALVES_EVERY = 3
 
 
 def largest_batch(evidence: Evidence) -> list[Advice]:
@@ -28,7 +27,7 @@ def largest_batch(evidence: Evidence) -> list[Advice]:
     limit = f"{batch} is the largest that fits."
     if batch == samples:
         limit = "all the data fits in one batch."
-    elif batch == _MOST:
+    elif batch == MOST:
         limit = f"{batch} fits, and no larger one was tried."
     return [
         Advice(
@@ -42,37 +41,14 @@ def largest_batch(evidence: Evidence) -> list[Advice]:
 
 def largest_that_fits(evidence: Evidence) -> int | None:
     """The largest batch that fits: one more sample does not fit, or does not exist. None if one sample does not fit."""
-    start = evidence.training.batch
-    most = max(start, min(_MOST, evidence.training.samples or _MOST))
-    fits, over = (start, most + 1) if evidence.fits else (0, start)
-    guess, tried = _along_the_line(evidence), 0
-    while over - fits > 1:
-        guess = min(max(guess, fits + 1), over - 1)
-        tried += 1
-        if _of(evidence, guess).peak_bytes <= evidence.budget_bytes:
-            fits = guess
-        else:
-            over = guess
-        guess = _next_guess(evidence, fits, over, tried, most)
-    return fits or None
-
-
-def _next_guess(evidence: Evidence, fits: int, over: int, tried: int, most: int) -> int:
-    """Interpolate between the largest batch known to fit and the smallest known not to: memory is nearly linear in the
-    batch. Every third guess bisects, so that the search ends."""
-    if over > most:
-        return fits + 1 if tried == 1 else 2 * fits
-    if not fits or tried % _HALVES_EVERY == 0:
-        return (fits + over) // 2
-    low, high = _of(evidence, fits).peak_bytes, _of(evidence, over).peak_bytes
-    return fits + (evidence.budget_bytes - low) * (over - fits) // (high - low)
-
-
-def _along_the_line(evidence: Evidence) -> int:
-    """The batch at which the line through this batch and its double meets the budget."""
-    base, double = evidence.base, _of(evidence, 2 * evidence.base.batch)
-    each_bytes = (double.peak_bytes - base.peak_bytes) / base.batch
-    return base.batch + int((evidence.budget_bytes - base.peak_bytes) // each_bytes)
+    batch = evidence.training.batch
+    largest = find_largest_batch(
+        lambda tried: evidence.budget_bytes - _of(evidence, tried).peak_bytes,
+        # This batch and its double are rehearsed already. The search halves the double if it does not fit.
+        first=batch if evidence.fits else 2 * batch,
+        most=max(batch, min(MOST, evidence.training.samples or MOST)),
+    )
+    return largest or None
 
 
 def grows(evidence: Evidence) -> bool:

@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from vdnn.advisor.census import Census, Counts
 from vdnn.advisor.diagnostics import tools_that_are_on
+from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.host_syncs import HostSync
 from vdnn.advisor.loop_training import LoopTraining
 from vdnn.advisor.parts import Parts
-from vdnn.advisor.random_state import random_state_kept
-from vdnn.advisor.told import Told
+from vdnn.advisor.restored_state import random_state_kept
 from vdnn.errors import InvalidArgumentError
 
 Clock = Callable[[], int]
@@ -52,8 +52,8 @@ class Observed:
     failure: str = ""
 
 
-def observe(training: LoopTraining, steps: int, told: Told, clock: Clock = time.perf_counter_ns) -> Observed:
-    """Run and observe `steps` steps. Sets the sample of `training`, and writes to `told` what the host was told."""
+def observe(training: LoopTraining, steps: int, host_reads: HostReads, clock: Clock = time.perf_counter_ns) -> Observed:
+    """Run and observe `steps` steps. Sets the sample of `training`, and notes in `host_reads` what the host read."""
     loader = training.loader
     sampler = getattr(loader, "sampler", None)
     with random_state_kept(getattr(loader, "generator", None), getattr(sampler, "generator", None)):
@@ -64,7 +64,7 @@ def observe(training: LoopTraining, steps: int, told: Told, clock: Clock = time.
         step_ns, failure = None, ""
         try:
             if steps:
-                counts, step_ns = _run(training, batches[:steps], told, clock)
+                counts, step_ns = _run(training, batches[:steps], host_reads, clock)
         except torch.OutOfMemoryError as error:
             failure = f"no room for a copy of the model: {str(error).splitlines()[0]}"
     shapes = {tuple(_shapes(batch)) for batch in batches}
@@ -104,13 +104,15 @@ def _batches(training: LoopTraining, steps: int, clock: Clock) -> tuple[list[Any
     return batches, waits
 
 
-def _run(training: LoopTraining, batches: list[Any], told: Told, clock: Clock) -> tuple[list[Counts], int | None]:
+def _run(
+    training: LoopTraining, batches: list[Any], host_reads: HostReads, clock: Clock
+) -> tuple[list[Counts], int | None]:
     model, optimizer, loss = training.copies()
     on_device = [tree_map_only(torch.Tensor, lambda one: one.to(training.device), batch) for batch in batches]
     counts = []
     for batch in on_device:
         parts = training.parts_of(model, optimizer, loss, batch)
-        with Census(model, optimizer, told) as census:
+        with Census(model, optimizer, host_reads) as census:
             census.begin_step()
             do_step(parts)
         counts.append(census.counts)

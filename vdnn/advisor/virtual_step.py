@@ -18,10 +18,10 @@ from vdnn.advisor.block_checkpoints import checkpoint_blocks
 from vdnn.advisor.census import Census
 from vdnn.advisor.change import Change
 from vdnn.advisor.convolution_weights import ConvolutionWeights, convolution_weights
+from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.host_syncs import HostSync
 from vdnn.advisor.optimizer_state import OptimizerForm, form_of
 from vdnn.advisor.parts import Parts, Training
-from vdnn.advisor.told import Told
 from vdnn.hardware import HardwareProfile
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
@@ -51,10 +51,12 @@ class VirtualStep:
     optimizer: OptimizerForm | None
 
 
-def rehearse(training: Training, profile: HardwareProfile, change: Change, told: Told | None = None) -> VirtualStep:
+def rehearse(
+    training: Training, profile: HardwareProfile, change: Change, host_reads: HostReads | None = None
+) -> VirtualStep:
     """Rehearse the step with `change`. The same step and change give the same numbers on any machine."""
     batch = change.batch or training.batch
-    known, scale = told or Told(), batch / change.micro_batches / training.batch
+    known, scale = host_reads or HostReads(), batch / change.micro_batches / training.batch
     with _tf32(change), torch.autograd.set_detect_anomaly(False), VirtualMachine(profile) as machine, CudaShaped():
         parts = training.parts(batch // change.micro_batches)
         blocks = _apply(change, parts)

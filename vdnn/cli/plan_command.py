@@ -17,8 +17,6 @@ from vdnn.errors import BudgetError, VdnnError
 from vdnn.hardware import profile_names
 from vdnn.requirements import require_core, require_torch
 
-_SEARCHED_BATCHES = 1 << 20
-
 
 def add_plan_command(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
@@ -127,7 +125,9 @@ def _plan(options: argparse.Namespace) -> int:
         return 0
     lines = [str(reports[0])]
     if options.largest_batch:
-        lines.append(f"  largest batch: {_largest_batches(make, step_options, on_progress)}")
+        budget_bytes = reports[0].planned.plan.budget_bytes
+        largest = _largest_batches(make, options.batch, budget_bytes, step_options, on_progress)
+        lines.append(f"  largest batch: {largest}")
     if options.compare is not None:
         lines += ["", comparison(reports)]
     sys.stdout.write("\n".join(lines) + "\n")
@@ -201,39 +201,31 @@ def _measured() -> Any:
 
 
 def _largest_batches(
-    make: Callable[[int], Any], step_options: dict[str, Any], on_progress: Callable[[str], None]
+    make: Callable[[int], Any],
+    batch: int,
+    budget_bytes: int | None,
+    step_options: dict[str, Any],
+    on_progress: Callable[[str], None],
 ) -> str:
-    """The largest batch with everything kept, and the largest with the least memory that any plan reaches."""
     from vdnn.hardware import load_profile
-    from vdnn.planning.budget import parse_budget
-    from vdnn.planning.least_memory import least_bytes
-    from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
+    from vdnn.runtime.rehearsal.largest_batch import CannotSearch, largest_batches
 
     hardware = step_options["hardware"]
     profile = load_profile(hardware) if isinstance(hardware, str) else hardware
-    known: dict[int, tuple[int, int]] = {}
-
-    def needs(batch: int) -> tuple[int, int]:
-        if batch not in known:
-            on_progress(f"trying batch {batch}")
-            optimizer, min_bytes = step_options["optimizer"], step_options["min_bytes"]
-            rehearsal = rehearse(subject_of(make, batch), profile, optimizer=optimizer, min_bytes=min_bytes)
-            recording = rehearsal.recording
-            known[batch] = recording.peak_bytes, least_bytes(recording)
-        return known[batch]
-
-    def largest(kind: int) -> int:
-        budget = profile.memory_bytes
-        if step_options["budget"] is not None:
-            budget = parse_budget(step_options["budget"]).bytes_for(profile.memory_bytes, needs(1)[1])
-        fits, high = 0, 1
-        while high <= _SEARCHED_BATCHES and needs(high)[kind] <= budget:
-            fits, high = high, 2 * high
-        while fits + 1 < high:
-            middle = (fits + high) // 2
-            fits, high = (middle, high) if needs(middle)[kind] <= budget else (fits, middle)
-        return fits
-
-    kept, least = largest(0), largest(1)
-    on_progress("")
-    return f"{kept} with everything kept, {least} with plans, on {format_bytes(profile.memory_bytes)}"
+    if budget_bytes is None:
+        budget_bytes = profile.memory_bytes
+    try:
+        kept, planned = largest_batches(
+            make,
+            profile,
+            budget_bytes,
+            first=batch,
+            optimizer=step_options["optimizer"],
+            min_bytes=step_options["min_bytes"],
+            on_progress=on_progress,
+        )
+    except CannotSearch as error:
+        return f"not found, {error}"
+    finally:
+        on_progress("")
+    return f"{kept} with everything kept, {planned} with plans, on {format_bytes(budget_bytes)}"

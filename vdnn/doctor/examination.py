@@ -10,7 +10,8 @@ import platform
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
 
 import vdnn
 from vdnn.doctor.facts import (
@@ -23,8 +24,11 @@ from vdnn.doctor.facts import (
     TorchFacts,
 )
 from vdnn.doctor.meanings import meanings_of
-from vdnn.doctor.sources import NativeCore, NativeDevice, Sources
+from vdnn.doctor.sources import Sources
 from vdnn.requirements import NEEDED, in_range
+
+if TYPE_CHECKING:
+    from vdnn._C import Device, HostLimits
 
 _T = TypeVar("_T")
 
@@ -32,7 +36,7 @@ _T = TypeVar("_T")
 def examine(sources: Sources | None = None) -> Report:
     """Reads what this machine has for vdnn. With a GPU it blocks for a second or two to measure the link."""
     sources = sources if sources is not None else Sources()
-    native: NativeCore | None = None
+    native: ModuleType | None = None
     try:
         native = sources.native_core()
         extension = ExtensionFacts(present=True, path=native.__file__, problem=None)
@@ -71,13 +75,13 @@ def _sentence(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _needed(native: NativeCore | None) -> NativeCore:
+def _needed(native: ModuleType | None) -> ModuleType:
     if native is None:
         raise LookupError("not read: the native core is missing")
     return native
 
 
-def _driver(native: NativeCore, library: str) -> DriverFacts:
+def _driver(native: ModuleType, library: str) -> DriverFacts:
     status = native.driver_status(library)
     version = int(status["version"])
     return DriverFacts(
@@ -93,8 +97,8 @@ def _unread_driver(library: str) -> Callable[[str], DriverFacts]:
     return lambda why: DriverFacts(library=library, loaded=False, version=None, device_count=0, problem=why)
 
 
-def _gpu(native: NativeCore | None, sources: Sources, ordinal: int) -> GpuFacts:
-    device = _needed(native).CudaDevice(ordinal, sources.library)
+def _gpu(native: ModuleType | None, sources: Sources, ordinal: int) -> GpuFacts:
+    device: Device = _needed(native).CudaDevice(ordinal, sources.library)
     try:
         facts = _described(device, ordinal)
         try:
@@ -105,7 +109,7 @@ def _gpu(native: NativeCore | None, sources: Sources, ordinal: int) -> GpuFacts:
         device.close()
 
 
-def _described(device: NativeDevice, ordinal: int) -> GpuFacts:
+def _described(device: Device, ordinal: int) -> GpuFacts:
     info = device.info
     capability = info.compute_capability
     return GpuFacts(
@@ -125,15 +129,15 @@ def _unread_gpu(ordinal: int) -> Callable[[str], GpuFacts]:
     return lambda why: GpuFacts(ordinal, None, None, None, None, None, None, None, why)
 
 
-def _codecs(native: NativeCore) -> tuple[CodecFacts, ...]:
+def _codecs(native: ModuleType) -> tuple[CodecFacts, ...]:
     names = _read(lambda: sorted(native.Kernel.__members__), lambda _: ["ALL"])
     # Empty if the build has device code.
     reason = _read(lambda: native.device_code_missing_reason(), lambda why: why)
     return tuple(CodecFacts(name.lower(), available=not reason, reason=reason or None) for name in names)
 
 
-def _host(native: NativeCore) -> HostFacts:
-    limits = native.host_limits()
+def _host(native: ModuleType) -> HostFacts:
+    limits: HostLimits = native.host_limits()
     return HostFacts(
         total_bytes=limits.total_bytes,
         available_bytes=limits.available_bytes,

@@ -1,5 +1,8 @@
 """Plans a recorded step: the plan, its predicted timeline, and on request a bound on how far from optimal it is.
 
+plan_step() is the one place that holds plans to the budget: it corrects plans of our policies that are over it, takes
+the shortest that fits, and refuses plans that do not fit if the caller asks for that.
+
 why_it_will_not_help() says before a run whether any plan can help.
 """
 
@@ -17,14 +20,13 @@ from vdnn.planning.footprint import interval_bytes
 from vdnn.planning.least_memory import describe_interval, least_bytes
 from vdnn.planning.policies import PlanPolicy, PlanRequest
 from vdnn.planning.recomputing import recording_under
+from vdnn.planning.search.prefix_cut import PrefixCut
 from vdnn.planning.search.use_moments import with_room_at_uses
 from vdnn.planning.simulate import simulate
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
 
-# Policies whose plans are corrected if their predicted peak exceeds the budget.
-_OURS = ("auto", "auto-offload")
 # The link counts as saturated if the copies take this many times as long as the step computes: most cannot be hidden.
 _SATURATED = 2
 
@@ -73,20 +75,57 @@ def plan_step(
     policy: str | PlanPolicy = "auto",
     *,
     certify: bool = False,
+    must_fit: bool = False,
 ) -> PlannedStep:
-    """Plans a step and simulates the plan. `certify` also computes the bound, which may take longer than planning."""
+    """Plans a step and simulates the plan.
+
+    Raises BudgetError if the policy aims at the budget and no plan meets it. Plans of a policy that may be corrected
+    are corrected where they are over the budget; plans of other policies are not changed. If the plan is over the
+    budget in the end, `fits` is False, or with `must_fit` VdnnError is raised. `certify` also computes the bound, which
+    may take longer than planning.
+    """
     began = time.perf_counter()
-    plan = make_planner(policy).plan(PlanRequest(recording, costs, budget_bytes))
-    timeline = simulate(recording, plan, costs)
-    if budget_bytes is not None and timeline.peak_bytes > budget_bytes and plan.policy in _OURS:
-        # The search does not see all memory that a use needs. Plans of other policies are not changed.
-        plan = with_room_at_uses(recording, plan, budget_bytes)
-        timeline = simulate(recording, plan, costs)
+    planner = make_planner(policy)
+    request = PlanRequest(recording, costs, budget_bytes)
+    plan, timeline = _shortest(planner, request)
+    if budget_bytes is not None and timeline.peak_bytes > budget_bytes:
+        if planner.name == "auto":
+            plan, timeline = min((plan, timeline), _shortest(PrefixCut(), request), key=lambda one: one[1].peak_bytes)
+        if must_fit and timeline.peak_bytes > budget_bytes:
+            raise VdnnError(
+                f"policy {planner.name!r} has no plan under {format_bytes(budget_bytes)}: the one it makes needs "
+                f"{format_bytes(timeline.peak_bytes)}. The policy 'auto' finds one from "
+                f"{format_bytes(least_bytes(recording))} on."
+            )
     seconds = time.perf_counter() - began
     bound = None
     if certify:
         bound = _bound(recording, costs, budget_bytes, timeline.step_ns)
     return PlannedStep(recording, plan, timeline, bound, seconds)
+
+
+def _shortest(planner: PlanPolicy, request: PlanRequest) -> tuple[Plan, Timeline]:
+    """The candidate with the shortest step, corrected, with its timeline. Where not even the first one fits, the others
+    may take as much memory as it does."""
+    recording, costs, budget_bytes = request
+    best: tuple[Plan, Timeline] | None = None
+    most_bytes = 0
+    for plan in planner.candidates(request):
+        timeline = simulate(recording, plan, costs)
+        if budget_bytes is not None and timeline.peak_bytes > budget_bytes and planner.may_be_corrected:
+            # The search does not see all memory that a use needs.
+            plan = with_room_at_uses(recording, plan, budget_bytes)
+            timeline = simulate(recording, plan, costs)
+        if best is None:
+            best = plan, timeline
+            most_bytes = max(budget_bytes or 0, timeline.peak_bytes)
+        elif timeline.step_ns < best[1].step_ns and timeline.peak_bytes <= most_bytes:
+            best = plan, timeline
+        if best[1].step_ns <= recording.compute_ns:
+            break
+    if best is None:
+        raise RuntimeError(f"policy {planner.name!r}: expected at least one candidate, got none")
+    return best
 
 
 def _bound(recording: Recording, costs: LinkCosts, budget_bytes: int | None, step_ns: int) -> Bound | None:

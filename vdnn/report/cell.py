@@ -1,7 +1,7 @@
 """Cell: how one peer trained one workload on one device, and what a step took. One line of a benchmark's results.
 
-Fields that do not apply are None. Unknown fields are ignored, so that the results of a newer benchmark can be read. A
-field of the wrong type is refused by name.
+Benchmarks fill it in while they measure; tables, claims and reports read it. Fields that do not apply are None. Unknown
+fields are ignored, so that the results of a newer benchmark can be read. A field of the wrong type is refused by name.
 """
 
 from __future__ import annotations
@@ -15,34 +15,39 @@ from typing import Any
 from vdnn.step.json_form import FormatError
 
 FORMAT = 1
-STATUSES = ("ok", "out-of-memory", "failed", "not-run", "timed-out")
+OK, OUT_OF_MEMORY, FAILED, NOT_RUN, TIMED_OUT = "ok", "out-of-memory", "failed", "not-run", "timed-out"
+STATUSES = (OK, OUT_OF_MEMORY, FAILED, NOT_RUN, TIMED_OUT)
 PLACES = ("cuda", "sim", "virtual")
 OWN_PEERS = ("vdnn", "vdnn-auto")
 CLOCKS = ("device", "host", "virtual")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cell:
     """One cell of a run.
 
-    `peer` is the way of training, such as "plain", "checkpoint" or "vdnn-auto". `step_ns` is the median of
-    `step_times_ns`. `said` tells why a status is not "ok". `identical` is True if the gradients equal those of plain.
-    `compiled` cells are compared with the compiled plain. `step` names the folder with the step's own files.
+    `peer` is the way of training, such as "plain", "checkpoint" or "vdnn-auto". `hardware` is the profile of the card
+    that was requested. `step_ns` is the median of `step_times_ns`. `requested_bytes` is the peak before an allocator
+    rounds. `said` tells why a status is not "ok". `identical` is True if the gradients equal those of plain, and
+    `deterministic` if every operation had a deterministic algorithm. `compiled` cells are compared with the compiled
+    plain. `step` names the folder with the step's own files.
     """
 
     workload: str
     peer: str
-    status: str = "ok"
+    status: str = OK
     batch: int | None = None
     budget: str | None = None
     budget_bytes: int | None = None
     place: str | None = None
+    hardware: str = ""
     device: str = ""
     clock: str | None = None
     said: str = ""
     step_ns: int | None = None
     step_times_ns: tuple[int, ...] = ()
     peak_bytes: int | None = None
+    requested_bytes: int | None = None
     reserved_bytes: int | None = None
     host_bytes: int | None = None
     to_host_bytes: int | None = None
@@ -53,6 +58,7 @@ class Cell:
     loss: str | None = None
     gradients: str | None = None
     identical: bool | None = None
+    deterministic: bool | None = None
     compiled: bool = False
     versions: dict[str, str] = field(default_factory=dict)
     commit: str | None = None
@@ -75,7 +81,7 @@ class Cell:
     @property
     def is_measured(self) -> bool:
         """True if the cell ran, and both its time and its memory are known."""
-        return self.status == "ok" and bool(self.step_ns) and bool(self.peak_bytes)
+        return self.status == OK and bool(self.step_ns) and bool(self.peak_bytes)
 
 
 def cell_from_json(fields: object, where: str) -> Cell:
@@ -160,12 +166,14 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "budget": _number_or_text,
     "budget_bytes": _count,
     "place": _one_of(PLACES),
+    "hardware": _text,
     "device": _text,
     "clock": _one_of(CLOCKS),
     "said": _text,
     "step_ns": _count,
     "step_times_ns": _counts,
     "peak_bytes": _count,
+    "requested_bytes": _count,
     "reserved_bytes": _count,
     "host_bytes": _count,
     "to_host_bytes": _count,
@@ -176,6 +184,7 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "loss": _number_or_text,
     "gradients": _text,
     "identical": _truth,
+    "deterministic": _truth,
     "compiled": _truth,
     "versions": _texts,
     "commit": _text,

@@ -8,7 +8,6 @@ ignored and named in `notes`, unless the run has nothing else. Of two cells with
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from vdnn.errors import InvalidArgumentError, VdnnError
 from vdnn.planning.recomputing import recording_under
 from vdnn.report.cell import Cell, cell_as_json, cell_from_json
 from vdnn.step.json_form import FormatError
+from vdnn.step.json_lines import append_json_lines, read_json_lines
 from vdnn.step.saved_step import STEPS_FOLDER, SavedStep
 
 CELLS_FILE = "cells.jsonl"
@@ -65,7 +65,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
             "`vdnn plan ... --save folder` writes it",
             got=found,
         )
-    cells, notes = _read_cells(cells_file) if cells_file.is_file() else ((), ())
+    cells, notes = _latest_cells(cells_file)
     steps, refused = _read_steps(steps_folder)
     if refused and not cells and not steps:
         raise FormatError(refused[0])
@@ -74,36 +74,22 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
 
 def append_cells(folder: str | os.PathLike[str], cells: Sequence[Cell]) -> None:
     """Append to the run's file of cells. Creates the folder and the file if missing."""
-    path = Path(folder) / CELLS_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    existing = path.read_bytes() if path.exists() else b""
-    if existing and not existing.endswith(b"\n"):  # remove a last line that was cut off: new cells must not continue it
-        path.write_bytes(existing[: existing.rfind(b"\n") + 1])
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(cell_as_json(cell)) + "\n" for cell in cells)
+    append_json_lines(Path(folder) / CELLS_FILE, map(cell_as_json, cells))
 
 
-def _read_cells(path: Path) -> tuple[tuple[Cell, ...], tuple[str, ...]]:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="strict").split("\n")
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: expected text in UTF-8, got an invalid byte at {error.start}.") from None
+def read_cells(path: str | os.PathLike[str]) -> list[Cell]:
+    """Every cell of a file of cells, in its order. Raises FormatError, which names the line, if one is not a cell."""
+    return [cell_from_json(fields, f"{path}, line {number}") for number, fields in read_json_lines(path).found]
+
+
+def _latest_cells(path: Path) -> tuple[tuple[Cell, ...], tuple[str, ...]]:
     found: dict[tuple[object, ...], Cell] = {}
-    notes: list[str] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            fields = json.loads(line)
-        except ValueError as error:
-            if number == len(lines):
-                notes.append(f"{CELLS_FILE}: line {number}, the last, was cut off and is ignored.")
-                break
-            raise FormatError(f"{path}, line {number}: expected JSON, got text that is not: {error}.") from None
-        cell = cell_from_json(fields, f"{path}, line {number}")
+    for cell in read_cells(path):
         found.pop(cell.identity, None)
         found[cell.identity] = cell
-    return tuple(found.values()), tuple(notes)
+    cut_off = read_json_lines(path).cut_off
+    note = f"{CELLS_FILE}: line {cut_off}, the last, was cut off and is ignored."
+    return tuple(found.values()), () if cut_off is None else (note,)
 
 
 def _read_steps(folder: Path) -> tuple[tuple[SavedStep, ...], list[str]]:

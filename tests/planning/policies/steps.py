@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from hypothesis import strategies as st
 
 from tests.planning.recordings import any_recording, chain
-from vdnn.planning.catalogue import make_planner
 from vdnn.planning.costs import LinkCosts
-from vdnn.planning.policies import PlanPolicy, PlanRequest
+from vdnn.planning.planned_step import plan_step
+from vdnn.planning.policies import PlanPolicy
 from vdnn.step.plan import Absence, Plan
 from vdnn.step.recording import Lifetime, Point, PointKind, Recording
 
@@ -21,7 +21,7 @@ CONVOLUTION = "ConvolutionBackward0"
 def made_plan(
     policy: str | PlanPolicy, recording: Recording, budget_bytes: int | None = None, costs: LinkCosts = EVEN
 ) -> Plan:
-    return make_planner(policy).plan(PlanRequest(recording, costs, budget_bytes))
+    return plan_step(recording, costs, budget_bytes, policy).plan
 
 
 def absences_of(plan: Plan) -> dict[int, tuple[Absence, ...]]:

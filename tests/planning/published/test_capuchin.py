@@ -7,7 +7,7 @@ from tests.planning.recordings import chain
 from vdnn.planning.gaps import gaps_of
 from vdnn.planning.policies.step_clock import StepClock
 from vdnn.planning.published.capuchin import Capuchin
-from vdnn.planning.published.free_time import free_ns
+from vdnn.planning.published.peak_picking import free_ns
 from vdnn.planning.simulate import simulate
 from vdnn.step.plan import Absence
 from vdnn.step.recording import Recording

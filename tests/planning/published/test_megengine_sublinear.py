@@ -13,10 +13,9 @@ from tests.planning.published.recomputed_chains import (
     recomputed_peak_bytes,
 )
 from tests.planning.recordings import recomputable
-from vdnn.planning.published.megengine_sublinear import MegengineSublinear, worth_discarding
+from vdnn.planning.published.megengine_sublinear import MegengineSublinear, SublinearConfig, worth_discarding
 from vdnn.planning.published.recomputed_steps import RecomputedSteps
 from vdnn.planning.published.save_blocks import SaveBlocks
-from vdnn.planning.published.sublinear_config import SublinearConfig
 from vdnn.step.recording import Recording
 
 MIB = 1 << 20

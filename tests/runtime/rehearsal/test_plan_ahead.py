@@ -212,6 +212,23 @@ def test_the_command_finds_the_largest_batch(capsys: pytest.CaptureFixture[str])
     assert plan_of(unet, kept + 1, budget="min").planned.recording.peak_bytes > profile.memory_bytes
 
 
+def test_a_batch_that_cannot_be_tried_leaves_the_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "up_to_eight.py").write_text(
+        "import torch, vdnn\n"
+        "def build(batch):\n"
+        "    if batch > 8:\n"
+        "        raise vdnn.VdnnError('more than the sampler has.')\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()), torch.randn(batch, 64)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    wanted = ("up_to_eight.py:build", "--batch", "8", "--min-bytes", "64", "--largest-batch", "--no-bound")
+    code, out, _ = ran(capsys, *wanted)
+    assert code == 0
+    assert "  largest batch: not found, at batch 16: more than the sampler has." in out.splitlines()
+
+
 def _numbers(line: str) -> tuple[int, int]:
     words = line.replace(",", "").split()
     return int(words[2]), int(words[6])

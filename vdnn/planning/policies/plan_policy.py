@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from vdnn.planning.costs import LinkCosts
@@ -34,4 +35,14 @@ class PlanPolicy(ABC):
     @abstractmethod
     def plan(self, request: PlanRequest) -> Plan:
         """A plan for the recorded step. A policy that aims at the budget raises BudgetError if no plan can meet it. The
-        plan of any other policy may be over the budget: the caller checks its peak."""
+        plan of any other policy may be over the budget: plan_step() checks its peak."""
+
+    @property
+    def may_be_corrected(self) -> bool:
+        """True: plan_step() releases storages earlier if a plan is over the budget, as far as that helps."""
+        return False
+
+    def candidates(self, request: PlanRequest) -> Iterator[Plan]:
+        """Plans of which plan_step() takes the shortest under the budget. It asks for the next one only if none so far
+        is as short as the computing of the step."""
+        yield self.plan(request)

@@ -18,8 +18,7 @@ from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.step_clock import StepClock
 from vdnn.planning.policies.swap_schedule import release_when_copied, reload_within_room
 from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
-from vdnn.planning.published.free_time import free_ns
-from vdnn.planning.published.peak_picking import Ranking, pick_at_peak
+from vdnn.planning.published.peak_picking import Ranking, free_ns, pick_at_peak
 from vdnn.step.plan import Plan, make_plan
 
 

@@ -15,9 +15,8 @@ from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.step_clock import StepClock
 from vdnn.planning.policies.swap_schedule import release_when_copied, reload_within_room
 from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
-from vdnn.planning.published.free_time import free_ns
-from vdnn.planning.published.peak_picking import pick_at_peak
-from vdnn.planning.published.step_time import StepTime
+from vdnn.planning.published.peak_picking import free_ns, pick_at_peak
+from vdnn.planning.search.step_model import make_step_model, tuples_by_gap
 from vdnn.step.plan import Absence, Plan, make_plan
 
 
@@ -67,7 +66,7 @@ class Capuchin(PlanPolicy):
         budget_bytes: int,
     ) -> dict[Gap, Absence]:
         """The absences with the shortest step among all simulated ones."""
-        step_time = StepTime(request.recording, gaps, request.costs)
+        model = make_step_model(request.recording, gaps, request.costs)
         lead_ns = {gap: float(clock.to_device_ns(gap.nbytes)) for gap in gaps}
         best: dict[Gap, Absence] = {}
         best_ns: int | None = None
@@ -78,7 +77,7 @@ class Capuchin(PlanPolicy):
                 if gap.use is not None
             }
             absences = reload_within_room(request.recording, released, triggers, budget_bytes)
-            outcome = step_time.outcome(absences)
+            outcome = model.replay(tuples_by_gap(gaps, absences))
             if best_ns is None or outcome.step_ns < best_ns:
                 best, best_ns = absences, outcome.step_ns
             late = [gaps[index] for index, is_reload, _, _ in outcome.stalls if is_reload and index >= 0]

@@ -18,7 +18,7 @@ from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.step_clock import StepClock
 from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
 from vdnn.planning.published.capuchin import Capuchin
-from vdnn.planning.published.free_time import free_ns
+from vdnn.planning.published.peak_picking import free_ns
 from vdnn.planning.published.recomputed_steps import RecomputedSteps
 from vdnn.planning.recomputing import with_recomputes
 from vdnn.step.plan import Absence, Action, Plan, PlannedLifetime

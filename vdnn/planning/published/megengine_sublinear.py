@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
 from vdnn.planning.policies.backward_operations import operations_of
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
 from vdnn.planning.published.recomputed_steps import RecomputedStep, RecomputedSteps, plan_of_recomputes
 from vdnn.planning.published.save_blocks import SaveBlocks
-from vdnn.planning.published.sublinear_config import SublinearConfig
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 
@@ -26,6 +26,31 @@ _SEED = 2333
 _LEAST_THRESHOLD = 1 << 10
 _SURVIVAL = 7 / 8
 _MOST_REFINED = 100  # so many of the most expensive recomputes may be undone at the end
+
+
+@dataclass(frozen=True, slots=True)
+class SublinearConfig:
+    """The parameters of MegEngine's sublinear memory, under its names.
+
+    `thresh_nr_try`: block sizes that are tried in each of two rounds. `genetic_nr_iter`: generations of the genetic
+    search, none by default. `genetic_pool_size`: how many survive a generation. `lb_memory_mb`: a peak in MiB below
+    which memory is spent on time. `num_worker` has no effect here: one worker is enough.
+    """
+
+    thresh_nr_try: int = 10
+    genetic_nr_iter: int = 0
+    genetic_pool_size: int = 20
+    lb_memory_mb: int = 0
+    num_worker: int = 1
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 1 if field.name in ("genetic_pool_size", "num_worker") else 0
+            if type(value) is not int or value < least:
+                raise ValueError(
+                    f"SublinearConfig: expected {field.name} to be an integer of at least {least}, got {value!r}."
+                )
 
 
 class MegengineSublinear(PlanPolicy):

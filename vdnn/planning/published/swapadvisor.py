@@ -12,11 +12,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from vdnn import _C
 from vdnn.planning.gaps import Gap, gaps_of, planned_lifetimes
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.policies.under_budget import budget_to_meet, keep_everything
 from vdnn.planning.published.belady import belady
-from vdnn.planning.published.step_time import StepTime
+from vdnn.planning.search.step_model import make_step_model, tuples_by_gap
 from vdnn.step.plan import Absence, Plan, make_plan
 from vdnn.step.recording import Recording
 
@@ -55,11 +56,11 @@ class SwapAdvisor(PlanPolicy):
             return keep_everything(request, self.name)
         recording = request.recording
         gaps = gaps_of(recording)
-        step_time = StepTime(recording, gaps, request.costs)
+        model = make_step_model(recording, gaps, request.costs)
         evaluations = self._evaluations
         if evaluations is None:
             evaluations = min(max(_EFFORT // len(recording.points), _LEAST_EVALUATIONS), _MOST_EVALUATIONS)
-        evolution = _Evolution(recording, gaps, step_time, budget_bytes, evaluations, random.Random(self._seed))
+        evolution = _Evolution(recording, gaps, model, budget_bytes, evaluations, random.Random(self._seed))
         return make_plan(recording, self.name, planned_lifetimes(recording, evolution.run()), budget_bytes)
 
 
@@ -78,7 +79,7 @@ class _Evolution:
 
     recording: Recording
     gaps: Sequence[Gap]
-    step_time: StepTime
+    model: _C.StepModel
     budget_bytes: int
     evaluations: int
     draw: random.Random
@@ -114,7 +115,8 @@ class _Evolution:
         absences = belady(self.recording, self.gaps, [bool(gene) for gene in genes], self.budget_bytes)
         if absences is None:
             return None
-        return _Individual(genes, self.step_time.outcome(absences).step_ns, absences)
+        step_ns = self.model.replay(tuples_by_gap(self.gaps, absences)).step_ns
+        return _Individual(genes, step_ns, absences)
 
     def _random_genes(self) -> bytes:
         """Genes that leave out a random share of the gaps, up to half of them."""

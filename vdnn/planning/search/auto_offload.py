@@ -60,6 +60,10 @@ class AutoOffload(PlanPolicy):
     def source(self) -> str:
         return "vdnn"
 
+    @property
+    def may_be_corrected(self) -> bool:
+        return True
+
     def plan(self, request: PlanRequest) -> Plan:
         recording, budget_bytes = request.recording, request.budget_bytes
         if budget_bytes is None or recording.peak_bytes <= budget_bytes:

@@ -1,12 +1,14 @@
 """Makes the native core's models of a step from a Recording. The search for a plan asks them thousands of times.
 
-They give the same answers as simulate.py, recomputing.py and gaps.py, and as the tests' schedule.py; tests compare
-them.
+[Note: Native and Python] A search asks the native forms, which answer with times and bytes only; tests compare them.
+The Python forms that ship make what the search does not: simulate.py and link_clock.py the whole Timeline of a plan,
+recomputing.py and gaps.py the Recording and the gaps of a step under a plan. The schedule of a choice of gaps is native
+alone; its reference is tests/planning/reference/schedule.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from vdnn import _C
 from vdnn.planning.costs import LinkCosts
@@ -82,6 +84,15 @@ def gaps_of_recomputed(recomputed: _C.RecomputedStep) -> tuple[Gap, ...]:
 
 def absences_by_gap(gaps: Sequence[Gap], absences: Iterable[AbsenceTuple]) -> dict[Gap, Absence]:
     return {gaps[gap]: Absence(release, None if reload < 0 else reload) for gap, release, reload in absences}
+
+
+def tuples_by_gap(gaps: Sequence[Gap], absences: Mapping[Gap, Absence]) -> list[AbsenceTuple]:
+    """The inverse of absences_by_gap()."""
+    return [
+        (index, absences[gap].release_point, _point(absences[gap].reload_point))
+        for index, gap in enumerate(gaps)
+        if gap in absences
+    ]
 
 
 def tuples_of_plan(gaps: Sequence[Gap], plan: Plan) -> list[AbsenceTuple]:

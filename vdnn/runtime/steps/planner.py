@@ -42,19 +42,9 @@ class BudgetPlanner:
         costs = self.costs(timeline)
         require_feasible_budget(recording, budget_bytes)
         target_bytes = self.target_bytes(recording, tightened_bytes)
-        planned = plan_step(recording, costs, target_bytes, self.policy)
-        if not planned.fits and self.policy.name == "auto":
-            # If forwards and backwards interleave (pipelines), a storage that is released at a use is still allocated
-            # when the storage of that use has been reloaded. The model that auto searches with does not include this
-            # moment, and use_moments.py could not repair the plan.
-            other = plan_step(recording, costs, target_bytes, "prefix-cut")
-            planned = min(planned, other, key=lambda one: one.timeline.peak_bytes)
-        if not planned.fits and not (self.policy.name == "auto" and self._wants_the_least):
-            raise VdnnError(
-                f"policy {self.policy.name!r} has no plan under {format_bytes(target_bytes)}: the one it makes needs "
-                f"{format_bytes(planned.timeline.peak_bytes)}. The policy 'auto' finds one from "
-                f"{format_bytes(least_bytes(recording))} on."
-            )
+        # For the budget "min" the plan with the lowest peak is accepted.
+        must_fit = not (self.policy.name == "auto" and self._wants_the_least)
+        planned = plan_step(recording, costs, target_bytes, self.policy, must_fit=must_fit)
         self._require_host(planned.plan, target_bytes)
         return planned.plan
 
@@ -72,7 +62,7 @@ class BudgetPlanner:
 
     @property
     def _wants_the_least(self) -> bool:
-        """True for the budget "min": then the plan with the lowest peak is accepted."""
+        """True for the budget "min"."""
         return self.budget is not None and self.budget.nbytes is None and self.budget.share is None
 
     def costs(self, timeline: Timeline | None) -> LinkCosts:

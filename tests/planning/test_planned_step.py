@@ -1,0 +1,89 @@
+"""plan_step alone holds plans to the budget: it corrects them, takes the shortest candidate that fits, or refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.planning.search.test_use_moments import FAST, SAVE, USE, step_of
+from vdnn.errors import VdnnError
+from vdnn.planning.gaps import gaps_of
+from vdnn.planning.planned_step import plan_step
+from vdnn.planning.policies import PlanPolicy, PlanRequest
+from vdnn.planning.search.step_model import AbsenceTuple, plan_of
+from vdnn.step.plan import Plan
+
+# At the use of the first storage, it is reloaded before the second one is released. The third takes the room.
+STEP = step_of([(SAVE, 0), (SAVE, 1), (USE, 0), (SAVE, 2), (USE, 2), (USE, 1)], [40, 30, 50])
+FIRST, SECOND = (next(place for place, gap in enumerate(gaps_of(STEP)) if gap.lifetime == one) for one in (0, 1))
+LATE: tuple[AbsenceTuple, ...] = ((FIRST, 0, -1), (SECOND, 2, -1))  # 70 bytes beside the resident ones at that use
+EARLY: tuple[AbsenceTuple, ...] = ((FIRST, 0, -1), (SECOND, 1, -1))
+NOTHING: tuple[AbsenceTuple, ...] = ()
+KEPT = STEP.peak_bytes
+
+
+class Fixed(PlanPolicy):
+    """Proposes plans with these absences, whatever the budget is."""
+
+    def __init__(self, *candidates: Sequence[AbsenceTuple], may_be_corrected: bool = False) -> None:
+        self._candidates = candidates
+        self._may_be_corrected = may_be_corrected
+        self.proposed = 0
+
+    @property
+    def name(self) -> str:
+        return "fixed"
+
+    @property
+    def source(self) -> str:
+        return "a test"
+
+    @property
+    def may_be_corrected(self) -> bool:
+        return self._may_be_corrected
+
+    def plan(self, request: PlanRequest) -> Plan:
+        return next(self.candidates(request))
+
+    def candidates(self, request: PlanRequest) -> Iterator[Plan]:
+        for absences in self._candidates:
+            self.proposed += 1
+            yield plan_of(STEP, gaps_of(STEP), absences, self.name, request.budget_bytes)
+
+
+def test_a_plan_over_the_budget_is_corrected() -> None:
+    as_proposed = plan_step(STEP, FAST, None, Fixed(LATE))
+    budget_bytes = as_proposed.timeline.peak_bytes
+    corrected = Fixed(EARLY).plan(PlanRequest(STEP, FAST, budget_bytes - 1))
+    assert as_proposed.plan.lifetimes != corrected.lifetimes
+    planned = plan_step(STEP, FAST, budget_bytes - 1, Fixed(LATE, may_be_corrected=True))
+    assert planned.plan == corrected
+    unchanged = plan_step(STEP, FAST, budget_bytes, Fixed(LATE, may_be_corrected=True))
+    assert unchanged.plan.lifetimes == as_proposed.plan.lifetimes
+
+
+def test_a_plan_that_may_not_be_corrected_is_reported_or_refused() -> None:
+    budget_bytes = plan_step(STEP, FAST, None, Fixed(LATE)).timeline.peak_bytes - 1
+    planned = plan_step(STEP, FAST, budget_bytes, Fixed(LATE))
+    assert not planned.fits
+    with pytest.raises(VdnnError, match="policy 'fixed' has no plan under .*'auto' finds one from"):
+        plan_step(STEP, FAST, budget_bytes, Fixed(LATE), must_fit=True)
+
+
+def test_a_plan_that_cannot_be_corrected_is_refused() -> None:
+    with pytest.raises(VdnnError, match="policy 'fixed' has no plan under"):
+        plan_step(STEP, FAST, KEPT - 1, Fixed(NOTHING, may_be_corrected=True), must_fit=True)
+
+
+def test_the_shortest_candidate_is_taken_if_it_takes_no_more_memory() -> None:
+    slow, short = plan_step(STEP, FAST, None, Fixed(EARLY)), plan_step(STEP, FAST, None, Fixed(NOTHING))
+    assert short.timeline.step_ns < slow.timeline.step_ns
+    assert plan_step(STEP, FAST, KEPT, Fixed(EARLY, NOTHING)).plan.lifetimes == short.plan.lifetimes
+    assert plan_step(STEP, FAST, KEPT - 1, Fixed(EARLY, NOTHING)).plan.lifetimes == slow.plan.lifetimes
+
+
+def test_no_candidate_is_asked_for_after_one_without_a_stall() -> None:
+    policy = Fixed(NOTHING, EARLY)
+    assert plan_step(STEP, FAST, KEPT, policy).timeline.step_ns == STEP.compute_ns
+    assert policy.proposed == 1
