@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vdnn.report.plan_report import PlanReport
     from vdnn.runtime.machine.virtual_machine import VirtualMachine
     from vdnn.runtime.rehearsal.plan_ahead import plan
+    from vdnn.runtime.session.limits import Limits
     from vdnn.runtime.session.offload import keep, offload, paused
     from vdnn.runtime.session.save_on_cpu import save_on_cpu
     from vdnn.runtime.session.session import Session
@@ -33,6 +34,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "Advices",
     "BudgetError",
+    "Limits",
     "Plan",
     "PlanReport",
     "Recording",
@@ -56,6 +58,7 @@ __all__ = [
 
 # Names of the runtime. They are imported on their first use, so that `import vdnn` does not import torch.
 _RUNTIME_NAMES = {
+    "Limits": "vdnn.runtime.session.limits",
     "Session": "vdnn.runtime.session.session",
     "VirtualMachine": "vdnn.runtime.machine.virtual_machine",
     "advise": "vdnn.advisor.examination",

@@ -97,8 +97,7 @@ def vdnn_ways() -> dict[str, Session]:
         return vdnn.offload(
             device=device,  # type: ignore[arg-type]  # a native device stands for the CPU's tensors in tests
             min_bytes=min_bytes,
-            offload_window=window,
-            reload_window=window,
+            limits=vdnn.Limits(offload_window=window, reload_window=window),
         )
 
     return {

@@ -17,6 +17,7 @@ from tests.conftest import SCHEDULES
 from tests.runtime.identity.outcome import Outcome, differences
 from tests.runtime.identity.runs import NUDGE_SAVES, Mode, nudge, run_call
 from vdnn import _C
+from vdnn.runtime.session.limits import Limits
 from vdnn.runtime.session.offload import offload
 from vdnn.runtime.storage.counters import Counters, Kept
 
@@ -31,7 +32,9 @@ class IdentityRig:
     def __init__(self, schedule: _C.Schedule, seed: int = 0, policy: str = "vdnn-all") -> None:
         self._device = _C.OrderingChecker(_C.SimDevice(schedule=schedule, seed=seed), _C.OnViolation.COLLECT)
         self._schedule = schedule.name.lower()
-        self._session = offload(policy, device=self._device, min_bytes=0, offload_window=1, reload_window=4096)
+        self._session = offload(
+            policy, device=self._device, min_bytes=0, limits=Limits(offload_window=1, reload_window=4096)
+        )
         self.counters: Counters = self._session.counters
         self.compared = 0
         self.saved_nothing: list[str] = []

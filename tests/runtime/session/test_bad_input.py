@@ -65,13 +65,8 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"min_bytes": -4096}, ValueError, "min_bytes: expected a size of at least 1 byte, got -4096."),
     ({"min_bytes": False}, TypeError, f"min_bytes: {A_SIZE}, got the bool False."),
     ({"min_bytes": None}, TypeError, f"min_bytes: {A_SIZE}, got NoneType None."),
-    ({"host_budget": "64 gigs"}, ValueError, f"host_budget: {A_SIZE}, got '64 gigs'"),
-    ({"host_budget": 0}, ValueError, "host_budget: expected a size of at least 1 byte, got 0."),
-    ({"host_budget": 2.0}, TypeError, f"host_budget: {A_SIZE}, got the float 2.0."),
-    ({"offload_window": "wide"}, ValueError, f"offload_window: {A_SIZE}, got 'wide'."),
-    ({"offload_window": 0}, ValueError, "offload_window: expected a size of at least 1 byte, got 0."),
-    ({"reload_window": "1" * 30}, ValueError, "reload_window: expected a size of at most "),
-    ({"reload_window": None}, TypeError, f"reload_window: {A_SIZE}, got NoneType None."),
+    ({"limits": "64GiB"}, TypeError, "limits: expected a vdnn.Limits, got str."),
+    ({"limits": None}, TypeError, "limits: expected a vdnn.Limits, got NoneType."),
     (
         {"integrity": True, "device": TITAN_X},
         ValueError,
@@ -81,6 +76,16 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"warmup_steps": 1.5}, ValueError, "warmup_steps: expected a number of steps, 0 or more, got 1.5."),
     ({"warmup_steps": "one"}, ValueError, "warmup_steps: expected a number of steps, 0 or more, got 'one'."),
     ({"warmup_steps": None}, ValueError, "warmup_steps: expected a number of steps, 0 or more, got None."),
+]
+
+REFUSED_LIMITS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"host_budget": "64 gigs"}, ValueError, f"host_budget: {A_SIZE}, got '64 gigs'"),
+    ({"host_budget": 0}, ValueError, "host_budget: expected a size of at least 1 byte, got 0."),
+    ({"host_budget": 2.0}, TypeError, f"host_budget: {A_SIZE}, got the float 2.0."),
+    ({"offload_window": "wide"}, ValueError, f"offload_window: {A_SIZE}, got 'wide'."),
+    ({"offload_window": 0}, ValueError, "offload_window: expected a size of at least 1 byte, got 0."),
+    ({"reload_window": "1" * 30}, ValueError, "reload_window: expected a size of at most "),
+    ({"reload_window": None}, TypeError, f"reload_window: {A_SIZE}, got NoneType None."),
 ]
 
 
@@ -98,6 +103,13 @@ def test_offload_refuses(options: dict[str, Any], kind: type[Exception], message
         vdnn.offload(**options)
     assert str(refused.value).startswith(beginning)
     assert all(part in str(refused.value) for part in rest)
+
+
+@pytest.mark.parametrize(("limits", "kind", "message"), REFUSED_LIMITS, ids=[_name(one[0]) for one in REFUSED_LIMITS])
+def test_limits_refuse_what_is_not_a_size(limits: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as refused:
+        vdnn.Limits(**limits)
+    assert str(refused.value).startswith(message)
 
 
 @pytest.mark.parametrize("thing", [[], "model", None, nn.Linear], ids=repr)

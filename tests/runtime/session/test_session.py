@@ -15,6 +15,7 @@ from tests.runtime.rigs.networks import conv_chain, images, perceptron
 from tests.runtime.rigs.side_by_side import assert_nothing_alive, assert_same_as_plain
 from vdnn import _C
 from vdnn.errors import ClosedError, VdnnError
+from vdnn.runtime.session.limits import Limits
 from vdnn.runtime.session.offload import keep, offload, paused
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.storage.counters import Kept
@@ -275,7 +276,7 @@ def test_a_graph_outlives_the_dropped_session(schedule: _C.Schedule) -> None:
     train(model, x)
     plain = [weight.grad for weight in model.parameters()]
     model.zero_grad(set_to_none=True)
-    session = offload(device=_C.SimDevice(schedule=schedule), min_bytes=0, offload_window="1KiB")
+    session = offload(device=_C.SimDevice(schedule=schedule), min_bytes=0, limits=Limits(offload_window="1KiB"))
     with session:
         loss = model(x).square().sum()
     del session

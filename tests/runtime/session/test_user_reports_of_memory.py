@@ -247,7 +247,9 @@ def checkpointed_step(policy: str, **options: Any) -> tuple[int, int, Session]:
     """Returns the bytes allocated after the forward of a step, the peak of that step, and the session."""
     with VirtualMachine("titan-x") as machine:
         blocks, x = nn.ModuleList(Block() for _ in range(4)), torch.randn(256, 256, requires_grad=True)
-        with vdnn.offload(policy, device=machine, min_bytes=0, offload_window=1, **options) as session:
+        with vdnn.offload(
+            policy, device=machine, min_bytes=0, limits=vdnn.Limits(offload_window=1), **options
+        ) as session:
             for _ in range(3):
                 machine.reset_peak()
                 hidden = x * 1.0
