@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vdnn.errors import InvalidArgumentError, VdnnError
+from vdnn.errors import FormatError, InvalidArgumentError, VdnnError
 from vdnn.planning.recomputing import recording_under
 from vdnn.report.cell import Cell, cell_as_json, cell_from_json
-from vdnn.step.json_form import FormatError
 from vdnn.step.saved_step import STEPS_FOLDER, SavedStep
 
 CELLS_FILE = "cells.jsonl"
@@ -68,7 +67,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     cells, notes = _read_cells(cells_file) if cells_file.is_file() else ((), ())
     steps, refused = _read_steps(steps_folder)
     if refused and not cells and not steps:
-        raise FormatError(refused[0])
+        raise refused[0]
     return Run(path, cells, steps, (*notes, *(f"A step is ignored: {one}" for one in refused)))
 
 
@@ -87,7 +86,9 @@ def _read_cells(path: Path) -> tuple[tuple[Cell, ...], tuple[str, ...]]:
     try:
         lines = path.read_text(encoding="utf-8", errors="strict").split("\n")
     except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: expected text in UTF-8, got an invalid byte at {error.start}.") from None
+        raise FormatError(
+            where=str(path), problem=f"expected text in UTF-8, got an invalid byte at {error.start}."
+        ) from None
     found: dict[tuple[object, ...], Cell] = {}
     notes: list[str] = []
     for number, line in enumerate(lines, start=1):
@@ -99,7 +100,9 @@ def _read_cells(path: Path) -> tuple[tuple[Cell, ...], tuple[str, ...]]:
             if number == len(lines):
                 notes.append(f"{CELLS_FILE}: line {number}, the last, was cut off and is ignored.")
                 break
-            raise FormatError(f"{path}, line {number}: expected JSON, got text that is not: {error}.") from None
+            raise FormatError(
+                where=f"{path}, line {number}", problem=f"expected JSON, got text that is not: {error}."
+            ) from None
         cell = cell_from_json(fields, f"{path}, line {number}")
         found.pop(cell.identity, None)
         found[cell.identity] = cell
@@ -116,7 +119,7 @@ def _read_steps(folder: Path) -> tuple[tuple[SavedStep, ...], list[str]]:
             step = SavedStep.load(one)
             _require_one_step(step, one)
         except FormatError as error:
-            refused.append(str(error))
+            refused.append(error)
             continue
         if not step.is_empty:
             steps.append(step)
@@ -135,12 +138,13 @@ def _require_one_step(step: SavedStep, folder: Path) -> None:
         try:
             followed = recording_under(recording, plan.lifetimes)
         except VdnnError as error:
-            raise FormatError(f"{folder}: {error}") from None
+            raise FormatError(where=str(folder), problem=str(error)) from None
         sizes = [lifetime.nbytes for lifetime in followed.lifetimes]
         fits = sizes == planned and len(followed.points) == len(plan.points)
     if not fits:
         raise FormatError(
-            f"{folder}: plan.json is for another step than recording.json: the plan has {len(planned)} storages and "
+            where=str(folder),
+            problem=f"plan.json is for another step than recording.json: the plan has {len(planned)} storages and "
             f"{len(plan.points)} points, the recording has {len(recorded)} and {len(recording.points)}. "
-            "Save the plan and the recording of the same step."
+            "Save the plan and the recording of the same step.",
         )

@@ -21,12 +21,11 @@ from tests.runtime.rigs.networks import perceptron
 from tests.runtime.rigs.side_by_side import assert_same_as_plain
 from tests.runtime.rigs.virtual_training import train
 from vdnn import Plan, Recording, Timeline, VirtualMachine
-from vdnn.errors import VdnnError
+from vdnn.errors import FormatError, VdnnError
 from vdnn.planning.catalogue import policy_names
 from vdnn.planning.policies.vdnn_all import VdnnAll
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.storage.counters import Kept
-from vdnn.step.json_form import FormatError
 
 A_PLAN = Plan("by hand", "cpu", "titan-x", None, (), ())
 TITAN_X = VirtualMachine("titan-x")
@@ -58,8 +57,8 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"policy": A_PLAN}, TypeError, "policy: expected a name or a policy, got a Plan: give it as plan=."),
     ({"plan": "plan.json"}, TypeError, "plan: expected a Plan, got str; Plan.load reads one from a file."),
     ({"policy": "keep", "plan": A_PLAN}, ValueError, "policy: a plan is followed as it is. Give one of the two."),
-    ({"budget": "1GiB", "device": "sim"}, VdnnError, CLOCK),
-    ({"measure": True, "device": "sim"}, VdnnError, CLOCK),
+    ({"budget": "1GiB", "device": "sim"}, ValueError, CLOCK),
+    ({"measure": True, "device": "sim"}, ValueError, CLOCK),
     ({"min_bytes": "small"}, ValueError, f"min_bytes: {A_SIZE}, got 'small'."),
     ({"min_bytes": ""}, ValueError, f"min_bytes: {A_SIZE}, got ''."),
     ({"min_bytes": -4096}, ValueError, "min_bytes: expected a size of at least 1 byte, got -4096."),
@@ -164,7 +163,7 @@ def test_a_cuda_graph_captured_inside_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_a_virtual_machine_is_entered_once() -> None:
     with VirtualMachine("titan-x") as machine:
-        with pytest.raises(RuntimeError, match="this virtual machine is already entered: make another one."), machine:
+        with pytest.raises(VdnnError, match="this virtual machine is already entered: make another one."), machine:
             pass
         assert torch.ones(3).sum().shape == ()
     with machine:  # a machine that was left may be entered again

@@ -240,7 +240,7 @@ def test_two_models_in_turn_get_a_plan_each() -> None:
 def test_a_plan_that_contradicts_itself_is_refused() -> None:
     plan = prefix_cut(recording_of("chain"), recording_of("chain").peak_bytes)
     backwards = PlannedLifetime(10, Action.OFFLOAD, (Absence(5, 3),))
-    with pytest.raises(vdnn.VdnnError, match="lifetime 0 is released at point 5 and reloaded at 3"):
+    with pytest.raises(vdnn.VdnnError, match="got lifetime 0, which is released at point 5 and reloaded at 3"):
         dataclasses.replace(plan, lifetimes=(backwards, *plan.lifetimes[1:]))
     with pytest.raises(vdnn.VdnnError, match="got lifetime 0 to offload with absences"):
         dataclasses.replace(plan, lifetimes=(PlannedLifetime(10, Action.OFFLOAD), *plan.lifetimes[1:]))

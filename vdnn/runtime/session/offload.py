@@ -14,7 +14,6 @@ from typing import Literal, TypeVar
 import torch
 
 from vdnn import _C
-from vdnn.errors import VdnnError
 from vdnn.planning.budget import Budget, parse_budget
 from vdnn.planning.catalogue import has_online, has_planner, make_planner, make_policy
 from vdnn.planning.policies import OnlinePolicy, PlanPolicy
@@ -77,8 +76,8 @@ def offload(
         limits: Further limits of memory, such as ``vdnn.Limits(host_budget="64GiB")``, that few trainings need.
 
     Raises:
-        ValueError, TypeError: An argument is wrong, or two arguments contradict each other.
-        VdnnError: The device has no clock and no count of memory, which ``budget`` and ``measure`` need.
+        ValueError, TypeError: An argument is wrong, or two arguments contradict each other. ``budget`` and ``measure``
+            need a device with a clock and a count of memory.
 
     Example:
         .. code-block:: python
@@ -208,7 +207,7 @@ def _has_clock(device: object) -> bool:
 
 def _require_clock(device: object) -> None:
     if device == "sim" or isinstance(device, _C.Device):
-        raise VdnnError(
+        raise ValueError(
             "budgets and measure=True need a clock and a count of memory, which tensors on the CPU do not have. "
             "Use a GPU, or a vdnn.VirtualMachine as device."
         )
