@@ -15,6 +15,7 @@ from vdnn.requirements import require_core, require_torch
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
+from vdnn.user_warnings import VdnnWarning
 
 if TYPE_CHECKING:
     from vdnn.advisor.advices import Advices
@@ -42,6 +43,7 @@ __all__ = [
     "SublinearConfig",
     "Timeline",
     "VdnnError",
+    "VdnnWarning",
     "VirtualMachine",
     "__version__",
     "advise",

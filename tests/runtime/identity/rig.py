@@ -5,7 +5,7 @@ and reloaded.
 from __future__ import annotations
 
 import copy
-import logging
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +20,7 @@ from vdnn import _C
 from vdnn.runtime.session.limits import Limits
 from vdnn.runtime.session.offload import offload
 from vdnn.runtime.storage.counters import Counters, Kept
+from vdnn.user_warnings import VdnnWarning
 
 # Reasons of empty tensors, and of tensors whose bytes are not in one storage.
 NOTHING_TO_MOVE = frozenset({Kept.SMALL, Kept.SUBCLASS})
@@ -146,11 +147,7 @@ def _control() -> Outcome:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences the session's message that nothing was saved: many operations save nothing."""
-    logger = logging.getLogger("vdnn")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
+    """Silences the session's warning that nothing was offloaded: many operations save nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", VdnnWarning)
         yield
-    finally:
-        logger.setLevel(level)

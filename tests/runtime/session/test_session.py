@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import weakref
 
 import pytest
@@ -207,16 +206,15 @@ def test_saves_made_while_paused_give_the_same_gradients(session: Session) -> No
     assert_same_as_plain(session, step, model)
 
 
-def test_cpu_tensors_without_a_simulated_device_pass_through_and_it_is_said_once(
-    caplog: pytest.LogCaptureFixture,
+def test_cpu_tensors_without_a_simulated_device_pass_through_and_are_warned_of_once(
+    recwarn: pytest.WarningsRecorder,
 ) -> None:
     session = offload(min_bytes=0)
     model, x = perceptron(), torch.randn(2, 16)
-    with caplog.at_level(logging.WARNING, "vdnn"), session:
+    with session:
         train(model, x)
         train(model, x)
-    said = [record.getMessage() for record in caplog.records if "passed through" in record.getMessage()]
-    assert said == [
+    assert [str(one.message) for one in recwarn if "passed through" in str(one.message)] == [
         "vdnn: tensors on the CPU are passed through. Move the model to a GPU, or use "
         "vdnn.offload(device='sim') to try it on the CPU."
     ]
@@ -233,13 +231,13 @@ def test_the_policy_for_convolutions_moves_only_what_they_save(open_session: Ope
 
 
 def test_the_keeping_policy_moves_nothing_and_does_not_complain(
-    open_session: OpenSession, caplog: pytest.LogCaptureFixture
+    open_session: OpenSession, recwarn: pytest.WarningsRecorder
 ) -> None:
     session = open_session("keep")
     with session:
         train(conv_chain(), images())
     assert session.counters.storages == 0
-    assert caplog.records == []
+    assert not recwarn.list
 
 
 def test_closing_gives_everything_back(session: Session) -> None:
