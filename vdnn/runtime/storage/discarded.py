@@ -189,6 +189,7 @@ class Discarded:
                 raise RuntimeError("the source of a discarded storage was released while a hook used it")
             managed.counters.used_in_place += 1
             return source
+        managed.counters.used_recomputed += 1
         self._unused_views -= 1
         if self._unused_views <= 0 and not managed.keeps_reloaded:
             # The last known use: the caller's view keeps the bytes alive as long as it needs them.
