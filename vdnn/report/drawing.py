@@ -25,6 +25,7 @@ from vdnn.report.svg_text import inlined
 FONT_POINTS = 10.7  # a little more than 14 px if the picture is shown at its own size
 _PNG_DOTS_PER_INCH = 160
 _TITLE_INCHES = 0.25
+_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,12 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         raise LibraryMissingError(what="drawing figures", library="matplotlib", extra="report") from None
+
+
+def unit_for(nbytes: int) -> tuple[str, int]:
+    """The unit in which an axis of memory up to `nbytes` reads best, and its bytes: the largest that does not exceed
+    it, or else the smallest."""
+    return next(((name, size) for name, size in _UNITS if nbytes >= size), _UNITS[-1])
 
 
 def require_matplotlib() -> None:
