@@ -74,7 +74,7 @@ class _DrawnPlan(PlanPolicy):
         return make_plan(followed, "everything", lifetimes)
 
 
-def open_session(mode: str, device: object, recheck: int = RECHECK) -> Session:
+def open_session(mode: str, device: Any, recheck: int = RECHECK) -> Session:
     if mode == "drawn":
         return vdnn.offload(_DrawnPlan(), device=device, min_bytes=0, recheck=recheck)
     if not is_planned(mode):
@@ -88,7 +88,8 @@ def open_session(mode: str, device: object, recheck: int = RECHECK) -> Session:
     share = mode.removeprefix("auto ")
     session = vdnn.offload(Auto(_EFFORT), budget="min", device=device, min_bytes=0, recheck=recheck)
     if share != "min":
-        plans = session._steps._plans
+        steps: Any = session._steps
+        plans = steps._plans
         planner = plans._planner
         plans._planner = _SharePlanner(
             planner.policy, planner.budget, planner.host_bytes, planner.profile, int(share) / 100

@@ -68,7 +68,7 @@ def open_session(schedule: _C.Schedule, default_policy: str) -> Iterator[OpenSes
     opened: list[tuple[Session, _C.OrderingChecker]] = []
 
     def make(policy: str | Plan | None = None, **options: Any) -> Session:
-        device = _C.OrderingChecker(_C.SimDevice(schedule=schedule, seed=7 + len(opened)))
+        device: Any = _C.OrderingChecker(_C.SimDevice(schedule=schedule, seed=7 + len(opened)))
         sizes = {"min_bytes": 0, "offload_window": "2KiB", "reload_window": "6KiB", **options}
         opened.append((offload(**decided_by(policy or default_policy), device=device, **grouped(sizes)), device))
         return opened[-1][0]

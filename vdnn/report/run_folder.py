@@ -109,8 +109,8 @@ def _read_cells(path: Path) -> tuple[tuple[Cell, ...], tuple[str, ...]]:
     return tuple(found.values()), tuple(notes)
 
 
-def _read_steps(folder: Path) -> tuple[tuple[SavedStep, ...], list[str]]:
-    """The steps that can be read, and an error message for each other step."""
+def _read_steps(folder: Path) -> tuple[tuple[SavedStep, ...], list[FormatError]]:
+    """The steps that can be read, and an error for each other step."""
     steps, refused = [], []
     for one in sorted(folder.iterdir()) if folder.is_dir() else ():
         if not one.is_dir():

@@ -34,7 +34,10 @@ class IdentityRig:
         self._device = _C.OrderingChecker(_C.SimDevice(schedule=schedule, seed=seed), _C.OnViolation.COLLECT)
         self._schedule = schedule.name.lower()
         self._session = offload(
-            policy, device=self._device, min_bytes=0, limits=Limits(offload_window=1, reload_window=4096)
+            policy,
+            device=self._device,  # type: ignore[arg-type]  # a native device stands for the CPU's tensors
+            min_bytes=0,
+            limits=Limits(offload_window=1, reload_window=4096),
         )
         self.counters: Counters = self._session.counters
         self.compared = 0

@@ -90,7 +90,7 @@ def run_in(
             machine = stack.enter_context(VirtualMachine("titan-x", fake=False))
             session = vdnn.offload(budget=budget, device=machine, min_bytes=0, **options)
         else:
-            device = stack.enter_context(_checked_device())
+            device: Any = stack.enter_context(_checked_device())
             windows = {"offload_window": "4KiB", "reload_window": "8KiB"}
             session = vdnn.offload(mode, device=device, **grouped({"min_bytes": 0, **windows, **options}))
         outcome = _run(factory, steps, session, on_step=session.step if marks_steps else lambda: None)
