@@ -14,9 +14,9 @@ from benchmarks.harness.cell_spec import key_of
 from benchmarks.harness.largest_batch import LARGEST_FILE
 from benchmarks.peers import PEERS, name_of_cell
 from benchmarks.text_table import render_table
+from vdnn.errors import FormatError
 from vdnn.report.cell import OK, OUT_OF_MEMORY, Cell
 from vdnn.report.run_folder import CELLS_FILE, read_cells
-from vdnn.step.json_form import FormatError
 from vdnn.step.json_lines import read_json_lines
 
 GIB, MIB = 2**30, 2**20

@@ -14,7 +14,7 @@ def seed_only_what_is_there() -> None:
     """Makes torch skip absent devices, for the whole process from now on."""
     for kind in (torch.cuda, torch.xpu, torch.mtia):
         if not kind.is_available():
-            kind.manual_seed_all = _nothing_to_seed
+            kind.manual_seed_all = _nothing_to_seed  # type: ignore[attr-defined]
 
 
 def _nothing_to_seed(seed: int) -> None: ...

@@ -15,6 +15,7 @@ from vdnn.requirements import require_core, require_torch
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
+from vdnn.user_warnings import VdnnWarning
 
 if TYPE_CHECKING:
     from vdnn.advisor.advices import Advices
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from vdnn.report.plan_report import PlanReport
     from vdnn.runtime.machine.virtual_machine import VirtualMachine
     from vdnn.runtime.rehearsal.plan_ahead import plan
+    from vdnn.runtime.session.limits import Limits
     from vdnn.runtime.session.offload import keep, offload, paused
     from vdnn.runtime.session.save_on_cpu import save_on_cpu
     from vdnn.runtime.session.session import Session
@@ -33,6 +35,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "Advices",
     "BudgetError",
+    "Limits",
     "Plan",
     "PlanReport",
     "Recording",
@@ -40,6 +43,7 @@ __all__ = [
     "SublinearConfig",
     "Timeline",
     "VdnnError",
+    "VdnnWarning",
     "VirtualMachine",
     "__version__",
     "advise",
@@ -56,6 +60,7 @@ __all__ = [
 
 # Names of the runtime. They are imported on their first use, so that `import vdnn` does not import torch.
 _RUNTIME_NAMES = {
+    "Limits": "vdnn.runtime.session.limits",
     "Session": "vdnn.runtime.session.session",
     "VirtualMachine": "vdnn.runtime.machine.virtual_machine",
     "advise": "vdnn.advisor.examination",

@@ -160,6 +160,16 @@ class BudgetError(VdnnError, ValueError):
         )
 
 
+class FormatError(VdnnError, ValueError):
+    """A file of a run, a recording, a plan or a timeline does not hold what it should. `where` is the file, or a place
+    in it."""
+
+    def __init__(self, *, where: str, problem: str) -> None:
+        self.where = where
+        self.problem = problem
+        super().__init__(f"{where}: {_bare(problem)}.")
+
+
 class IntegrityError(VdnnError, RuntimeError):
     """A reload returned other bytes than were offloaded."""
 
@@ -238,14 +248,14 @@ class CoreMissingError(VdnnError, ImportError):
 
 
 class LibraryMissingError(VdnnError, ImportError):
-    """The library of an integration is not installed. `extra` is vdnn's extra that installs it."""
+    """`what` needs a library that is not installed. `extra` is vdnn's extra that installs it."""
 
-    def __init__(self, *, integration: str, library: str, extra: str) -> None:
-        self.integration = integration
+    def __init__(self, *, what: str, library: str, extra: str) -> None:
+        self.what = what
         self.library = library
         self.extra = extra
         super().__init__(
-            f"{integration} needs {library}, which is not installed: run pip install 'vdnn[{extra}]', or pip install "
+            f"{what} needs {library}, which is not installed: run pip install 'vdnn[{extra}]', or pip install "
             f"{library}."
         )
 

@@ -12,9 +12,9 @@ import argparse
 import contextlib
 import gc
 import json
-import logging
 import sys
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -97,8 +97,7 @@ def vdnn_ways() -> dict[str, Session]:
         return vdnn.offload(
             device=device,  # type: ignore[arg-type]  # a native device stands for the CPU's tensors in tests
             min_bytes=min_bytes,
-            offload_window=window,
-            reload_window=window,
+            limits=vdnn.Limits(offload_window=window, reload_window=window),
         )
 
     return {
@@ -185,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures there")
     options = parser.parse_args(arguments)
     # One of the sessions offloads nothing on purpose, so its warning is not wanted.
-    logging.getLogger("vdnn").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore", vdnn.VdnnWarning)
     gc.freeze()  # ignore torch's own objects: collecting them would take longer than the chains
     progress = Progress("hook_cost", ROUNDS)
     costs = measure(ROUNDS, progress)

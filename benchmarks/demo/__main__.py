@@ -23,8 +23,8 @@ from benchmarks.demo.training import CPU_SIZE, GPU_SIZE, Size, train_side_by_sid
 from benchmarks.demo.wording import training_text, verdict
 from benchmarks.models import vgg16
 from benchmarks.progress import Progress
-from vdnn.errors import VdnnError
-from vdnn.report.drawing import MatplotlibMissingError, require_matplotlib
+from vdnn.errors import LibraryMissingError, VdnnError
+from vdnn.report.drawing import require_matplotlib
 
 FOLDER = Path("build") / "demo"
 PLANNED_BATCH, PLANNED_BUDGET = 256, "12GiB"
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         require_matplotlib()
-    except MatplotlibMissingError as missing:
+    except LibraryMissingError as missing:
         print(f"demo: {missing}", file=sys.stderr)
         return 2
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this setting

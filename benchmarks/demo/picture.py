@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from vdnn.bytesize import format_bytes
-from vdnn.report.drawing import WIDE, Shape, quiet_axes, save_figure, time_label
+from vdnn.report.drawing import WIDE, Shape, quiet_axes, save_figure, time_label, unit_for
 from vdnn.report.palette import GREEN, MUTED, VERMILION
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
 
 HEIGHT_INCHES = 4.6
-UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +64,3 @@ def _draw_step(axes: Any, step: DrawnStep, shape: Shape) -> None:
     axes.set_ylabel(f"bytes on the device ({unit})")
     axes.set_xlabel(time_label(shape, step.timeline.clock))
     axes.legend(loc="upper left")
-
-
-def unit_for(nbytes: int) -> tuple[str, int]:
-    """Returns the largest unit that does not exceed the size, or else the smallest unit."""
-    return next(((name, size) for name, size in UNITS if nbytes >= size), UNITS[-1])

@@ -8,6 +8,7 @@ fit the device. vdnn's own policies get a budget: with all actions, and with off
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,16 +34,16 @@ class VdnnSession(Peer):
 
     @contextlib.contextmanager
     def open(self, trial: Trial) -> Iterator[Opened]:
-        sizes: dict[str, Any] = (
-            {"min_bytes": 0, "offload_window": "64KiB", "reload_window": "128KiB"} if trial.place.is_tiny else {}
-        )
-        if trial.place.name == "cuda":
-            sizes["host_budget"] = HOST_BUDGET
+        sizes: dict[str, Any] = {}
+        limits = vdnn.Limits(host_budget=HOST_BUDGET if trial.place.name == "cuda" else None)
+        if trial.place.is_tiny:
+            sizes = {"min_bytes": 0}
+            limits = dataclasses.replace(limits, offload_window="64KiB", reload_window="128KiB")
         session = vdnn.offload(
             self._policy(),
             budget=trial.budget,
             device=trial.place.vdnn_device,
-            warmup_steps=1,
+            limits=limits,
             **sizes,
         )
         try:

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vdnn.errors import BudgetError
+from vdnn.errors import BudgetError, FormatError
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.planned_step import PlannedStep, plan_step
 from vdnn.planning.policies import PlanPolicy
-from vdnn.step.json_form import FormatError
 from vdnn.step.json_lines import append_json_lines, read_json_lines
 from vdnn.step.recording import Recording
 
@@ -109,4 +108,4 @@ def _cell_from_json(fields: Any, where: str) -> PlanCell:
     try:
         return PlanCell(**fields)
     except TypeError as error:
-        raise FormatError(f"{where}: expected the fields of a PlanCell: {error}.") from None
+        raise FormatError(where=where, problem=f"expected the fields of a PlanCell: {error}.") from None

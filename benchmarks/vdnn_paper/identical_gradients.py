@@ -87,8 +87,7 @@ class SameStep:
                 budget=budget_bytes,
                 device=machine,
                 min_bytes=0,
-                offload_window=OFFLOAD_WINDOW,
-                reload_window=RELOAD_WINDOW,
+                limits=vdnn.Limits(offload_window=OFFLOAD_WINDOW, reload_window=RELOAD_WINDOW),
                 measure=True,
                 integrity=True,
             )

@@ -12,7 +12,6 @@ import torch
 import vdnn
 from benchmarks.demo import __main__ as demo
 from benchmarks.demo.devices import CudaDevice, VirtualDevice
-from benchmarks.demo.picture import unit_for
 from benchmarks.demo.results import PAGE, PICTURE, RUN, written_whole
 from benchmarks.demo.training import GPU_SIZE, SideBySide, Size, TrainingRun, text_of, train_side_by_side
 from benchmarks.demo.wording import training_text, verdict
@@ -177,8 +176,3 @@ def test_the_text_is_read_in_order_of_its_pages(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("one ")
     assert bytes(text_of(tmp_path).tolist()) == b"one two"
     assert text_of(tmp_path).dtype is torch.uint8
-
-
-@pytest.mark.parametrize(("nbytes", "unit"), [(3 << 30, "GiB"), (1 << 30, "GiB"), (5 << 20, "MiB"), (7, "KiB")])
-def test_a_picture_has_the_largest_unit_that_fits(nbytes: int, unit: str) -> None:
-    assert unit_for(nbytes)[0] == unit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tests.codec.cases import HASH_BYTES, Case, Kernel
@@ -16,7 +18,7 @@ class GuardedMemory:
 
     def __init__(self, size: int, *, offset: int = 0) -> None:
         # The array owns the memory behind the addresses, so it has to live as long as this object.
-        self._array = np.full(GUARD_BYTES + 16 + size + GUARD_BYTES, GUARD, np.uint8)
+        self._array: Any = np.full(GUARD_BYTES + 16 + size + GUARD_BYTES, GUARD, np.uint8)
         padding = -(self._array.ctypes.data + GUARD_BYTES) % 16
         self._begin = GUARD_BYTES + padding + offset
         self._end = self._begin + size

@@ -69,7 +69,7 @@ class IdentityOnIt:
     def __enter__(self) -> IdentityOnIt:
         self.accelerator.__enter__()
         self._session = vdnn.offload(
-            "vdnn-all", device=self.accelerator, min_bytes=0, offload_window=1, reload_window=4096
+            "vdnn-all", device=self.accelerator, min_bytes=0, limits=vdnn.Limits(offload_window=1, reload_window=4096)
         )
         return self
 

@@ -20,6 +20,7 @@ import vdnn
 from tests.conftest import open_fake_device
 from tests.deferred.models import on_the_accelerator, vectors
 from tests.fake_driver.control import FakeDriver
+from tests.runtime.rigs.limits import grouped
 from tests.runtime.rigs.networks import conv_chain, images, perceptron, small_resnet
 from vdnn import _C
 from vdnn.testing.deferred import DeferredAccelerator, Mode
@@ -57,7 +58,7 @@ def steps(model: nn.Module, x: torch.Tensor, session: Any) -> None:
 
 def open_session(device: Any, options: dict[str, Any]) -> Any:
     sizes = {"min_bytes": 0, "offload_window": "2KiB", "reload_window": "6KiB", **options}
-    return vdnn.offload("vdnn-all", device=device, **sizes)
+    return vdnn.offload("vdnn-all", device=device, **grouped(sizes))
 
 
 @pytest.fixture

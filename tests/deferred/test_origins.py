@@ -93,7 +93,7 @@ def test_what_the_runtime_issues_is_issued_where_the_program_saves(monkeypatch: 
     with DeferredAccelerator(Mode.COMPUTE_LATE, stacks=True) as accelerator:
         weight, x = torch.ones(64, device="deferred", requires_grad=True), torch.ones(64).to("deferred")
         another, right = accelerator.device.create_stream("another"), DeferredAccelerator.current_stream
-        with vdnn.offload("vdnn-all", device=accelerator, min_bytes=0, offload_window=1) as session:
+        with vdnn.offload("vdnn-all", device=accelerator, min_bytes=0, limits=vdnn.Limits(offload_window=1)) as session:
             monkeypatch.setattr(DeferredAccelerator, "current_stream", lambda self: (right(self), another)[1])
             results = step(x, weight)
             monkeypatch.undo()

@@ -18,6 +18,7 @@ from torch import nn
 
 import vdnn
 from tests.deferred.models import MODELS, on_the_accelerator, step_of, vectors
+from tests.runtime.rigs.limits import grouped
 from tests.runtime.rigs.networks import conv_chain, images, perceptron, small_resnet
 from tests.runtime.rigs.side_by_side import alive, differences, outcome
 from tests.runtime.rigs.virtual_training import train as train_virtually
@@ -49,7 +50,7 @@ def seeds_of(mode: Mode) -> Sequence[int]:
 def open_session(accelerator: DeferredAccelerator, policy: Any = "vdnn-all", **options: Any) -> Session:
     sizes = {"min_bytes": 0, "offload_window": "2KiB", "reload_window": "6KiB", **options}
     decided = {"plan" if isinstance(policy, vdnn.Plan) else "policy": policy}
-    return vdnn.offload(**decided, device=accelerator, **sizes)
+    return vdnn.offload(**decided, device=accelerator, **grouped(sizes))
 
 
 def on_cpu(named: list[tuple[str, torch.Tensor | None]]) -> list[tuple[str, torch.Tensor | None]]:

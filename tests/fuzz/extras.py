@@ -28,7 +28,7 @@ TRANSFORMS = ("jvp", "jacfwd", "vmap", "vmap_no_grad", "dual")
 def _transform(world: World, one: Statement) -> Run:
     (how,) = one.args
     model = world.module(nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 2)))
-    parameters = dict(model.named_parameters())
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
     stacked = {name: torch.stack([one.detach(), one.detach() * 2]) for name, one in parameters.items()}
 
     def of_model(x: Tensor) -> Tensor:

@@ -75,6 +75,9 @@ class _Norm(nn.Module):
     kind = ""
     lie = ""
     first = 0
+    hidden: Tensor
+    number: Tensor
+    eps: Any
 
     def attach(self, world: World, lie: str, kind: str, first: int) -> None:
         size = 8 if kind in ("layer", "rms") else 4

@@ -236,7 +236,7 @@ def _identity(error: BaseException) -> tuple[object, ...]:
     return type(error).__name__, *(phrase in str(error) for phrase in _PHRASES)
 
 
-def _said(error: BaseException) -> str:
+def _said(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {str(error)[:300]}"
 
 

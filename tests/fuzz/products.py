@@ -81,7 +81,7 @@ def _max_pool(world: World, returns_indices: bool) -> Apply:
         x = fitted(x).reshape(1, 2, 4, 4)
         if returns_indices:
             less, indices = nn.functional.max_pool2d(x, 2, return_indices=True)
-            return nn.functional.max_unpool2d(less, indices, 2).view(4, 8) + x.view(4, 8)
+            return nn.functional.max_unpool2d(less, indices, (2, 2)).view(4, 8) + x.view(4, 8)
         return nn.functional.max_pool2d(x, 2)
 
     return pooled

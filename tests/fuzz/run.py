@@ -199,7 +199,7 @@ def _results(workers: list[_Worker]) -> Iterator[Result | None]:
     running = {worker.results: worker for worker in workers}
     while running:
         for ready in wait(list(running), timeout=1.0):
-            worker = running.pop(ready)  # type: ignore[arg-type]
+            worker = running.pop(ready)  # type: ignore[call-overload]
             result = worker.received()
             if result is not None:
                 running[worker.results] = worker

@@ -75,12 +75,16 @@ class _DrawnPlan(PlanPolicy):
         return make_plan(followed, "everything", lifetimes)
 
 
-def open_session(mode: str, device: object, recheck: int = RECHECK) -> Session:
+def open_session(mode: str, device: Any, recheck: int = RECHECK) -> Session:
     if mode == "drawn":
         return vdnn.offload(_DrawnPlan(), device=device, min_bytes=0, recheck=recheck)
     if not is_planned(mode):
         return vdnn.offload(
-            mode, device="sim", min_bytes=0, offload_window="256B", reload_window="512B", recheck=recheck
+            mode,
+            device="sim",
+            min_bytes=0,
+            limits=vdnn.Limits(offload_window="256B", reload_window="512B"),
+            recheck=recheck,
         )
     share = mode.removeprefix("auto ")
     session = vdnn.offload(Auto(_EFFORT), budget="min", device=device, min_bytes=0, recheck=recheck)

@@ -84,7 +84,7 @@ def _gradient_penalty(world: World, one: Statement) -> Run:
             return
         wanted: list[torch.Tensor] = [one for one in world.all_parameters() if one.requires_grad]
         slopes = torch.autograd.grad(loss, wanted, create_graph=True, allow_unused=True)
-        found = [slope.square().sum() for slope in slopes if slope is not None and slope.requires_grad]
+        found = [slope.square().sum() for slope in slopes if slope is not None and slope.requires_grad]  # type: ignore[redundant-expr]
         if found:
             world.losses[one.out] = loss + 0.1 * sum(found[1:], found[0])
             world.note("penalty", world.losses[one.out])

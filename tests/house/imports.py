@@ -16,6 +16,7 @@ from pathlib import Path
 ROOMS: tuple[str, ...] = (
     "vdnn.bytesize",
     "vdnn.errors",
+    "vdnn.user_warnings",
     "vdnn.requirements",
     "vdnn.step",
     "vdnn._C",
@@ -42,6 +43,7 @@ FACES = ("vdnn", "vdnn.runtime")
 TORCH_FREE = (
     "vdnn.bytesize",
     "vdnn.errors",
+    "vdnn.user_warnings",
     "vdnn.step",
     "vdnn.hardware",
     "vdnn.planning",

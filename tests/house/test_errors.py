@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import pickle
 import re
@@ -157,9 +158,15 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
     (
         errors.LibraryMissingError,
         ImportError,
-        {"integration": "vdnn.integrations.lightning", "library": "lightning", "extra": "lightning"},
+        {"what": "vdnn.integrations.lightning", "library": "lightning", "extra": "lightning"},
         "vdnn.integrations.lightning needs lightning, which is not installed: run pip install 'vdnn[lightning]', or "
         "pip install lightning.",
+    ),
+    (
+        errors.FormatError,
+        ValueError,
+        {"where": "run/cells.jsonl, line 3", "problem": "expected true or false, got 2."},
+        "run/cells.jsonl, line 3: expected true or false, got 2.",
     ),
     (
         errors.CombinationError,
@@ -277,3 +284,37 @@ def test_notes_added_to_an_error_survive_pickle() -> None:
     error = errors.ClosedError(what="pool", reason="closed")
     error.__dict__["__notes__"] = ["in layers.3"]
     assert pickle.loads(pickle.dumps(error)).__notes__ == ["in layers.3"]
+
+
+# RuntimeError is for broken invariants inside vdnn, and where torch would raise it. The two signals are raised and
+# caught inside the package.
+OTHER_ERRORS = {"ValueError", "TypeError", "RuntimeError", "AttributeError", "LookupError", "NotImplementedError"}
+SIGNALS = {"NotSeen", "UnknownLayoutError"}
+
+
+def trees() -> list[tuple[Path, ast.AST]]:
+    return [(path, ast.parse(path.read_text())) for path in sorted((ROOT / "vdnn").rglob("*.py"))]
+
+
+def test_errors_are_of_one_tree_or_about_arguments() -> None:
+    allowed = {example[0].__name__ for example in EXAMPLES} | {"VdnnError"} | OTHER_ERRORS | SIGNALS
+    raised = set()
+    for _, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Raise):
+                made = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+                if isinstance(made, ast.Name) and made.id[0].isupper():
+                    raised.add(made.id)
+    assert {"BudgetError", "ValueError", "NotSeen"} <= raised
+    assert raised <= allowed
+
+
+def test_only_signals_are_defined_elsewhere() -> None:
+    defined = {
+        node.name
+        for path, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and path.name != "errors.py"
+        if any(isinstance(base, ast.Name) and base.id.endswith(("Error", "Exception")) for base in node.bases)
+    }
+    assert defined == SIGNALS

@@ -59,7 +59,9 @@ def blocks(count: int = 3) -> nn.Sequential:
 def moving(how: str) -> Iterator[Session]:
     """A session: "moves" offloads everything, and another name plans for the least memory by that policy."""
     if how == "moves":
-        with vdnn.offload("vdnn-all", device="sim", min_bytes=0, offload_window=1, reload_window="4KiB") as session:
+        with vdnn.offload(
+            "vdnn-all", device="sim", min_bytes=0, limits=vdnn.Limits(offload_window=1, reload_window="4KiB")
+        ) as session:
             yield session
     else:
         with (
@@ -248,7 +250,7 @@ def one_raises(rank: int, what: str) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(blocks())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    with vdnn.offload("vdnn-all", device="sim", min_bytes=0, offload_window=1):
+    with vdnn.offload("vdnn-all", device="sim", min_bytes=0, limits=vdnn.Limits(offload_window=1)):
         for step, x in enumerate(batches(rank)):
             out = model(x)
             if rank == 1 and step == 2:

@@ -66,17 +66,20 @@ class Ranks:
             waiting = {
                 pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in answers and rank not in failed
             }
-            ready = multiprocessing.connection.wait(list(waiting), max(0.0, until - time.monotonic()))
+            ready: list[Any] = multiprocessing.connection.wait(list(waiting), max(0.0, until - time.monotonic()))
             if not ready:
                 failed.update((rank, f"no answer after {limit_s} s") for rank in waiting.values())
                 break
             for pipe in ready:
-                rank = waiting[pipe]  # type: ignore[index]
+                rank = waiting[pipe]
                 try:
-                    works, answer = pipe.recv()  # type: ignore[union-attr]
+                    works, answer = pipe.recv()
                 except EOFError:
                     works, answer = False, "the process is gone"
-                (answers if works else failed)[rank] = answer
+                if works:
+                    answers[rank] = answer
+                else:
+                    failed[rank] = answer
         if failed:
             self.close()
             raise RankFailed(failed)

@@ -1,4 +1,4 @@
-"""OffloadArguments has every option of vdnn.offload, with the same default."""
+"""OffloadArguments has every option of vdnn.offload and vdnn.Limits, with the same default."""
 
 from __future__ import annotations
 
@@ -11,16 +11,23 @@ from vdnn.integrations.offload_arguments import OffloadArguments
 from vdnn.step.plan import Plan
 
 
-def test_it_has_every_option_with_its_default() -> None:
+def test_it_has_every_option_and_every_limit_with_its_default() -> None:
     parameters = inspect.signature(vdnn.offload).parameters
+    options = {name: parameter.default for name, parameter in parameters.items() if name != "limits"}
+    limits = dataclasses.asdict(vdnn.Limits())
     fields = {field.name: field.default for field in dataclasses.fields(OffloadArguments)}
-    assert fields == {f"vdnn_{name}": parameter.default for name, parameter in parameters.items()}
+    assert fields == {f"vdnn_{name}": default for name, default in {**options, **limits}.items()}
 
 
 def test_its_options_are_those_of_offload() -> None:
     assert OffloadArguments().options() == {
         name: parameter.default for name, parameter in inspect.signature(vdnn.offload).parameters.items()
     }
+
+
+def test_limits_are_grouped_as_offload_takes_them() -> None:
+    arguments = OffloadArguments.from_options(host_budget="64GiB", reload_window="1MiB")
+    assert arguments.options()["limits"] == vdnn.Limits(host_budget="64GiB", reload_window="1MiB")
 
 
 def test_a_plan_is_loaded_from_its_file(tmp_path: Path) -> None:

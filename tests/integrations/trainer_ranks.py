@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,6 +54,6 @@ def _trained(folder: str, callbacks: list[Any]) -> tuple[Values, bool]:
 
     from tests.integrations.test_huggingface import arguments, gpt, texts, values_of
 
-    trainer = transformers.Trainer(gpt(), arguments(folder), train_dataset=texts(), callbacks=callbacks)
+    trainer = transformers.Trainer(gpt(), arguments(Path(folder)), train_dataset=texts(), callbacks=callbacks)
     trainer.train()
     return values_of(trainer.model), isinstance(trainer.model_wrapped, DistributedDataParallel)

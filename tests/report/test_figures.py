@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from tests.report.steps import BUDGETS, saved_run, tightest
+from vdnn.errors import LibraryMissingError
 from vdnn.report.cell import Cell
-from vdnn.report.drawing import NARROW, WIDE, MatplotlibMissingError, Picture, Shape
+from vdnn.report.drawing import NARROW, WIDE, Picture, Shape, unit_for
 from vdnn.report.figures import figures_of, write_figures
+from vdnn.report.memory_over_step import memory_picture
 from vdnn.report.palette import SHADES, looks_of
 from vdnn.report.prediction import errors_text, times_of
 from vdnn.report.run_folder import Run, read_run
@@ -124,6 +126,26 @@ def test_pictures_in_one_page_share_no_names(tmp_path: Path) -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.parametrize(("nbytes", "unit"), [(3 << 30, "GiB"), (1 << 30, "GiB"), (5 << 20, "MiB"), (7, "KiB")])
+def test_an_axis_has_the_largest_unit_that_fits(nbytes: int, unit: str) -> None:
+    assert unit_for(nbytes)[0] == unit
+
+
+def test_a_small_step_has_its_memory_in_mib(tmp_path: Path) -> None:
+    run = saved_run(tmp_path)
+    for step in run.steps:
+        assert step.recording is not None
+        kept = drawn(memory_picture(step, "network", "network"), WIDE).axes[0]
+        assert kept.get_ylabel() == "on the device (MiB)"
+        assert kept.get_ylim()[1] == pytest.approx(1.08 * step.recording.peak_bytes / 2**20)
+
+
+def test_peaks_without_plain_have_a_unit_of_their_own(tmp_path: Path) -> None:
+    cells = [replace(cell, peak_bytes=(cell.peak_bytes or 0) >> 8) for cell in crowded()[1:]]
+    draw_trade_off(cells, tmp_path / "a.svg")
+    assert "peak memory (MiB)" in (tmp_path / "a.svg").read_text()
+
+
 def test_a_hostile_name_is_text(tmp_path: Path) -> None:
     cells = [replace(cell, workload=HOSTILE, device=HOSTILE, peer=cell.peer + HOSTILE) for cell in crowded()[1:]]
     draw_trade_off(cells, tmp_path / "a.svg")
@@ -184,7 +206,7 @@ def test_errors_of_predictions_are_said() -> None:
 def test_without_matplotlib_one_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     saved_run(tmp_path / "run")
-    with pytest.raises(MatplotlibMissingError, match=r"run pip install 'vdnn\[report\]'\."):
+    with pytest.raises(LibraryMissingError, match=r"run pip install 'vdnn\[report\]', or pip install matplotlib\."):
         write_figures(tmp_path / "run", tmp_path / "figures")
     assert not (tmp_path / "figures").exists()
 

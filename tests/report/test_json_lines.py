@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vdnn.step.json_form import FormatError
+from vdnn.errors import FormatError
 from vdnn.step.json_lines import append_json_lines, read_json_lines
 
 

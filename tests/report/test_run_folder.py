@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from tests.report.steps import BUDGETS, saved_run, tightest
-from vdnn.errors import InvalidArgumentError
+from vdnn.errors import FormatError, InvalidArgumentError
 from vdnn.report.cell import Cell, cell_as_json
 from vdnn.report.comparison import cells_of_run, comparisons
 from vdnn.report.run_folder import append_cells, read_run
-from vdnn.step.json_form import FormatError
 from vdnn.step.saved_step import SavedStep
 
 PLAIN: dict[str, Any] = {"format": 1, "workload": "net", "peer": "plain", "status": "ok"}

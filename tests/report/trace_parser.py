@@ -42,7 +42,7 @@ def parse(text: str) -> dict[int, Process]:
     processes: defaultdict[int, Process] = defaultdict(Process)
     for event in trace["traceEvents"]:
         for name, kinds in (("ph", str), ("ts", (int, float)), ("pid", int), ("tid", int), ("name", str)):
-            if not isinstance(event.get(name), kinds):  # type: ignore[arg-type]
+            if not isinstance(event.get(name), kinds):
                 raise TraceError(f"an event has no {name}: {event}")
         _take(processes[event["pid"]], event)
     for process in processes.values():

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.conftest import SCHEDULE_IDS, SCHEDULES
+from tests.runtime.rigs.limits import grouped
 from tests.runtime.rigs.side_by_side import assert_nothing_alive
 from tests.runtime.rigs.virtual_training import decided_by
 from tests.seeding import seed_only_what_is_there
@@ -67,9 +68,9 @@ def open_session(schedule: _C.Schedule, default_policy: str) -> Iterator[OpenSes
     opened: list[tuple[Session, _C.OrderingChecker]] = []
 
     def make(policy: str | Plan | None = None, **options: Any) -> Session:
-        device = _C.OrderingChecker(_C.SimDevice(schedule=schedule, seed=7 + len(opened)))
+        device: Any = _C.OrderingChecker(_C.SimDevice(schedule=schedule, seed=7 + len(opened)))
         sizes = {"min_bytes": 0, "offload_window": "2KiB", "reload_window": "6KiB", **options}
-        opened.append((offload(**decided_by(policy or default_policy), device=device, **sizes), device))
+        opened.append((offload(**decided_by(policy or default_policy), device=device, **grouped(sizes)), device))
         return opened[-1][0]
 
     yield make

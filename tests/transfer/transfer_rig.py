@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.device.device_memory import download, pattern, upload
 from vdnn import _C
@@ -37,7 +38,7 @@ class Hold:
 @dataclass
 class TransferRig:
     device: _C.Device
-    options: dict[str, int] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     cap_bytes: int = 64 * MIB
 
     def __post_init__(self) -> None:

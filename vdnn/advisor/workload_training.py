@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vdnn.advisor.parts import Parts, Training, check_model
-from vdnn.errors import InvalidArgumentError, VdnnError
+from vdnn.errors import InvalidArgumentError
 from vdnn.runtime.rehearsal.rehearsal import OPTIMIZERS, loss_of
 
 
@@ -31,7 +31,7 @@ class WorkloadTraining(Training):
         made = self._make(batch)
         model = made[0] if isinstance(made, tuple) and len(made) in (2, 3) else getattr(made, "model", None)
         if not isinstance(model, torch.nn.Module):
-            raise VdnnError(
+            raise TypeError(
                 "advise: expected a function that, called with a batch size, returns (model, inputs), (model, inputs, "
                 f"loss), or an object with `model` and `step()`, got one that returns {type(made).__name__}. For a "
                 "function that returns the model, loader and optimizer of a loop, leave out --batch."

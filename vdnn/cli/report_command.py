@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vdnn.errors import VdnnError
+from vdnn.errors import LibraryMissingError, VdnnError
 
 
 def add_report_command(commands: Any) -> None:
@@ -38,7 +38,7 @@ def run_report_command(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from vdnn.report import read_run, text_summary, write_figures, write_html, write_trace
-    from vdnn.report.drawing import MatplotlibMissingError, require_matplotlib
+    from vdnn.report.drawing import require_matplotlib
 
     run = read_run(options.run)
     if options.trace is not None:
@@ -51,7 +51,7 @@ def _report(options: argparse.Namespace) -> int:
         _print_written(options.html)
         try:
             require_matplotlib()
-        except MatplotlibMissingError as missing:
+        except LibraryMissingError as missing:
             sys.stderr.write(f"vdnn report: the page has no figures: {missing}\n")
     if options.figures is not None:
         paths = write_figures(run, options.figures)

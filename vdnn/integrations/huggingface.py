@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "transformers":
         raise
-    raise LibraryMissingError(integration="vdnn.integrations.huggingface", library="transformers", extra="hf") from None
+    raise LibraryMissingError(what="vdnn.integrations.huggingface", library="transformers", extra="hf") from None
 
 _OURS = "vdnn's OffloadCallback"
 

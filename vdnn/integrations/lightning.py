@@ -17,9 +17,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("lightning", "lightning.pytorch"):
         raise
-    raise LibraryMissingError(
-        integration="vdnn.integrations.lightning", library="lightning", extra="lightning"
-    ) from None
+    raise LibraryMissingError(what="vdnn.integrations.lightning", library="lightning", extra="lightning") from None
 
 # Compared by class name, since importing a strategy imports its library.
 _REFUSED = ("DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy", "XLAFSDPStrategy")

@@ -11,6 +11,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from vdnn.runtime.session.limits import LIMITS, Limits
 from vdnn.step.plan import Plan
 
 _PREFIX = "vdnn_"
@@ -18,8 +19,8 @@ _PREFIX = "vdnn_"
 
 @dataclass(frozen=True)
 class OffloadArguments:
-    """Each field is the option of vdnn.offload of that name, as text or a number. The class has no slots, since parsers
-    of configuration files look for defaults on the class."""
+    """Each field is the option of vdnn.offload or of vdnn.Limits of that name, as text or a number. The class has no
+    slots, since parsers of configuration files look for defaults on the class."""
 
     # Optional[...], not `| None`: argument parsers read these annotations.
     vdnn_policy: str = field(default="auto", metadata={"help": "name of a policy"})
@@ -53,15 +54,16 @@ class OffloadArguments:
     vdnn_reload_window: str = field(default="256MiB", metadata={"help": "limit of what is reloaded ahead of its use"})
 
     def options(self) -> dict[str, Any]:
-        """The keyword arguments of vdnn.offload, with the plan loaded from its file."""
+        """The keyword arguments of vdnn.offload, with the plan loaded from its file and the limits grouped."""
         options = {name.removeprefix(_PREFIX): _read(value) for name, value in dataclasses.asdict(self).items()}
         if options["plan"] is not None:
             options["plan"] = Plan.load(options["plan"])
-        return options
+        limits = Limits(**{name: options.pop(name) for name in LIMITS})
+        return {**options, "limits": limits}
 
     @classmethod
     def from_options(cls, **options: Any) -> OffloadArguments:
-        """Takes options of vdnn.offload that are text or numbers, without the prefix. Raises TypeError for others."""
+        """Takes the options without their prefix. Raises TypeError for others."""
         known = [option.name.removeprefix(_PREFIX) for option in dataclasses.fields(cls)]
         unknown = sorted(set(options) - set(known))
         if unknown:

@@ -24,12 +24,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from vdnn.bytesize import format_bytes, parse_bytes
+from vdnn.bytesize import format_bytes
 from vdnn.errors import RankError, VdnnError
 from vdnn.planning.budget import parse_budget
 from vdnn.planning.catalogue import make_planner
 from vdnn.planning.simulate import simulate
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.session.limits import Limits
 from vdnn.runtime.session.offload import offload
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.steps.planner import BudgetPlanner
@@ -53,13 +54,11 @@ class Proposal:
 class TogetherSession(contextlib.AbstractContextManager["TogetherSession"]):
     """The context manager that offload_together returns. All ranks enter it and call step(), in the same order."""
 
-    def __init__(
-        self, planner: BudgetPlanner, warmup_steps: int, limit_s: float, host_bytes: int | None, options: dict[str, Any]
-    ) -> None:
+    def __init__(self, planner: BudgetPlanner, warmup_steps: int, limit_s: float, options: dict[str, Any]) -> None:
         self._planner = planner
         self._recorded_after = warmup_steps + 1
         self._limit_s = limit_s
-        self._options = {**options, "host_budget": host_bytes}
+        self._options = options
         self._group: Any = None
         self._steps = 0
         self.plan: Plan | None = None
@@ -124,26 +123,25 @@ def offload_together(
     budget: int | str | None = None,
     *,
     policy: str = "auto",
-    host_budget: int | str | None = None,
     warmup_steps: int = 1,
     limit_s: float = 300,
     device: Any = None,
+    limits: Limits = Limits(),  # noqa: B008  # it is frozen
     **options: Any,
 ) -> TogetherSession:
     """Makes a session on each rank of torch.distributed, which must be initialised, with the options of vdnn.offload.
 
-    `budget` and `host_budget` apply to each rank. A rank that waits for the others' plans longer than `limit_s` raises.
+    `budget` and `limits` apply to each rank. A rank that waits for the others' plans longer than `limit_s` raises.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise VdnnError(
             "offload_together: torch.distributed is not initialised. Call torch.distributed.init_process_group first, "
             "or use vdnn.offload in a single process."
         )
-    host_bytes = None if host_budget is None else parse_bytes(host_budget)
     profile = device.profile if isinstance(device, VirtualMachine) else None
     wanted = None if budget is None else parse_budget(budget)
-    planner = BudgetPlanner(make_planner(policy), wanted, host_bytes, profile)
-    return TogetherSession(planner, warmup_steps, limit_s, host_bytes, {**options, "device": device})
+    planner = BudgetPlanner(make_planner(policy), wanted, limits.host_bytes, profile)
+    return TogetherSession(planner, warmup_steps, limit_s, {**options, "device": device, "limits": limits})
 
 
 def propose(recording: Recording | None, measured: Timeline | None, planner: BudgetPlanner) -> Proposal:

@@ -18,6 +18,7 @@ from vdnn.integrations.offload_arguments import OffloadArguments
 from vdnn.integrations.ranks import TogetherSession, offload_together
 from vdnn.runtime.session.offload import offload
 from vdnn.runtime.session.session import Session
+from vdnn.user_warnings import warn
 
 logger = logging.getLogger("vdnn")
 
@@ -91,7 +92,7 @@ def _session_of(entered: Session | TogetherSession) -> Session:
 
 
 def warn_of_whole_compile() -> None:
-    logger.warning(
-        "vdnn: a model that is compiled as a whole needs all of its saved tensors back at once, so its peak does not "
+    warn(
+        "a model that is compiled as a whole needs all of its saved tensors back at once, so its peak does not "
         "fall. Compile its layers instead: `for layer in model.layers: layer.compile()`."
     )

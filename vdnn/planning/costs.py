@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vdnn.errors import VdnnError
+from vdnn.errors import InvalidArgumentError
 from vdnn.hardware import HardwareProfile
 from vdnn.step.timeline import Copy, Timeline, Track
 
@@ -26,12 +26,13 @@ class LinkCosts:
     def __post_init__(self) -> None:
         fastest = max(self.to_host_bytes_per_s, self.to_device_bytes_per_s)
         if not min(self.to_host_bytes_per_s, self.to_device_bytes_per_s) > 0 or self.duplex_bytes_per_s < fastest:
-            raise VdnnError(
-                "costs: expected rates above zero, and a duplex rate of at least the faster direction's rate, "
-                f"got {self}."
+            raise InvalidArgumentError(
+                argument="costs",
+                expected="rates above zero, and a duplex rate of at least the faster direction's rate",
+                got=str(self),
             )
         if self.latency_ns < 0:
-            raise VdnnError(f"costs: expected a latency of 0 ns or more, got {self.latency_ns}.")
+            raise InvalidArgumentError(argument="costs", expected="a latency of 0 ns or more", got=str(self.latency_ns))
 
     def rate(self, track: Track) -> float:
         return self.to_host_bytes_per_s if track is Track.TO_HOST else self.to_device_bytes_per_s

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from vdnn.errors import VdnnError
+from vdnn.errors import InvalidArgumentError
 from vdnn.planning.footprint import absent_intervals
 from vdnn.step.plan import Absence, Action, PlannedLifetime
 from vdnn.step.recording import Lifetime, Point, PointKind, Recompute, Recording, key_of_encoded
@@ -85,9 +85,10 @@ class _Rewriting:
         for index in sorted(chosen):
             recompute, end_point = recording.lifetimes[index].recompute, recording.lifetimes[index].end_point
             if recompute is None:
-                raise VdnnError(
-                    f"plan: lifetime {index} is to be recomputed, but the recording has no recipe for it. "
-                    "Plan the recorded step again."
+                raise InvalidArgumentError(
+                    argument="plan",
+                    expected="lifetimes to recompute for which the recording has a recipe",
+                    got=f"lifetime {index}, for which it has none. Plan the recorded step again",
                 )
             self._recomputes[index] = recompute
             for source in recompute.inputs:

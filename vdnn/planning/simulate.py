@@ -11,7 +11,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from vdnn.errors import VdnnError
+from vdnn.errors import InvalidArgumentError
 from vdnn.planning.costs import LinkCosts
 from vdnn.planning.footprint import absent_intervals, interval_bytes, use_after
 from vdnn.planning.link_clock import LinkClock
@@ -35,10 +35,11 @@ def require_plan_of(recording: Recording, plan: Plan) -> None:
     if points != [(point.kind, point.lifetime) for point in plan.points] or sizes != [
         planned.nbytes for planned in plan.lifetimes
     ]:
-        raise VdnnError(
-            f"plan: expected a plan for this recording of {len(points)} points and {len(sizes)} storages, got one that "
-            f"{plan.policy!r} made for another step, of {len(plan.points)} points and {len(plan.lifetimes)} storages. "
-            "Plan the recorded step again."
+        raise InvalidArgumentError(
+            argument="plan",
+            expected=f"a plan for this recording of {len(points)} points and {len(sizes)} storages",
+            got=f"one that {plan.policy!r} made for another step, of {len(plan.points)} points and "
+            f"{len(plan.lifetimes)} storages. Plan the recorded step again",
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vdnn.step.json_form import FormatError
+from vdnn.errors import FormatError
 
 FORMAT = 1
 OK, OUT_OF_MEMORY, FAILED, NOT_RUN, TIMED_OUT = "ok", "out-of-memory", "failed", "not-run", "timed-out"
@@ -87,18 +87,19 @@ class Cell:
 def cell_from_json(fields: object, where: str) -> Cell:
     """Read a cell from a JSON object. `where` names the line in error messages."""
     if not isinstance(fields, dict):
-        raise FormatError(f"{where}: expected a JSON object, got {_shown(fields)}.")
+        raise FormatError(where=where, problem=f"expected a JSON object, got {_shown(fields)}.")
     if fields.get("format", FORMAT) != FORMAT:
         raise FormatError(
-            f"{where}: expected cells of format {FORMAT}, which this vdnn reads, got {_shown(fields['format'])}: read "
-            "them with the vdnn that wrote them."
+            where=where,
+            problem=f"expected cells of format {FORMAT}, which this vdnn reads, got {_shown(fields['format'])}: read "
+            "them with the vdnn that wrote them.",
         )
     values = {}
     for name, read in _READERS.items():
         if fields.get(name) is not None:
             values[name] = read(fields[name], f"{where}: {name}")
         elif name in ("workload", "peer", "status"):
-            raise FormatError(f"{where}: {name}: expected text, but the field is missing.")
+            raise FormatError(where=where, problem=f"{name}: expected text, but the field is missing.")
     return Cell(**values)
 
 
@@ -108,14 +109,16 @@ def cell_as_json(cell: Cell) -> dict[str, Any]:
 
 def _text(found: object, where: str) -> str:
     if not isinstance(found, str):
-        raise FormatError(f"{where}: expected text, got {_shown(found)}.")
+        raise FormatError(where=where, problem=f"expected text, got {_shown(found)}.")
     return found
 
 
 def _one_of(known: tuple[str, ...]) -> Callable[[object, str], str]:
     def read(found: object, where: str) -> str:
         if not isinstance(found, str) or found not in known:
-            raise FormatError(f"{where}: expected one of {', '.join(map(repr, known))}, got {_shown(found)}.")
+            raise FormatError(
+                where=where, problem=f"expected one of {', '.join(map(repr, known))}, got {_shown(found)}."
+            )
         return found
 
     return read
@@ -124,31 +127,31 @@ def _one_of(known: tuple[str, ...]) -> Callable[[object, str], str]:
 def _count(found: object, where: str) -> int:
     """A whole number. Rounds, because a median may lie between two whole numbers."""
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not math.isfinite(found) or found < 0:
-        raise FormatError(f"{where}: expected a number, 0 or more, got {_shown(found)}.")
+        raise FormatError(where=where, problem=f"expected a number, 0 or more, got {_shown(found)}.")
     return round(found)
 
 
 def _counts(found: object, where: str) -> tuple[int, ...]:
     if not isinstance(found, list):
-        raise FormatError(f"{where}: expected a list of numbers, got {_shown(found)}.")
+        raise FormatError(where=where, problem=f"expected a list of numbers, got {_shown(found)}.")
     return tuple(_count(one, f"{where}[{index}]") for index, one in enumerate(found))
 
 
 def _truth(found: object, where: str) -> bool:
     if not isinstance(found, bool):
-        raise FormatError(f"{where}: expected true or false, got {_shown(found)}.")
+        raise FormatError(where=where, problem=f"expected true or false, got {_shown(found)}.")
     return found
 
 
 def _number_or_text(found: object, where: str) -> str:
     if isinstance(found, bool) or not isinstance(found, (int, float, str)):
-        raise FormatError(f"{where}: expected a number or text, got {_shown(found)}.")
+        raise FormatError(where=where, problem=f"expected a number or text, got {_shown(found)}.")
     return found if isinstance(found, str) else repr(found)
 
 
 def _texts(found: object, where: str) -> dict[str, str]:
     if not isinstance(found, dict):
-        raise FormatError(f"{where}: expected an object of names and versions, got {_shown(found)}.")
+        raise FormatError(where=where, problem=f"expected an object of names and versions, got {_shown(found)}.")
     return {name: "none" if one is None else _number_or_text(one, f"{where}.{name}") for name, one in found.items()}
 
 

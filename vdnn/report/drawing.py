@@ -18,20 +18,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vdnn.errors import VdnnError
+from vdnn.errors import InvalidArgumentError, LibraryMissingError
 from vdnn.report.palette import GRID, INK, MUTED, SURFACE
 from vdnn.report.svg_text import inlined
 
 FONT_POINTS = 10.7  # a little more than 14 px if the picture is shown at its own size
 _PNG_DOTS_PER_INCH = 160
 _TITLE_INCHES = 0.25
-
-
-class MatplotlibMissingError(VdnnError, ImportError):
-    """Drawing needs matplotlib, which is not installed."""
-
-    def __init__(self) -> None:
-        super().__init__("drawing figures needs matplotlib, which is not installed: run pip install 'vdnn[report]'.")
+_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +79,7 @@ def save_figure(draw: Callable[[Any, Shape], None], shape: Shape, height: float,
 
 def rendered(draw: Callable[[Any, Shape], None], shape: Shape, height: float, form: str, salt: str) -> bytes:
     if form not in ("png", "svg"):
-        raise VdnnError(f"figure: expected a path that ends in .png or .svg, got {form!r}.")
+        raise InvalidArgumentError(argument="figure", expected="a path that ends in .png or .svg", got=repr(form))
     with _settings(f"{salt} {shape.name}"):
         figure = _module("matplotlib.figure").Figure(figsize=(shape.width, height), layout="constrained")
         canvas = _module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
@@ -124,7 +118,13 @@ def _module(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise MatplotlibMissingError from None
+        raise LibraryMissingError(what="drawing figures", library="matplotlib", extra="report") from None
+
+
+def unit_for(nbytes: int) -> tuple[str, int]:
+    """The unit in which an axis of memory up to `nbytes` reads best, and its bytes: the largest that does not exceed
+    it, or else the smallest."""
+    return next(((name, size) for name, size in _UNITS if nbytes >= size), _UNITS[-1])
 
 
 def require_matplotlib() -> None:

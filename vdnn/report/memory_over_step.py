@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from vdnn.bytesize import format_bytes
-from vdnn.report.drawing import FONT_POINTS, Picture, Shape, quiet_axes, set_title, time_label
+from vdnn.report.drawing import FONT_POINTS, Picture, Shape, quiet_axes, set_title, time_label, unit_for
 from vdnn.report.file_names import file_name
 from vdnn.report.held_bytes import HeldBytes, actions_of, held_after, held_before, peaks_at_points
 from vdnn.report.label_placement import Label, place_labels
@@ -24,7 +24,6 @@ from vdnn.step.recording import Recording
 from vdnn.step.saved_step import SavedStep
 from vdnn.step.timeline import Timeline
 
-_GIB = 2**30
 _COLUMNS = {"wide": 260, "narrow": 150}
 _VISIBLE = 0.01  # of the height: a measured line nearer than that would cover the edge of the layers
 _LEAST_OUTLINED = 0.012  # of the height: thinner storages have no outline and no number
@@ -49,6 +48,7 @@ class _Layer(NamedTuple):
 
 class _Panel(NamedTuple):
     title: str
+    unit_bytes: int  # of its heights
     edges_ns: list[int]
     layers: list[_Layer]
     measured: list[int]  # empty if it equals the sum of the layers
@@ -76,28 +76,30 @@ def _draw(figure: Any, shape: Shape, step: SavedStep, recording: Recording, titl
     shown = [("everything kept", held_before(recording))]
     if plan is not None:
         shown.append((f"under the plan, {_how(timeline)}", held_after(recording, plan, timeline)))
-    panels = [_panel(title, held, actions, largest, shape) for title, held in shown]
+    tallest_bytes = max(max(max(held.total), held.peak_bytes) for _, held in shown)
+    unit, unit_bytes = unit_for(tallest_bytes)
+    tallest = tallest_bytes / unit_bytes
+    panels = [_panel(title, unit_bytes, held, actions, largest, shape) for title, held in shown]
     if step.predicted is not None and len(panels) > 1 and _is_as_predicted(shown[1][1], step.predicted):
         panels[1] = panels[1]._replace(measured=[])
     grid = (len(panels), 1) if shape.is_narrow else (1, len(panels))
     drawn = figure.subplots(*grid, sharex=True, sharey=True, squeeze=False).flatten()
     end_ms = max(panel.edges_ns[-1] for panel in panels) / 1e6
-    tallest = max(max(max(held.total), held.peak_bytes) for _, held in shown) / _GIB
     numbers = [_draw_panel(axes, panel, tallest) for axes, panel in zip(drawn, panels, strict=True)]
     drawn[0].set_xlim(0, 1.03 * end_ms)
     for axes in drawn if shape.is_narrow else drawn[:1]:
-        axes.set_ylabel("on the device (GiB)")
+        axes.set_ylabel(f"on the device ({unit})")
     for axes in drawn[-1:] if shape.is_narrow else drawn:
         axes.set_xlabel(time_label(shape, recording.clock))
     if plan is not None and plan.budget_bytes is not None:
-        _draw_budget(drawn, plan.budget_bytes, end_ms)
+        _draw_budget(drawn, plan.budget_bytes, unit_bytes, end_ms)
     set_title(figure, shape, title)
     outlined = {int(label.text) for labels in numbers for label in labels}
     has_line = any(panel.measured for panel in panels)
     _write_legend(figure, shape, recording, actions, (largest, outlined), has_line=has_line)
-    budget = (
-        [] if plan is None or plan.budget_bytes is None else [_budget_label_line(plan.budget_bytes, end_ms, tallest)]
-    )
+    budget = []
+    if plan is not None and plan.budget_bytes is not None:
+        budget = [_budget_label_line(plan.budget_bytes / unit_bytes, end_ms, tallest)]
     for axes, labels in zip(drawn, numbers, strict=True):
         place_labels(axes, labels, lines=budget)
 
@@ -113,7 +115,12 @@ def _how(timeline: Timeline | None) -> str:
 
 
 def _panel(
-    title: str, held: HeldBytes, actions: Sequence[Action | None], largest: Sequence[int], shape: Shape
+    title: str,
+    unit_bytes: int,
+    held: HeldBytes,
+    actions: Sequence[Action | None],
+    largest: Sequence[int],
+    shape: Shape,
 ) -> _Panel:
     """The layers from the bottom up."""
     chosen, edges = _thinned(held, _COLUMNS[shape.name])
@@ -132,7 +139,7 @@ def _panel(
     layers.append(_Layer(REST_SPIKES, thin([nbytes - always for nbytes in besides])))
     ends = f"peak {format_bytes(held.peak_bytes)}, {held.ends_ns[-1] / 1e6:.1f} ms"
     measured = thin(held.measured) if held.measured is not None and _differ(held.measured, held.total) else []
-    return _Panel(f"{title}:{chr(10) if shape.is_narrow else ' '}{ends}", edges, layers, measured)
+    return _Panel(f"{title}:{chr(10) if shape.is_narrow else ' '}{ends}", unit_bytes, edges, layers, measured)
 
 
 def _is_as_predicted(held: HeldBytes, predicted: Timeline) -> bool:
@@ -175,23 +182,24 @@ def _draw_panel(axes: Any, panel: _Panel, tallest: float) -> list[Label]:
     labels = []
     below = [0.0] * len(panel.layers[0].heights)
     for layer in panel.layers:
-        above = _on(below, layer.heights)
+        above = _on(below, layer.heights, panel.unit_bytes)
         if any(layer.heights):
             axes.stairs(above, edges, baseline=below, fill=True, color=layer.shade.light, linewidth=0)
         low = below
         for number, heights in layer.named:
-            high = _on(low, heights)
-            if max(heights) / _GIB >= _LEAST_OUTLINED * tallest:
+            high = _on(low, heights, panel.unit_bytes)
+            if max(heights) / panel.unit_bytes >= _LEAST_OUTLINED * tallest:
                 labels.append(_outline(axes, edges, (low, high), heights, number))
             low = high
         below = above
     if panel.measured:
-        axes.stairs([held / _GIB for held in panel.measured], edges, baseline=None, color=INK.light, linewidth=1.1)
+        held = [nbytes / panel.unit_bytes for nbytes in panel.measured]
+        axes.stairs(held, edges, baseline=None, color=INK.light, linewidth=1.1)
     return labels
 
 
-def _on(below: Sequence[float], heights: Sequence[int]) -> list[float]:
-    return [low + height / _GIB for low, height in zip(below, heights, strict=True)]
+def _on(below: Sequence[float], heights: Sequence[int], unit_bytes: int) -> list[float]:
+    return [low + height / unit_bytes for low, height in zip(below, heights, strict=True)]
 
 
 def _outline(
@@ -215,18 +223,18 @@ def _outline(
     return Label(str(number), (edges[column] + edges[column + 1]) / 2, (low[column] + high[column]) / 2, INK)
 
 
-def _budget_label_line(budget_bytes: int, end_ms: float, tallest: float) -> list[tuple[float, float]]:
+def _budget_label_line(budget: float, end_ms: float, tallest: float) -> list[tuple[float, float]]:
     """A line through the label of the budget, for other labels to avoid."""
-    height = budget_bytes / _GIB + 0.035 * tallest
+    height = budget + 0.035 * tallest
     return [(0.6 * end_ms, height), (end_ms, height)]
 
 
-def _draw_budget(drawn: Sequence[Any], budget_bytes: int, end_ms: float) -> None:
+def _draw_budget(drawn: Sequence[Any], budget_bytes: int, unit_bytes: int, end_ms: float) -> None:
     for axes in drawn:
-        axes.axhline(budget_bytes / _GIB, color=VERMILION.light, linestyle="--", linewidth=1.4)
+        axes.axhline(budget_bytes / unit_bytes, color=VERMILION.light, linestyle="--", linewidth=1.4)
     drawn[-1].annotate(
         f"budget {format_bytes(budget_bytes)}",
-        (end_ms, budget_bytes / _GIB),
+        (end_ms, budget_bytes / unit_bytes),
         xytext=(0, 3),
         textcoords="offset points",
         ha="right",

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from vdnn.errors import LibraryMissingError
 from vdnn.report.comparison import Comparison, cells_of_run, comparisons, workloads_of
-from vdnn.report.drawing import NARROW, WIDE, MatplotlibMissingError, Picture, require_matplotlib
+from vdnn.report.drawing import NARROW, WIDE, Picture, require_matplotlib
 from vdnn.report.figures import Figures, figures_of
 from vdnn.report.headline import RULE, headline, named_points
 from vdnn.report.page_script import SCRIPT, script_hash
@@ -40,7 +41,7 @@ def page_of(run: Run) -> str:
     figures, missing = figures_of(run), ""
     try:
         require_matplotlib()
-    except MatplotlibMissingError as error:
+    except LibraryMissingError as error:
         missing = str(error)
     body = "\n".join(
         part

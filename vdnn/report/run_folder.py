@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vdnn.errors import InvalidArgumentError, VdnnError
+from vdnn.errors import FormatError, InvalidArgumentError, VdnnError
 from vdnn.planning.recomputing import recording_under
 from vdnn.report.cell import Cell, cell_as_json, cell_from_json
-from vdnn.step.json_form import FormatError
 from vdnn.step.json_lines import append_json_lines, read_json_lines
 from vdnn.step.saved_step import STEPS_FOLDER, SavedStep
 
@@ -68,7 +67,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     cells, notes = _latest_cells(cells_file)
     steps, refused = _read_steps(steps_folder)
     if refused and not cells and not steps:
-        raise FormatError(refused[0])
+        raise refused[0]
     return Run(path, cells, steps, (*notes, *(f"A step is ignored: {one}" for one in refused)))
 
 
@@ -92,8 +91,8 @@ def _latest_cells(path: Path) -> tuple[tuple[Cell, ...], tuple[str, ...]]:
     return tuple(found.values()), () if cut_off is None else (note,)
 
 
-def _read_steps(folder: Path) -> tuple[tuple[SavedStep, ...], list[str]]:
-    """The steps that can be read, and an error message for each other step."""
+def _read_steps(folder: Path) -> tuple[tuple[SavedStep, ...], list[FormatError]]:
+    """The steps that can be read, and an error for each other step."""
     steps, refused = [], []
     for one in sorted(folder.iterdir()) if folder.is_dir() else ():
         if not one.is_dir():
@@ -102,7 +101,7 @@ def _read_steps(folder: Path) -> tuple[tuple[SavedStep, ...], list[str]]:
             step = SavedStep.load(one)
             _require_one_step(step, one)
         except FormatError as error:
-            refused.append(str(error))
+            refused.append(error)
             continue
         if not step.is_empty:
             steps.append(step)
@@ -121,12 +120,13 @@ def _require_one_step(step: SavedStep, folder: Path) -> None:
         try:
             followed = recording_under(recording, plan.lifetimes)
         except VdnnError as error:
-            raise FormatError(f"{folder}: {error}") from None
+            raise FormatError(where=str(folder), problem=str(error)) from None
         sizes = [lifetime.nbytes for lifetime in followed.lifetimes]
         fits = sizes == planned and len(followed.points) == len(plan.points)
     if not fits:
         raise FormatError(
-            f"{folder}: plan.json is for another step than recording.json: the plan has {len(planned)} storages and "
+            where=str(folder),
+            problem=f"plan.json is for another step than recording.json: the plan has {len(planned)} storages and "
             f"{len(plan.points)} points, the recording has {len(recorded)} and {len(recording.points)}. "
-            "Save the plan and the recording of the same step."
+            "Save the plan and the recording of the same step.",
         )

@@ -1,8 +1,8 @@
 """Draws memory against the time of a step, one picture for each comparison. Peers are points, vdnn is a curve.
 
-Both axes are relative to plain if it was measured, else they are in GiB and ms. A point that takes so much longer that
-the others would lie on one line is drawn at the upper edge, with its number. A point is filled if no other point is
-better in both memory and time, else hollow.
+Both axes are relative to plain if it was measured, else they are in bytes and ms. A point that takes so much longer
+that the others would lie on one line is drawn at the upper edge, with its number. A point is filled if no other point
+is better in both memory and time, else hollow.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vdnn.bytesize import format_bytes
 from vdnn.report.cell import Cell
 from vdnn.report.comparison import Comparison
-from vdnn.report.drawing import FONT_POINTS, NARROW, WIDE, Picture, Shape, quiet_axes, save_figure, set_title
+from vdnn.report.drawing import FONT_POINTS, NARROW, WIDE, Picture, Shape, quiet_axes, save_figure, set_title, unit_for
 from vdnn.report.file_names import file_name
 from vdnn.report.label_placement import Label, Point, place_labels
 from vdnn.report.palette import MUTED, SURFACE, Look, Shade, looks_of
 
-_GIB = 2**30
 _TALLEST = 4.0  # times the median of the extra times: a point above that is drawn at the edge
 _TALLEST_TIME = 2.0  # without plain: times the median of the times
 _LEAST_SPAN = 0.12  # of the axis of time, relative
@@ -40,10 +40,12 @@ class _Spot(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    """The scale of the axes."""
+    """The scale of the axes. The unit is that of peaks, if they are not relative."""
 
     is_relative: bool
     top: float
+    unit: str = ""
+    unit_bytes: int = 1
 
 
 def trade_off_picture(comparison: Comparison, looks: dict[str, Look]) -> Picture:
@@ -88,7 +90,7 @@ def _scale(comparison: Comparison) -> _Scale:
     if comparison.baseline is None:
         times = [(cell.step_ns or 0) / 1e6 for cell in comparison.measured]
         shown = [one for one in times if one <= _TALLEST_TIME * statistics.median(times)]
-        return _Scale(False, 1.25 * max(shown))
+        return _Scale(False, 1.25 * max(shown), *unit_for(max(cell.peak_bytes or 0 for cell in comparison.measured)))
     more = [100 * (comparison.more_time(cell) or 0) for cell in comparison.measured]
     usual = statistics.median([one for one in more if one > 0.05] or [0])
     shown = [one for one in more if one <= max(100 * _LEAST_SPAN, _TALLEST * usual)]
@@ -96,7 +98,7 @@ def _scale(comparison: Comparison) -> _Scale:
 
 
 def _spot(comparison: Comparison, cell: Cell, scale: _Scale) -> _Spot:
-    x, y = (cell.peak_bytes or 0) / _GIB, (cell.step_ns or 0) / 1e6
+    x, y = (cell.peak_bytes or 0) / scale.unit_bytes, (cell.step_ns or 0) / 1e6
     if scale.is_relative:
         x, y = 100 * (comparison.memory_share(cell) or 0), 100 * (comparison.more_time(cell) or 0)
     return _Spot(cell, x, min(y, scale.top), y > scale.top, scale.is_relative, y)
@@ -109,7 +111,7 @@ def _set_axes(axes: Any, comparison: Comparison, scale: _Scale, spots: Sequence[
     lowest = min(0.0, *(1.15 * spot.y for spot in spots))
     axes.set_ylim(lowest - 0.04 * (scale.top - lowest) if scale.is_relative else 0, scale.top)
     if not scale.is_relative:
-        axes.set_xlabel("peak memory (GiB)")
+        axes.set_xlabel(f"peak memory ({scale.unit})")
         axes.set_ylabel(f"{unit}time of a step (ms)")
         return
     axes.set_xlabel("peak memory (% of plain)")
@@ -198,7 +200,7 @@ def _entry(spots: Sequence[_Spot], peer: str, look: Look) -> Any:
     own = [spot for spot in spots if spot.cell.peer == peer]
     text = peer
     if len(own) == 1 and not own[0].cell.is_plain:
-        at = f"{own[0].x:.0f} %" if own[0].is_relative else f"{own[0].x:.1f} GiB"
+        at = f"{own[0].x:.0f} %" if own[0].is_relative else format_bytes(own[0].cell.peak_bytes or 0)
         text = f"{peer}: {at}, {_time_of(own[0])}"
     is_curve = len(own) > 1 and own[0].cell.is_vdnn
     style = {"linestyle": "-" if is_curve else "none", "linewidth": 2, "markersize": 8.5}

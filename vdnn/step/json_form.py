@@ -16,13 +16,9 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vdnn.errors import VdnnError
+from vdnn.errors import FormatError, VdnnError
 
 _Value = TypeVar("_Value")
-
-
-class FormatError(VdnnError):
-    """A file does not hold the expected value."""
 
 
 def to_json(value: object, form: str, version: int) -> str:
@@ -34,14 +30,17 @@ def from_json(text: str, kind: type[_Value], form: str, version: int) -> _Value:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise FormatError(f"{form}: expected JSON, got text that is not JSON or was cut off: {error}.") from None
+        raise FormatError(
+            where=form, problem=f"expected JSON, got text that is not JSON or was cut off: {error}."
+        ) from None
     if not isinstance(found, dict) or found.get("form") != form:
         named = found.get("form") if isinstance(found, dict) else type(found).__name__
-        raise FormatError(f"{form}: expected a JSON object with form {form!r}, got {named!r}.")
+        raise FormatError(where=form, problem=f"expected a JSON object with form {form!r}, got {named!r}.")
     if found.get("version") != version:
         raise FormatError(
-            f"{form}: expected version {version}, which this vdnn reads, got version {found.get('version')!r}: "
-            "create the file again with this vdnn."
+            where=form,
+            problem=f"expected version {version}, which this vdnn reads, got version {found.get('version')!r}: "
+            "create the file again with this vdnn.",
         )
     fields = {name: held for name, held in found.items() if name not in ("form", "version")}
     value: _Value = _decode(fields, kind, form)
@@ -53,9 +52,9 @@ def load_file(path: str | os.PathLike[str], kind: type[_Value], form: str, versi
     try:
         return from_json(Path(path).read_text(encoding="utf-8"), kind, form, version)
     except UnicodeDecodeError:
-        raise FormatError(f"{path}: {form}: expected text in UTF-8, got other bytes.") from None
+        raise FormatError(where=str(path), problem=f"{form}: expected text in UTF-8, got other bytes.") from None
     except VdnnError as error:
-        raise FormatError(f"{path}: {error}") from None
+        raise FormatError(where=str(path), problem=str(error)) from None
 
 
 def save_text(text: str, path: str | os.PathLike[str]) -> None:
@@ -88,7 +87,7 @@ def _decode(found: Any, kind: Any, where: str) -> Any:
         return _decode(found, kind, where)
     if origin is tuple:
         if not isinstance(found, list):
-            raise FormatError(f"{where}: expected a list, got {found!r}.")
+            raise FormatError(where=where, problem=f"expected a list, got {found!r}.")
         return tuple(_decode(one, typing.get_args(kind)[0], f"{where}[{index}]") for index, one in enumerate(found))
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(found, kind, where)
@@ -97,18 +96,18 @@ def _decode(found: Any, kind: Any, where: str) -> Any:
             return kind(found)
         except ValueError:
             known = ", ".join(repr(member.value) for member in kind)
-            raise FormatError(f"{where}: expected one of {known}, got {found!r}.") from None
+            raise FormatError(where=where, problem=f"expected one of {known}, got {found!r}.") from None
     if type(found) is not kind:
-        raise FormatError(f"{where}: expected {kind.__name__}, got {found!r}.")
+        raise FormatError(where=where, problem=f"expected {kind.__name__}, got {found!r}.")
     return found
 
 
 def _decode_dataclass(found: Any, kind: Any, where: str) -> Any:
     if not isinstance(found, dict):
-        raise FormatError(f"{where}: expected an object, got {found!r}.")
+        raise FormatError(where=where, problem=f"expected an object, got {found!r}.")
     hints = typing.get_type_hints(kind)
     missing = sorted(set(hints) - set(found))
     unknown = sorted(set(found) - set(hints))
     if missing or unknown:
-        raise FormatError(f"{where}: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}.")
+        raise FormatError(where=where, problem=f"missing {missing or 'nothing'}, unknown {unknown or 'nothing'}.")
     return kind(**{name: _decode(found[name], hint, f"{where}.{name}") for name, hint in hints.items()})

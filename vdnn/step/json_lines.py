@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from vdnn.step.json_form import FormatError
+from vdnn.errors import FormatError
 
 
 class JsonLines(NamedTuple):
@@ -34,7 +34,9 @@ def read_json_lines(path: str | os.PathLike[str]) -> JsonLines:
     try:
         lines = file.read_text(encoding="utf-8", errors="strict").split("\n")
     except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: expected text in UTF-8, got an invalid byte at {error.start}.") from None
+        raise FormatError(
+            where=str(path), problem=f"expected text in UTF-8, got an invalid byte at {error.start}."
+        ) from None
     found = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -45,7 +47,7 @@ def read_json_lines(path: str | os.PathLike[str]) -> JsonLines:
             if number == len(lines):
                 return JsonLines(found, number)
             raise FormatError(
-                f"{path}, line {number}: expected JSON, got {line[:60]!r}: {error}. Remove the line."
+                where=f"{path}, line {number}", problem=f"expected JSON, got {line[:60]!r}: {error}. Remove the line."
             ) from None
     return JsonLines(found)
 

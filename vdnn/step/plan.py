@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from enum import Enum
 
-from vdnn.errors import VdnnError
+from vdnn.errors import InvalidArgumentError
 from vdnn.step.json_form import load_file, save_text, to_json
 from vdnn.step.recording import PointKind, Recording, SaveKey
 
@@ -84,15 +84,18 @@ class Plan:
     def __post_init__(self) -> None:
         for index, lifetime in enumerate(self.lifetimes):
             if (lifetime.action is Action.OFFLOAD) is not bool(lifetime.absences):
-                raise VdnnError(
-                    f"plan: expected absences for a lifetime to offload and for no other, got lifetime {index} to "
-                    f"{lifetime.action.value} with absences {lifetime.absences}."
+                raise InvalidArgumentError(
+                    argument="plan",
+                    expected="absences for a lifetime to offload and for no other",
+                    got=f"lifetime {index} to {lifetime.action.value} with absences {lifetime.absences}",
                 )
             self._require_order(index, lifetime)
         for index, point in enumerate(self.points):
             if point.lifetime is not None and not 0 <= point.lifetime < len(self.lifetimes):
-                raise VdnnError(
-                    f"plan: expected a lifetime below {len(self.lifetimes)} at point {index}, got {point.lifetime}."
+                raise InvalidArgumentError(
+                    argument="plan",
+                    expected=f"a lifetime below {len(self.lifetimes)} at point {index}",
+                    got=str(point.lifetime),
                 )
 
     def _require_order(self, index: int, lifetime: PlannedLifetime) -> None:
@@ -100,9 +103,11 @@ class Plan:
         for absence in lifetime.absences:
             reload_point = absence.release_point + 1 if absence.reload_point is None else absence.reload_point
             if not previous < absence.release_point < reload_point <= last:
-                raise VdnnError(
-                    f"plan: lifetime {index} is released at point {absence.release_point} and reloaded at "
-                    f"{absence.reload_point}: expected points in this order, after {previous} and up to {last}."
+                raise InvalidArgumentError(
+                    argument="plan",
+                    expected=f"a release point and a later reload point, after {previous} and up to {last}",
+                    got=f"lifetime {index}, which is released at point {absence.release_point} and reloaded at "
+                    f"{absence.reload_point}",
                 )
             previous = reload_point - 1
 

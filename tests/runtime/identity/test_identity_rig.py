@@ -14,6 +14,7 @@ from tests.runtime.identity.outcome import Outcome
 from tests.runtime.identity.rig import NOTHING_TO_MOVE, IdentityRig, identity_rigs
 from tests.runtime.identity.runs import Inputs, Mode, run_call
 from vdnn import _C
+from vdnn.runtime.session.limits import Limits
 from vdnn.runtime.session.offload import offload
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.storage.packed_view import PackedView
@@ -91,7 +92,10 @@ def test_rigs_to_which_no_call_gives_anything_to_move_are_sound() -> None:
     ("options", "complaint"),
     [
         ({"policy": "keep"}, "the control .*: not every save left and came back: stayed: the policy keeps it"),
-        ({"offload_window": "1MiB"}, "the control .*: not every save left and came back: 1 uses without a reload"),
+        (
+            {"limits": Limits(offload_window="1MiB")},
+            "the control .*: not every save left and came back: 1 uses without a reload",
+        ),
         ({"min_bytes": "1KiB"}, "nothing came back, not even of the control"),
     ],
 )

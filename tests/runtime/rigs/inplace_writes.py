@@ -88,7 +88,7 @@ UNNOTICED_WRITES: dict[str, Write] = {
     "writing to a slice of data": lambda t: t.data[1:3].mul_(2),
     "writing to the data of a slice": lambda t: t[0].data.zero_(),
     "writing through numpy": lambda t: t.detach().numpy().fill(0),
-    "writing through a tensor of the same memory": lambda t: torch.from_dlpack(t.detach()).data.add_(1),
+    "writing through a tensor of the same memory": lambda t: torch.from_dlpack(t.detach()).data.add_(1),  # type: ignore[attr-defined]
 }
 
 # Writes that PyTorch refuses at once.

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tests.runtime.rigs.limits import grouped
 from tests.runtime.rigs.side_by_side import assert_nothing_alive
 from vdnn import _C
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
@@ -37,7 +38,7 @@ class Place(ABC):
     def open(self, policy: str = "vdnn-all", **options: Any) -> Session:
         """Opens a session that offloads everything."""
         sizes = {"min_bytes": 0, "offload_window": self.window_bytes, "reload_window": 2 * self.window_bytes}
-        session = offload(policy, device=self._vdnn_device(), **{**sizes, **options})
+        session = offload(policy, device=self._vdnn_device(), **grouped({**sizes, **options}))
         self.sessions.append(session)
         return session
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import vdnn
+from tests.runtime.rigs.limits import grouped
 from tests.runtime.rigs.networks import conv_chain, images, perceptron, small_resnet
 from vdnn.planning.footprint import offload_everything
 from vdnn.planning.recomputing import candidates_of, planned_recompute, with_recomputes
@@ -69,7 +70,8 @@ def train(
     model, inputs = MODELS[name]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     gradients: list[torch.Tensor | None] = []
-    with vdnn.offload(**decided_by(policy), device=machine, **{"min_bytes": 0, "measure": True, **options}) as session:
+    options = grouped({"min_bytes": 0, "measure": True, **options})
+    with vdnn.offload(**decided_by(policy), device=machine, **options) as session:
         for _ in range(steps):
             optimizer.zero_grad()
             loss_of(model(*inputs)).backward()

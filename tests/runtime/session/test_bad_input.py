@@ -21,12 +21,11 @@ from tests.runtime.rigs.networks import perceptron
 from tests.runtime.rigs.side_by_side import assert_same_as_plain
 from tests.runtime.rigs.virtual_training import train
 from vdnn import Plan, Recording, Timeline, VirtualMachine
-from vdnn.errors import VdnnError
+from vdnn.errors import FormatError, VdnnError
 from vdnn.planning.catalogue import policy_names
 from vdnn.planning.policies.vdnn_all import VdnnAll
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.storage.counters import Kept
-from vdnn.step.json_form import FormatError
 
 A_PLAN = Plan("by hand", "cpu", "titan-x", None, (), ())
 TITAN_X = VirtualMachine("titan-x")
@@ -58,20 +57,15 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"policy": A_PLAN}, TypeError, "policy: expected a name or a policy, got a Plan: give it as plan=."),
     ({"plan": "plan.json"}, TypeError, "plan: expected a Plan, got str; Plan.load reads one from a file."),
     ({"policy": "keep", "plan": A_PLAN}, ValueError, "policy: a plan is followed as it is. Give one of the two."),
-    ({"budget": "1GiB", "device": "sim"}, VdnnError, CLOCK),
-    ({"measure": True, "device": "sim"}, VdnnError, CLOCK),
+    ({"budget": "1GiB", "device": "sim"}, ValueError, CLOCK),
+    ({"measure": True, "device": "sim"}, ValueError, CLOCK),
     ({"min_bytes": "small"}, ValueError, f"min_bytes: {A_SIZE}, got 'small'."),
     ({"min_bytes": ""}, ValueError, f"min_bytes: {A_SIZE}, got ''."),
     ({"min_bytes": -4096}, ValueError, "min_bytes: expected a size of at least 1 byte, got -4096."),
     ({"min_bytes": False}, TypeError, f"min_bytes: {A_SIZE}, got the bool False."),
     ({"min_bytes": None}, TypeError, f"min_bytes: {A_SIZE}, got NoneType None."),
-    ({"host_budget": "64 gigs"}, ValueError, f"host_budget: {A_SIZE}, got '64 gigs'"),
-    ({"host_budget": 0}, ValueError, "host_budget: expected a size of at least 1 byte, got 0."),
-    ({"host_budget": 2.0}, TypeError, f"host_budget: {A_SIZE}, got the float 2.0."),
-    ({"offload_window": "wide"}, ValueError, f"offload_window: {A_SIZE}, got 'wide'."),
-    ({"offload_window": 0}, ValueError, "offload_window: expected a size of at least 1 byte, got 0."),
-    ({"reload_window": "1" * 30}, ValueError, "reload_window: expected a size of at most "),
-    ({"reload_window": None}, TypeError, f"reload_window: {A_SIZE}, got NoneType None."),
+    ({"limits": "64GiB"}, TypeError, "limits: expected a vdnn.Limits, got str."),
+    ({"limits": None}, TypeError, "limits: expected a vdnn.Limits, got NoneType."),
     (
         {"integrity": True, "device": TITAN_X},
         ValueError,
@@ -81,6 +75,16 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"warmup_steps": 1.5}, ValueError, "warmup_steps: expected a number of steps, 0 or more, got 1.5."),
     ({"warmup_steps": "one"}, ValueError, "warmup_steps: expected a number of steps, 0 or more, got 'one'."),
     ({"warmup_steps": None}, ValueError, "warmup_steps: expected a number of steps, 0 or more, got None."),
+]
+
+REFUSED_LIMITS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"host_budget": "64 gigs"}, ValueError, f"host_budget: {A_SIZE}, got '64 gigs'"),
+    ({"host_budget": 0}, ValueError, "host_budget: expected a size of at least 1 byte, got 0."),
+    ({"host_budget": 2.0}, TypeError, f"host_budget: {A_SIZE}, got the float 2.0."),
+    ({"offload_window": "wide"}, ValueError, f"offload_window: {A_SIZE}, got 'wide'."),
+    ({"offload_window": 0}, ValueError, "offload_window: expected a size of at least 1 byte, got 0."),
+    ({"reload_window": "1" * 30}, ValueError, "reload_window: expected a size of at most "),
+    ({"reload_window": None}, TypeError, f"reload_window: {A_SIZE}, got NoneType None."),
 ]
 
 
@@ -98,6 +102,13 @@ def test_offload_refuses(options: dict[str, Any], kind: type[Exception], message
         vdnn.offload(**options)
     assert str(refused.value).startswith(beginning)
     assert all(part in str(refused.value) for part in rest)
+
+
+@pytest.mark.parametrize(("limits", "kind", "message"), REFUSED_LIMITS, ids=[_name(one[0]) for one in REFUSED_LIMITS])
+def test_limits_refuse_what_is_not_a_size(limits: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as refused:
+        vdnn.Limits(**limits)
+    assert str(refused.value).startswith(message)
 
 
 @pytest.mark.parametrize("thing", [[], "model", None, nn.Linear], ids=repr)
@@ -152,7 +163,7 @@ def test_a_cuda_graph_captured_inside_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_a_virtual_machine_is_entered_once() -> None:
     with VirtualMachine("titan-x") as machine:
-        with pytest.raises(RuntimeError, match="this virtual machine is already entered: make another one."), machine:
+        with pytest.raises(VdnnError, match="this virtual machine is already entered: make another one."), machine:
             pass
         assert torch.ones(3).sum().shape == ()
     with machine:  # a machine that was left may be entered again

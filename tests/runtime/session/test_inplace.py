@@ -31,6 +31,7 @@ from tests.runtime.rigs.inplace_writes import (
     square_written_to,
 )
 from vdnn import _C
+from vdnn.runtime.session.limits import Limits
 from vdnn.runtime.session.offload import offload
 
 pytestmark = EITHER_WAY
@@ -114,7 +115,7 @@ def test_a_write_through_data_is_not_seen_when_the_tensor_has_left_and_nobody_ho
 
 
 def test_a_source_that_others_hold_is_used_where_it_is() -> None:
-    session = offload(device="sim", min_bytes=0, offload_window=1)
+    session = offload(device="sim", min_bytes=0, limits=Limits(offload_window=1))
     start = leaf()
     with session:
         factor = start + 0
@@ -127,7 +128,7 @@ def test_a_source_that_others_hold_is_used_where_it_is() -> None:
 
 
 def test_a_source_that_its_owner_shrank_comes_from_the_host() -> None:
-    session = offload(device="sim", min_bytes=0, offload_window=1)
+    session = offload(device="sim", min_bytes=0, limits=Limits(offload_window=1))
     start = leaf()
     with session:
         factor = start + 0
@@ -188,7 +189,7 @@ def plain_outcome_of(case: Case) -> Outcome:
 
 def session_outcome_of(case: Case, schedule: _C.Schedule, sources_leave: bool) -> Outcome:
     device = _C.OrderingChecker(_C.SimDevice(schedule=schedule, seed=5))
-    session = offload(device=device, min_bytes=0, offload_window=1, reload_window=4096)
+    session = offload(device=device, min_bytes=0, limits=Limits(offload_window=1, reload_window=4096))
     held: list[object] = []
     try:
         with session:

@@ -16,6 +16,7 @@ from tests.runtime.conftest import OpenSession
 from tests.runtime.rigs.networks import conv_chain, images, small_resnet
 from tests.runtime.rigs.side_by_side import assert_same_as_plain, same_bits
 from vdnn import _C
+from vdnn.runtime.session.limits import Limits
 from vdnn.runtime.session.offload import offload
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.storage.counters import Kept
@@ -206,7 +207,9 @@ def test_channels_last_models_are_the_same_as_plain(session: Session, make: Call
 
 
 SHARED = offload(
-    device=_C.OrderingChecker(_C.SimDevice(schedule=_C.Schedule.LAZY)), min_bytes=0, offload_window=1, reload_window=1
+    device=_C.OrderingChecker(_C.SimDevice(schedule=_C.Schedule.LAZY)),
+    min_bytes=0,
+    limits=Limits(offload_window=1, reload_window=1),
 )
 DTYPES = [torch.float32, torch.bfloat16, torch.complex64, torch.int64, torch.bool]
 

@@ -19,7 +19,7 @@ PAUSED = "saved under vdnn.paused"
 
 @pytest.fixture
 def session() -> Iterator[vdnn.Session]:
-    made = vdnn.offload(device="sim", min_bytes=0, offload_window="1KiB")
+    made = vdnn.offload(device="sim", min_bytes=0, limits=vdnn.Limits(offload_window="1KiB"))
     yield made
     made.close()
 

@@ -19,6 +19,7 @@ from tests.runtime.conftest import EITHER_WAY, OpenSession
 from tests.runtime.rigs.networks import conv_chain, perceptron, small_resnet
 from tests.runtime.rigs.side_by_side import alive, assert_nothing_alive, differences, on_threads, outcome
 from vdnn import _C
+from vdnn.runtime.session.limits import Limits
 from vdnn.runtime.session.offload import offload, paused
 from vdnn.runtime.session.session import Session
 
@@ -188,7 +189,7 @@ def test_a_thousand_steps_on_two_threads_in_one_session_give_everything_back(fak
     """The driver counts streams, events and host memory: after the run there are as many as before it."""
     lives = [Lives(seed=11), Lives(seed=12)]
     device = _C.OrderingChecker(open_fake_device(fake_driver))
-    session = offload(device=device, min_bytes=0, offload_window="2KiB", reload_window="6KiB")
+    session = offload(device=device, min_bytes=0, limits=Limits(offload_window="2KiB", reload_window="6KiB"))
 
     def train(count: int, *training: Lives) -> dict[str, int]:
         on_threads(*(functools.partial(run, one, session, count) for one in training))

@@ -23,6 +23,7 @@ from tests.runtime.rigs.networks import images, small_resnet
 from tests.runtime.rigs.side_by_side import assert_nothing_alive, assert_same_as_plain, differences, outcome
 from vdnn import _C
 from vdnn.errors import ClosedError, DeviceLostError, DriverError
+from vdnn.runtime.session.limits import Limits
 from vdnn.runtime.session.offload import offload
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.storage.counters import Kept
@@ -68,7 +69,7 @@ def training() -> Training:
 def fake_session(fake_driver: FakeDriver) -> Iterator[Session]:
     """A session over CudaDevice on the fake driver. Each copy goes to the driver on its own."""
     device = _C.OrderingChecker(open_fake_device(fake_driver))
-    session = offload(device=device, min_bytes=0, offload_window="2KiB", reload_window="6KiB")
+    session = offload(device=device, min_bytes=0, limits=Limits(offload_window="2KiB", reload_window="6KiB"))
     yield session
     fake_driver.reset()
     gc.collect()
@@ -172,7 +173,7 @@ def test_a_lost_device_is_raised_at_the_next_hook_and_refuses_further_work(
     fake_driver: FakeDriver, training: Training
 ) -> None:
     device = open_fake_device(fake_driver)
-    session = offload(device=device, min_bytes=0, offload_window="2KiB", reload_window="6KiB")
+    session = offload(device=device, min_bytes=0, limits=Limits(offload_window="2KiB", reload_window="6KiB"))
     assert training.is_right(session)
     fake_driver.fail_async(3, ILLEGAL_ADDRESS)
     with pytest.raises(DeviceLostError, match="the device is lost: CUDA_ERROR_ILLEGAL_ADDRESS"), session:

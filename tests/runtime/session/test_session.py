@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import weakref
 
 import pytest
@@ -15,6 +14,7 @@ from tests.runtime.rigs.networks import conv_chain, images, perceptron
 from tests.runtime.rigs.side_by_side import assert_nothing_alive, assert_same_as_plain
 from vdnn import _C
 from vdnn.errors import ClosedError, VdnnError
+from vdnn.runtime.session.limits import Limits
 from vdnn.runtime.session.offload import keep, offload, paused
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.storage.counters import Kept
@@ -206,16 +206,15 @@ def test_saves_made_while_paused_give_the_same_gradients(session: Session) -> No
     assert_same_as_plain(session, step, model)
 
 
-def test_cpu_tensors_without_a_simulated_device_pass_through_and_it_is_said_once(
-    caplog: pytest.LogCaptureFixture,
+def test_cpu_tensors_without_a_simulated_device_pass_through_and_are_warned_of_once(
+    recwarn: pytest.WarningsRecorder,
 ) -> None:
     session = offload(min_bytes=0)
     model, x = perceptron(), torch.randn(2, 16)
-    with caplog.at_level(logging.WARNING, "vdnn"), session:
+    with session:
         train(model, x)
         train(model, x)
-    said = [record.getMessage() for record in caplog.records if "passed through" in record.getMessage()]
-    assert said == [
+    assert [str(one.message) for one in recwarn if "passed through" in str(one.message)] == [
         "vdnn: tensors on the CPU are passed through. Move the model to a GPU, or use "
         "vdnn.offload(device='sim') to try it on the CPU."
     ]
@@ -232,13 +231,13 @@ def test_the_policy_for_convolutions_moves_only_what_they_save(open_session: Ope
 
 
 def test_the_keeping_policy_moves_nothing_and_does_not_complain(
-    open_session: OpenSession, caplog: pytest.LogCaptureFixture
+    open_session: OpenSession, recwarn: pytest.WarningsRecorder
 ) -> None:
     session = open_session("keep")
     with session:
         train(conv_chain(), images())
     assert session.counters.storages == 0
-    assert caplog.records == []
+    assert not recwarn.list
 
 
 def test_closing_gives_everything_back(session: Session) -> None:
@@ -275,7 +274,7 @@ def test_a_graph_outlives_the_dropped_session(schedule: _C.Schedule) -> None:
     train(model, x)
     plain = [weight.grad for weight in model.parameters()]
     model.zero_grad(set_to_none=True)
-    session = offload(device=_C.SimDevice(schedule=schedule), min_bytes=0, offload_window="1KiB")
+    session = offload(device=_C.SimDevice(schedule=schedule), min_bytes=0, limits=Limits(offload_window="1KiB"))
     with session:
         loss = model(x).square().sum()
     del session

@@ -33,7 +33,9 @@ def mesh() -> Iterator[DeviceMesh]:
 
 @pytest.fixture
 def session() -> Iterator[Session]:
-    session = vdnn.offload("vdnn-all", device="sim", min_bytes=0, offload_window=1, reload_window="1KiB")
+    session = vdnn.offload(
+        "vdnn-all", device="sim", min_bytes=0, limits=vdnn.Limits(offload_window=1, reload_window="1KiB")
+    )
     yield session
     assert not alive(session)
     session.close()

@@ -45,7 +45,7 @@ def test_what_another_stream_allocated_goes_back_only_behind_its_copy(streams: S
     """Torch returns memory to the stream that allocated it, and that need not be the stream of the save. Before the fix
     only the stream of the save waited for the copy; a test for GPUs found it."""
     x = torch.randn(1024, requires_grad=True)
-    with vdnn.offload(device=streams.device, min_bytes=0, offload_window=1) as session:
+    with vdnn.offload(device=streams.device, min_bytes=0, limits=vdnn.Limits(offload_window=1)) as session:
         # Tensors that are saved after `h` is released are allocated before. To a later tensor the CPU's allocator may
         # give the memory of `h`, whatever its stream, and the copy of that tensor would be taken for a copy of `h`.
         early = [x * factor for factor in range(3, 6)]

@@ -25,6 +25,7 @@ from tests.runtime.rigs.side_by_side import (
 )
 from vdnn import _C
 from vdnn.errors import VdnnError
+from vdnn.runtime.session.limits import Limits
 from vdnn.runtime.session.offload import offload
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.storage.transport import Transport
@@ -46,7 +47,7 @@ def test_two_sessions_save_one_tensor_at_the_same_time() -> None:
     shared, problems = torch.randn(64), []
 
     def train() -> None:
-        session = offload(device=_C.SimDevice(), min_bytes=0, offload_window=1)
+        session = offload(device=_C.SimDevice(), min_bytes=0, limits=Limits(offload_window=1))
         weight = torch.ones(64, requires_grad=True)
         try:
             for _ in range(300):
@@ -71,7 +72,7 @@ def test_two_threads_each_with_its_own_session() -> None:
 
     def train(index: int) -> None:
         device = _C.OrderingChecker(_C.SimDevice(schedule=SCHEDULES[index], seed=index))
-        session = offload(device=device, min_bytes=0, offload_window="16KiB", reload_window="16KiB")
+        session = offload(device=device, min_bytes=0, limits=Limits(offload_window="16KiB", reload_window="16KiB"))
         try:
             for _ in range(6):
                 start.wait()

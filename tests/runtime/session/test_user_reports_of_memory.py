@@ -26,6 +26,7 @@ from vdnn.runtime.session.session import Session
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.transport import Transport
 from vdnn.step.timeline import Timeline, Track
+from vdnn.user_warnings import VdnnWarning
 
 KIB = 1 << 10
 
@@ -162,13 +163,17 @@ def test_a_pass_without_gradients_first_does_not_use_up_anything(session: Sessio
     assert_same_as_plain(session, lambda: train(model, x), model)
 
 
-def test_nothing_offloaded_is_said_aloud(open_session: OpenSession, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_offloaded_is_warned_of_once(open_session: OpenSession, recwarn: pytest.WarningsRecorder) -> None:
     """verl#3629: a reentrant checkpoint made offloading silently ineffective."""
     session = open_session(min_bytes="1GiB")
-    with session:
-        train(perceptron(), torch.randn(2, 16))
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith(f"vdnn: none of {session.counters.saves} saves was offloaded (")
+    for _ in range(2):
+        with session:
+            train(perceptron(), torch.randn(2, 16))
+    (warned,) = recwarn
+    said = str(warned.message)
+    assert warned.category is VdnnWarning
+    assert warned.filename == __file__
+    assert said.startswith(f"vdnn: none of {session.counters.saves // 2} saves was offloaded (")
     assert Kept.SMALL.value in said
 
 
@@ -247,7 +252,9 @@ def checkpointed_step(policy: str, **options: Any) -> tuple[int, int, Session]:
     """Returns the bytes allocated after the forward of a step, the peak of that step, and the session."""
     with VirtualMachine("titan-x") as machine:
         blocks, x = nn.ModuleList(Block() for _ in range(4)), torch.randn(256, 256, requires_grad=True)
-        with vdnn.offload(policy, device=machine, min_bytes=0, offload_window=1, **options) as session:
+        with vdnn.offload(
+            policy, device=machine, min_bytes=0, limits=vdnn.Limits(offload_window=1), **options
+        ) as session:
             for _ in range(3):
                 machine.reset_peak()
                 hidden = x * 1.0

@@ -28,6 +28,7 @@ from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.step.plan import Absence, Action, Plan, PlannedLifetime, make_plan
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline, Track
+from vdnn.user_warnings import VdnnWarning
 
 
 def recording_of(name: str) -> Recording:
@@ -115,12 +116,12 @@ def test_with_a_budget_it_records_plans_and_stays_under_it() -> None:
     assert 0 < session.plan.offloaded_bytes < recording.managed_bytes
 
 
-def test_a_budget_that_the_model_fits_moves_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_budget_that_the_model_fits_moves_nothing(recwarn: pytest.WarningsRecorder) -> None:
     session = trained_virtually("perceptron", budget="1GiB", steps=4)
     assert session.timeline is not None
     assert not session.timeline.copies
     assert session.timeline.stall_ns == 0
-    assert not caplog.records
+    assert not recwarn.list
 
 
 def test_a_budget_that_cannot_be_met_is_an_error_with_the_smallest_that_can() -> None:
@@ -151,11 +152,11 @@ def test_a_plan_runs_on_another_machine(tmp_path: Path) -> None:
     assert session.timeline.copied_bytes(Track.TO_HOST) == plan.offloaded_bytes
 
 
-def test_a_plan_for_another_model_says_where_it_differs(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_plan_for_another_model_says_where_it_differs() -> None:
     plan = prefix_cut(recording_of("chain"), recording_of("chain").peak_bytes)
-    with caplog.at_level(logging.WARNING, "vdnn"):
+    with pytest.warns(VdnnWarning) as warned:
         session = trained_virtually("perceptron", plan)
-    (warning,) = (record.message for record in caplog.records)
+    (warning,) = (str(one.message) for one in warned)
     assert "the step differs from the plan (made by 'prefix-cut' for cpu on titan-x): at save 0 it expects" in warning
     assert "float32 [128, 64]" in warning
     assert session.counters.storages, "what the plan does not know is left to the online policy"
@@ -241,7 +242,7 @@ def test_two_models_in_turn_get_a_plan_each() -> None:
 def test_a_plan_that_contradicts_itself_is_refused() -> None:
     plan = prefix_cut(recording_of("chain"), recording_of("chain").peak_bytes)
     backwards = PlannedLifetime(10, Action.OFFLOAD, (Absence(5, 3),))
-    with pytest.raises(vdnn.VdnnError, match="lifetime 0 is released at point 5 and reloaded at 3"):
+    with pytest.raises(vdnn.VdnnError, match="got lifetime 0, which is released at point 5 and reloaded at 3"):
         dataclasses.replace(plan, lifetimes=(backwards, *plan.lifetimes[1:]))
     with pytest.raises(vdnn.VdnnError, match="got lifetime 0 to offload with absences"):
         dataclasses.replace(plan, lifetimes=(PlannedLifetime(10, Action.OFFLOAD), *plan.lifetimes[1:]))

@@ -58,7 +58,12 @@ def test_a_stall_is_as_long_as_the_link_makes_it() -> None:
     with VirtualMachine(profile) as machine:
         x = torch.randn(10_000_000, requires_grad=True)
         with vdnn.offload(
-            "vdnn-all", device=machine, min_bytes=0, measure=True, warmup_steps=0, offload_window=1, reload_window=1
+            "vdnn-all",
+            device=machine,
+            min_bytes=0,
+            measure=True,
+            warmup_steps=0,
+            limits=vdnn.Limits(offload_window=1, reload_window=1),
         ) as session:
             y = x.tanh()
             z = y.tanh()
@@ -84,7 +89,12 @@ def test_a_faster_link_means_shorter_stalls() -> None:
         with VirtualMachine(profile) as machine:
             x = torch.randn(1_000_000, requires_grad=True)
             with vdnn.offload(
-                "vdnn-all", device=machine, min_bytes=0, measure=True, warmup_steps=0, offload_window=1
+                "vdnn-all",
+                device=machine,
+                min_bytes=0,
+                measure=True,
+                warmup_steps=0,
+                limits=vdnn.Limits(offload_window=1),
             ) as session:
                 x.tanh().tanh().tanh().sum().backward()
                 session.step()

@@ -30,7 +30,7 @@ def held_lines(session: Session) -> list[str]:
 
 
 def opened() -> Session:
-    return vdnn.offload(device="sim", min_bytes=0, offload_window=1)
+    return vdnn.offload(device="sim", min_bytes=0, limits=vdnn.Limits(offload_window=1))
 
 
 def test_a_variable_is_named() -> None:

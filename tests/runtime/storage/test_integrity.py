@@ -65,7 +65,7 @@ def corrupt_host_memory(session: Session, monkeypatch: pytest.MonkeyPatch, at: i
 
 @pytest.mark.parametrize("at", [0, 2])
 def test_one_bit_that_flips_on_the_way_is_an_error(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    session = vdnn.offload(device="sim", min_bytes=0, integrity=True, offload_window=1)
+    session = vdnn.offload(device="sim", min_bytes=0, integrity=True, limits=vdnn.Limits(offload_window=1))
     model, x = perceptron(32, 4), torch.randn(8, 32)
     with session:
         _train_step(model, x)
@@ -84,7 +84,7 @@ def test_one_bit_that_flips_on_the_way_is_an_error(monkeypatch: pytest.MonkeyPat
 
 def test_the_same_bit_goes_unseen_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shows that the test above passes because of integrity mode and not for another reason."""
-    session = vdnn.offload(device="sim", min_bytes=0, offload_window=1)
+    session = vdnn.offload(device="sim", min_bytes=0, limits=vdnn.Limits(offload_window=1))
     model, x = perceptron(32, 4), torch.randn(8, 32)
     with session:
         _train_step(model, x)
@@ -97,7 +97,7 @@ def test_the_same_bit_goes_unseen_without_it(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_optimizers_step_is_where_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = vdnn.offload(device="sim", min_bytes=0, integrity=True, offload_window=1)
+    session = vdnn.offload(device="sim", min_bytes=0, integrity=True, limits=vdnn.Limits(offload_window=1))
     model, x = perceptron(32, 4), torch.randn(8, 32)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with session:
@@ -112,7 +112,7 @@ def test_an_optimizers_step_is_where_it_is_reported(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_slice_at_an_odd_offset_is_hashed_too() -> None:
-    session = vdnn.offload(device="sim", min_bytes=0, integrity=True, offload_window=1)
+    session = vdnn.offload(device="sim", min_bytes=0, integrity=True, limits=vdnn.Limits(offload_window=1))
     x = torch.randn(1001, requires_grad=True)
     with session:
         whole = x.tanh()

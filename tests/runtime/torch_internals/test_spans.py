@@ -12,7 +12,7 @@ from vdnn.runtime.torch_internals import spans
 
 def test_a_trace_shows_what_the_runtime_did() -> None:
     model, x = perceptron(32, 4), torch.randn(8, 32)
-    session = vdnn.offload(device="sim", min_bytes=0, offload_window=1, reload_window=1)
+    session = vdnn.offload(device="sim", min_bytes=0, limits=vdnn.Limits(offload_window=1, reload_window=1))
     with session, profile(activities=[ProfilerActivity.CPU]) as trace:
         model(x).sum().backward()
     counts = {event.key: event.count for event in trace.key_averages() if event.key.startswith("vdnn::")}

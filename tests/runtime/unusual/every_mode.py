@@ -18,6 +18,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 import vdnn
+from tests.runtime.rigs.limits import grouped
 from tests.runtime.rigs.side_by_side import assert_nothing_alive, same_bits
 from vdnn import _C
 from vdnn.planning.least_memory import least_bytes
@@ -89,9 +90,9 @@ def run_in(
             machine = stack.enter_context(VirtualMachine("titan-x", fake=False))
             session = vdnn.offload(budget=budget, device=machine, min_bytes=0, **options)
         else:
-            device = stack.enter_context(_checked_device())
+            device: Any = stack.enter_context(_checked_device())
             windows = {"offload_window": "4KiB", "reload_window": "8KiB"}
-            session = vdnn.offload(mode, device=device, **{"min_bytes": 0, **windows, **options})
+            session = vdnn.offload(mode, device=device, **grouped({"min_bytes": 0, **windows, **options}))
         outcome = _run(factory, steps, session, on_step=session.step if marks_steps else lambda: None)
         if outcome.error is None:  # after an error the traceback holds tensors of the step
             assert_nothing_alive(session)

@@ -89,8 +89,8 @@ def test_indices_whose_source_has_left_are_not_said_to_differ(caplog: pytest.Log
     offloaded."""
     with caplog.at_level(logging.WARNING, "vdnn"), VirtualMachine("titan-x", fake=False) as machine:
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.MaxPool2d(2))
-        options = {"min_bytes": 0, "offload_window": 64, "reload_window": 64, "measure": True}
-        with vdnn.offload("vdnn-all", device=machine, **options):
+        limits = vdnn.Limits(offload_window=64, reload_window=64)
+        with vdnn.offload("vdnn-all", device=machine, min_bytes=0, measure=True, limits=limits):
             for _ in range(4):
                 model(torch.randn(2, 3, 20, 20)).square().sum().backward()
     assert "does not give the original" not in caplog.text

@@ -36,7 +36,8 @@ def devices(kind):
 
 def trained(device, steps=3):
     model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)], torch.nn.Tanh())
-    session = vdnn.offload("vdnn-all", device=device, min_bytes=0, offload_window="4KiB", reload_window="8KiB")
+    limits = vdnn.Limits(offload_window="4KiB", reload_window="8KiB")
+    session = vdnn.offload("vdnn-all", device=device, min_bytes=0, limits=limits)
     losses = []
     with device if isinstance(device, vdnn.VirtualMachine) else contextlib.nullcontext(), session:
         for _ in range(steps):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vdnn.errors import VdnnError
+from vdnn.errors import LibraryMissingError, VdnnError
 
 Terms = Sequence[tuple[int, float]]  # columns and factors
 
@@ -66,5 +66,5 @@ def _scipy() -> Any:
         import scipy.optimize
         import scipy.sparse
     except ImportError:
-        raise VdnnError("the bound of a plan needs SciPy, which is not installed: pip install 'vdnn[plan]'.") from None
+        raise LibraryMissingError(what="the bound of a plan", library="scipy", extra="plan") from None
     return scipy

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vdnn import _C
 from vdnn.bytesize import format_bytes
+from vdnn.errors import VdnnError
 from vdnn.hardware import HardwareProfile, load_profile
 from vdnn.runtime.machine.allocation_tracker import AllocationTracker
 from vdnn.runtime.machine.roofline import operation_ns
@@ -63,7 +64,7 @@ class VirtualMachine(TensorDevice):
 
     def __enter__(self) -> VirtualMachine:
         if self._entered is not None:
-            raise RuntimeError("this virtual machine is already entered: make another one.")
+            raise VdnnError("this virtual machine is already entered: make another one.")
         with contextlib.ExitStack() as stack:
             if self.fake:
                 stack.enter_context(FakeTensorMode())
@@ -73,7 +74,7 @@ class VirtualMachine(TensorDevice):
 
     def __exit__(self, *exception: object) -> None:
         if self._entered is None:
-            raise RuntimeError("this virtual machine was not entered: use it in a `with` statement.")
+            raise VdnnError("this virtual machine was not entered: use it in a `with` statement.")
         self._entered.__exit__(None, None, None)
         self._entered = None
 

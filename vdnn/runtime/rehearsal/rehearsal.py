@@ -95,7 +95,7 @@ def _stage_returned(returned: Any, loss: Callable[[Any], torch.Tensor] | None) -
         model, inputs = returned[:2]
         chosen = returned[2] if len(returned) == 3 else loss or loss_of
         return Staged(model, lambda: _backward(chosen(_call_model(model, inputs))), inputs)
-    raise VdnnError(
+    raise TypeError(
         "plan: the function must return (model, inputs), (model, inputs, loss), or an object with `model` and "
         f"`step()`, but it returned {type(returned).__name__}."
     )
@@ -119,7 +119,7 @@ def loss_of(output: Any) -> torch.Tensor:
     while isinstance(output, (tuple, list)) and output:
         output = output[0]
     if not isinstance(output, torch.Tensor):
-        raise VdnnError(
+        raise TypeError(
             f"plan: expected the model to return a tensor or an output with `loss`, got {type(output).__name__}. "
             "Pass loss=, a function of the output."
         )

@@ -14,8 +14,6 @@ from typing import Literal, TypeVar
 import torch
 
 from vdnn import _C
-from vdnn.bytesize import parse_bytes
-from vdnn.errors import VdnnError
 from vdnn.planning.budget import Budget, parse_budget
 from vdnn.planning.catalogue import has_online, has_planner, make_planner, make_policy
 from vdnn.planning.policies import OnlinePolicy, PlanPolicy
@@ -26,6 +24,7 @@ from vdnn.runtime.recompute.codecs import LOSSLESS, LOSSY
 from vdnn.runtime.recompute.rechecks import DEFAULT_ONE_IN
 from vdnn.runtime.recompute.tolerance import check_tolerance
 from vdnn.runtime.session.host_share import host_bytes_of_rank
+from vdnn.runtime.session.limits import Limits, bytes_of
 from vdnn.runtime.session.session import Session, active_session, mark_to_keep
 from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.planner import BudgetPlanner
@@ -47,9 +46,7 @@ def offload(
     measure: bool = False,
     warmup_steps: int = 1,
     min_bytes: int | str = "1MiB",
-    host_budget: int | str | None = None,
-    offload_window: int | str = "256MiB",
-    reload_window: int | str = "256MiB",
+    limits: Limits = Limits(),  # noqa: B008  # it is frozen
 ) -> Session:
     """Returns a session: inside ``with``, it offloads what autograd saves.
 
@@ -76,13 +73,11 @@ def offload(
             or without a plan.
         warmup_steps: Steps before the one that is recorded.
         min_bytes: Tensors whose storage is smaller stay on the device.
-        host_budget: Limit of pinned host memory. Default: this rank's share of the node's memory.
-        offload_window: Limit of the bytes that copies to the host in flight hold on the device.
-        reload_window: Limit of the bytes that are reloaded ahead of their use.
+        limits: Further limits of memory, such as ``vdnn.Limits(host_budget="64GiB")``, that few trainings need.
 
     Raises:
-        ValueError, TypeError: An argument is wrong, or two arguments contradict each other.
-        VdnnError: The device has no clock and no count of memory, which ``budget`` and ``measure`` need.
+        ValueError, TypeError: An argument is wrong, or two arguments contradict each other. ``budget`` and ``measure``
+            need a device with a clock and a count of memory.
 
     Example:
         .. code-block:: python
@@ -111,7 +106,9 @@ def offload(
     _check_plan(plan, policy, wanted)
     if integrity and isinstance(device, TensorDevice) and device.fake:
         raise ValueError("integrity: tensors without data cannot be compared. Make the VirtualMachine with fake=False.")
-    host_bytes = host_bytes_of_rank() if host_budget is None else _bytes_of("host_budget", host_budget)
+    if not isinstance(limits, Limits):
+        raise TypeError(f"limits: expected a vdnn.Limits, got {type(limits).__name__}.")
+    host_bytes = host_bytes_of_rank() if limits.host_bytes is None else limits.host_bytes
     online, planner = _policies(policy, wanted, device, host_bytes or None, is_planned=plan is not None)
     steps = None
     if plan is not None or planner is not None or measure:
@@ -129,12 +126,12 @@ def offload(
         )
     options = TransportOptions(
         host_bytes,
-        _bytes_of("offload_window", offload_window),
-        _bytes_of("reload_window", reload_window),
+        limits.offload_window_bytes,
+        limits.reload_window_bytes,
         timed=steps is not None and steps.gauges_for is not None,
     )
     everything = min_bytes == 0 and not isinstance(min_bytes, bool)
-    least = 0 if everything else _bytes_of("min_bytes", min_bytes)
+    least = 0 if everything else bytes_of("min_bytes", min_bytes)
     return Session(online, device, least, options, steps=steps, integrity=integrity, tolerance=limit, recheck=recheck)
 
 
@@ -166,14 +163,6 @@ def check_device(device: object) -> None:
     got = repr(device) if isinstance(device, str) else type(device).__name__
     kind = ValueError if isinstance(device, str) else TypeError
     raise kind(f"device: expected 'cuda', 'sim', a VirtualMachine or a device of the native core, got {got}.")
-
-
-def _bytes_of(argument: str, size: int | str) -> int:
-    """parse_bytes, with the name of the argument in its errors."""
-    try:
-        return parse_bytes(size)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{argument}: {error}") from None
 
 
 def _policies(
@@ -218,7 +207,7 @@ def _has_clock(device: object) -> bool:
 
 def _require_clock(device: object) -> None:
     if device == "sim" or isinstance(device, _C.Device):
-        raise VdnnError(
+        raise ValueError(
             "budgets and measure=True need a clock and a count of memory, which tensors on the CPU do not have. "
             "Use a GPU, or a vdnn.VirtualMachine as device."
         )

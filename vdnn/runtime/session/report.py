@@ -24,24 +24,30 @@ def session_report(
 ) -> str:
     """The session's counters, and its plan and timeline if it has them. `recipe_lines` are lines on recomputing.
 
+    The counts add up: what was offloaded, discarded, shared and kept to the saves, and the kinds of uses to the uses.
+
     If an offloaded storage was not freed, this searches Python's objects for its holders.
     """
     lines = [
         f"policy {policy}: {counters.saves} saves of {format_bytes(counters.saved_bytes)}",
-        f"  offloaded {counters.storages} storages, {format_bytes(counters.storage_bytes)}"
-        f" (and {counters.shared_saves} saves that share them)",
-        f"  discarded without a copy {counters.discarded} storages, {format_bytes(counters.discarded_bytes)}; "
-        f"{counters.recomputes} recomputes",
-        f"  freed {format_bytes(counters.freed_bytes)}; copied but not freed, because somebody else holds it: "
-        f"{format_bytes(counters.copied_not_freed_bytes)}",
-        f"  {counters.uses} uses: {counters.used_in_place} still on the device, {counters.prefetched_reloads} "
-        f"reloaded ahead, {counters.demand_reloads} on demand; {format_bytes(counters.reloaded_bytes)} back",
+        f"  offloaded {counters.storages} storages, {format_bytes(counters.storage_bytes)}",
+        f"  discarded without a copy {counters.discarded} storages, {format_bytes(counters.discarded_bytes)}",
+        f"  {counters.shared_saves} saves share a storage with an earlier save",
     ]
-    lines += recipe_lines
     lines += [
         f"  kept {count} saves, {format_bytes(counters.kept_bytes[reason])}: {reason.value}"
         for reason, count in counters.kept.most_common()
     ]
+    lines += [
+        f"  freed {format_bytes(counters.freed_bytes)}; copied but not freed, because somebody else holds it: "
+        f"{format_bytes(counters.copied_not_freed_bytes)}",
+        f"  {counters.uses} uses: {counters.used_in_place} still on the device, {counters.used_reloaded} already "
+        f"reloaded, {counters.demand_reloads} reloaded on demand, {counters.used_recomputed} recomputed",
+        f"  {counters.reloads} reloads of {format_bytes(counters.reloaded_bytes)}: {counters.prefetched_reloads} ahead "
+        f"of a use, {counters.demand_reloads} on demand",
+        f"  {counters.recomputes} recomputes",
+    ]
+    lines += recipe_lines
     for transport in transports:
         lines += _holders(transport)
         if transport.integrity is not None:

@@ -8,7 +8,6 @@ session is active on a thread, entering another there raises, unless one of the 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import weakref
@@ -42,8 +41,7 @@ from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 from vdnn.step.saved_step import SavedStep
 from vdnn.step.timeline import Timeline
-
-logger = logging.getLogger("vdnn")
+from vdnn.user_warnings import warn
 
 _marked_storages = StorageSet()
 _marked_modules = MarkedModules()
@@ -292,8 +290,8 @@ class Session(contextlib.ContextDecorator):
             return _C.SimDevice()
         if isinstance(self._device, _C.Device):
             return self._device
-        logger.warning(
-            "vdnn: tensors on the CPU are passed through. Move the model to a GPU, or use "
+        warn(
+            "tensors on the CPU are passed through. Move the model to a GPU, or use "
             "vdnn.offload(device='sim') to try it on the CPU."
         )
         return None
@@ -318,7 +316,7 @@ class Session(contextlib.ContextDecorator):
         if counters.saves and not counters.storages and not counters.discarded and self.policy.name != "keep":
             self._has_warned = True
             reasons = ", ".join(f"{count} x {reason.value}" for reason, count in counters.kept.most_common(3))
-            logger.warning("vdnn: none of %d saves was offloaded (%s).", counters.saves, reasons or "none eligible")
+            warn(f"none of {counters.saves} saves was offloaded ({reasons or 'none eligible'}).")
 
     def _plan_offloads_nothing(self) -> bool:
         return self.plan is not None and self.plan.offloaded_bytes == 0

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.step.plan import Plan
 from vdnn.step.recording import PointKind, SaveKey
+from vdnn.user_warnings import warn
 
 logger = logging.getLogger("vdnn")
 
@@ -34,10 +35,12 @@ class _PlannedSave(NamedTuple):
 
 
 class Executor:
-    """Follows one plan, step after step."""
+    """Follows one plan, step after step. `is_given`: the plan is the user's, who is warned of a step that differs. A
+    plan that vdnn made leaves a line in the log."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, is_given: bool = False) -> None:
         self.plan = plan
+        self._is_given = is_given
         self.differences = 0  # saves of this step that differ from the plan
         self.first_difference: str | None = None
         self._has_warned = False
@@ -146,4 +149,8 @@ class Executor:
             f"the step differs from the plan (made by {self.plan.policy!r} for {self.plan.backend} on "
             f"{self.plan.device_name}): at save {index} it expects {expected}; {found}."
         )
-        logger.warning("vdnn: %s Saves that differ are left to the online policy.", self.first_difference)
+        sentence = f"{self.first_difference} Saves that differ are left to the online policy."
+        if self._is_given:
+            warn(sentence)
+        else:
+            logger.warning("vdnn: %s", sentence)

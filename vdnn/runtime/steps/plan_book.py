@@ -22,6 +22,7 @@ from vdnn.runtime.torch_internals.spans import span
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording, SaveKey
 from vdnn.step.timeline import Timeline
+from vdnn.user_warnings import warn
 
 logger = logging.getLogger("vdnn")
 
@@ -52,7 +53,7 @@ class PlanBook:
         self._uses = 0
         self._entries: dict[Kind | None, _Entry] = {}  # None: the plan that the user gave
         if plan is not None:
-            executor = Executor(plan)
+            executor = Executor(plan, is_given=True)
             self._entries[None] = _Entry(executor, executor.first_key)
 
     @property
@@ -152,8 +153,7 @@ def _warn_tightened(entry: _Entry, peak_bytes: int, over_bytes: int) -> None:
 def _warn_over_budget(entry: _Entry, peak_bytes: int, over_bytes: int) -> None:
     if not entry.has_warned:
         entry.has_warned = True
-        logger.warning(
-            "vdnn: the step took %s, %s more than its budget, and no plan takes less.",
-            format_bytes(peak_bytes),
-            format_bytes(over_bytes),
+        warn(
+            f"the step took {format_bytes(peak_bytes)}, {format_bytes(over_bytes)} more than its budget, and no plan "
+            "takes less."
         )

@@ -40,10 +40,12 @@ class Counters:
     storages: int = 0  # offloaded storages; each version of a storage counts
     storage_bytes: int = 0
     shared_saves: int = 0  # saves whose storage was already managed
-    uses: int = 0  # unpacks of managed storages
-    used_in_place: int = 0  # uses that found the bytes still on the device
-    demand_reloads: int = 0
-    prefetched_reloads: int = 0
+    # Each unpack of a managed storage is one use, and of one kind. A recompute uses its operands.
+    uses: int = 0
+    used_in_place: int = 0  # found the bytes still on the device
+    demand_reloads: int = 0  # reloaded them
+    used_recomputed: int = 0  # found them recomputed, or recomputed them
+    prefetched_reloads: int = 0  # issued ahead of a use, which need not come
     reloaded_bytes: int = 0
     freed_bytes: int = 0
     copied_not_freed_bytes: int = 0  # a holder outside the runtime kept the storage alive
@@ -54,6 +56,11 @@ class Counters:
     def keep(self, reason: Kept, nbytes: int) -> None:
         self.kept[reason] += 1
         self.kept_bytes[reason] += nbytes
+
+    @property
+    def used_reloaded(self) -> int:
+        """Uses of the fourth kind: they found the bytes reloaded, ahead or for an earlier use."""
+        return self.uses - self.used_in_place - self.demand_reloads - self.used_recomputed
 
     @property
     def reloads(self) -> int:

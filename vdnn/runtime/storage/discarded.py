@@ -204,6 +204,7 @@ class Discarded:
                 raise RuntimeError("the source of a discarded storage was released while a hook used it")
             self._facts.counters.used_in_place += 1
             return source
+        self._facts.counters.used_recomputed += 1
         self._unused_views -= 1
         if self._unused_views <= 0 and not is_kept:
             # The last known use: the caller's view keeps the bytes alive as long as it needs them.

@@ -1,0 +1,63 @@
+"""vdnn.Limits: the limits of memory that few trainings set. The common one, `budget`, is an argument of vdnn.offload.
+
+Limits checks its values when it is made, so that the traceback of a wrong one ends where the user wrote it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from vdnn.bytesize import parse_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of memory for ``vdnn.offload(limits=...)``, each a text such as ``"64MiB"`` or a number of bytes.
+
+    Args:
+        host_budget: Limit of pinned host memory. Default: this rank's share of the node's memory.
+        offload_window: Limit of the bytes that copies to the host in flight hold on the device.
+        reload_window: Limit of the bytes that are reloaded ahead of their use.
+
+    Raises:
+        ValueError, TypeError: A value is not a size.
+
+    Example:
+        .. code-block:: python
+
+            vdnn.offload(budget="12GiB", limits=vdnn.Limits(host_budget="64GiB"))
+    """
+
+    host_budget: int | str | None = None
+    offload_window: int | str = "256MiB"
+    reload_window: int | str = "256MiB"
+
+    def __post_init__(self) -> None:
+        for name in LIMITS:
+            value = getattr(self, name)
+            if name != "host_budget" or value is not None:
+                bytes_of(name, value)
+
+    @property
+    def host_bytes(self) -> int | None:
+        return None if self.host_budget is None else parse_bytes(self.host_budget)
+
+    @property
+    def offload_window_bytes(self) -> int:
+        return parse_bytes(self.offload_window)
+
+    @property
+    def reload_window_bytes(self) -> int:
+        return parse_bytes(self.reload_window)
+
+
+LIMITS = tuple(limit.name for limit in dataclasses.fields(Limits))
+
+
+def bytes_of(argument: str, size: int | str) -> int:
+    """parse_bytes, with the name of the argument in its errors."""
+    try:
+        return parse_bytes(size)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{argument}: {error}") from None
