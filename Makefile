@@ -86,9 +86,12 @@ test: build
 	$(PY) -m pytest -n 2 --benchmark-disable
 	$(PY) -m pytest -n 2 tests/deferred
 
+# Trainers of other libraries are left out by their files: importing those takes longer than many tests.
+TRAINERS := tests/integrations/test_huggingface.py tests/integrations/test_lightning.py
+
 .PHONY: test-fast
 test-fast: build
-	$(PY) -m pytest -n 2 --benchmark-disable -m "not slow and not full"
+	$(PY) -m pytest -n 2 --benchmark-disable -m "not slow and not full" $(TRAINERS:%=--ignore=%)
 	$(PY) -m pytest -n 2 -m "not slow and not full" tests/deferred
 
 # All samples of torch's own operation and module databases, in every mode, moved and recomputed.
