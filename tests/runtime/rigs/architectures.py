@@ -12,9 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-transformers: Any = pytest.importorskip("transformers")
-transformers.logging.set_verbosity_error()
-
 Inputs = dict[str, Any]
 VOCABULARY = 64
 _DECODER = {
@@ -320,7 +317,10 @@ NAMES = tuple(_SPECS)
 
 
 def build(name: str) -> tuple[torch.nn.Module, Inputs]:
-    """The architecture in training mode, and inputs for which it gives a loss."""
+    """The architecture in training mode, and inputs for which it gives a loss. Skips the test without transformers,
+    which is imported here: collecting tests must not wait for it."""
+    transformers: Any = pytest.importorskip("transformers")
+    transformers.logging.set_verbosity_error()
     config, model, options, inputs = _SPECS[name]
     # The model may write to its inputs.
     copied = {key: dict(value) if isinstance(value, dict) else value for key, value in options.items()}

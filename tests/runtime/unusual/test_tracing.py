@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from functorch.compile import aot_function, nop
 from torch import nn
 from torch.func import functional_call, functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -80,6 +79,8 @@ def _ahead_of_time() -> Step:
         given = dict(zip(names, parameters, strict=True))
         loss: torch.Tensor = functional_call(model, given, (x,)).square().mean()
         return loss
+
+    from functorch.compile import aot_function, nop  # imports Dynamo: not while tests are collected
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     compiled: list[Any] = []
