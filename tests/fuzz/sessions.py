@@ -93,6 +93,7 @@ def open_session(mode: str, device: Any, recheck: int = RECHECK) -> Session:
         assert isinstance(steps, StepWatch)
         plans = steps._plans
         planner = plans._planner
+        assert planner is not None
         plans._planner = _SharePlanner(
             planner.policy, planner.budget, planner.host_bytes, planner.profile, int(share) / 100
         )

@@ -276,7 +276,7 @@ def accelerated(precision: str) -> Values:
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, mixed_precision=precision)
     model = gpt()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = torch.utils.data.DataLoader(texts(), batch_size=4)  # type: ignore[arg-type]
+    loader: Any = torch.utils.data.DataLoader(texts(), batch_size=4)  # type: ignore[arg-type]
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     for batch in loader:
         with accelerator.accumulate(model):

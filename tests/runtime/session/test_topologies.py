@@ -115,7 +115,7 @@ def test_a_topology_is_the_same_as_plain_with_one_copy_per_storage_version(sessi
     def step() -> torch.Tensor:
         loss = model(x).square().sum()
         loss.backward()
-        return loss  # type: ignore[no-any-return]
+        return loss
 
     assert_same_as_plain(session, step, model)
     saved = storage_versions_saved(lambda: model(x).square().sum(), model)
