@@ -83,10 +83,8 @@ class View(PackedView):
     def __init__(self, storage: Storage, tensor: torch.Tensor) -> None:
         self.storage = storage
         self.geometry = (tensor.dtype, tensor.size(), tensor.stride())
-        whole = tensor.untyped_storage()
-        key = (whole._cdata, 0, whole.nbytes())
-        witness = tensor.detach()
-        self.managed: Any = SimpleNamespace(witness=witness, version=witness._version, table_key=key, views=1)
+        address, witness = tensor.untyped_storage()._cdata, tensor.detach()
+        self.managed: Any = SimpleNamespace(witness=witness, version=witness._version, native_address=address)
 
 
 @dataclass(slots=True)

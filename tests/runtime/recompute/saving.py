@@ -36,8 +36,8 @@ class StandIn(PackedView):
         self.tensor = tensor.detach()
         self.recipe: Recipe | None = None
         self.geometry = (tensor.dtype, tensor.size(), tensor.stride())
-        key = (tensor.untyped_storage()._cdata, 0, tensor.untyped_storage().nbytes())
-        self.managed: Any = SimpleNamespace(witness=self.tensor, version=tensor._version, table_key=key, views=1)
+        address = tensor.untyped_storage()._cdata
+        self.managed: Any = SimpleNamespace(witness=self.tensor, version=tensor._version, native_address=address)
 
 
 class Saving:

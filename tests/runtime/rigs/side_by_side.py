@@ -71,7 +71,7 @@ def alive(session: Session) -> dict[str, int]:
         if transport is None:
             continue
         transport.queue.collect()
-        transport.drop_released()
+        transport.release_sources()
         queue = transport.queue.stats
         found["host bytes"] = transport.pool.stats.live_bytes
         found["offloads in flight"] = queue.offload_in_flight_bytes

@@ -17,6 +17,7 @@ from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.steps.kinds import StepKinds, kind_with
 from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.step.recording import SaveKey
 
 
@@ -49,12 +50,12 @@ class Followed:
         self.steps: list[tuple[int, object | None, int, int]] = []
         finish = StepWatch._finish_observers
 
-        def noted(watch: StepWatch, outliving: Any) -> None:
-            executor = watch._executor
-            finish(watch, outliving)
-            peak_bytes = 0 if watch._meter is None else watch._meter.peak_bytes
+        def noted(watch: StepWatch, step: WatchedStep, outliving: Any) -> None:
+            executor = step.executor
+            finish(watch, step, outliving)
+            peak_bytes = 0 if step.meter is None else step.meter.peak_bytes
             budget_bytes = 0 if executor is None else executor.plan.budget_bytes or 0
-            self.steps.append((watch._keys.kind, executor, peak_bytes, budget_bytes))
+            self.steps.append((step.keys.kind, executor, peak_bytes, budget_bytes))
 
         monkeypatch.setattr(StepWatch, "_finish_observers", noted)
 

@@ -19,6 +19,7 @@ from tests.runtime.conftest import OpenSession
 from vdnn import _C
 from vdnn.runtime.session.session import active_session
 from vdnn.runtime.storage.counters import Counters, Kept
+from vdnn.runtime.storage.facts import StorageFacts
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.transport import Transport, TransportOptions
 from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage, is_traced, storage_of
@@ -84,9 +85,13 @@ def test_plain_tensors_of_all_kinds_are_plain_memory() -> None:
 def test_a_managed_storage_whose_making_failed_goes_without_a_word() -> None:
     device = _C.SimDevice()
     transport = Transport(torch.device("cpu"), device, TransportOptions())
-    zero = torch._efficientzerotensor((4, 4))
-    with pytest.raises(RuntimeError):
-        ManagedStorage(transport, Counters(), zero.untyped_storage(), 0, 64, torch.empty(0))
+    tensor, stream = torch.empty(16), transport.current_stream()
+    geometry = (tensor.dtype, tensor.size(), tensor.stride())
+    facts = StorageFacts(tensor.data_ptr(), 0, tensor.nbytes, stream, geometry, True, None, Counters())
+    with torch.inference_mode():
+        without_version = torch.empty(0)
+    with pytest.raises(RuntimeError, match="version counter"):
+        ManagedStorage(transport, tensor.untyped_storage(), facts, without_version)
     gc.collect()
     transport.close()
     device.close()

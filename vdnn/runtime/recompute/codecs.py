@@ -17,7 +17,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from vdnn.runtime.recompute.bit_mask import pack_bits, unpack_bits
 from vdnn.runtime.storage.counters import Counters
-from vdnn.runtime.storage.geometry import Geometry
+from vdnn.runtime.storage.facts import Geometry, StorageFacts, is_dense
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.storage.transport import Transport
@@ -44,12 +44,14 @@ class Codec(ABC):
         with torch.no_grad():
             kept = self._encoded(tensor)
         storage, witness = kept.untyped_storage(), counter_of(kept)
-        self.managed = managed = ManagedStorage(transport, counters, storage, 0, storage.nbytes(), witness)
-        self.operands = (PackedView(managed, kept, witness),)
-        managed.geometry = self.operands[0].geometry
-        managed.is_dense = self.operands[0].is_dense(kept)
-        managed.views = 0  # the discard that uses the codec counts the view that exists
-        managed.keeps_reloaded = True  # another backward may decode it again
+        geometry, stream = (kept.dtype, kept.size(), kept.stride()), transport.current_stream()
+        facts = StorageFacts(
+            transport.address_of(storage), 0, storage.nbytes(), stream, geometry, is_dense(kept), None, counters
+        )
+        self.managed = managed = ManagedStorage(transport, storage, facts, witness)
+        self.operands = (PackedView(managed, kept, witness, geometry),)
+        managed.remove_view()  # the discard that uses the codec counts the view that exists
+        managed.keep_reloaded()  # another backward may decode it again
 
     @staticmethod
     @abstractmethod

@@ -21,7 +21,7 @@ from vdnn.runtime.recompute.operation import Argument, Call, Cost, Node, Operati
 from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe, Step, Unpack
 from vdnn.runtime.recompute.saved_values import number_in, saved_in, saved_output, scalars_of
 from vdnn.runtime.recompute.table import indices_of, operation_of
-from vdnn.runtime.storage.geometry import Geometry
+from vdnn.runtime.storage.facts import Geometry
 from vdnn.runtime.storage.kept import KeptTensor
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage
@@ -94,7 +94,7 @@ def owner_recipe(packed: Packed, node: Node | None, our_unpack: Unpack) -> Recip
             seen += 1
             operation = indices_of(one)
             if operation is not None and saved_in(one, "result1", our_unpack) is packed:
-                search = _Search(our_unpack, 1, False, packed.managed.table_key[0])
+                search = _Search(our_unpack, 1, False, packed.managed.native_address)
                 result = search.computed(one, operation, 0, 1, of_indices=packed.geometry)
                 return None if result is None else _recipe(result, packed.geometry)
             further += [producer for producer, _ in one.next_functions if producer is not None]
@@ -215,7 +215,7 @@ class _Search:
     def _is_usable(self, packed: Packed) -> bool:
         if isinstance(packed, PackedView):
             managed = packed.managed
-            return managed.witness._version == managed.version and managed.table_key[0] != self.avoided
+            return managed.witness._version == managed.version and managed.native_address != self.avoided
         tensor, version = packed
         return (
             tensor._version == version and has_plain_storage(tensor) and tensor.untyped_storage()._cdata != self.avoided

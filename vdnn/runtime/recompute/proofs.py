@@ -31,7 +31,6 @@ from vdnn.runtime.recompute.codecs import Codec
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.recompute.tolerance import Tolerance, difference_between
 from vdnn.runtime.recompute.trial import Trial, bytes_of, gives_original
-from vdnn.runtime.storage.geometry import label_text
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.step.recording import SaveKey
 
@@ -143,7 +142,7 @@ class Proofs:
         outcome = Outcome.UNKNOWN if recipe is None else self._try(managed, recipe, original, gauges, is_quiet=True)
         is_right = outcome in (Outcome.EXACT, Outcome.CLOSE)
         if not is_right:
-            label = label_text(managed.geometry, managed.saved_in)
+            label = managed.facts.label
             name = "its recipe" if recipe is None else recipe.name
             logger.info("vdnn: %s cannot be recomputed by %s at its use: it is kept or offloaded.", label, name)
             if trial_key is not None:
@@ -227,7 +226,7 @@ class Proofs:
                 f"within the tolerance of {tolerance.limit:g} (difference: {difference:.2g} of the largest magnitude)"
             )
         if not is_quiet:
-            label = label_text(managed.geometry, managed.saved_in)
+            label = managed.facts.label
             self._warn_once(
                 f"recomputing {label} by {recipe.name} does not give the original {wanted}: it is not recomputed."
             )

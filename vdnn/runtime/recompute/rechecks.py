@@ -22,7 +22,6 @@ import torch
 from vdnn import _C
 from vdnn.errors import KernelUnavailableError, RecomputeError
 from vdnn.runtime.recompute.proofs import Recent, disabled_recipes
-from vdnn.runtime.storage.geometry import label_text
 from vdnn.runtime.storage.integrity import HashPairs
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.transport import Transport
@@ -90,11 +89,11 @@ class Rechecks:
         if pairs is None:
             pairs = self._pairs[transport] = HashPairs(transport)
         try:
-            before = pairs.hash(managed.address, managed.nbytes, transport.current_stream())
+            before = pairs.hash(managed.facts.address, managed.nbytes, transport.current_stream())
         except KernelUnavailableError:
             self._one_in = 0  # this build has no device code, as vdnn doctor reports
             return None
-        label = label_text(managed.geometry, managed.saved_in)
+        label = managed.facts.label
         return Check(pairs, _Recomputed(label if save_key is None else f"{label} ({save_key})", recipe), before)
 
     def lines(self) -> list[str]:

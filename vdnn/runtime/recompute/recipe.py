@@ -24,7 +24,7 @@ from vdnn.runtime.recompute.layouts import has_original_strides, refuse_unknown_
 from vdnn.runtime.recompute.node_notes import Packed
 from vdnn.runtime.recompute.operation import Call, Operation
 from vdnn.runtime.recompute.surroundings import run_under
-from vdnn.runtime.storage.geometry import Geometry
+from vdnn.runtime.storage.facts import Geometry
 from vdnn.runtime.storage.kept import KeptTensor, kept_tensor
 from vdnn.runtime.storage.packed_view import PackedView
 

@@ -33,11 +33,12 @@ from vdnn.runtime.session.session_recipes import SessionRecipes
 from vdnn.runtime.steps.watch import StepWatch
 from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.runtime.storage.deferred_copies import DeferredCopies
+from vdnn.runtime.storage.facts import StorageFacts, is_dense
 from vdnn.runtime.storage.kept import KeptTensor, keep_tensor, kept_tensor
 from vdnn.runtime.storage.lookahead import Lookahead
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView
-from vdnn.runtime.storage.table import UNSAFE_SPLIT, ManagedTable, bytes_to_manage, split_of
+from vdnn.runtime.storage.table import Table, bytes_to_manage, split_of
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out, refuse_capture, refuse_graphs_around
@@ -57,6 +58,7 @@ from vdnn.step.plan import Action
 
 Packed = KeptTensor | PackedView | PackedShard
 _STRIDED = torch.strided
+_KEEP, _OFFLOAD, _RECOMPUTE, _COMPRESS = Action  # an attribute look-up on an Enum class costs as much as a call
 _set_grad_mode = torch._C._set_grad_enabled
 _Node = torch.autograd.graph.Node
 _Storage = torch.UntypedStorage
@@ -91,7 +93,7 @@ class Packer:
         self._recipes = SessionRecipes(self.unpack, steps, tolerance, rechecks) if may_recompute else None
         self.exemptions = Exemptions(policy, modules, marked, recasts=self._recipes is not None)
         self._missing = Missing(self.unpack, steps, Readers() if self._recipes is None else self._recipes.readers)
-        self._table = ManagedTable()
+        self._table: Table[ManagedStorage] = Table()
         self.lookahead = Lookahead()
         self._deferred = DeferredCopies()
         self.lock = threading.RLock()  # see [Note: One hook at a time]
@@ -203,27 +205,32 @@ class Packer:
         if known is None and managed_bytes < whole:
             known = self._table.find((storage._cdata, 0, whole), counted)  # a view of a storage managed as a whole
             known = known or self._table.find_around(key, counted)
+        geometry = (part.dtype, part.size(), part.stride())
         if known is not None and self._can_join(known[0], part):
             self._counters.shared_saves += 1
-            return PackedView(known[0], part, known[1]), False
+            return PackedView(known[0], part, known[1], geometry), False
         refuse_graphs_around()
         witness = counter_of(counted)
-        managed = ManagedStorage(transport, self._counters, storage, begin, managed_bytes, witness)
-        view = PackedView(managed, part, witness)
-        managed.geometry = view.geometry
-        managed.is_dense = nbytes == managed_bytes and view.is_dense(part)
-        if type(node).__name__ == UNSAFE_SPLIT:
-            managed.split = split_of(part, node)
         module = self._modules.innermost()
-        if module is not None:
-            managed.saved_in = type(module)
-        self._table.add(key, storage, managed)
+        facts = StorageFacts(
+            transport.address_of(storage) + begin,
+            begin,
+            managed_bytes,
+            transport.current_stream(),
+            geometry,
+            nbytes == managed_bytes and is_dense(part),
+            None if module is None else type(module),
+            self._counters,
+        )
+        managed = ManagedStorage(transport, storage, facts, witness)
+        view = PackedView(managed, part, witness, geometry)
+        managed.enter(self._table, key, storage, split_of(part, node))
         self.lookahead.note(managed)
         return view, True
 
     def _can_join(self, managed: ManagedStorage, part: torch.Tensor) -> bool:
         """False if `managed` was discarded and only its values in another dtype, not its bytes, can be restored."""
-        if managed.geometry is None or managed.geometry[0] is part.dtype:
+        if managed.facts.geometry[0] is part.dtype:
             return True
         if managed.discarded is not None and not managed.discarded.is_exact_in_bytes:
             return False
@@ -233,14 +240,14 @@ class Packer:
 
     def _follow_policy(self, managed: ManagedStorage, storage: _Storage, node: _Node | None, *, is_new: bool) -> None:
         """Applies the policy's decision. If it offloads one save of a storage, no later save of it can keep it."""
-        if managed.is_to_leave:
+        if managed.action is _OFFLOAD:
             return
         reason = self.exemptions.without_plan(storage, node)
-        managed.is_to_leave = reason is None
-        if is_new or reason is None:
-            self._deferred.when_complete(managed, node, offloads=reason is None)
+        managed.decide(_OFFLOAD if reason is None else _KEEP)
         if reason is not None:
             self._counters.keep(reason, managed.nbytes)
+        if is_new or reason is None:
+            self._deferred.when_complete(managed, node)
 
     def _pack_watched(
         self,
@@ -264,11 +271,11 @@ class Packer:
             if planned is None:
                 self._follow_policy(managed, storage, node, is_new=is_new)
             elif is_new:
-                offloads = managed.is_to_leave = planned is Action.OFFLOAD
-                self._deferred.when_complete(managed, node, offloads=offloads)
-                if planned in (Action.RECOMPUTE, Action.COMPRESS):
+                managed.decide(planned)
+                self._deferred.when_complete(managed, node)
+                if planned in (_RECOMPUTE, _COMPRESS):
                     self._discard(packed, tensor, node)
-                elif not offloads:
+                elif planned is _KEEP:
                     self._counters.keep(Kept.PLAN, managed.nbytes)
             if self._recipes is not None and part is tensor:
                 self._recipes.saved(packed, tensor, node, is_new=is_new)
@@ -313,7 +320,7 @@ class Packer:
             (packed if isinstance(packed, PackedView) else packed.view).move_to_container()
         managed = packed.managed
         if overwritten:
-            managed.keeps_reloaded = True  # its uses must return the same memory: each sees writes through the others
+            managed.keep_reloaded()  # its uses must return the same memory: each sees writes through the others
         if self._missing.read:
             self._missing.before_use(managed)
         if managed.discarded is not None:

@@ -15,7 +15,7 @@ import torch
 from vdnn.errors import VdnnError
 from vdnn.runtime.recompute.readers import Readers, may_be_overwritten
 from vdnn.runtime.steps.watch import StepWatch
-from vdnn.runtime.storage.discarded import missing_for
+from vdnn.runtime.storage.discarded import Recomputable, missing_for
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 
 
@@ -34,15 +34,13 @@ class Missing:
         for missing in missing_for(managed):
             self._recompute(missing)
 
-    def _recompute(self, managed: ManagedStorage) -> None:
+    def _recompute(self, managed: Recomputable) -> None:
         """Follows the recipe of `managed`. Its operands are used through the unpack hook, before the current use."""
-        discarded, steps, was_recomputing = managed.discarded, self._steps, self._is_recomputing
-        if discarded is None:
-            raise RuntimeError("expected a discarded storage to recompute, got one that was not discarded")
+        steps, was_recomputing = self._steps, self._is_recomputing
         self._is_recomputing = True
         try:
             with contextlib.nullcontext() if steps is None else steps.recomputing(managed.transport):
-                discarded.recompute(managed, self._unpack)
+                managed.recompute(self._unpack)
         finally:
             self._is_recomputing = was_recomputing
 
@@ -63,7 +61,7 @@ class Missing:
     def _recompute_early(self, readers: list[ManagedStorage]) -> None:
         """Errors are suppressed here: the use of a storage that cannot be recomputed raises them again."""
         for reader in readers:
-            if reader.discarded is None or reader.discarded.keep_source(reader):
+            if reader.discarded is None or reader.discarded.keep_source(reader.views):
                 continue
             with contextlib.suppress(VdnnError, RuntimeError):  # RuntimeError: an operand was modified
                 self.recompute_for(reader)

@@ -142,7 +142,7 @@ class SessionRecipes:
         source = managed.source_storage
         if source is None or source.nbytes() != managed.nbytes:
             return False  # only a part of the storage is managed
-        save_key = None if self._steps is None else self._steps.place
+        save_key = None if self._steps is None else self._steps.save_key
         recipe = None if node is None else find_recipe(tensor, node, self._our_unpack, max_depth=_DEPTH, expensive=True)
         codec = codec_for(tensor, self._codecs) if tensor.nbytes == managed.nbytes else None
         if recipe is not None and not recipe.is_cheap and codec is not None:
@@ -232,7 +232,7 @@ class SessionRecipes:
 
     def saved_as_another_dtype(self, managed: ManagedStorage) -> None:
         """Withdraws codecs and inexact recipes: they restore values of one dtype, and exact recipes restore bytes."""
-        managed.has_several_dtypes = True
+        managed.saved_as_another_dtype()
         trial = self._trials_at_use.get(managed)
         if managed in self._inexact or (trial is not None and trial.recipe is None):
             self._withdraw(managed)
@@ -266,7 +266,7 @@ class SessionRecipes:
             packed = one.packed()
             if packed is None or packed.managed.source_storage is None or packed.managed.has_several_dtypes:
                 continue
-            if one.codec.admits(packed.view_of(packed.managed.source_storage, packed.managed.begin)):
+            if one.codec.admits(packed.view_of(packed.managed.source_storage, packed.managed.facts.begin)):
                 yield packed, one
 
     def _encode(self) -> None:
@@ -284,8 +284,8 @@ class SessionRecipes:
         """The encoded bytes have a lifetime of their own, which the plan may offload."""
         rest, key = encoded.managed, key_of_encoded(save_key, encoded.name, encoded.kept_bytes)
         with steps.hook(rest.transport):
-            rest.is_to_leave = steps.encoded(rest, key) is Action.OFFLOAD
-            rest.complete(offloads=rest.is_to_leave)
+            rest.decide(steps.encoded(rest, key) or Action.KEEP)
+            rest.complete()
 
     def _try_encodings(self) -> None:
         for packed, one in self._complete_encodings(discards=False):
@@ -321,4 +321,4 @@ def _encoded(packed: PackedView, codec: type[Codec]) -> Codec:
     source = managed.source_storage
     if source is None:
         raise RuntimeError("expected a storage on the device to encode, got one that was released")
-    return codec(packed.view_of(source, managed.begin), managed.transport, managed.counters)
+    return codec(packed.view_of(source, managed.facts.begin), managed.transport, managed.facts.counters)

@@ -57,6 +57,7 @@ class StepEnds:
         self._is_cut_used = False
         self._waits_for_graphs = False
         self._last_of_cycle: int | None = None
+        self.living = 0  # the number of live lifetimes, of this step and of earlier ones
         self._begin()
 
     def _begin(self) -> None:
@@ -68,6 +69,17 @@ class StepEnds:
         self._latest_optimizer: int | None = None
         self._rounds = 0
         self._saved_since = False
+
+    def lifetime_began(self, lifetime: int, managed: ManagedStorage) -> Alive:
+        """Returns the saves of its step, from which `lifetime_ended` removes it."""
+        self.living += 1
+        self.alive[lifetime] = managed.reference
+        return self.alive
+
+    def lifetime_ended(self, lifetime: int, alive: Alive) -> None:
+        """Called on any thread, also for a lifetime of an earlier step."""
+        self.living -= 1
+        alive.pop(lifetime, None)
 
     def step_ended(self) -> list[ManagedStorage]:
         """End the step. Returns its storages that are still alive."""

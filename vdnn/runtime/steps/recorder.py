@@ -28,7 +28,7 @@ import torch
 from vdnn.runtime.machine.gauges import Gauges, Mark
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.storage.managed_storage import ManagedStorage
-from vdnn.runtime.storage.source_hold import HELD_ONCE
+from vdnn.runtime.storage.source import HELD_ONCE
 from vdnn.step.recording import Lifetime, Point, PointKind, Recompute, Recording, SaveKey
 
 
@@ -193,7 +193,7 @@ class Recorder:
         storage = managed.source_storage
         if storage is None:
             return
-        managed.keeps_reloaded = True
+        managed.keep_reloaded()
         self._held.append((life, weakref.ref(managed)))
         if is_aliased:
             for one in self._lives:
@@ -235,9 +235,8 @@ class Recorder:
             storage = managed.source_storage
             if storage is None:
                 continue
-            # Natively only the wrapper holds it. The managed storage, its copy and this frame hold the wrapper.
-            held_by_us = managed.source_references + HELD_ONCE
-            if torch._C._storage_Use_Count(storage._cdata) == 1 and sys.getrefcount(storage) <= held_by_us:
+            # Natively only the wrapper holds it. The source of the managed storage and this frame hold the wrapper.
+            if torch._C._storage_Use_Count(storage._cdata) == 1 and sys.getrefcount(storage) <= 1 + HELD_ONCE:
                 life.free_point = len(self._points)
             else:
                 still_held.append((life, reference))

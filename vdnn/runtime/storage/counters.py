@@ -22,7 +22,6 @@ class Kept(Enum):
     PLAN = "the plan keeps it"
     MARKED = "marked with vdnn.keep"
     PAUSED = "saved under vdnn.paused"
-    SLICE = "a small part of a large storage"
     HOST_FULL = "no host memory"
     REFUSED = "the driver refused the copy"
 

@@ -26,7 +26,7 @@ class _ThreadSaves:
     __slots__ = ("deferred", "sequence_nr")
 
     def __init__(self) -> None:
-        self.deferred: list[tuple[weakref.ref[ManagedStorage], bool]] = []  # a storage, and if it is to be offloaded
+        self.deferred: list[weakref.ref[ManagedStorage]] = []
         self.sequence_nr = 0  # autograd's number at the latest of these saves
 
 
@@ -36,16 +36,17 @@ class DeferredCopies:
     def __init__(self) -> None:
         self._local = threading.local()
 
-    def when_complete(self, managed: ManagedStorage, node: torch.autograd.graph.Node | None, *, offloads: bool) -> None:
+    def when_complete(self, managed: ManagedStorage, node: torch.autograd.graph.Node | None) -> None:
         """Calls `managed.complete` now or later. `node` is the grad_fn of the saved tensor.
 
         See [Note: Copies wait for their operation].
         """
         if node is not None:
-            managed.complete(offloads=offloads)
+            managed.complete()
             return
         saves = self._saves_of_this_thread()
-        saves.deferred.append((managed.reference, offloads))
+        if managed.reference not in saves.deferred:
+            saves.deferred.append(managed.reference)
         saves.sequence_nr = _sequence_nr()
 
     def submit_finished(self, transport: Transport) -> None:
@@ -53,11 +54,11 @@ class DeferredCopies:
         saves = self._saves_of_this_thread()
         if saves.deferred and saves.sequence_nr != _sequence_nr():
             deferred, saves.deferred = saves.deferred, []
-            for reference, offloads in deferred:
+            for reference in deferred:
                 managed = reference()
                 if managed is not None:  # None: its graph was freed
-                    managed.complete(offloads=offloads)
-        transport.drop_released()
+                    managed.complete()
+        transport.release_sources()
 
     def _saves_of_this_thread(self) -> _ThreadSaves:
         try:

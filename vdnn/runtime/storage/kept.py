@@ -7,6 +7,8 @@ form is a bare tuple, because this is the most frequent case and nothing is made
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from vdnn.runtime.torch_internals.version_counter import raise_modified
@@ -23,6 +25,14 @@ def kept_tensor(kept: KeptTensor) -> torch.Tensor:
     if tensor._version != version:
         sizes = tensor._nested_tensor_size().tolist() if _is_nested_strided(tensor) else tensor.shape
         raise_modified(tensor.type(), tuple(sizes), tensor._version, version)
+    return tensor
+
+
+def unpack_without_hooks(packed: Any) -> torch.Tensor:
+    """Unpacks whatever the pack hook returned, in a process or a place where the unpack hook does not run."""
+    if isinstance(packed, tuple):
+        return kept_tensor(packed)
+    tensor: torch.Tensor = packed.unpack()
     return tensor
 
 

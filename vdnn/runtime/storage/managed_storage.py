@@ -9,20 +9,22 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from enum import Enum
+from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from vdnn import _C
 from vdnn.errors import DriverError
-from vdnn.runtime.storage.copy_observer import CopyObserver, Table
-from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.runtime.storage.discarded import Check, Discarded, RecomputeRecipe
-from vdnn.runtime.storage.geometry import Geometry, label_text
-from vdnn.runtime.storage.reload_target import ALIGNMENT, ReloadTarget, allocate_target
-from vdnn.runtime.storage.source_hold import SourceHold
+from vdnn.runtime.storage.facts import Geometry, StorageFacts
+from vdnn.runtime.storage.kept import unpack_without_hooks
+from vdnn.runtime.storage.reloaded import Reloaded
+from vdnn.runtime.storage.source import Source
+from vdnn.runtime.storage.table import Table, TableEntry, TableKey
 from vdnn.runtime.storage.transport import Transport
-from vdnn.runtime.torch_internals.spans import in_span, span
+from vdnn.runtime.storage.watched_lifetime import WatchedLifetime
+from vdnn.runtime.torch_internals.spans import span
+from vdnn.step.plan import Action
 
 
 class Residency(Enum):
@@ -38,186 +40,139 @@ class Residency(Enum):
 
 # An attribute look-up on the Enum class costs as much as a call, and hooks need these at every use.
 _DEVICE, _OFFLOADING, _HOST, _RELOADING, _RELOADED, _DISCARDED = Residency
+_KEEP, _OFFLOAD, *_ = Action
 
 
 class ManagedStorage:
-    """The bytes [begin, begin + nbytes) of one storage at one version.
+    """The bytes [begin, begin + nbytes) of one storage at one version, which `facts` describe.
 
-    `position`: index in the order of saves. `lifetime`: number in the step `epoch`, None if no step is watched.
-    `keeps_reloaded`: a reloaded copy stays until the graph is freed, as the original would; otherwise until its last
-    known use. `geometry`: that of the first saved tensor. `is_dense`: these bytes are exactly that tensor.
+    `witness` shares the version counter of the saved tensor. `action`: what was decided for the bytes, though the copy
+    may not be issued yet. `position`: index in the order of saves. `views`: how many packed views and recipes use it.
     """
 
     __slots__ = (
         "__weakref__",
         "_copy",
-        "_hash",
-        "_held_by_others",
-        "_reload",
-        "_reload_stream",
+        "_keeps_reloaded",
+        "_reloaded",
         "_source",
-        "_target",
-        "_unused_views",
-        "address",
-        "begin",
-        "container",
-        "counters",
+        "action",
         "discarded",
-        "epoch",
-        "geometry",
+        "entry",
+        "facts",
         "has_several_dtypes",
-        "is_dense",
-        "is_to_leave",
-        "keeps_reloaded",
-        "lifetime",
-        "misalignment",
         "nbytes",
-        "observer",
-        "on_end",
         "position",
         "reference",
-        "residency",
-        "saved_in",
-        "split",
-        "storage_handle",
-        "stream",
-        "table",
-        "table_key",
         "transport",
         "version",
         "views",
+        "watched",
         "witness",
     )
 
     def __init__(
-        self,
-        transport: Transport,
-        counters: Counters,
-        storage: torch.UntypedStorage,
-        begin: int,
-        nbytes: int,
-        witness: torch.Tensor,
+        self, transport: Transport, storage: torch.UntypedStorage, facts: StorageFacts, witness: torch.Tensor
     ) -> None:
-        self.table: Table | None = None  # __del__ reads these three, even if __init__ raises
-        self.residency = _DEVICE
-        self.on_end: Callable[[], None] | None = None  # called when the last view is freed
+        self.entry: TableEntry[ManagedStorage] | None = None  # __del__ reads these, even if __init__ raises
+        self._reloaded: Reloaded | None = None
+        self.watched: WatchedLifetime | None = None
         self.transport = transport
-        self.counters = counters
-        self.begin = begin
-        self.nbytes = nbytes
+        self.facts = facts
+        self.nbytes = facts.nbytes
         self.witness = witness
         self.version = witness._version
         self.reference = weakref.ref(self)
-        self.stream = transport.current_stream()
-        self.address = transport.address_of(storage) + begin
-        self.misalignment = self.address % ALIGNMENT
+        self.action = _KEEP
         self.position = -1
-        self.geometry: Geometry | None = None
-        self.is_dense = False
-        self.has_several_dtypes = False  # views of more than one dtype were saved
-        self.saved_in: type | None = None  # the class of the module whose forward was running
-        self.table_key = (0, 0, 0)
-        self.container: weakref.ref[ManagedStorage] | None = None  # a larger part that was saved later
-        self.storage_handle = 0
-        self.lifetime: int | None = None
-        self.epoch = 0
-        self.observer: CopyObserver | None = None
-        self.split: int | None = None  # see [Note: Siblings]
-        self.is_to_leave = False  # its offload is decided, though the copy may not be issued yet
-        self.keeps_reloaded = False
-        self.discarded: Discarded | None = None
-        self._hash: torch.Tensor | None = None
-        self._source: torch.UntypedStorage | None = storage
-        self._held_by_others: StorageWeakRef | None = None
-        self._copy: _C.HostCopy | None = None
-        self._reload: _C.Reload | None = None
-        self._target: ReloadTarget | None = None
-        self._reload_stream: _C.Stream | None = None
-        self._unused_views = 0  # views that have not been used since the reload
         self.views = 0
+        self.has_several_dtypes = False  # views of more than one dtype were saved
+        self.discarded: Discarded | None = None
+        self._keeps_reloaded = False
+        self._source = Source(storage, facts, transport.release_context)
+        self._copy: _C.HostCopy | None = None
 
-    # To the host.
-
-    def complete(self, *, offloads: bool) -> None:
-        """Called once the operation that saved it is over: its bytes may be copied from now on."""
-        if self.observer is not None:
-            self.observer.completed(self)
-        if offloads:
-            self.offload()
-
-    def offload(self) -> None:
-        """Issues the copy to the host. If it is refused, the storage stays on the device and the reason is counted."""
-        source = self._source
-        if source is None or self._copy is not None or self.witness._version != self.version:
-            return
-        transport, nbytes, stream = self.transport, self.nbytes, self.stream
-        if transport.is_checked:
-            transport.device.note_access(self.address, nbytes, _C.Access.WRITE, stream, "producer")
-        try:
-            if transport.integrity is not None:
-                self._hash = transport.integrity.hash(self.address, nbytes, stream)
-            hold = SourceHold(self, source)
-            copy = in_span("offload", transport.queue.offload)(self.address, nbytes, stream, stream, hold)
-        except MemoryError:
-            self.counters.keep(Kept.HOST_FULL, nbytes)
-            return
-        except DriverError:
-            self.counters.keep(Kept.REFUSED, nbytes)
-            return
-        if copy is None:
-            self.counters.keep(Kept.HOST_FULL, nbytes)
-            return
-        self._copy = copy
-        if len(transport.streams) > 1:
-            hold.copied = transport.queue.ready(copy)
-        self.residency = _OFFLOADING
-        self.counters.storages += 1
-        self.counters.storage_bytes += nbytes
-        if self.observer is not None:
-            self.observer.offloaded(self, copy)
-
-    def release(self) -> None:
-        """Releases the copy on the device: the original, ordered after its offload, or a reload that was used."""
-        if self.residency is _RELOADED:
-            self._release_reload()
-        if self.residency is _OFFLOADING and self._copy is not None:
-            with span("release"):
-                self.transport.queue.release(self._copy)
-                self.transport.drop_released()
+    @property
+    def residency(self) -> Residency:
+        reloaded = self._reloaded
+        if reloaded is not None:
+            return _RELOADED if reloaded.is_waited_for else _RELOADING
+        if self._copy is not None:
+            return _HOST if self._source.storage is None else _OFFLOADING
+        return _DEVICE if self.discarded is None else _DISCARDED
 
     @property
     def source_storage(self) -> torch.UntypedStorage | None:
         """The original on the device, while this object holds it."""
-        return self._source
+        return self._source.storage
 
     @property
-    def source_references(self) -> int:
-        """The number of references to the source that are the runtime's own."""
-        return 2 if self.residency is _OFFLOADING else 1
+    def native_address(self) -> int:
+        """The address of the storage's native object; 0 if no save of the program has these bytes."""
+        return 0 if self.entry is None else self.entry.key[0]
 
-    def source_released(self) -> None:
-        """Called when the owner stream waits for the copy: from now on the bytes are on the host."""
-        self._source = None
-        if self.residency is _OFFLOADING:
-            self.residency = _HOST
+    @property
+    def container(self) -> ManagedStorage | None:
+        """A larger part of the storage, saved later, that contains these bytes."""
+        container = None if self.entry is None else self.entry.container
+        return None if container is None else container()
 
-    def source_held_by_others(self, source: torch.UntypedStorage) -> None:
-        """Called if the release did not free it. See [Note: A source that others hold is used]."""
-        self._held_by_others = StorageWeakRef(source)  # type: ignore[no-untyped-call]
+    # Its users and what they decide.
 
-    def _source_on_device(self) -> torch.UntypedStorage | None:
-        """The source, if this object or another holder keeps it alive.
+    def enter(
+        self, table: Table[ManagedStorage], key: TableKey, storage: torch.UntypedStorage, split: int | None
+    ) -> None:
+        """Lets `table` find these bytes from now on."""
+        self.entry = table.add(key, storage, self.reference, split)
 
-        [Note: A source that others hold is used] A reload would put a second copy on the device. Writes that no version
-        counter counts (through `.data` or numpy) show, as in plain PyTorch, where the graph holds the source. A source
-        that its owner has shrunk is not used.
+    def watch(self, watched: WatchedLifetime) -> None:
+        """Lets the observer of `watched` follow the copies from now on."""
+        self.watched = watched
+
+    def add_view(self) -> None:
+        """One more packed view or recipe uses the bytes."""
+        self.views += 1
+
+    def remove_view(self) -> None:
+        self.views -= 1
+
+    def keep_reloaded(self) -> None:
+        """From now on a reloaded copy stays until the graph is freed, as the original would. Otherwise it stays until
+        its last known use."""
+        self._keeps_reloaded = True
+
+    def saved_as_another_dtype(self) -> None:
+        self.has_several_dtypes = True
+
+    def decide(self, action: Action) -> None:
+        """Sets what is to become of the bytes. The next `complete` follows it."""
+        self.action = action
+
+    # To the host.
+
+    def complete(self) -> None:
+        """Called once the operation that saved it is over: its bytes may be copied from now on.
+
+        If the copy is refused, the storage stays on the device and the reason is counted.
         """
-        if self._source is not None or self._held_by_others is None:
-            return self._source
-        source: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._held_by_others.cdata)
-        if source is None or source.nbytes() < self.begin + self.nbytes:
-            return None
-        return source
+        watched, source = self.watched, self._source
+        if watched is not None:
+            watched.observer.completed(watched)
+        if self.action is not _OFFLOAD or source.storage is None or self._copy is not None:
+            return
+        if self.witness._version == self.version:
+            self._copy = source.offload(self.transport)
+            if watched is not None and self._copy is not None:
+                watched.observer.offloaded(watched, self.transport, self._copy)
+
+    def release(self) -> None:
+        """Releases the copy on the device: the original, ordered after its offload, or a reload that was used."""
+        if self._reloaded is not None and self._reloaded.is_waited_for:
+            self._release_reload()
+        if self._copy is not None and self._source.storage is not None:
+            with span("release"):
+                self.transport.queue.release(self._copy)
+                self.transport.release_sources()
 
     # To the device.
 
@@ -225,90 +180,93 @@ class ManagedStorage:
         """Issues a reload, even if the window is full. False if the device refused it for now."""
         if self.residency is not _HOST or self.witness._version != self.version:
             return True
-        if self._held_by_others is not None and self._source_on_device() is not None:
+        if self._source.on_device() is not None:
             return True
         try:
             self._issue_reload(self.transport.current_stream())
         except (DriverError, torch.OutOfMemoryError):
             return False  # not needed yet: the use tries again, and its error is raised
-        self.counters.prefetched_reloads += 1
+        self.facts.counters.prefetched_reloads += 1
         return True
 
-    def _issue_reload(self, stream: _C.Stream) -> ReloadTarget:
-        """Issues every reload, prefetched or on demand, so that the same events order both."""
+    def _issue_reload(self, stream: _C.Stream) -> Reloaded:
         copy, transport = self._copy, self.transport
         if copy is None:
-            raise RuntimeError(f"{label_text(self.geometry, self.saved_in)} has no host copy to reload")
-        if self.observer is not None:
-            self.observer.about_to_reload(self)
-        geometry = self.geometry if self.is_dense else None
-        target = allocate_target(transport, self.nbytes, self.misalignment, geometry)
-        reload = in_span("reload", transport.queue.reload)(copy, target.address, stream, target.tensor)
-        self._reload = reload
-        self._target = target
-        self._reload_stream = stream
-        self._unused_views = self.views
-        self.residency = _RELOADING
+            raise RuntimeError(f"{self.facts.label} has no host copy to reload")
+        if self.watched is not None:
+            self.watched.observer.about_to_reload(self.watched)
+        reloaded = self._reloaded = Reloaded(transport, copy, self.facts, stream, self.views)
         transport.reload_in_flight_bytes += self.nbytes
-        self.counters.reloaded_bytes += self.nbytes
-        if self.observer is not None:
-            self.observer.reloaded(self, reload)
-        return target
+        self.facts.counters.reloaded_bytes += self.nbytes
+        if self.watched is not None:
+            self.watched.observer.reloaded(self.watched, reloaded.copy)
+        return reloaded
 
     def use(self, geometry: Geometry) -> torch.Tensor | tuple[torch.UntypedStorage, int]:
-        """The bytes on the device, ordered on the current stream: a storage and the offset of `begin` in it, or a
+        """The bytes on the device, ordered on the current stream: a storage and the offset of the bytes in it, or a
         tensor if the reload made one with this geometry. Does not block."""
-        self.counters.uses += 1
+        facts = self.facts
+        counters = facts.counters
+        counters.uses += 1
         if self.discarded is not None:
-            return self.discarded.use(self), self.begin
-        source = self._source if self._held_by_others is None else self._source_on_device()
+            return self._use_discarded(self.discarded), facts.begin
+        source = self._source.on_device()
         if source is not None:
-            self.counters.used_in_place += 1
-            return source, self.begin
+            counters.used_in_place += 1
+            return source, facts.begin
         transport = self.transport
         stream = transport.current_stream()
-        if self._target is not None and (stream is self._reload_stream or stream == self._reload_stream):
-            target = self._target
-        else:
+        reloaded = self._reloaded
+        if reloaded is None or (stream is not reloaded.stream and stream != reloaded.stream):
             # A reload serves the stream it was made for: its memory returns to that stream when it is released.
             self._release_reload()
-            target = self._issue_reload(stream)
-            self.counters.demand_reloads += 1
-        if self.residency is _RELOADING:
-            if self._reload is None:
-                raise RuntimeError(f"no reload in flight for {label_text(self.geometry, self.saved_in)}")
-            in_span("wait for reload", transport.queue.wait)(self._reload, stream)
+            reloaded = self._issue_reload(stream)
+            counters.demand_reloads += 1
+        if not reloaded.is_waited_for:
+            reloaded.wait(transport)
             transport.reload_in_flight_bytes -= self.nbytes
-            self.residency = _RELOADED
-            if self._hash is not None and transport.integrity is not None:
-                label = label_text(self.geometry, self.saved_in)
-                transport.integrity.compare(label, self._hash, target.address, self.nbytes, stream)
+            if self._source.hash is not None and transport.integrity is not None:
+                transport.integrity.compare(facts.label, self._source.hash, reloaded.address, self.nbytes, stream)
         if transport.is_checked:
-            transport.device.note_access(target.address, self.nbytes, _C.Access.READ, stream, "use")
-        self._unused_views -= 1
-        if self._unused_views <= 0 and not self.keeps_reloaded:
+            transport.device.note_access(reloaded.address, self.nbytes, _C.Access.READ, stream, "use")
+        reloaded.unused_views -= 1
+        if reloaded.unused_views <= 0 and not self._keeps_reloaded:
             # The last known use: the caller's view keeps the bytes alive as long as it needs them.
             self._release_reload()
-        if target.is_whole and geometry is self.geometry:
-            return target.tensor
-        return target.tensor.untyped_storage(), target.begin
+        if reloaded.is_whole and geometry is facts.geometry:
+            return reloaded.tensor
+        return reloaded.tensor.untyped_storage(), reloaded.begin
+
+    def release_unused_reload(self) -> None:
+        """Releases a prefetched copy that no use has waited for."""
+        if self._reloaded is not None and not self._reloaded.is_waited_for:
+            self._release_reload()
+
+    def _release_reload(self) -> None:
+        reloaded = self._reloaded
+        if reloaded is None:
+            return
+        if not reloaded.is_waited_for:
+            self.transport.reload_in_flight_bytes -= self.nbytes
+        if self.watched is not None:
+            self.watched.observer.released_reload(self.watched)
+        self._reloaded = None
+
+    # Discarded and recomputed.
 
     @property
     def can_be_discarded(self) -> bool:
         """True if unmodified, never copied, and read on one stream only: another would have no copy to wait for."""
-        is_only_on_device = self._source is not None and self._copy is None
+        is_only_on_device = self._source.storage is not None and self._copy is None
         return is_only_on_device and self.witness._version == self.version and len(self.transport.streams) <= 1
 
     def discard(self, recipe: RecomputeRecipe, *, is_exact: bool, check: Check | None = None) -> bool:
         """Releases the source without a copy. False if `can_be_discarded` does not hold."""
-        source = self._source
-        if source is None or not self.can_be_discarded:
+        if not self.can_be_discarded:
             return False
-        self.discarded = Discarded(self, source, recipe, is_exact, check)
-        self._source = None
-        self.residency = _DISCARDED
-        self.counters.discarded += 1
-        self.counters.discarded_bytes += self.nbytes
+        self.discarded = Discarded(self.facts, self._source, self.transport, recipe, is_exact, check)
+        self.facts.counters.discarded += 1
+        self.facts.counters.discarded_bytes += self.nbytes
         return True
 
     @property
@@ -319,32 +277,35 @@ class ManagedStorage:
     @property
     def must_be_recomputed(self) -> bool:
         """True if its next use needs a recompute. False for a modified storage, whose use raises an error."""
-        discarded = self.discarded
-        return discarded is not None and self.witness._version == self.version and not discarded.is_ready(self)
+        return self.discarded is not None and self.witness._version == self.version and not self.discarded.is_ready
 
-    def release_unused_reload(self) -> None:
-        """Releases a prefetched copy that no use has waited for."""
-        if self.residency is _RELOADING:
-            self._release_reload()
+    def recompute(self, unpack: Callable[[Any], torch.Tensor]) -> None:
+        """Recomputes the discarded bytes on the current stream. `unpack` unpacks the operands."""
+        if self.discarded is None:
+            raise RuntimeError(f"{self.facts.label} was not discarded, so it cannot be recomputed")
+        if self.watched is not None:
+            self.watched.observer.about_to_reload(self.watched)
+        self.discarded.recompute(unpack, self.views)
 
-    def _release_reload(self) -> None:
-        if self.residency is _RELOADING:
-            self.transport.reload_in_flight_bytes -= self.nbytes
-        if self.observer is not None and self._target is not None:
-            self.observer.released_reload(self)
-        self._target = None
-        self._reload = None
-        if self.residency is not _DEVICE:
-            self.residency = _HOST
+    def _use_discarded(self, discarded: Discarded) -> torch.UntypedStorage:
+        """The storage on the device. If no hook has recomputed it, this does, and nothing measures that recompute."""
+        if not discarded.is_ready:
+            self.recompute(unpack_without_hooks)
+        was_recomputed = discarded.is_recomputed
+        storage = discarded.use(is_kept=self._keeps_reloaded)
+        if was_recomputed and not discarded.is_recomputed and self.watched is not None:
+            self.watched.observer.released_reload(self.watched)
+        return storage
 
     def __del__(self) -> None:
         try:
-            table, residency, on_end = self.table, self.residency, self.on_end
+            entry, reloaded, watched = self.entry, self._reloaded, self.watched
         except AttributeError:  # __init__ raised
             return
-        if table is not None:
-            table.forget(self)
-        if residency is _RELOADING:  # the queue still holds the reload's target, and finishes it at the next hook
+        if entry is not None:
+            entry.remove()
+        if reloaded is not None and not reloaded.is_waited_for:
+            # The queue still holds the reload's target, and finishes it at the next hook.
             self.transport.reload_in_flight_bytes -= self.nbytes
-        if on_end is not None:
-            on_end()
+        if watched is not None:
+            watched.observer.ended(watched)

@@ -22,7 +22,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
-from vdnn.runtime.storage.geometry import Geometry
+from vdnn.runtime.storage.facts import Geometry
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.torch_internals.version_counter import counter_of, raise_modified
 
@@ -35,25 +35,18 @@ class PackedView:
 
     __slots__ = ("__weakref__", "_conj", "_fake_mode", "_neg", "_offset_bytes", "_witness", "geometry", "managed")
 
-    def __init__(self, managed: ManagedStorage, tensor: torch.Tensor, witness: torch.Tensor) -> None:
+    def __init__(
+        self, managed: ManagedStorage, tensor: torch.Tensor, witness: torch.Tensor, geometry: Geometry
+    ) -> None:
         self.managed = managed
         self._witness = witness
         dtype = tensor.dtype
         self._conj = dtype.is_complex and tensor.is_conj()
         self._neg = tensor.is_neg()
-        self.geometry: Geometry = (dtype, tensor.size(), tensor.stride())
-        self._offset_bytes = int(tensor.storage_offset()) * tensor.itemsize - managed.begin
+        self.geometry = geometry
+        self._offset_bytes = int(tensor.storage_offset()) * tensor.itemsize - managed.facts.begin
         self._fake_mode = tensor.fake_mode if type(tensor) is FakeTensor else None
-        managed.views += 1
-
-    def is_dense(self, tensor: torch.Tensor) -> bool:
-        """True if `tensor`, whose view this is, fills the managed bytes, provided that it has as many."""
-        return (
-            not self._offset_bytes
-            and self._fake_mode is None
-            and not (self._conj or self._neg)
-            and (tensor.is_contiguous() or _is_channels_last(tensor))
-        )
+        managed.add_view()
 
     def unpack(self) -> torch.Tensor:
         managed, geometry = self.managed, self.geometry
@@ -74,13 +67,12 @@ class PackedView:
 
         See [Note: Overlapping parts].
         """
-        part = self.managed
-        container = None if part.container is None else part.container()
+        part, container = self.managed, self.managed.container
         if container is None or container.version != part.version:
             return
-        self._offset_bytes += part.begin - container.begin
-        part.views -= 1
-        container.views += 1
+        self._offset_bytes += part.facts.begin - container.facts.begin
+        part.remove_view()
+        container.add_view()
         self.managed = container
 
     def later(self) -> Callable[[], PackedView | None]:
@@ -99,7 +91,7 @@ class PackedView:
             for name, value in fields:
                 setattr(copy, name, value)
             copy.managed = owner
-            owner.views += 1
+            owner.add_view()
             return copy
 
         return view
@@ -130,7 +122,7 @@ class PackedView:
 
     def __del__(self) -> None:
         try:
-            self.managed.views -= 1
+            self.managed.remove_view()
         except AttributeError:  # __init__ raised
             return
 
@@ -157,10 +149,6 @@ class PackedShard:
             raise_modified(self._witness.type(), size, self._witness._version, self._version)
         whole: torch.Tensor = self._class(self.view.unpack(), self._layout, requires_grad=False)
         return whole
-
-
-def _is_channels_last(tensor: torch.Tensor) -> bool:
-    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def _elements(begin: int, dtype: torch.dtype) -> int:

@@ -1,20 +1,20 @@
 """Finds the managed storage of a tensor that was saved before: the same bytes of the same storage at the same version.
 
-A storage is recognized by its native object, not by its data pointer, which is reused. The table owns nothing: an entry
-is removed when its managed storage is destroyed.
+A storage is recognized by its native object, not by its data pointer, which is reused. The table keeps no storage
+alive: an entry is removed when its managed storage is destroyed.
 """
 
 from __future__ import annotations
 
 import weakref
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.torch_internals.storage_set import free_handle, is_expired, weak_handle
 from vdnn.runtime.torch_internals.version_counter import counter_of, same_counter
 
-UNSAFE_SPLIT = "UnsafeSplitBackward0"
+_UNSAFE_SPLIT = "UnsafeSplitBackward0"
 
 
 def split_of(tensor: torch.Tensor, node: torch.autograd.graph.Node | None) -> int | None:
@@ -24,7 +24,7 @@ def split_of(tensor: torch.Tensor, node: torch.autograd.graph.Node | None) -> in
     version counter of its own. Unmodified pieces of one split have one version, because the contract of unsafe_split
     forbids writes to the whole.
     """
-    if node is None or type(node).__name__ != UNSAFE_SPLIT or tensor._version != 0:
+    if node is None or type(node).__name__ != _UNSAFE_SPLIT or tensor._version != 0:
         return None
     sequence_nr: int = node._sequence_nr()
     return sequence_nr
@@ -51,59 +51,97 @@ def _contains(outer: TableKey, inner: TableKey) -> bool:
     return outer[1] <= inner[1] and inner[1] + inner[2] <= outer[1] + outer[2]
 
 
-class ManagedTable:
-    """Managed storages by identity: bytes of a storage, version counter and version."""
+class Version(Protocol):
+    """One version of a storage's bytes, which the table finds."""
+
+    witness: torch.Tensor  # it shares the version counter of the saved tensor
+    version: int
+
+
+Found = TypeVar("Found", bound=Version)
+
+
+class TableEntry(Generic[Found]):
+    """One version in a table. The version owns its entry, and removes it when it is destroyed."""
+
+    __slots__ = ("_handle", "_table", "container", "found", "key", "split")
+
+    def __init__(
+        self,
+        table: Table[Found],
+        key: TableKey,
+        storage: torch.UntypedStorage,
+        found: weakref.ref[Found],
+        split: int | None,
+    ) -> None:
+        self._handle = weak_handle(storage)  # keeps the native address from being reused
+        self._table = table
+        self.key = key
+        self.found = found
+        self.split = split  # see [Note: Siblings]
+        self.container: weakref.ref[Found] | None = None  # a larger part that was saved later
+
+    @property
+    def is_expired(self) -> bool:
+        """True if the storage was freed."""
+        return bool(is_expired(self._handle))
+
+    def remove(self) -> None:
+        """Called once, when the version is destroyed."""
+        self._table.forget(self)
+        free_handle(self._handle)
+
+
+class Table(Generic[Found]):
+    """Versions by identity: bytes of a storage, version counter and version."""
 
     def __init__(self) -> None:
-        self._entries: dict[TableKey, weakref.ref[ManagedStorage]] = {}
-        self._latest: dict[int, weakref.ref[ManagedStorage]] = {}  # by native address
+        self._entries: dict[TableKey, TableEntry[Found]] = {}
+        self._latest: dict[int, TableEntry[Found]] = {}  # by native address
 
-    def find(self, key: TableKey, view: torch.Tensor) -> tuple[ManagedStorage, torch.Tensor] | None:
-        """The managed storage of these bytes, and a tensor that shares the view's version counter."""
-        reference = self._entries.get(key)
-        managed = None if reference is None else reference()
-        if managed is None or is_expired(managed.storage_handle) or managed.witness._version != managed.version:
+    def find(self, key: TableKey, view: torch.Tensor) -> tuple[Found, torch.Tensor] | None:
+        """The version that has these bytes, and a tensor that shares the view's version counter."""
+        entry = self._entries.get(key)
+        if entry is None:
             return None
-        if same_counter(managed.witness, view):
-            return managed, managed.witness
-        if (
-            managed.split is not None
-            and managed.split == split_of(view, view.grad_fn)
-            and view._version == managed.version
-        ):
-            return managed, counter_of(view)
+        found, split = entry.found(), entry.split
+        if found is None or entry.is_expired or found.witness._version != found.version:
+            return None
+        if same_counter(found.witness, view):
+            return found, found.witness
+        if split is not None and split == split_of(view, view.grad_fn) and view._version == found.version:
+            return found, counter_of(view)
         return None
 
-    def find_around(self, key: TableKey, view: torch.Tensor) -> tuple[ManagedStorage, torch.Tensor] | None:
+    def find_around(self, key: TableKey, view: torch.Tensor) -> tuple[Found, torch.Tensor] | None:
         """Like `find`, for a part of a storage: the part that was added last, if it contains this one."""
-        managed = self._latest_at(key[0])
-        return None if managed is None or not _contains(managed.table_key, key) else self.find(managed.table_key, view)
-
-    def _latest_at(self, address: int) -> ManagedStorage | None:
-        reference = self._latest.get(address)
-        return None if reference is None else reference()
+        entry = self._latest.get(key[0])
+        return None if entry is None or not _contains(entry.key, key) else self.find(entry.key, view)
 
     def holds(self, address: int) -> bool:
         """True if the version or part that was added last, of the storage at this native address, is alive."""
-        managed = self._latest_at(address)
-        return managed is not None and not is_expired(managed.storage_handle)
+        entry = self._latest.get(address)
+        return entry is not None and not entry.is_expired
 
-    def add(self, key: TableKey, storage: torch.UntypedStorage, managed: ManagedStorage) -> None:
-        """Adds `managed`. Its weak handle keeps the native address from being reused while `managed` is alive."""
-        part = self._latest_at(key[0])
-        if part is not None and _contains(key, part.table_key) and same_counter(part.witness, managed.witness):
-            part.container = managed.reference
-        managed.table, managed.table_key, managed.storage_handle = self, key, weak_handle(storage)
-        self._entries[key] = self._latest[key[0]] = managed.reference
+    def add(
+        self, key: TableKey, storage: torch.UntypedStorage, found: weakref.ref[Found], split: int | None
+    ) -> TableEntry[Found]:
+        entry = TableEntry(self, key, storage, found, split)
+        latest = self._latest.get(key[0])
+        if latest is not None and _contains(key, latest.key):
+            part, whole = latest.found(), found()
+            if part is not None and whole is not None and same_counter(part.witness, whole.witness):
+                latest.container = found
+        self._entries[key] = self._latest[key[0]] = entry
+        return entry
 
-    def forget(self, managed: ManagedStorage) -> None:
-        """Removes `managed`, which is being destroyed, unless a newer version has replaced its entry."""
-        key = managed.table_key
-        if self._entries.get(key) is managed.reference:
+    def forget(self, entry: TableEntry[Found]) -> None:
+        """Removes the entry, unless that of a newer version has replaced it."""
+        key = entry.key
+        if self._entries.get(key) is entry:
             self._entries.pop(key, None)
-        if self._latest.get(key[0]) is managed.reference:
+        if self._latest.get(key[0]) is entry:
             self._latest.pop(key[0], None)
-        free_handle(managed.storage_handle)
 
     def __len__(self) -> int:
         return len(self._entries)

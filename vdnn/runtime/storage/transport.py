@@ -45,7 +45,7 @@ class TransportOptions:
     timed: bool = False  # records when each copy ran; small copies are then not batched
 
 
-class Source(Protocol):
+class Releasable(Protocol):
     """The source of a copy. The queue holds it while the copy reads it."""
 
     def release(self) -> None:
@@ -160,9 +160,9 @@ class Transport:
         """Would `nbytes` more exceed the window? Also true if `nbytes` alone exceeds it."""
         return self.reload_in_flight_bytes + nbytes > self.reload_window_bytes
 
-    def drop_released(self) -> None:
+    def release_sources(self) -> None:
         """Releases the sources whose owner streams wait for their copies. Does not block."""
-        released: list[Source] = self.queue.take_released()  # type: ignore[assignment]
+        released: list[Releasable] = self.queue.take_released()  # type: ignore[assignment]
         for source in released:
             source.release()
 
@@ -172,5 +172,5 @@ class Transport:
             if self._owns_device:
                 stack.callback(self.device.close)
             stack.callback(self.pool.close)
-            stack.callback(self.drop_released)
+            stack.callback(self.release_sources)
             self.queue.close()

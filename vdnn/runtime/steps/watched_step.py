@@ -1,0 +1,167 @@
+"""One step that is watched: counts its points and lifetimes, and informs its recorder, meter and executor.
+
+Storages outlive the step that saved them. Once the step is over, it hears of their copies without passing that on: only
+the end of a lifetime still counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from vdnn import _C
+from vdnn.runtime.recompute.recompute_cost import RecomputeCost
+from vdnn.runtime.steps.ends import Alive, StepEnds
+from vdnn.runtime.steps.executor import Executor
+from vdnn.runtime.steps.meter import Meter
+from vdnn.runtime.steps.recorder import Recorder
+from vdnn.runtime.steps.save_keys import SaveKeys
+from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.storage.watched_lifetime import WatchedLifetime
+from vdnn.step.plan import Action
+from vdnn.step.recording import SaveKey
+from vdnn.step.timeline import Track
+
+
+class WatchedStep:
+    """The state of one step. `lifetimes` is their number so far, `point` the last point."""
+
+    def __init__(self, ends: StepEnds) -> None:
+        self.uses = 0
+        self.point = -1
+        self.lifetimes = 0
+        self.keys = SaveKeys()
+        self.save_key: SaveKey | None = None  # of the last save
+        self.executor: Executor | None = None
+        self.meter: Meter | None = None
+        self.recorder: Recorder | None = None
+        self._ends_to: Recorder | None = None  # the recorder, also after the step
+        self._ends = ends
+        self._alive: Alive = {}
+
+    def record(self, recorder: Recorder) -> None:
+        self.recorder = self._ends_to = recorder
+
+    def abandon_recorder(self) -> None:
+        if self.recorder is not None:
+            self.recorder.abandon()
+            self.recorder = self._ends_to = None
+
+    def close(self) -> None:
+        """The step is over."""
+        self.recorder = self.meter = self.executor = None
+
+    def lifetime_of(self, managed: ManagedStorage) -> WatchedLifetime | None:
+        """The lifetime of a storage that this step saved; None for that of another step."""
+        watched = managed.watched
+        return watched if watched is not None and watched.observer is self else None
+
+    # Points.
+
+    def next_key(self, tensor: torch.Tensor, module: str) -> SaveKey:
+        """The key of a save that is a point of this step."""
+        self.save_key = self.keys.key(tensor, module)
+        return self.save_key
+
+    def saved(self, managed: ManagedStorage, key: SaveKey, *, is_new: bool, is_aliased: bool) -> Action | None:
+        """Counts the save; returns the planned action, or None if no plan has the save."""
+        self.point += 1
+        watched = self._begin_lifetime(managed) if is_new else managed.watched
+        if watched is None or watched.number is None:
+            raise RuntimeError(f"expected a storage of a lifetime of this step, got one of none at {key}")
+        if self.recorder is not None:
+            self.recorder.saved(managed, watched.number, key, is_new=is_new, is_aliased=is_aliased)
+        if self.executor is None:
+            return None
+        planned = self.executor.saved(managed, key, is_new)
+        if planned is not None:
+            watched.planned = planned
+        return self._action_of(watched.planned)
+
+    def saved_encoded(self, managed: ManagedStorage, key: SaveKey) -> Action | None:
+        """Counts the save of encoded bytes, which only a plan has; returns the planned action."""
+        if self.executor is None:
+            return None
+        self.point += 1
+        planned = self.executor.saved(managed, key, is_new=True)
+        if planned is not None:
+            managed.watch(WatchedLifetime(self, None, planned))
+        return self._action_of(planned)
+
+    def _action_of(self, planned: int | None) -> Action | None:
+        return None if planned is None or self.executor is None else self.executor.plan.lifetimes[planned].action
+
+    def used(self, watched: WatchedLifetime) -> bool:
+        """Counts the use. True if a plan decides when this storage and later ones are reloaded."""
+        self.uses += 1
+        self.point += 1
+        if self.recorder is not None and watched.number is not None:
+            self.recorder.used(watched.number)
+        if self.executor is None or watched.planned is None:
+            return False
+        self.executor.used(watched.planned)
+        return True
+
+    # Lifetimes.
+
+    def _begin_lifetime(self, managed: ManagedStorage) -> WatchedLifetime:
+        watched = WatchedLifetime(self, self.lifetimes)
+        managed.watch(watched)
+        self._alive = self._ends.lifetime_began(self.lifetimes, managed)
+        self.lifetimes += 1
+        return watched
+
+    def ended(self, watched: WatchedLifetime) -> None:
+        if watched.number is None:
+            return
+        self._ends.lifetime_ended(watched.number, self._alive)
+        if self._ends_to is not None:
+            self._ends_to.ended(watched.number)
+
+    def can_be_recomputed(
+        self, managed: ManagedStorage, operation: str, inputs: list[ManagedStorage], cost: RecomputeCost
+    ) -> None:
+        lifetimes = [self.lifetime_of(one) for one in (managed, *inputs)]
+        numbers = [one.number for one in lifetimes if one is not None and one.number is not None]
+        if self.recorder is not None and len(numbers) == len(lifetimes):
+            self.recorder.can_be_recomputed(numbers, operation, cost)
+
+    def cannot_be_recomputed(self, managed: ManagedStorage) -> None:
+        watched = self.lifetime_of(managed)
+        if watched is not None:
+            self._notify(Recorder.cannot_be_recomputed, watched)
+        if self.executor is not None:
+            self.executor.not_recomputed(managed)
+
+    # Called when the copies of a storage change.
+
+    def completed(self, watched: WatchedLifetime) -> None:
+        self._notify(Recorder.completed, watched)
+
+    def released_reload(self, watched: WatchedLifetime) -> None:
+        self._notify(Recorder.released_reload, watched)
+
+    def about_to_reload(self, watched: WatchedLifetime) -> None:
+        self._notify(Recorder.about_to_reload, watched)
+
+    def _notify(self, notice: Callable[[Recorder, int], None], watched: WatchedLifetime) -> None:
+        if self.recorder is not None and watched.number is not None:
+            notice(self.recorder, watched.number)
+
+    def offloaded(self, watched: WatchedLifetime, transport: Transport, copy: _C.HostCopy) -> None:
+        if self.meter is not None:
+            self.meter.copied(Track.TO_HOST, _row(watched), copy.bytes, transport.queue.span(copy))
+
+    def reloaded(self, watched: WatchedLifetime, reload: _C.Reload) -> None:
+        if self.meter is not None:
+            self.meter.copied(Track.TO_DEVICE, _row(watched), reload.bytes, reload.span)
+
+
+def _row(watched: WatchedLifetime) -> int:
+    """The number of the lifetime in a timeline: encoded bytes have that of the plan."""
+    row = watched.planned if watched.number is None else watched.number
+    if row is None:
+        raise RuntimeError("expected a lifetime of the step or of its plan, got one of neither")
+    return row

@@ -1,0 +1,63 @@
+"""A reloaded copy: memory from torch's allocator on the current stream, and the copy to the device that fills it.
+
+The memory has the alignment of the original. A copy serves the stream that it was made for: its memory returns to that
+stream when it is released.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from vdnn import _C
+from vdnn.runtime.storage.facts import StorageFacts
+from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.spans import in_span
+
+# The last bit of a result of torch's CPU kernels may depend on alignment, so a reload keeps that of the original.
+_ALIGNMENT = 64
+
+
+class Reloaded:
+    """One reloaded copy, issued when this is made. Does not block.
+
+    `tensor` owns the memory; the bytes begin at offset `begin` in it, which is at `address`. `is_whole`: `tensor` has
+    the geometry of the saved tensor, so that a use returns it as it is. `unused_views`: the number of views that have
+    not been used since the reload.
+    """
+
+    __slots__ = ("address", "begin", "copy", "is_waited_for", "is_whole", "stream", "tensor", "unused_views")
+
+    def __init__(
+        self, transport: Transport, copy: _C.HostCopy, facts: StorageFacts, stream: _C.Stream, views: int
+    ) -> None:
+        self.stream = stream
+        self.unused_views = views
+        self.is_waited_for = False  # a use has made `stream` wait for the copy
+        self._allocate(transport, facts)
+        self.copy = in_span("reload", transport.queue.reload)(copy, self.address, stream, self.tensor)
+
+    def _allocate(self, transport: Transport, facts: StorageFacts) -> None:
+        misalignment = facts.address % _ALIGNMENT
+        if facts.is_dense and not misalignment:
+            dtype, size, stride = facts.geometry
+            self.tensor = torch.empty_strided(size, stride, dtype=dtype, device=transport.torch_device)
+            self.address = self.tensor.data_ptr()
+            if not self.address % _ALIGNMENT:
+                self.begin, self.is_whole = 0, True
+                return
+        # torch's allocators align to 64 bytes or more, so this is usually enough. Another allocator may need padding.
+        tensor = _allocate_bytes(transport, facts.nbytes + misalignment)
+        if not transport.fake and tensor.data_ptr() % _ALIGNMENT:
+            tensor = _allocate_bytes(transport, facts.nbytes + _ALIGNMENT)
+        address = transport.address_of(tensor.untyped_storage())
+        self.tensor, self.begin, self.is_whole = tensor, (misalignment - address) % _ALIGNMENT, False
+        self.address = address + self.begin
+
+    def wait(self, transport: Transport) -> None:
+        """Makes the stream wait for the copy. Does not block."""
+        in_span("wait for reload", transport.queue.wait)(self.copy, self.stream)
+        self.is_waited_for = True
+
+
+def _allocate_bytes(transport: Transport, nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, device=transport.torch_device)

@@ -1,0 +1,124 @@
+"""The source of an offload: the original storage on the device, until its copy is complete or it is discarded.
+
+The managed storage owns it, and the transfer queue holds it while a copy reads the bytes. The release frees the memory
+only if no holder outside the runtime keeps the storage alive, and counts which of the two happened.
+
+[Note: A source that others hold is used] A reload would put a second copy on the device. Writes that no version counter
+counts (through `.data` or numpy) show, as in plain PyTorch, where the graph holds the source. A source that its owner
+has shrunk is not used.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from vdnn import _C
+from vdnn.errors import DriverError
+from vdnn.runtime.storage.counters import Kept
+from vdnn.runtime.storage.facts import StorageFacts
+from vdnn.runtime.storage.holders import HeldStorage
+from vdnn.runtime.storage.transport import ReleaseContext, Transport
+from vdnn.runtime.torch_internals.spans import in_span
+
+
+def _references_of_one_variable() -> int:
+    """The sys.getrefcount of an object that one local variable holds: 2, or 1 from Python 3.14 on."""
+    alone = object()
+    return sys.getrefcount(alone)
+
+
+HELD_ONCE = _references_of_one_variable()
+_references_to = sys.getrefcount
+_natively_held: Callable[[int], int] = torch._C._storage_Use_Count
+
+
+class Source:
+    """The bytes of a managed storage where the operation put them. `storage` is None once it is released.
+
+    `hash`: in integrity mode, that of the bytes that were offloaded.
+    """
+
+    __slots__ = ("_context", "_copied", "_facts", "_held_by_others", "hash", "storage")
+
+    def __init__(self, storage: torch.UntypedStorage, facts: StorageFacts, context: ReleaseContext) -> None:
+        self.storage: torch.UntypedStorage | None = storage
+        self.hash: torch.Tensor | None = None
+        self._copied: _C.Event | None = None  # the end of the copy; set only if hooks have run on several streams
+        self._facts = facts
+        self._context = context
+        self._held_by_others: StorageWeakRef | None = None
+
+    def on_device(self) -> torch.UntypedStorage | None:
+        """The storage, if this object or another holder keeps it alive.
+
+        See [Note: A source that others hold is used].
+        """
+        if self.storage is not None or self._held_by_others is None:
+            return self.storage
+        storage: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._held_by_others.cdata)
+        if storage is None or storage.nbytes() < self._facts.begin + self._facts.nbytes:
+            return None
+        return storage
+
+    def offload(self, transport: Transport) -> _C.HostCopy | None:
+        """Issues the copy to the host, whose queue holds this until it is released. None if the copy is refused."""
+        facts = self._facts
+        address, nbytes, stream, counters = facts.address, facts.nbytes, facts.stream, facts.counters
+        if transport.is_checked:
+            transport.device.note_access(address, nbytes, _C.Access.WRITE, stream, "producer")
+        try:
+            if transport.integrity is not None:
+                self.hash = transport.integrity.hash(address, nbytes, stream)
+            copy = in_span("offload", transport.queue.offload)(address, nbytes, stream, stream, self)
+        except MemoryError:
+            copy = None
+        except DriverError:
+            counters.keep(Kept.REFUSED, nbytes)
+            return None
+        if copy is None:
+            counters.keep(Kept.HOST_FULL, nbytes)
+            return None
+        if len(transport.streams) > 1:
+            self._copied = transport.queue.ready(copy)
+        counters.storages += 1
+        counters.storage_bytes += nbytes
+        return copy
+
+    def discard(self) -> None:
+        """Releases the storage without a copy."""
+        if self.storage is not None:
+            self._held_by_others = StorageWeakRef(self.storage)  # type: ignore[no-untyped-call]
+            self.storage = None
+
+    def release(self) -> None:
+        """Releases the storage. Called once its owner stream waits for the copy. Does not block."""
+        storage, self.storage = self.storage, None
+        if storage is None:
+            return
+        facts, context = self._facts, self._context
+        if context.streams:
+            self._make_other_streams_wait(context)
+        if _natively_held(storage._cdata) > 1 or _references_to(storage) > HELD_ONCE:
+            # Another holder (the model, an optimizer, a cache, or a second save at another version, which shares the
+            # Python object): the storage was copied and is not freed.
+            facts.counters.copied_not_freed_bytes += facts.nbytes
+            context.held.append(HeldStorage(weakref.ref(storage), facts.nbytes, facts.label))
+            self._held_by_others = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            return
+        facts.counters.freed_bytes += facts.nbytes
+        if context.notes_releases:
+            context.device.note_access(facts.address, facts.nbytes, _C.Access.RELEASE, facts.stream, "storage released")
+
+    def _make_other_streams_wait(self, context: ReleaseContext) -> None:
+        """[Note: Who allocated it] A storage returns to the stream that allocated it, and torch does not say which
+        stream that was. The stream of the save already waits for the copy. This makes every other stream wait that
+        hooks have run on."""
+        device, own = context.device, self._facts.stream
+        for stream in context.streams:
+            if stream != own:
+                device.wait(stream, self._copied or device.record(own))
