@@ -30,7 +30,7 @@ from vdnn.runtime.recompute.tolerance import Tolerance
 from vdnn.runtime.session.exemptions import Exemptions
 from vdnn.runtime.session.missing import Missing
 from vdnn.runtime.session.session_recipes import SessionRecipes
-from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.steps.unwatched import Steps
 from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.runtime.storage.deferred_copies import DeferredCopies
 from vdnn.runtime.storage.facts import StorageFacts, is_dense
@@ -67,8 +67,8 @@ _Storage = torch.UntypedStorage
 class Packer:
     """The hooks of one session. Its methods run inside autograd, on any thread.
 
-    With `steps`, every save that may move is managed and recorded, whatever its action is. Without, a save that the
-    policy keeps is not managed.
+    If the steps are watched, every save that may move is managed and recorded, whatever its action is. Otherwise a save
+    that the policy keeps is not managed.
     """
 
     def __init__(
@@ -79,18 +79,17 @@ class Packer:
         modules: ModuleWatch,
         marked: StorageSet,
         transports: Mapping[torch.device, Transport | None],
-        steps: StepWatch | None,
+        steps: Steps,
         tolerance: Tolerance,
         rechecks: Rechecks,
     ) -> None:
-        self._policy = policy
         self._min_bytes = max(min_bytes, 1)  # an empty tensor has nothing to move
         self._counters = counters
         self._modules = modules
         self._transports = transports
         self._steps = steps
-        may_recompute = policy.recomputes if steps is None else steps.options.recomputes
-        self._recipes = SessionRecipes(self.unpack, steps, tolerance, rechecks) if may_recompute else None
+        self._manages = steps.is_watching or policy.may_offload
+        self._recipes = SessionRecipes(self.unpack, steps, tolerance, rechecks) if steps.recomputes else None
         self.exemptions = Exemptions(policy, modules, marked, recasts=self._recipes is not None)
         self._missing = Missing(self.unpack, steps, Readers() if self._recipes is None else self._recipes.readers)
         self._table: Table[ManagedStorage] = Table()
@@ -167,19 +166,37 @@ class Packer:
             return self._keep(tensor, Kept.OTHER_DEVICE, nbytes)
         if transport.fake is not (type(part) is FakeTensor):
             return self._keep(tensor, Kept.SUBCLASS, nbytes)
-        if self._steps is not None:
-            return self._pack_watched(tensor, part, storage, node, transport, self._steps)
-        if not self._policy.may_offload:
+        if not self._manages:
             return self._keep(tensor, Kept.POLICY, nbytes)
         if self._has_cuda:
             refuse_capture()
+        steps = self._steps
+        if not steps.is_watching:
+            return self._save(tensor, part, storage, node, transport)
+        if steps.step_ends_before_this_save():
+            steps.end_step()
+        with (self._recipes or steps).hook(transport):
+            return self._save(tensor, part, storage, node, transport)
+
+    def _save(
+        self, tensor: torch.Tensor, part: torch.Tensor, storage: _Storage, node: _Node | None, transport: Transport
+    ) -> PackedView:
         self._deferred.submit_finished(transport)
+        steps = self._steps
         packed, is_new = self._manage(tensor, part, storage, node, transport)
+        managed = packed.managed
+        planned = steps.saved(managed, tensor, is_new=is_new)
+        if planned is None:
+            self._follow_policy(managed, storage, node, is_new=is_new)
+        elif is_new:
+            managed.decide(planned)
+            self._deferred.when_complete(managed, node)
+            if planned in (_RECOMPUTE, _COMPRESS):
+                self._discard(packed, tensor, node)
+            elif planned is _KEEP:
+                self._counters.keep(Kept.PLAN, managed.nbytes)
         if self._recipes is not None and part is tensor:
             self._recipes.saved(packed, tensor, node, is_new=is_new)
-            if is_new and self._recipes.discard(packed, tensor, node):
-                return packed
-        self._follow_policy(packed.managed, storage, node, is_new=is_new)
         return packed
 
     def _keep(self, tensor: torch.Tensor, reason: Kept, nbytes: int) -> KeptTensor:
@@ -249,44 +266,11 @@ class Packer:
         if is_new or reason is None:
             self._deferred.when_complete(managed, node)
 
-    def _pack_watched(
-        self,
-        tensor: torch.Tensor,
-        part: torch.Tensor,
-        storage: _Storage,
-        node: _Node | None,
-        transport: Transport,
-        steps: StepWatch,
-    ) -> PackedView:
-        if self._has_cuda:
-            refuse_capture()
-        if steps.step_ends_before_this_save():
-            steps.end_step()
-        with (self._recipes or steps).hook(transport):
-            self._deferred.submit_finished(transport)
-            is_aliased = self._table.holds(storage._cdata)
-            packed, is_new = self._manage(tensor, part, storage, node, transport)
-            managed = packed.managed
-            planned = steps.saved(managed, tensor, is_new=is_new, is_aliased=is_new and is_aliased)
-            if planned is None:
-                self._follow_policy(managed, storage, node, is_new=is_new)
-            elif is_new:
-                managed.decide(planned)
-                self._deferred.when_complete(managed, node)
-                if planned in (_RECOMPUTE, _COMPRESS):
-                    self._discard(packed, tensor, node)
-                elif planned is _KEEP:
-                    self._counters.keep(Kept.PLAN, managed.nbytes)
-            if self._recipes is not None and part is tensor:
-                self._recipes.saved(packed, tensor, node, is_new=is_new)
-        return packed
-
     def _discard(self, packed: PackedView, tensor: torch.Tensor, node: _Node | None) -> None:
-        """Discards a storage that the plan recomputes. If it cannot be recomputed, the policy decides."""
+        """Discards a storage that is to be recomputed. If it cannot be recomputed, the policy decides."""
         is_whole = type(tensor) in PLAIN_CLASSES
         if self._recipes is None or not is_whole or not self._recipes.discard(packed, tensor, node):
-            if self._steps is not None:
-                self._steps.cannot_be_recomputed(packed.managed)
+            self._steps.cannot_be_recomputed(packed.managed)
             self._follow_policy(packed.managed, tensor.untyped_storage(), node, is_new=True)
 
     # Using.
@@ -303,7 +287,7 @@ class Packer:
             with self.lock, outside_of_transforms():
                 return self._use(packed)
         with self.lock:
-            if self._steps is None and packed.managed.discarded is None:
+            if not self._steps.is_watching and packed.managed.discarded is None:
                 return self._use(packed)
             has_grad_mode = torch.is_grad_enabled()
             try:
@@ -325,19 +309,19 @@ class Packer:
             self._missing.before_use(managed)
         if managed.discarded is not None:
             self._missing.recompute_for(managed)
-        if steps is None:
-            self._deferred.submit_finished(managed.transport)
-            tensor = packed.unpack()
-            self.lookahead.used(managed)
-            return tensor
+        if not steps.is_watching:
+            return self._unpacked(packed, managed)
         with (self._recipes or steps).hook(managed.transport):
-            self._deferred.submit_finished(managed.transport)
-            with steps.reloading(managed.transport):
-                tensor = packed.unpack()
-            if self._recipes is not None and isinstance(packed, PackedView):
-                self._recipes.used(packed, tensor)
-            if not steps.used(managed):
-                self.lookahead.used(managed)
+            return self._unpacked(packed, managed)
+
+    def _unpacked(self, packed: PackedView | PackedShard, managed: ManagedStorage) -> torch.Tensor:
+        self._deferred.submit_finished(managed.transport)
+        steps = self._steps
+        tensor = steps.unpacked(packed)
+        if self._recipes is not None and isinstance(packed, PackedView):
+            self._recipes.used(packed, tensor)
+        if not steps.used(managed):
+            self.lookahead.used(managed)
         return tensor
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:

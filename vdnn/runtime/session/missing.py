@@ -14,7 +14,7 @@ import torch
 
 from vdnn.errors import VdnnError
 from vdnn.runtime.recompute.readers import Readers, may_be_overwritten
-from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.steps.unwatched import Steps
 from vdnn.runtime.storage.discarded import Recomputable, missing_for
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 
@@ -22,7 +22,7 @@ from vdnn.runtime.storage.managed_storage import ManagedStorage
 class Missing:
     """The discarded storages of one session. Callers hold the packer's lock; `unpack` is the session's unpack hook."""
 
-    def __init__(self, unpack: Callable[[Any], torch.Tensor], steps: StepWatch | None, readers: Readers) -> None:
+    def __init__(self, unpack: Callable[[Any], torch.Tensor], steps: Steps, readers: Readers) -> None:
         self._unpack = unpack
         self._steps = steps
         self._readers = readers
@@ -36,10 +36,10 @@ class Missing:
 
     def _recompute(self, managed: Recomputable) -> None:
         """Follows the recipe of `managed`. Its operands are used through the unpack hook, before the current use."""
-        steps, was_recomputing = self._steps, self._is_recomputing
+        was_recomputing = self._is_recomputing
         self._is_recomputing = True
         try:
-            with contextlib.nullcontext() if steps is None else steps.recomputing(managed.transport):
+            with self._steps.recomputing(managed.transport):
                 managed.recompute(self._unpack)
         finally:
             self._is_recomputing = was_recomputing

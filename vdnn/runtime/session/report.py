@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vdnn.bytesize import format_bytes
 from vdnn.planning.least_memory import describe_interval, least_bytes
-from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.steps.unwatched import Steps
 from vdnn.runtime.storage.counters import Counters
 from vdnn.runtime.storage.holders import describe_holders
 from vdnn.runtime.storage.transport import Transport
@@ -19,7 +19,7 @@ def session_report(
     policy: str,
     counters: Counters,
     transports: Sequence[Transport],
-    steps: StepWatch | None,
+    steps: Steps,
     recipe_lines: Sequence[str],
 ) -> str:
     """The session's counters, and its plan and timeline if it has them. `recipe_lines` are lines on recomputing.
@@ -47,7 +47,7 @@ def session_report(
         if transport.integrity is not None:
             check = transport.integrity
             lines.append(f"  integrity: {check.compared} storages compared, {check.failed} differ")
-    return "\n".join(lines + ([] if steps is None else _step_lines(steps)))
+    return "\n".join(lines + _step_lines(steps))
 
 
 def _holders(transport: Transport) -> list[str]:
@@ -57,7 +57,7 @@ def _holders(transport: Transport) -> list[str]:
     ]
 
 
-def _step_lines(steps: StepWatch) -> list[str]:
+def _step_lines(steps: Steps) -> list[str]:
     lines = []
     if steps.plan is not None:
         lines.append(f"  follows a plan by {steps.plan.policy}")

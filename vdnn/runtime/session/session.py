@@ -29,6 +29,7 @@ from vdnn.runtime.session.hooks import Packer
 from vdnn.runtime.session.report import session_report
 from vdnn.runtime.steps.ends import in_backward
 from vdnn.runtime.steps.options import StepOptions
+from vdnn.runtime.steps.unwatched import Steps, UnwatchedSteps
 from vdnn.runtime.steps.watch import StepWatch
 from vdnn.runtime.storage.counters import Counters
 from vdnn.runtime.storage.integrity import IntegrityCheck
@@ -101,8 +102,11 @@ class Session(contextlib.ContextDecorator):
         self._nests = nests
         self._modules = ModuleWatch(_marked_modules, self._call_begins)
         self._checked_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._steps = None if steps is None else StepWatch(steps, self._modules, self._compare_hashes)
-        self._steps_ended = 0  # counted only without a StepWatch
+        self._steps: Steps = (
+            UnwatchedSteps(self._compare_hashes, recomputes=policy.recomputes)
+            if steps is None
+            else StepWatch(steps, self._modules, self._compare_hashes)
+        )
         self._tolerance = Tolerance(tolerance)
         self._rechecks = Rechecks(recheck)
         self._packer = Packer(
@@ -146,9 +150,8 @@ class Session(contextlib.ContextDecorator):
         entered.pop().hooks.__exit__()
         self._uninstall()
         if kind is None and all(entry.session is not self for entry in entered):
-            if self._steps is not None:
-                with self._packer.lock:
-                    self._steps.end_step_if_graphs_are_gone()
+            with self._packer.lock:
+                self._steps.end_step_if_graphs_are_gone()
             self._warn_if_nothing_was_offloaded()
             self._compare_hashes()
 
@@ -184,7 +187,7 @@ class Session(contextlib.ContextDecorator):
     def look_into(self, model: torch.nn.Module) -> None:
         """Raises if the model contains a part that cannot run in a session. The first call of a model inside a session
         does the same."""
-        if self._steps is not None or self.policy.may_offload:
+        if self._steps.is_watching or self.policy.may_offload:
             refuse_graphs_in(model, _marked_modules)
         self._checked_models.add(model)
 
@@ -199,16 +202,13 @@ class Session(contextlib.ContextDecorator):
         if self._packer.in_forked_child:
             return
         with self._packer.lock:
-            if self._steps is not None:
-                self._steps.end_step()
-            else:
-                self._step_ended()
+            self._steps.end_step()
 
     @property
     def num_steps(self) -> int:
         """The number of completed steps. In a session without a plan and without a measurement, a step ends at
         session.step() or an optimizer's step only."""
-        return self._steps_ended if self._steps is None else self._steps.steps
+        return self._steps.steps
 
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Called before the optimizer writes to its parameters."""
@@ -222,10 +222,7 @@ class Session(contextlib.ContextDecorator):
         if self._packer.in_forked_child or not self._trains_here(optimizer):
             return  # an optimizer of another thread, whose model is not trained in this session
         with self._packer.lock:
-            if self._steps is not None:
-                self._steps.optimizer_stepped(optimizer)
-            else:
-                self._step_ended()
+            self._steps.optimizer_stepped(optimizer)
 
     def _trains_here(self, optimizer: torch.optim.Optimizer) -> bool:
         if any(entry.session is self for entry in _entries_of_thread()):
@@ -233,10 +230,6 @@ class Session(contextlib.ContextDecorator):
         # A GPU's backward and its hooks run on threads of their own. There, look for a parameter of this session.
         parameters = optimizer.param_groups[0]["params"] if in_backward() else []
         return bool(parameters) and parameters[0].untyped_storage() in self._modules.parameters
-
-    def _step_ended(self) -> None:
-        self._steps_ended += 1
-        self._compare_hashes()
 
     def _compare_hashes(self) -> None:
         for check in self._checks():
@@ -247,18 +240,18 @@ class Session(contextlib.ContextDecorator):
     def recording(self) -> Recording | None:
         """The saves and uses of one step. None until one whole step after the warm-up has run, and None in a session
         that does not measure."""
-        return None if self._steps is None else self._steps.recording
+        return self._steps.recording
 
     @property
     def plan(self) -> Plan | None:
         """The plan that the session follows, or None."""
-        return None if self._steps is None else self._steps.plan
+        return self._steps.plan
 
     @property
     def timeline(self) -> Timeline | None:
         """The timeline of the last whole step after the warm-up, or None. Set only if the session measures. Reading it
         may block until the device has completed that step."""
-        return None if self._steps is None else self._steps.timeline
+        return self._steps.timeline
 
     @property
     def host_bytes(self) -> int:

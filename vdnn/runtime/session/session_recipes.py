@@ -24,7 +24,7 @@ from vdnn.runtime.recompute import (
     observe_parameters,
     owner_recipe,
 )
-from vdnn.runtime.recompute.codecs import LOSSLESS, Codec, codec_for
+from vdnn.runtime.recompute.codecs import Codec, codec_for
 from vdnn.runtime.recompute.later_recipe import later
 from vdnn.runtime.recompute.proofs import Outcome, Place, Proofs
 from vdnn.runtime.recompute.readers import Readers
@@ -32,7 +32,7 @@ from vdnn.runtime.recompute.rechecks import Check, Rechecks
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.recompute.snapshots import Snapshots
 from vdnn.runtime.recompute.tolerance import Tolerance
-from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.steps.unwatched import Steps
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.storage.transport import Transport
@@ -86,11 +86,11 @@ class SessionRecipes:
     def __init__(
         self,
         our_unpack: Callable[..., torch.Tensor],
-        steps: StepWatch | None,
+        steps: Steps,
         tolerance: Tolerance,
         rechecks: Rechecks,
     ) -> None:
-        self._codecs = LOSSLESS if steps is None else steps.options.codecs
+        self._codecs = steps.codecs
         self._our_unpack = our_unpack
         self._steps = steps
         self._proofs = Proofs(tolerance)
@@ -105,7 +105,7 @@ class SessionRecipes:
 
     @property
     def _gauges(self) -> Gauges | None:
-        return None if self._steps is None else self._steps.gauges
+        return self._steps.gauges
 
     # Module hooks.
 
@@ -124,12 +124,12 @@ class SessionRecipes:
 
     def saved(self, packed: PackedView, tensor: torch.Tensor, node: Any, *, is_new: bool) -> None:
         """Called for every managed save. In a step that is recorded, searches for a way to recompute it."""
-        if self._steps is None:
+        if not self._steps.is_watching:
             self._encode()
         if node is not None:
             self._find_owners(node)
             note_saved(node, tensor.output_nr, packed)
-        if is_new and self._steps is not None and self._steps.looks_for_recomputes:
+        if is_new and self._steps.looks_for_recomputes:
             self._search(packed, tensor, node, discards=False)
 
     def discard(self, packed: PackedView, tensor: torch.Tensor, node: Any) -> bool:
@@ -142,7 +142,7 @@ class SessionRecipes:
         source = managed.source_storage
         if source is None or source.nbytes() != managed.nbytes:
             return False  # only a part of the storage is managed
-        save_key = None if self._steps is None else self._steps.save_key
+        save_key = self._steps.save_key
         recipe = None if node is None else find_recipe(tensor, node, self._our_unpack, max_depth=_DEPTH, expensive=True)
         codec = codec_for(tensor, self._codecs) if tensor.nbytes == managed.nbytes else None
         if recipe is not None and not recipe.is_cheap and codec is not None:
@@ -181,7 +181,7 @@ class SessionRecipes:
         """Tries the recipe. If it succeeds, discards the storage or reports that it can be recomputed."""
         if any(operand.managed is managed or operand.managed in self._inexact for operand in recipe.operands):
             return False
-        if discards and self._steps is None:
+        if discards and not self._steps.is_watching:
             recipe = self._snapshots.of(recipe)
         outcome = self._proofs.at_save(managed, recipe, save_key, self._gauges)
         if outcome not in (Outcome.EXACT, Outcome.CLOSE):
@@ -205,8 +205,6 @@ class SessionRecipes:
     def _can_be_recomputed(
         self, managed: ManagedStorage, name: str, operands: Sequence[PackedView], cost: RecomputeCost
     ) -> None:
-        if self._steps is None:
-            raise RuntimeError("a recipe is reported to the recorder of a step, but this session records no steps")
         self._steps.can_be_recomputed(managed, name, [operand.managed for operand in operands], cost)
 
     def _discard(
@@ -228,17 +226,13 @@ class SessionRecipes:
         original = tensor.untyped_storage(), packed.begin_in(tensor)
         recipe = trial.recipe()
         if not self._proofs.at_use(managed, recipe, trial.place, original, self._gauges):
-            self._withdraw(managed)
+            self._steps.cannot_be_recomputed(managed)
 
     def saved_as_another_dtype(self, managed: ManagedStorage) -> None:
         """Withdraws codecs and inexact recipes: they restore values of one dtype, and exact recipes restore bytes."""
         managed.saved_as_another_dtype()
         trial = self._trials_at_use.get(managed)
         if managed in self._inexact or (trial is not None and trial.recipe is None):
-            self._withdraw(managed)
-
-    def _withdraw(self, managed: ManagedStorage) -> None:
-        if self._steps is not None:
             self._steps.cannot_be_recomputed(managed)
 
     # Codecs. A save is encoded at the first hook after its operation. Encoding counts as compute before that hook.
@@ -246,11 +240,8 @@ class SessionRecipes:
     @contextlib.contextmanager
     def hook(self, transport: Transport) -> Iterator[None]:
         """Surrounds a hook's work on the device in a session that watches steps."""
-        steps = self._steps
-        if steps is None:
-            raise RuntimeError("SessionRecipes.hook is for sessions that watch steps, and this one does not")
         self._encode()
-        with steps.hook(transport):
+        with self._steps.hook(transport):
             self._try_encodings()
             yield
 
@@ -272,19 +263,19 @@ class SessionRecipes:
     def _encode(self) -> None:
         for packed, one in self._complete_encodings(discards=True):
             managed, steps = packed.managed, self._steps
-            with contextlib.nullcontext() if steps is None else steps.recomputing(managed.transport):
+            with steps.recomputing(managed.transport):
                 if self._codec_cost(packed, one) is None:
                     continue
                 encoded = _encoded(packed, one.codec)
                 was_discarded = self._discard(managed, encoded, one.save_key, is_exact=one.codec.is_exact)
-                if was_discarded and steps is not None and one.save_key is not None:
-                    self._follow_encoded(encoded, one.save_key, steps)
+                if was_discarded and one.save_key is not None:
+                    self._follow_encoded(encoded, one.save_key)
 
-    def _follow_encoded(self, encoded: Codec, save_key: SaveKey, steps: StepWatch) -> None:
+    def _follow_encoded(self, encoded: Codec, save_key: SaveKey) -> None:
         """The encoded bytes have a lifetime of their own, which the plan may offload."""
         rest, key = encoded.managed, key_of_encoded(save_key, encoded.name, encoded.kept_bytes)
-        with steps.hook(rest.transport):
-            rest.decide(steps.encoded(rest, key) or Action.KEEP)
+        with self._steps.hook(rest.transport):
+            rest.decide(self._steps.encoded(rest, key) or Action.KEEP)
             rest.complete()
 
     def _try_encodings(self) -> None:

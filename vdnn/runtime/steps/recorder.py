@@ -115,14 +115,14 @@ class Recorder:
         allocated_bytes = self._gauges.allocated_bytes() + self._gauges.absent_bytes
         self._points.append(_PointSoFar(PointKind.END, None, None, mark, allocated_bytes, peak_bytes))
 
-    def saved(self, managed: ManagedStorage, lifetime: int, key: SaveKey, *, is_new: bool, is_aliased: bool) -> None:
+    def saved(self, managed: ManagedStorage, lifetime: int, key: SaveKey, *, is_new: bool) -> None:
         point = len(self._points) - 1
         reached = self._points[point]
         reached.kind, reached.lifetime, reached.key = PointKind.SAVE, lifetime, key
         if is_new:
             life = _Life(managed.nbytes, [])
             self._lives.append(life)
-            self._follow(life, managed, is_aliased=is_aliased)
+            self._follow(life, managed)
         self._lives[lifetime].saves.append(point)
 
     def used(self, lifetime: int) -> None:
@@ -189,13 +189,13 @@ class Recorder:
 
     # Changes of storages between the hooks.
 
-    def _follow(self, life: _Life, managed: ManagedStorage, *, is_aliased: bool) -> None:
+    def _follow(self, life: _Life, managed: ManagedStorage) -> None:
         storage = managed.source_storage
         if storage is None:
             return
         managed.keep_reloaded()
         self._held.append((life, weakref.ref(managed)))
-        if is_aliased:
+        if managed.entry is not None and managed.entry.is_aliased:
             for one in self._lives:
                 if one.source is not None and one.source.watched is not None and one.source.watched() is storage:
                     life.source = one.source

@@ -23,6 +23,7 @@ from vdnn.runtime.steps.plan_book import PlanBook
 from vdnn.runtime.steps.recorder import Recorder
 from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.runtime.storage.packed_view import PackedShard, PackedView
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.step.plan import Action, Plan
@@ -33,8 +34,12 @@ from vdnn.step.timeline import Timeline
 class StepWatch:
     """Follows the steps of one session."""
 
+    is_watching = True
+
     def __init__(self, options: StepOptions, modules: ModuleWatch, on_step_end: Callable[[], None]) -> None:
         self.options = options
+        self.recomputes = options.recomputes
+        self.codecs = options.codecs
         self._on_step_end = on_step_end
         self._modules = modules
         self._plans = PlanBook(options.plan, options.planner)
@@ -179,15 +184,15 @@ class StepWatch:
     def _is_in_hook(self) -> bool:  # True if this thread is in a watched hook
         return getattr(self._thread, "is_in_hook", False)
 
-    @contextlib.contextmanager
-    def reloading(self, transport: Transport) -> Iterator[None]:
-        """A context around a reload that a use waits for."""
+    def unpacked(self, packed: PackedView | PackedShard) -> torch.Tensor:
+        """Unpacks a save, and marks how long the use waits for its reload."""
         if self._step.meter is None or not self._is_in_hook or self.gauges is None:
-            yield
-            return
+            return packed.unpack()
+        transport = packed.managed.transport
         begin = self.gauges.mark(transport.current_stream())
-        yield
+        tensor = packed.unpack()
         self._reload_marks = (begin, self.gauges.mark(transport.current_stream()))
+        return tensor
 
     @property
     def _graphs_are_gone(self) -> bool:
@@ -196,9 +201,8 @@ class StepWatch:
     def step_ends_before_this_save(self) -> bool:
         return self._ends.is_due_before_save(graphs_are_gone=self._graphs_are_gone)
 
-    def saved(self, managed: ManagedStorage, tensor: torch.Tensor, *, is_new: bool, is_aliased: bool) -> Action | None:
-        """The planned action; None if no plan has this save. `is_aliased`: another version of its storage was saved
-        before."""
+    def saved(self, managed: ManagedStorage, tensor: torch.Tensor, *, is_new: bool) -> Action | None:
+        """The planned action; None if no plan has this save."""
         if not self._is_in_hook:
             return None
         step = self._step
@@ -210,7 +214,7 @@ class StepWatch:
         key = step.next_key(tensor, self._modules.path())
         if is_first:
             self._choose_executor(step, key)
-        return step.saved(managed, key, is_new=is_new, is_aliased=is_aliased)
+        return step.saved(managed, key, is_new=is_new)
 
     # Recomputes.
 

@@ -65,14 +65,14 @@ class WatchedStep:
         self.save_key = self.keys.key(tensor, module)
         return self.save_key
 
-    def saved(self, managed: ManagedStorage, key: SaveKey, *, is_new: bool, is_aliased: bool) -> Action | None:
+    def saved(self, managed: ManagedStorage, key: SaveKey, *, is_new: bool) -> Action | None:
         """Counts the save; returns the planned action, or None if no plan has the save."""
         self.point += 1
         watched = self._begin_lifetime(managed) if is_new else managed.watched
         if watched is None or watched.number is None:
             raise RuntimeError(f"expected a storage of a lifetime of this step, got one of none at {key}")
         if self.recorder is not None:
-            self.recorder.saved(managed, watched.number, key, is_new=is_new, is_aliased=is_aliased)
+            self.recorder.saved(managed, watched.number, key, is_new=is_new)
         if self.executor is None:
             return None
         planned = self.executor.saved(managed, key, is_new)

@@ -86,10 +86,10 @@ class Lookahead:
             self._make_room() and not transport.reload_window_is_full(managed.nbytes)
         ):
             return False
-        done = managed.reload_early()
-        if managed.residency is not _HOST:
-            self._prefetched.append(managed.reference)
-        return done
+        if not managed.reload_early():
+            return False
+        self._prefetched.append(managed.reference)
+        return True
 
     def _make_room(self) -> bool:
         """Releases prefetched copies that the backward pass skipped: it used a part of a graph that stays alive.

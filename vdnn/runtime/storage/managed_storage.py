@@ -178,9 +178,10 @@ class ManagedStorage:
 
     def reload_early(self) -> bool:
         """Issues a reload, even if the window is full. False if the device refused it for now."""
-        if self.residency is not _HOST or self.witness._version != self.version:
+        source = self._source
+        if self._copy is None or source.storage is not None or self._reloaded is not None:
             return True
-        if self._source.on_device() is not None:
+        if self.witness._version != self.version or (source.others is not None and source.on_device() is not None):
             return True
         try:
             self._issue_reload(self.transport.current_stream())
@@ -210,10 +211,11 @@ class ManagedStorage:
         counters.uses += 1
         if self.discarded is not None:
             return self._use_discarded(self.discarded), facts.begin
-        source = self._source.on_device()
-        if source is not None:
+        source = self._source
+        storage = source.storage if source.others is None else source.on_device()
+        if storage is not None:
             counters.used_in_place += 1
-            return source, facts.begin
+            return storage, facts.begin
         transport = self.transport
         stream = transport.current_stream()
         reloaded = self._reloaded

@@ -40,10 +40,11 @@ _natively_held: Callable[[int], int] = torch._C._storage_Use_Count
 class Source:
     """The bytes of a managed storage where the operation put them. `storage` is None once it is released.
 
-    `hash`: in integrity mode, that of the bytes that were offloaded.
+    `others`: refers to the storage if it was released while others may hold it. `hash`: in integrity mode, that of the
+    bytes that were offloaded.
     """
 
-    __slots__ = ("_context", "_copied", "_facts", "_held_by_others", "hash", "storage")
+    __slots__ = ("_context", "_copied", "_facts", "hash", "others", "storage")
 
     def __init__(self, storage: torch.UntypedStorage, facts: StorageFacts, context: ReleaseContext) -> None:
         self.storage: torch.UntypedStorage | None = storage
@@ -51,16 +52,16 @@ class Source:
         self._copied: _C.Event | None = None  # the end of the copy; set only if hooks have run on several streams
         self._facts = facts
         self._context = context
-        self._held_by_others: StorageWeakRef | None = None
+        self.others: StorageWeakRef | None = None
 
     def on_device(self) -> torch.UntypedStorage | None:
         """The storage, if this object or another holder keeps it alive.
 
         See [Note: A source that others hold is used].
         """
-        if self.storage is not None or self._held_by_others is None:
+        if self.storage is not None or self.others is None:
             return self.storage
-        storage: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._held_by_others.cdata)
+        storage: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self.others.cdata)
         if storage is None or storage.nbytes() < self._facts.begin + self._facts.nbytes:
             return None
         return storage
@@ -92,7 +93,7 @@ class Source:
     def discard(self) -> None:
         """Releases the storage without a copy."""
         if self.storage is not None:
-            self._held_by_others = StorageWeakRef(self.storage)  # type: ignore[no-untyped-call]
+            self.others = StorageWeakRef(self.storage)  # type: ignore[no-untyped-call]
             self.storage = None
 
     def release(self) -> None:
@@ -108,7 +109,7 @@ class Source:
             # Python object): the storage was copied and is not freed.
             facts.counters.copied_not_freed_bytes += facts.nbytes
             context.held.append(HeldStorage(weakref.ref(storage), facts.nbytes, facts.label))
-            self._held_by_others = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            self.others = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
             return
         facts.counters.freed_bytes += facts.nbytes
         if context.notes_releases:

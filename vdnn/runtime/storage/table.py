@@ -51,6 +51,10 @@ def _contains(outer: TableKey, inner: TableKey) -> bool:
     return outer[1] <= inner[1] and inner[1] + inner[2] <= outer[1] + outer[2]
 
 
+def _share_counter(one: Version | None, other: Version | None) -> bool:
+    return one is not None and other is not None and same_counter(one.witness, other.witness)
+
+
 class Version(Protocol):
     """One version of a storage's bytes, which the table finds."""
 
@@ -64,7 +68,7 @@ Found = TypeVar("Found", bound=Version)
 class TableEntry(Generic[Found]):
     """One version in a table. The version owns its entry, and removes it when it is destroyed."""
 
-    __slots__ = ("_handle", "_table", "container", "found", "key", "split")
+    __slots__ = ("_handle", "_table", "container", "found", "is_aliased", "key", "split")
 
     def __init__(
         self,
@@ -79,6 +83,7 @@ class TableEntry(Generic[Found]):
         self.key = key
         self.found = found
         self.split = split  # see [Note: Siblings]
+        self.is_aliased = False  # when it was added, another version or part of the storage was alive
         self.container: weakref.ref[Found] | None = None  # a larger part that was saved later
 
     @property
@@ -118,19 +123,14 @@ class Table(Generic[Found]):
         entry = self._latest.get(key[0])
         return None if entry is None or not _contains(entry.key, key) else self.find(entry.key, view)
 
-    def holds(self, address: int) -> bool:
-        """True if the version or part that was added last, of the storage at this native address, is alive."""
-        entry = self._latest.get(address)
-        return entry is not None and not entry.is_expired
-
     def add(
         self, key: TableKey, storage: torch.UntypedStorage, found: weakref.ref[Found], split: int | None
     ) -> TableEntry[Found]:
         entry = TableEntry(self, key, storage, found, split)
         latest = self._latest.get(key[0])
-        if latest is not None and _contains(key, latest.key):
-            part, whole = latest.found(), found()
-            if part is not None and whole is not None and same_counter(part.witness, whole.witness):
+        if latest is not None:
+            entry.is_aliased = not latest.is_expired
+            if _contains(key, latest.key) and _share_counter(latest.found(), found()):
                 latest.container = found
         self._entries[key] = self._latest[key[0]] = entry
         return entry
