@@ -20,6 +20,7 @@ from vdnn.planning.search.auto import Auto
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.steps.planner import BudgetPlanner
+from vdnn.runtime.steps.watch import StepWatch
 from vdnn.step.plan import Action, Plan, PlannedLifetime, make_plan
 from vdnn.step.recording import Recording
 
@@ -84,7 +85,9 @@ def open_session(mode: str, device: object, recheck: int = RECHECK) -> Session:
     share = mode.removeprefix("auto ")
     session = vdnn.offload(Auto(_EFFORT), budget="min", device=device, min_bytes=0, recheck=recheck)
     if share != "min":
-        plans = session._steps._plans
+        steps = session._steps
+        assert isinstance(steps, StepWatch)
+        plans = steps._plans
         planner = plans._planner
         plans._planner = _SharePlanner(
             planner.policy, planner.budget, planner.host_bytes, planner.profile, int(share) / 100

@@ -38,7 +38,7 @@ from vdnn.runtime.storage.kept import KeptTensor, keep_tensor, kept_tensor
 from vdnn.runtime.storage.lookahead import Lookahead
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView
-from vdnn.runtime.storage.table import Table, bytes_to_manage, split_of
+from vdnn.runtime.storage.table import UNSAFE_SPLIT, Table, bytes_to_manage, split_of
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out, refuse_capture, refuse_graphs_around
@@ -241,7 +241,8 @@ class Packer:
         )
         managed = ManagedStorage(transport, storage, facts, witness)
         view = PackedView(managed, part, witness, geometry)
-        managed.enter(self._table, key, storage, split_of(part, node))
+        split = split_of(part, node) if type(node).__name__ == UNSAFE_SPLIT else None
+        self._table.add(key, storage, managed, split)
         self.lookahead.note(managed)
         return view, True
 

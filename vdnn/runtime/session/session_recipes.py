@@ -33,13 +33,12 @@ from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.recompute.snapshots import Snapshots
 from vdnn.runtime.recompute.tolerance import Tolerance
 from vdnn.runtime.steps.unwatched import Steps
+from vdnn.runtime.storage.deferred_copies import AfterOperation
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.storage.transport import Transport
 from vdnn.step.plan import Action
 from vdnn.step.recording import SaveKey, key_of_encoded
-
-_sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 _DEPTH = 8  # operations in a chain
 _LATER_SAVES = 8  # an integer save waits for so many later saves, whose nodes are searched for its maker
@@ -50,9 +49,7 @@ class _Encoding(NamedTuple):
 
     packed: weakref.ref[PackedView]
     codec: type[Codec]
-    discards: bool
     save_key: SaveKey | None
-    sequence_nr: int  # autograd's, at the save
 
 
 @dataclass(slots=True)
@@ -63,14 +60,6 @@ class _Ownerless:
     discards: bool
     save_key: SaveKey | None
     tries: int = _LATER_SAVES
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """The saves of one thread that wait for a later save."""
-
-    ownerless: list[_Ownerless]
-    encodings: list[_Encoding]
 
 
 class _TrialAtUse(NamedTuple):
@@ -101,6 +90,8 @@ class SessionRecipes:
         self._inexact: weakref.WeakSet[ManagedStorage] = weakref.WeakSet()
         self._trials_at_use: weakref.WeakKeyDictionary[ManagedStorage, _TrialAtUse] = weakref.WeakKeyDictionary()
         self.norms = NormWatch()
+        self._to_encode: AfterOperation[_Encoding] = AfterOperation()
+        self._to_try: AfterOperation[_Encoding] = AfterOperation()
         self._local = threading.local()
 
     @property
@@ -150,24 +141,25 @@ class SessionRecipes:
         if recipe is not None and self._accept(managed, recipe, save_key, discards=discards):
             return True
         if codec is not None:
-            encoding = _Encoding(weakref.ref(packed), codec, discards, save_key, _sequence_nr())
-            self._waiting_here().encodings.append(encoding)
+            encodings = self._to_encode if discards else self._to_try
+            encodings.add(_Encoding(weakref.ref(packed), codec, save_key))
             return True
         if node is None:
             if tensor.dtype is not torch.int64 or tensor.requires_grad:
                 return False
-            self._waiting_here().ownerless.append(_Ownerless(weakref.ref(packed), discards, save_key))
+            self._ownerless_here().append(_Ownerless(weakref.ref(packed), discards, save_key))
             return True
         return False
 
-    def _waiting_here(self) -> _Waiting:
-        waiting: _Waiting | None = getattr(self._local, "waiting", None)
+    def _ownerless_here(self) -> list[_Ownerless]:
+        """The saves of this thread that wait for a later save."""
+        waiting: list[_Ownerless] | None = getattr(self._local, "ownerless", None)
         if waiting is None:
-            waiting = self._local.waiting = _Waiting([], [])
+            waiting = self._local.ownerless = []
         return waiting
 
     def _find_owners(self, node: Any) -> None:
-        ownerless = self._waiting_here().ownerless
+        ownerless = self._ownerless_here()
         for one in list(ownerless):
             one.tries -= 1
             packed = one.packed()
@@ -245,15 +237,9 @@ class SessionRecipes:
             self._try_encodings()
             yield
 
-    def _complete_encodings(self, *, discards: bool) -> Iterator[tuple[PackedView, _Encoding]]:
-        """Takes the waiting saves of this thread whose operation is complete and whose codec admits them."""
-        waiting = self._waiting_here()
-        if not waiting.encodings:
-            return
-        now = _sequence_nr()
-        ready = [one for one in waiting.encodings if one.discards is discards and one.sequence_nr != now]
-        waiting.encodings = [one for one in waiting.encodings if one not in ready]
-        for one in ready:
+    def _complete(self, encodings: AfterOperation[_Encoding]) -> Iterator[tuple[PackedView, _Encoding]]:
+        """Takes the waiting saves of this thread whose operation is over and whose codec admits them."""
+        for one in encodings.take():
             packed = one.packed()
             if packed is None or packed.managed.source_storage is None or packed.managed.has_several_dtypes:
                 continue
@@ -261,7 +247,7 @@ class SessionRecipes:
                 yield packed, one
 
     def _encode(self) -> None:
-        for packed, one in self._complete_encodings(discards=True):
+        for packed, one in self._complete(self._to_encode):
             managed, steps = packed.managed, self._steps
             with steps.recomputing(managed.transport):
                 if self._codec_cost(packed, one) is None:
@@ -279,7 +265,7 @@ class SessionRecipes:
             rest.complete()
 
     def _try_encodings(self) -> None:
-        for packed, one in self._complete_encodings(discards=False):
+        for packed, one in self._complete(self._to_try):
             cost = self._codec_cost(packed, one)
             if cost is not None:
                 self._can_be_recomputed(packed.managed, one.codec.name, (), cost)

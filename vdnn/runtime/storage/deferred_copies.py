@@ -1,4 +1,4 @@
-"""Offloads that wait until the tensor they copy is complete.
+"""Holds saves back until their operation is over, above all those that are to be copied to the host.
 
 [Note: Copies wait for their operation] An operation may pack a tensor that its kernel fills only afterwards (rrelu
 does so with its noise). Only a tensor with a grad_fn is certain to be complete when it is packed, so its copy is issued
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
 
 import torch
 
@@ -19,22 +20,45 @@ from vdnn.runtime.storage.transport import Transport
 
 _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
+Item = TypeVar("Item")
 
-class _ThreadSaves:
-    """The saves of one thread whose operation is not known to be over."""
 
-    __slots__ = ("deferred", "sequence_nr")
+class AfterOperation(Generic[Item]):
+    """The items of each thread that wait until the operation that is running now is over. Callers hold the packer's
+    lock."""
 
     def __init__(self) -> None:
-        self.deferred: list[weakref.ref[ManagedStorage]] = []
-        self.sequence_nr = 0  # autograd's number at the latest of these saves
+        self._local = threading.local()
+        self.number = 0  # on all threads: usually 0, and then there is nothing to look up
+
+    def waiting(self) -> list[tuple[int, Item]]:
+        """The items of this thread, the oldest first, each with autograd's sequence number when it was added."""
+        try:
+            waiting: list[tuple[int, Item]] = self._local.waiting
+        except AttributeError:
+            waiting = self._local.waiting = []
+        return waiting
+
+    def add(self, item: Item) -> None:
+        self.number += 1
+        self.waiting().append((_sequence_nr(), item))
+
+    def take(self) -> Iterable[Item]:
+        """Takes the items of this thread whose operation is over."""
+        if not self.number:
+            return ()
+        waiting, now = self.waiting(), _sequence_nr()
+        over = [item for number, item in waiting if number != now]
+        waiting[:] = [one for one in waiting if one[0] == now]
+        self.number -= len(over)
+        return over
 
 
 class DeferredCopies:
     """The deferred copies of all threads. Hooks call it while they hold the packer's lock."""
 
     def __init__(self) -> None:
-        self._local = threading.local()
+        self._deferred: AfterOperation[weakref.ref[ManagedStorage]] = AfterOperation()
 
     def when_complete(self, managed: ManagedStorage, node: torch.autograd.graph.Node | None) -> None:
         """Calls `managed.complete` now or later. `node` is the grad_fn of the saved tensor.
@@ -43,26 +67,14 @@ class DeferredCopies:
         """
         if node is not None:
             managed.complete()
-            return
-        saves = self._saves_of_this_thread()
-        if managed.reference not in saves.deferred:
-            saves.deferred.append(managed.reference)
-        saves.sequence_nr = _sequence_nr()
+        elif all(reference is not managed.reference for _, reference in self._deferred.waiting()):
+            self._deferred.add(managed.reference)
 
     def submit_finished(self, transport: Transport) -> None:
         """Issues the copies whose operation is over, and releases the sources of completed copies."""
-        saves = self._saves_of_this_thread()
-        if saves.deferred and saves.sequence_nr != _sequence_nr():
-            deferred, saves.deferred = saves.deferred, []
-            for reference in deferred:
+        if self._deferred.number:
+            for reference in self._deferred.take():
                 managed = reference()
                 if managed is not None:  # None: its graph was freed
                     managed.complete()
         transport.release_sources()
-
-    def _saves_of_this_thread(self) -> _ThreadSaves:
-        try:
-            saves: _ThreadSaves = self._local.saves
-        except AttributeError:
-            saves = self._local.saves = _ThreadSaves()
-        return saves

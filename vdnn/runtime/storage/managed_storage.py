@@ -20,7 +20,7 @@ from vdnn.runtime.storage.facts import Geometry, StorageFacts
 from vdnn.runtime.storage.kept import unpack_without_hooks
 from vdnn.runtime.storage.reloaded import Reloaded
 from vdnn.runtime.storage.source import Source
-from vdnn.runtime.storage.table import Table, TableEntry, TableKey
+from vdnn.runtime.storage.table import TableEntry
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.storage.watched_lifetime import WatchedLifetime
 from vdnn.runtime.torch_internals.spans import span
@@ -47,7 +47,8 @@ class ManagedStorage:
     """The bytes [begin, begin + nbytes) of one storage at one version, which `facts` describe.
 
     `witness` shares the version counter of the saved tensor. `action`: what was decided for the bytes, though the copy
-    may not be issued yet. `position`: index in the order of saves. `views`: how many packed views and recipes use it.
+    may not be issued yet. `views`: how many packed views and recipes use it. Two fields belong to others: `entry` to
+    the table, and `position`, an index in the order of saves, to the Lookahead.
     """
 
     __slots__ = (
@@ -118,12 +119,6 @@ class ManagedStorage:
         return None if container is None else container()
 
     # Its users and what they decide.
-
-    def enter(
-        self, table: Table[ManagedStorage], key: TableKey, storage: torch.UntypedStorage, split: int | None
-    ) -> None:
-        """Lets `table` find these bytes from now on."""
-        self.entry = table.add(key, storage, self.reference, split)
 
     def watch(self, watched: WatchedLifetime) -> None:
         """Lets the observer of `watched` follow the copies from now on."""

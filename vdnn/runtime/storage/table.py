@@ -7,14 +7,14 @@ alive: an entry is removed when its managed storage is destroyed.
 from __future__ import annotations
 
 import weakref
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from vdnn.runtime.torch_internals.storage_set import free_handle, is_expired, weak_handle
 from vdnn.runtime.torch_internals.version_counter import counter_of, same_counter
 
-_UNSAFE_SPLIT = "UnsafeSplitBackward0"
+UNSAFE_SPLIT = "UnsafeSplitBackward0"
 
 
 def split_of(tensor: torch.Tensor, node: torch.autograd.graph.Node | None) -> int | None:
@@ -24,7 +24,7 @@ def split_of(tensor: torch.Tensor, node: torch.autograd.graph.Node | None) -> in
     version counter of its own. Unmodified pieces of one split have one version, because the contract of unsafe_split
     forbids writes to the whole.
     """
-    if node is None or type(node).__name__ != _UNSAFE_SPLIT or tensor._version != 0:
+    if node is None or type(node).__name__ != UNSAFE_SPLIT or tensor._version != 0:
         return None
     sequence_nr: int = node._sequence_nr()
     return sequence_nr
@@ -51,15 +51,13 @@ def _contains(outer: TableKey, inner: TableKey) -> bool:
     return outer[1] <= inner[1] and inner[1] + inner[2] <= outer[1] + outer[2]
 
 
-def _share_counter(one: Version | None, other: Version | None) -> bool:
-    return one is not None and other is not None and same_counter(one.witness, other.witness)
-
-
 class Version(Protocol):
     """One version of a storage's bytes, which the table finds."""
 
     witness: torch.Tensor  # it shares the version counter of the saved tensor
     version: int
+    reference: weakref.ref[Any]
+    entry: TableEntry[Any] | None  # Table.add sets it
 
 
 Found = TypeVar("Found", bound=Version)
@@ -92,8 +90,12 @@ class TableEntry(Generic[Found]):
         return bool(is_expired(self._handle))
 
     def remove(self) -> None:
-        """Called once, when the version is destroyed."""
-        self._table.forget(self)
+        """Called once, when the version is destroyed. The entry of a newer version may have replaced this one."""
+        key, entries, latest = self.key, self._table.entries, self._table.latest
+        if entries.get(key) is self:
+            entries.pop(key, None)
+        if latest.get(key[0]) is self:
+            latest.pop(key[0], None)
         free_handle(self._handle)
 
 
@@ -101,12 +103,12 @@ class Table(Generic[Found]):
     """Versions by identity: bytes of a storage, version counter and version."""
 
     def __init__(self) -> None:
-        self._entries: dict[TableKey, TableEntry[Found]] = {}
-        self._latest: dict[int, TableEntry[Found]] = {}  # by native address
+        self.entries: dict[TableKey, TableEntry[Found]] = {}
+        self.latest: dict[int, TableEntry[Found]] = {}  # by native address
 
     def find(self, key: TableKey, view: torch.Tensor) -> tuple[Found, torch.Tensor] | None:
         """The version that has these bytes, and a tensor that shares the view's version counter."""
-        entry = self._entries.get(key)
+        entry = self.entries.get(key)
         if entry is None:
             return None
         found, split = entry.found(), entry.split
@@ -120,28 +122,19 @@ class Table(Generic[Found]):
 
     def find_around(self, key: TableKey, view: torch.Tensor) -> tuple[Found, torch.Tensor] | None:
         """Like `find`, for a part of a storage: the part that was added last, if it contains this one."""
-        entry = self._latest.get(key[0])
+        entry = self.latest.get(key[0])
         return None if entry is None or not _contains(entry.key, key) else self.find(entry.key, view)
 
-    def add(
-        self, key: TableKey, storage: torch.UntypedStorage, found: weakref.ref[Found], split: int | None
-    ) -> TableEntry[Found]:
-        entry = TableEntry(self, key, storage, found, split)
-        latest = self._latest.get(key[0])
+    def add(self, key: TableKey, storage: torch.UntypedStorage, found: Found, split: int | None) -> None:
+        """Adds the version, and gives it its entry. `split` is that of the saved tensor: see split_of."""
+        entry = found.entry = TableEntry(self, key, storage, found.reference, split)
+        latest = self.latest.get(key[0])
         if latest is not None:
             entry.is_aliased = not latest.is_expired
-            if _contains(key, latest.key) and _share_counter(latest.found(), found()):
-                latest.container = found
-        self._entries[key] = self._latest[key[0]] = entry
-        return entry
-
-    def forget(self, entry: TableEntry[Found]) -> None:
-        """Removes the entry, unless that of a newer version has replaced it."""
-        key = entry.key
-        if self._entries.get(key) is entry:
-            self._entries.pop(key, None)
-        if self._latest.get(key[0]) is entry:
-            self._latest.pop(key[0], None)
+            part = latest.found()
+            if part is not None and _contains(key, latest.key) and same_counter(part.witness, found.witness):
+                latest.container = found.reference
+        self.entries[key] = self.latest[key[0]] = entry
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
