@@ -289,7 +289,7 @@ def test_notes_added_to_an_error_survive_pickle() -> None:
 # RuntimeError is for broken invariants inside vdnn, and where torch would raise it. The two signals are raised and
 # caught inside the package.
 OTHER_ERRORS = {"ValueError", "TypeError", "RuntimeError", "AttributeError", "LookupError", "NotImplementedError"}
-SIGNALS = {"NotSeen", "UnknownLayoutError"}
+SIGNALS = {"CannotSearch", "NotSeen", "UnknownLayoutError"}
 
 
 def trees() -> list[tuple[Path, ast.AST]]:
