@@ -50,7 +50,7 @@ class Codec(ABC):
         )
         self.managed = managed = ManagedStorage(transport, storage, facts, witness)
         self.operands = (PackedView(managed, kept, witness, geometry),)
-        managed.remove_view()  # the discard that uses the codec counts the view that exists
+        managed.views -= 1  # the discard that uses the codec counts the view that exists
         managed.keep_reloaded()  # another backward may decode it again
 
     @staticmethod

@@ -189,7 +189,7 @@ class Packer:
         if planned is None:
             self._follow_policy(managed, storage, node, is_new=is_new)
         elif is_new:
-            managed.decide(planned)
+            managed.action = planned
             self._deferred.when_complete(managed, node)
             if planned in (_RECOMPUTE, _COMPRESS):
                 self._discard(packed, tensor, node)
@@ -261,7 +261,7 @@ class Packer:
         if managed.action is _OFFLOAD:
             return
         reason = self.exemptions.without_plan(storage, node)
-        managed.decide(_OFFLOAD if reason is None else _KEEP)
+        managed.action = _OFFLOAD if reason is None else _KEEP
         if reason is not None:
             self._counters.keep(reason, managed.nbytes)
         if is_new or reason is None:

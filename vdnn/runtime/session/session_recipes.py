@@ -261,7 +261,7 @@ class SessionRecipes:
         """The encoded bytes have a lifetime of their own, which the plan may offload."""
         rest, key = encoded.managed, key_of_encoded(save_key, encoded.name, encoded.kept_bytes)
         with self._steps.hook(rest.transport):
-            rest.decide(self._steps.encoded(rest, key) or Action.KEEP)
+            rest.action = self._steps.encoded(rest, key) or Action.KEEP
             rest.complete()
 
     def _try_encodings(self) -> None:

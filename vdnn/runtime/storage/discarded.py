@@ -28,6 +28,8 @@ class Check(Protocol):
 class Recomputable(Protocol):
     """A managed storage, as far as recipes know it."""
 
+    views: int
+
     @property
     def discarded(self) -> Discarded | None: ...
 
@@ -38,10 +40,6 @@ class Recomputable(Protocol):
     def must_be_recomputed(self) -> bool: ...
 
     def recompute(self, unpack: Callable[[Any], torch.Tensor]) -> None: ...
-
-    def add_view(self) -> None: ...
-
-    def remove_view(self) -> None: ...
 
 
 class Operand(Protocol):
@@ -125,7 +123,7 @@ class Discarded:
         self._stream: _C.Stream | None = None
         self._unused_views = 0
         for operand in recipe.operands:
-            operand.managed.add_view()  # the recompute is one more use of the operand
+            operand.managed.views += 1  # the recompute is one more use of the operand
         source.discard()
 
     @property
@@ -217,4 +215,4 @@ class Discarded:
         except AttributeError:  # __init__ raised
             return
         for operand in operands:
-            operand.managed.remove_view()
+            operand.managed.views -= 1

@@ -124,13 +124,6 @@ class ManagedStorage:
         """Lets the observer of `watched` follow the copies from now on."""
         self.watched = watched
 
-    def add_view(self) -> None:
-        """One more packed view or recipe uses the bytes."""
-        self.views += 1
-
-    def remove_view(self) -> None:
-        self.views -= 1
-
     def keep_reloaded(self) -> None:
         """From now on a reloaded copy stays until the graph is freed, as the original would. Otherwise it stays until
         its last known use."""
@@ -138,10 +131,6 @@ class ManagedStorage:
 
     def saved_as_another_dtype(self) -> None:
         self.has_several_dtypes = True
-
-    def decide(self, action: Action) -> None:
-        """Sets what is to become of the bytes. The next `complete` follows it."""
-        self.action = action
 
     # To the host.
 

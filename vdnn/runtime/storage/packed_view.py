@@ -46,7 +46,7 @@ class PackedView:
         self.geometry = geometry
         self._offset_bytes = int(tensor.storage_offset()) * tensor.itemsize - managed.facts.begin
         self._fake_mode = tensor.fake_mode if type(tensor) is FakeTensor else None
-        managed.add_view()
+        managed.views += 1
 
     def unpack(self) -> torch.Tensor:
         managed, geometry = self.managed, self.geometry
@@ -71,8 +71,8 @@ class PackedView:
         if container is None or container.version != part.version:
             return
         self._offset_bytes += part.facts.begin - container.facts.begin
-        part.remove_view()
-        container.add_view()
+        part.views -= 1
+        container.views += 1
         self.managed = container
 
     def later(self) -> Callable[[], PackedView | None]:
@@ -91,7 +91,7 @@ class PackedView:
             for name, value in fields:
                 setattr(copy, name, value)
             copy.managed = owner
-            owner.add_view()
+            owner.views += 1
             return copy
 
         return view
@@ -122,7 +122,7 @@ class PackedView:
 
     def __del__(self) -> None:
         try:
-            self.managed.remove_view()
+            self.managed.views -= 1
         except AttributeError:  # __init__ raised
             return
 
