@@ -16,6 +16,8 @@ from vdnn.advisor.virtual_step import rehearse
 from vdnn.advisor.workload_training import WorkloadTraining
 from vdnn.hardware import load_profile
 
+pytestmark = pytest.mark.slow
+
 H100 = load_profile("h100")
 ROWS = 4096
 MAKES_IT_FIT = (Kind.LARGEST_BATCH, Kind.OFFLOAD, Kind.CHECKPOINTING, Kind.ACCUMULATION)

@@ -19,6 +19,8 @@ from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.loop_training import LoopTraining
 from vdnn.advisor.observation import observe
 
+pytestmark = pytest.mark.slow
+
 
 class World:
     """The training and all state that must stay unchanged."""

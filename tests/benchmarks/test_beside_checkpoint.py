@@ -24,6 +24,7 @@ def blocks(batch: int) -> Workload:
     return Workload(nn.Sequential(*(Block() for _ in range(6))), (torch.randn(batch, 256),), lambda y: y.square().sum())
 
 
+@pytest.mark.slow
 def test_the_same_memory_costs_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(beside_checkpoint.NETWORKS, "blocks", (blocks, 8192))
     monkeypatch.setitem(beside_checkpoint.BLOCKS, "blocks", ("Block",))

@@ -15,6 +15,8 @@ from benchmarks.harness.cell_process import CellProcess, Measure
 from benchmarks.harness.cell_spec import CellSpec, cell_of
 from vdnn.report.cell import FAILED, OK, TIMED_OUT, Cell
 
+pytestmark = pytest.mark.slow
+
 SPEC = CellSpec("vgg16", "plain", "virtual", "h100", batch=4)
 PATIENCE_S = 60.0
 

@@ -20,6 +20,8 @@ from vdnn.report import read_run
 from vdnn.report.plan_report import PlanReport
 from vdnn.step.plan import Action
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("matplotlib", reason="the demo draws: pip install 'vdnn[report]'")
 SMALL = Size(layers=2, width=32, heads=2, tokens=64, batch=16, steps=4)
 

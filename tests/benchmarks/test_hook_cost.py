@@ -114,6 +114,7 @@ def test_nothing_is_a_multiple_of_hooks_that_took_no_time() -> None:
     assert "too busy" in render(costs)
 
 
+@pytest.mark.slow
 def test_every_way_is_measured() -> None:
     rounds = 1
     costs = measure(rounds, Progress("test", rounds, stream=io.StringIO()))
@@ -121,6 +122,7 @@ def test_every_way_is_measured() -> None:
     assert {NO_OP, KEPT, STILL_ON_DEVICE, OFFLOADED} <= {row.way for row in costs.rows}
 
 
+@pytest.mark.slow
 def test_a_figure_without_an_offload_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook_cost, "LARGER_THAN_A_SAVE", 0)
     with pytest.raises(RuntimeError, match=r"expected offloads \(0, 1999, 1999\) of 2000 saves each, got \(1999, "):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 
+import pytest
 import torch
 
 from benchmarks.progress import Progress
 from benchmarks.vdnn_paper.identical_gradients import compare_all, render_identity, same_bits
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_way_has_the_gradients_of_plain_pytorch() -> None:

@@ -12,6 +12,7 @@ from benchmarks.plans import max_batch
 from benchmarks.plans.max_batch import NETWORKS
 
 
+@pytest.mark.slow
 def test_a_network_is_searched_and_the_file_is_gone_on_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,8 @@ from vdnn import Plan, Recording, Timeline, VirtualMachine
 from vdnn.hardware import load_profile
 from vdnn.report.cell import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, Cell, cell_as_json, cell_from_json
 
+pytestmark = pytest.mark.slow
+
 
 def sim(peer: str, budget: str | None = None, **fields: object) -> Cell:
     return measure(CellSpec("gpt2", peer, "sim", "h100", budget, **fields))  # type: ignore[arg-type]

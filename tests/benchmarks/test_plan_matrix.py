@@ -14,6 +14,7 @@ from benchmarks.plans.plan_cell import PlanCell, append_plan_cells, read_plan_ce
 from vdnn.step.json_form import FormatError
 
 
+@pytest.mark.slow
 def test_a_corner_is_as_predicted_and_nobody_is_faster_than_auto(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

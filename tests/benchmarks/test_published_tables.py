@@ -191,6 +191,7 @@ def test_the_papers_averages_need_workspaces_that_shapes_do_not_have() -> None:
     assert replay(network("VGG-16 (256)").feature_extraction(), ALL).most_bytes < 12 * GIB
 
 
+@pytest.mark.slow
 def test_both_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main() == 0
     said = capsys.readouterr().out

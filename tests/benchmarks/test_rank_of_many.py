@@ -13,6 +13,8 @@ from benchmarks.plans.many_ranks import RankStep, rank_step, render
 from vdnn.planning.least_memory import least_bytes
 from vdnn.step.plan import Action
 
+pytestmark = pytest.mark.slow
+
 SMALL = LlamaShape(vocabulary=512, layers=2, width=256, heads=4, shared_heads=2, inner=512)
 TOKENS = 4096  # enough that the saved storages are larger than min_bytes
 

@@ -10,6 +10,8 @@ import pytest
 from benchmarks.on_a_gpu import link_sizes, saved_on_cuda
 from benchmarks.on_a_gpu.saved_on_cuda import SMALL_CASES, SavedCase, compare, predicted
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_cpu_saves_wider_masks_of_dropout_than_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "saved.jsonl"

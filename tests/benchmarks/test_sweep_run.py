@@ -22,6 +22,8 @@ from benchmarks.harness.sweep_run import Limits, OutOfTime, SweepRun
 from vdnn.report.cell import NOT_RUN, OUT_OF_MEMORY, Cell
 from vdnn.report.run_folder import CELLS_FILE, read_cells
 
+pytestmark = pytest.mark.slow
+
 PEERS = ("vdnn-auto", "checkpoint", "plain")
 GRID = Grid("virtual", "h100", ("unet", "vgg16"), PEERS, ("60%", "12GiB", "min"))
 PLAIN_PEAK = 1001

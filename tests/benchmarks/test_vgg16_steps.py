@@ -23,6 +23,8 @@ from benchmarks.vdnn_paper.policy_steps import (
 )
 from benchmarks.vdnn_paper.vgg16_steps import render_steps, write_json
 
+pytestmark = pytest.mark.slow
+
 TITAN_X_BYTES = 12 * 2**30
 
 

@@ -14,6 +14,8 @@ from benchmarks.harness.workloads import WORKLOADS, workload_named, workload_nam
 from benchmarks.models.workload import Workload
 from benchmarks.peers.checkpoint import outermost
 
+pytestmark = pytest.mark.slow
+
 PAPER = {"alexnet", "overfeat", "googlenet", "vgg16", "vgg116", "vgg216", "vgg316", "vgg416"}
 # An LSTM has no repeated part that could be recomputed as a block.
 WITHOUT_BLOCKS = {"lstm"}

@@ -10,6 +10,8 @@ from tests.device.legal_programs import Program, Step, steps
 from tests.fake_driver.control import FakeDriver
 from vdnn import _C, errors
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = 1_000
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from tests.docs.notebook_cells import code_cells, outputs_of
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("matplotlib", reason="the notebook draws: pip install 'vdnn[report]'")
 pytest.importorskip("scipy", reason="the notebook shows certificates: pip install 'vdnn[plan]'")
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "plan_without_a_gpu.ipynb"

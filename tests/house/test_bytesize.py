@@ -118,6 +118,7 @@ def test_a_whole_number_of_units_is_exact(number: int, unit: str, space: str) ->
     assert parse_bytes(f"{number}{space}{unit}") == number * UNITS[unit]
 
 
+@pytest.mark.slow
 @given(st.text(max_size=12))
 def test_any_text_gives_a_size_or_a_value_error(text: str) -> None:
     try:

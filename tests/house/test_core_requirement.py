@@ -30,6 +30,7 @@ def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_touching_what_needs_the_core_says_where_it_is_missing_and_what_to_do(unbuilt: Path) -> None:
     done = started(unbuilt, "-c", "import vdnn\nvdnn.offload")
     assert done.stderr.splitlines()[-1] == (

@@ -22,7 +22,10 @@ transformers: Any = pytest.importorskip("transformers")
 pytest.importorskip("accelerate", reason="the Trainer needs accelerate: pip install 'vdnn[hf]'")
 from vdnn.integrations.huggingface import OffloadCallback, refuse_what_cannot_work  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
 
 STEPS = 6
 Values = dict[str, torch.Tensor]

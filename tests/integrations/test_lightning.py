@@ -17,7 +17,10 @@ from vdnn.errors import CombinationError
 lightning: Any = pytest.importorskip("lightning.pytorch", reason="pip install 'vdnn[lightning]'")
 from vdnn.integrations.lightning import OffloadCallback  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
 
 STEPS = 6
 Values = list[torch.Tensor]

@@ -21,6 +21,8 @@ from vdnn.integrations.ranks import order_of
 from vdnn.planning.least_memory import least_bytes
 from vdnn.runtime.session.session import Session
 
+pytestmark = pytest.mark.slow
+
 WIDTH, LAYERS, BATCH = 512, 8, 8192
 
 

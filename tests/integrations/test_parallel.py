@@ -10,6 +10,8 @@ import pytest
 from tests.integrations import parallel_training, sequence_training
 from tests.integrations.ranks import RankFailed, Ranks
 
+pytestmark = pytest.mark.slow
+
 MOVES, PLANS = "moves", "prefix-cut"
 EITHER = pytest.mark.parametrize("how", [MOVES, PLANS])
 

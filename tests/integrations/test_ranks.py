@@ -13,6 +13,8 @@ from vdnn.integrations.ranks import Proposal, choose, offload_together
 from vdnn.runtime.session.host_share import host_bytes_of_rank
 from vdnn.step.plan import Plan
 
+pytestmark = pytest.mark.slow
+
 
 def test_ranks_with_one_step_follow_one_plan(two_ranks: Ranks) -> None:
     first, second = two_ranks.run(agreeing.agree, "min")

@@ -15,6 +15,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tests.integrations.parallel_training import BATCH, WIDTH, batches, blocks, moving
 from tests.runtime.rigs.side_by_side import same_bits
 
+pytestmark = pytest.mark.slow
+
 STEPS = 8
 EITHER = pytest.mark.parametrize("how", ["moves", "auto"])
 

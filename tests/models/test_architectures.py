@@ -19,6 +19,8 @@ from benchmarks.models import Workload
 from benchmarks.models.llama import LlamaShape
 from benchmarks.models.mixtral import Experts
 
+pytestmark = pytest.mark.slow
+
 
 class Published(NamedTuple):
     """Published facts of a network. `count_source` and `batch_source` name the sources."""

@@ -88,6 +88,7 @@ def test_the_wide_trade_off_names_every_peer(tmp_path: Path) -> None:
     assert "far-0, +1900 %" in said, "what is beyond the edge has its number"
 
 
+@pytest.mark.slow
 def test_a_run_has_a_png_and_an_svg_of_each_picture(tmp_path: Path) -> None:
     saved_run(tmp_path / "run")
     paths = write_figures(tmp_path / "run", tmp_path / "figures")
@@ -117,6 +118,7 @@ def test_an_inline_picture_has_no_colour_of_its_own_and_no_address(tmp_path: Pat
     assert " id=" not in re.sub(r"<(clipPath|path|pattern)[^>]*>", "", svg)
 
 
+@pytest.mark.slow
 def test_pictures_in_one_page_share_no_names(tmp_path: Path) -> None:
     run = saved_run(tmp_path)
     names: list[str] = []

@@ -42,6 +42,7 @@ def test_alone_it_prints_a_summary(run: Path, capsys: pytest.CaptureFixture[str]
     assert "step times: all 2 exactly as predicted" in said
 
 
+@pytest.mark.slow
 def test_several_kinds_are_written_at_once(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     page, trace, figures = tmp_path / "page.html", tmp_path / "trace.json", tmp_path / "figures"
@@ -87,6 +88,7 @@ def test_a_session_that_measured_nothing_is_an_empty_run(tmp_path: Path, capsys:
     assert "This run has no measured or predicted step" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_plans_of_several_budgets_are_gathered_in_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     for budget in ("min", "20MiB"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 
 from tests.planning.recordings import LINKS, RESIDENT, any_recomputable_recording, chain, recomputable
@@ -71,6 +72,7 @@ def test_what_there_is_no_room_to_recompute_is_moved() -> None:
     assert copied_out + copied_back - 1 <= lower_bound(recording, EVEN, budget).step_ns <= best
 
 
+@pytest.mark.slow
 @settings(
     max_examples=60,
     deadline=None,

@@ -94,6 +94,7 @@ def used_again(recording: Recording, lifetimes: Mapping[int, int]) -> Recording:
     return dataclasses.replace(recording, points=tuple(points))
 
 
+@pytest.mark.slow
 def test_it_finds_the_largest_threshold_and_then_the_largest_lead() -> None:
     recording = chain([10, 20, 30, 40, 30, 20, 10])
     levels = len(recording.points)

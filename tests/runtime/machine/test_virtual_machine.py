@@ -134,6 +134,7 @@ def test_time_and_bytes_are_the_same_with_and_without_data(name: str, policy: st
     assert timeline(fake=True) == timeline(fake=False)
 
 
+@pytest.mark.slow
 def test_the_deepest_network_of_the_vdnn_paper_trains_under_twelve_gibibytes() -> None:
     """VGG-416 at batch 32 would take 63 GiB; the paper's card has 12 GiB."""
     with VirtualMachine("titan-x") as machine:

@@ -222,6 +222,7 @@ def test_saves_that_are_used_again_are_recomputed_again(open_session: OpenSessio
     assert session.counters.recomputes > session.counters.discarded
 
 
+@pytest.mark.slow
 def test_a_long_chain_of_recomputes_needs_no_deep_stack(open_session: OpenSession) -> None:
     """Each map is recomputed from the previous one, back to the first: more of them than Python's stack is deep."""
     session = open_session("recompute-all")

@@ -20,6 +20,8 @@ from vdnn.planning.catalogue import planner_names
 from vdnn.runtime.machine.measured_hardware import measured_profile
 from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
 
+pytestmark = pytest.mark.slow
+
 UNET = "benchmarks.models:unet"
 KEYS = {
     *("model", "batch", "hardware", "backend", "budget_bytes", "policy", "plan_seconds", "memory", "predicted"),

@@ -23,7 +23,7 @@ from vdnn.runtime.session.limits import Limits
 from vdnn.runtime.session.offload import offload, paused
 from vdnn.runtime.session.session import Session
 
-pytestmark = EITHER_WAY
+pytestmark = [pytest.mark.slow, EITHER_WAY]
 
 Step = Callable[[], list[torch.Tensor]]
 

@@ -14,7 +14,11 @@ from tests.runtime.rigs.side_by_side import assert_same_as_plain, differences, o
 from vdnn import _C
 from vdnn.runtime.session.session import Session
 
-pytestmark = [EITHER_WAY, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    EITHER_WAY,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 # To save time, each runs under one schedule, in turn. Smaller models test the differences between schedules.
 CASES = [pytest.param(SCHEDULES[index % len(SCHEDULES)], name, id=name) for index, name in enumerate(NAMES)]

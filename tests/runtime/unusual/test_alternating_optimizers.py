@@ -12,6 +12,8 @@ from tests.runtime.unusual.small_networks import BATCH, WIDTH, deep
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = pytest.mark.parametrize("program", BY_TURNS)
 # The first plan's recording does not contain what these programs hold from one step to the next.
 HOLDS_OVER = {"with a retained graph", "encoder and decoder with an unused head"}

@@ -22,6 +22,8 @@ from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
 from vdnn.runtime.recompute import observe
 from vdnn.runtime.recompute.backend_flags import Flags, backend_flags, changes_to
 
+pytestmark = pytest.mark.slow
+
 Tensor = torch.Tensor
 Setting = Callable[[], contextlib.AbstractContextManager[None]]
 

@@ -11,6 +11,8 @@ from torch import nn
 
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_error_in, assert_same_in
 
+pytestmark = pytest.mark.slow
+
 Tensor = torch.Tensor
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from tests.fake_driver.control import LIBRARY
 
+pytestmark = pytest.mark.slow
+
 _TRAINED = f"""
 import contextlib, gc, os, signal, sys, threading
 import torch

@@ -13,6 +13,7 @@ from torch.func import functional_call, grad, jacfwd, jvp, linearize
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
 
 pytestmark = [
+    pytest.mark.slow,
     # Torch compiles decompositions when forward mode is first used, and traces what it linearizes.
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning"),

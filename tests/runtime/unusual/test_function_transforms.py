@@ -15,7 +15,10 @@ from tests.runtime.unusual.every_mode import MODES, Factory, Step, assert_same_i
 _Parameters = dict[str, torch.Tensor]
 
 # Torch compiles decompositions when forward mode is first used.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
+]
 
 
 def _layers() -> nn.Module:

@@ -20,6 +20,8 @@ from vdnn.runtime.steps.watch import StepWatch
 from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.step.recording import SaveKey
 
+pytestmark = pytest.mark.slow
+
 
 def square(y: torch.Tensor) -> torch.Tensor:
     return y.square().mean()

@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
 
+pytestmark = pytest.mark.slow
+
 Tensor = torch.Tensor
 _FEATURES = 24
 _ROWS = 256

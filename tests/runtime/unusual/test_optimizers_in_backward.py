@@ -13,6 +13,8 @@ from tests.runtime.unusual.loops_in_backward import IN_BACKWARD, one_for_each_pa
 from tests.runtime.unusual.small_networks import deep
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = pytest.mark.parametrize("program", IN_BACKWARD)
 
 

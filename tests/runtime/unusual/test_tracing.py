@@ -13,7 +13,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.runtime.unusual.every_mode import MODES, Factory, Step, assert_same_in
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
+]
 
 
 def _layers() -> nn.Module:
