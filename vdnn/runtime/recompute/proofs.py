@@ -123,7 +123,7 @@ class Proofs:
         known = None if trial_key is None else self._outcomes.get(trial_key)
         if known is Outcome.WRONG or (known is not None and self._costs.get(recipe.signature) is not None):
             return known
-        source = managed.source_storage
+        source = managed.source.storage
         outcome = self._try(managed, recipe, None if source is None else (source, 0), gauges)
         if trial_key is not None and outcome is not Outcome.UNKNOWN:
             self._outcomes[trial_key] = outcome

@@ -31,6 +31,7 @@ from vdnn.runtime.session.exemptions import Exemptions
 from vdnn.runtime.session.missing import Missing
 from vdnn.runtime.session.session_recipes import SessionRecipes
 from vdnn.runtime.steps.unwatched import Steps
+from vdnn.runtime.steps.watch import StepWatch
 from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.runtime.storage.deferred_copies import DeferredCopies
 from vdnn.runtime.storage.facts import StorageFacts, is_dense
@@ -88,7 +89,8 @@ class Packer:
         self._modules = modules
         self._transports = transports
         self._steps = steps
-        self._manages = steps.is_watching or policy.may_offload
+        self._watch = steps if isinstance(steps, StepWatch) else None
+        self._manages = self._watch is not None or policy.may_offload
         self._recipes = SessionRecipes(self.unpack, steps, tolerance, rechecks) if steps.recomputes else None
         self.exemptions = Exemptions(policy, modules, marked, recasts=self._recipes is not None)
         self._missing = Missing(self.unpack, steps, Readers() if self._recipes is None else self._recipes.readers)
@@ -170,12 +172,12 @@ class Packer:
             return self._keep(tensor, Kept.POLICY, nbytes)
         if self._has_cuda:
             refuse_capture()
-        steps = self._steps
-        if not steps.is_watching:
+        watch = self._watch
+        if watch is None:
             return self._save(tensor, part, storage, node, transport)
-        if steps.step_ends_before_this_save():
-            steps.end_step()
-        with (self._recipes or steps).hook(transport):
+        if watch.step_ends_before_this_save():
+            watch.end_step()
+        with (self._recipes or watch).hook(transport):
             return self._save(tensor, part, storage, node, transport)
 
     def _save(
@@ -288,7 +290,7 @@ class Packer:
             with self.lock, outside_of_transforms():
                 return self._use(packed)
         with self.lock:
-            if not self._steps.is_watching and packed.managed.discarded is None:
+            if self._watch is None and packed.managed.discarded is None:
                 return self._use(packed)
             has_grad_mode = torch.is_grad_enabled()
             try:
@@ -297,7 +299,6 @@ class Packer:
                 _set_grad_mode(has_grad_mode)  # see [Note: Interrupted]
 
     def _use(self, packed: PackedView | PackedShard) -> torch.Tensor:
-        steps = self._steps
         if self._has_cuda:
             refuse_capture()
         overwritten = may_be_overwritten()
@@ -310,18 +311,19 @@ class Packer:
             self._missing.before_use(managed)
         if managed.discarded is not None:
             self._missing.recompute_for(managed)
-        if not steps.is_watching:
+        watch = self._watch
+        if watch is None:
             return self._unpacked(packed, managed)
-        with (self._recipes or steps).hook(managed.transport):
+        with (self._recipes or watch).hook(managed.transport):
             return self._unpacked(packed, managed)
 
     def _unpacked(self, packed: PackedView | PackedShard, managed: ManagedStorage) -> torch.Tensor:
         self._deferred.submit_finished(managed.transport)
-        steps = self._steps
-        tensor = steps.unpacked(packed)
+        watch = self._watch
+        tensor = packed.unpack() if watch is None else watch.unpacked(packed)
         if self._recipes is not None and isinstance(packed, PackedView):
             self._recipes.used(packed, tensor)
-        if not steps.used(managed):
+        if watch is None or not watch.used(managed):
             self.lookahead.used(managed)
         return tensor
 

@@ -130,7 +130,7 @@ class SessionRecipes:
 
     def _search(self, packed: PackedView, tensor: torch.Tensor, node: Any, *, discards: bool) -> bool:
         managed = packed.managed
-        source = managed.source_storage
+        source = managed.source.storage
         if source is None or source.nbytes() != managed.nbytes:
             return False  # only a part of the storage is managed
         save_key = self._steps.save_key
@@ -241,9 +241,9 @@ class SessionRecipes:
         """Takes the waiting saves of this thread whose operation is over and whose codec admits them."""
         for one in encodings.take():
             packed = one.packed()
-            if packed is None or packed.managed.source_storage is None or packed.managed.has_several_dtypes:
+            if packed is None or packed.managed.source.storage is None or packed.managed.has_several_dtypes:
                 continue
-            if one.codec.admits(packed.view_of(packed.managed.source_storage, packed.managed.facts.begin)):
+            if one.codec.admits(packed.view_of(packed.managed.source.storage, packed.managed.facts.begin)):
                 yield packed, one
 
     def _encode(self) -> None:
@@ -295,7 +295,7 @@ class SessionRecipes:
 
 def _encoded(packed: PackedView, codec: type[Codec]) -> Codec:
     managed = packed.managed
-    source = managed.source_storage
+    source = managed.source.storage
     if source is None:
         raise RuntimeError("expected a storage on the device to encode, got one that was released")
     return codec(packed.view_of(source, managed.facts.begin), managed.transport, managed.facts.counters)

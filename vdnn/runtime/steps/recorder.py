@@ -190,7 +190,7 @@ class Recorder:
     # Changes of storages between the hooks.
 
     def _follow(self, life: _Life, managed: ManagedStorage) -> None:
-        storage = managed.source_storage
+        storage = managed.source.storage
         if storage is None:
             return
         managed.keep_reloaded()
@@ -232,7 +232,7 @@ class Recorder:
             managed = reference()
             if managed is None or life.free_point is not None:
                 continue
-            storage = managed.source_storage
+            storage = managed.source.storage
             if storage is None:
                 continue
             # Natively only the wrapper holds it. The source of the managed storage and this frame hold the wrapper.

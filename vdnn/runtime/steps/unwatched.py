@@ -15,7 +15,6 @@ from vdnn.runtime.recompute.codecs import LOSSLESS
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.steps.watch import StepWatch
 from vdnn.runtime.storage.managed_storage import ManagedStorage
-from vdnn.runtime.storage.packed_view import PackedShard, PackedView
 from vdnn.runtime.storage.transport import Transport
 from vdnn.step.plan import Action
 from vdnn.step.recording import SaveKey
@@ -58,18 +57,9 @@ class UnwatchedSteps:
     def recomputing(self, transport: Transport) -> AbstractContextManager[None]:
         return _NOTHING
 
-    def step_ends_before_this_save(self) -> bool:
-        return False
-
     def saved(self, managed: ManagedStorage, tensor: torch.Tensor, *, is_new: bool) -> Action | None:
         """The action for a storage at its first save; None if the policy decides."""
         return self._action if is_new else None
-
-    def unpacked(self, packed: PackedView | PackedShard) -> torch.Tensor:
-        return packed.unpack()
-
-    def used(self, managed: ManagedStorage) -> bool:
-        return False
 
     def encoded(self, managed: ManagedStorage, key: SaveKey) -> Action | None:
         return None

@@ -9,10 +9,8 @@ from __future__ import annotations
 import weakref
 from collections import deque
 
-from vdnn.runtime.storage.managed_storage import ManagedStorage, Residency
+from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.transport import Transport
-
-_HOST, _RELOADING = Residency.HOST, Residency.RELOADING
 
 # One operation may use its saves in any order, so a storage is unused by the backward pass only if it was saved after
 # all of this many recent uses.
@@ -72,7 +70,9 @@ class Lookahead:
             earlier = order[index - 1]()
             if (
                 earlier is not None
-                and earlier.residency is _HOST
+                and earlier.source.storage is None
+                and earlier.reloaded is None
+                and earlier.copy is not None
                 and earlier.transport is transport
                 and not self._reload(earlier, transport)
             ):
@@ -102,7 +102,8 @@ class Lookahead:
         # In order of issue: storages that were saved later were prefetched earlier, and are skipped first.
         while self._prefetched:
             managed = self._prefetched[0]()
-            if managed is not None and managed.residency is _RELOADING:
+            reloaded = None if managed is None else managed.reloaded
+            if managed is not None and reloaded is not None and not reloaded.is_waited_for:
                 # _last_used is usually enough to decide, and cheaper than max().
                 if managed.position <= self._last_used or managed.position <= max(self._recent):
                     break

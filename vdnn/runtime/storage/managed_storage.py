@@ -48,16 +48,14 @@ class ManagedStorage:
 
     `witness` shares the version counter of the saved tensor. `action`: what was decided for the bytes, though the copy
     may not be issued yet. `views`: how many packed views and recipes use it. Two fields belong to others: `entry` to
-    the table, and `position`, an index in the order of saves, to the Lookahead.
+    the table, and `position`, an index in the order of saves, to the Lookahead. Its parts are written here only.
     """
 
     __slots__ = (
         "__weakref__",
-        "_copy",
         "_keeps_reloaded",
-        "_reloaded",
-        "_source",
         "action",
+        "copy",
         "discarded",
         "entry",
         "facts",
@@ -65,6 +63,8 @@ class ManagedStorage:
         "nbytes",
         "position",
         "reference",
+        "reloaded",
+        "source",
         "transport",
         "version",
         "views",
@@ -76,7 +76,7 @@ class ManagedStorage:
         self, transport: Transport, storage: torch.UntypedStorage, facts: StorageFacts, witness: torch.Tensor
     ) -> None:
         self.entry: TableEntry[ManagedStorage] | None = None  # __del__ reads these, even if __init__ raises
-        self._reloaded: Reloaded | None = None
+        self.reloaded: Reloaded | None = None
         self.watched: WatchedLifetime | None = None
         self.transport = transport
         self.facts = facts
@@ -90,22 +90,17 @@ class ManagedStorage:
         self.has_several_dtypes = False  # views of more than one dtype were saved
         self.discarded: Discarded | None = None
         self._keeps_reloaded = False
-        self._source = Source(storage, facts, transport.release_context)
-        self._copy: _C.HostCopy | None = None
+        self.source = Source(storage, facts, transport.release_context)
+        self.copy: _C.HostCopy | None = None
 
     @property
     def residency(self) -> Residency:
-        reloaded = self._reloaded
+        reloaded = self.reloaded
         if reloaded is not None:
             return _RELOADED if reloaded.is_waited_for else _RELOADING
-        if self._copy is not None:
-            return _HOST if self._source.storage is None else _OFFLOADING
+        if self.copy is not None:
+            return _HOST if self.source.storage is None else _OFFLOADING
         return _DEVICE if self.discarded is None else _DISCARDED
-
-    @property
-    def source_storage(self) -> torch.UntypedStorage | None:
-        """The original on the device, while this object holds it."""
-        return self._source.storage
 
     @property
     def native_address(self) -> int:
@@ -139,31 +134,31 @@ class ManagedStorage:
 
         If the copy is refused, the storage stays on the device and the reason is counted.
         """
-        watched, source = self.watched, self._source
+        watched, source = self.watched, self.source
         if watched is not None:
             watched.observer.completed(watched)
-        if self.action is not _OFFLOAD or source.storage is None or self._copy is not None:
+        if self.action is not _OFFLOAD or source.storage is None or self.copy is not None:
             return
         if self.witness._version == self.version:
-            self._copy = source.offload(self.transport)
-            if watched is not None and self._copy is not None:
-                watched.observer.offloaded(watched, self.transport, self._copy)
+            self.copy = source.offload(self.transport)
+            if watched is not None and self.copy is not None:
+                watched.observer.offloaded(watched, self.transport, self.copy)
 
     def release(self) -> None:
         """Releases the copy on the device: the original, ordered after its offload, or a reload that was used."""
-        if self._reloaded is not None and self._reloaded.is_waited_for:
+        if self.reloaded is not None and self.reloaded.is_waited_for:
             self._release_reload()
-        if self._copy is not None and self._source.storage is not None:
+        if self.copy is not None and self.source.storage is not None:
             with span("release"):
-                self.transport.queue.release(self._copy)
+                self.transport.queue.release(self.copy)
                 self.transport.release_sources()
 
     # To the device.
 
     def reload_early(self) -> bool:
         """Issues a reload, even if the window is full. False if the device refused it for now."""
-        source = self._source
-        if self._copy is None or source.storage is not None or self._reloaded is not None:
+        source = self.source
+        if self.copy is None or source.storage is not None or self.reloaded is not None:
             return True
         if self.witness._version != self.version or (source.others is not None and source.on_device() is not None):
             return True
@@ -175,12 +170,12 @@ class ManagedStorage:
         return True
 
     def _issue_reload(self, stream: _C.Stream) -> Reloaded:
-        copy, transport = self._copy, self.transport
+        copy, transport = self.copy, self.transport
         if copy is None:
             raise RuntimeError(f"{self.facts.label} has no host copy to reload")
         if self.watched is not None:
             self.watched.observer.about_to_reload(self.watched)
-        reloaded = self._reloaded = Reloaded(transport, copy, self.facts, stream, self.views)
+        reloaded = self.reloaded = Reloaded(transport, copy, self.facts, stream, self.views)
         transport.reload_in_flight_bytes += self.nbytes
         self.facts.counters.reloaded_bytes += self.nbytes
         if self.watched is not None:
@@ -195,14 +190,14 @@ class ManagedStorage:
         counters.uses += 1
         if self.discarded is not None:
             return self._use_discarded(self.discarded), facts.begin
-        source = self._source
+        source = self.source
         storage = source.storage if source.others is None else source.on_device()
         if storage is not None:
             counters.used_in_place += 1
             return storage, facts.begin
         transport = self.transport
         stream = transport.current_stream()
-        reloaded = self._reloaded
+        reloaded = self.reloaded
         if reloaded is None or (stream is not reloaded.stream and stream != reloaded.stream):
             # A reload serves the stream it was made for: its memory returns to that stream when it is released.
             self._release_reload()
@@ -211,8 +206,8 @@ class ManagedStorage:
         if not reloaded.is_waited_for:
             reloaded.wait(transport)
             transport.reload_in_flight_bytes -= self.nbytes
-            if self._source.hash is not None and transport.integrity is not None:
-                transport.integrity.compare(facts.label, self._source.hash, reloaded.address, self.nbytes, stream)
+            if self.source.hash is not None and transport.integrity is not None:
+                transport.integrity.compare(facts.label, self.source.hash, reloaded.address, self.nbytes, stream)
         if transport.is_checked:
             transport.device.note_access(reloaded.address, self.nbytes, _C.Access.READ, stream, "use")
         reloaded.unused_views -= 1
@@ -225,32 +220,32 @@ class ManagedStorage:
 
     def release_unused_reload(self) -> None:
         """Releases a prefetched copy that no use has waited for."""
-        if self._reloaded is not None and not self._reloaded.is_waited_for:
+        if self.reloaded is not None and not self.reloaded.is_waited_for:
             self._release_reload()
 
     def _release_reload(self) -> None:
-        reloaded = self._reloaded
+        reloaded = self.reloaded
         if reloaded is None:
             return
         if not reloaded.is_waited_for:
             self.transport.reload_in_flight_bytes -= self.nbytes
         if self.watched is not None:
             self.watched.observer.released_reload(self.watched)
-        self._reloaded = None
+        self.reloaded = None
 
     # Discarded and recomputed.
 
     @property
     def can_be_discarded(self) -> bool:
         """True if unmodified, never copied, and read on one stream only: another would have no copy to wait for."""
-        is_only_on_device = self._source.storage is not None and self._copy is None
+        is_only_on_device = self.source.storage is not None and self.copy is None
         return is_only_on_device and self.witness._version == self.version and len(self.transport.streams) <= 1
 
     def discard(self, recipe: RecomputeRecipe, *, is_exact: bool, check: Check | None = None) -> bool:
         """Releases the source without a copy. False if `can_be_discarded` does not hold."""
         if not self.can_be_discarded:
             return False
-        self.discarded = Discarded(self.facts, self._source, self.transport, recipe, is_exact, check)
+        self.discarded = Discarded(self.facts, self.source, self.transport, recipe, is_exact, check)
         self.facts.counters.discarded += 1
         self.facts.counters.discarded_bytes += self.nbytes
         return True
@@ -285,7 +280,7 @@ class ManagedStorage:
 
     def __del__(self) -> None:
         try:
-            entry, reloaded, watched = self.entry, self._reloaded, self.watched
+            entry, reloaded, watched = self.entry, self.reloaded, self.watched
         except AttributeError:  # __init__ raised
             return
         if entry is not None:

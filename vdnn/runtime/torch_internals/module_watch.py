@@ -32,6 +32,13 @@ class MarkedModules:
         return weakref.ref(module) in self.references
 
 
+class _Calls(threading.local):
+    """The module calls that are running on this thread, the outermost first."""
+
+    def __init__(self) -> None:
+        self.stack: list[torch.nn.Module] = []
+
+
 class ModuleWatch:
     """While entered, follows module calls on all threads.
 
@@ -42,7 +49,7 @@ class ModuleWatch:
         self.parameters = StorageSet()
         self.marked = marked
         self._begins = begins
-        self._local = threading.local()
+        self._calls = _Calls()
         self._handles: list[Any] = []
         self._paths: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
 
@@ -58,18 +65,12 @@ class ModuleWatch:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._local = threading.local()
-
-    def _stack(self) -> list[torch.nn.Module]:
-        stack: list[torch.nn.Module] | None = getattr(self._local, "stack", None)
-        if stack is None:
-            stack = self._local.stack = []
-        return stack
+        self._calls = _Calls()
 
     def _enter_module(self, module: torch.nn.Module, args: object) -> None:
         if torch.compiler.is_compiling():
             return  # the compiled code has no module calls: its saves belong to the whole region
-        stack = self._stack()
+        stack = self._calls.stack
         if not stack and self._begins is not None:
             self._begins(module)
         stack.append(module)
@@ -82,18 +83,18 @@ class ModuleWatch:
     def _leave_module(self, module: torch.nn.Module, args: object, output: object) -> None:
         if torch.compiler.is_compiling():
             return
-        stack = self._stack()
+        stack = self._calls.stack
         # An exception may have skipped the exits of inner modules, and a graph break the entry of this one.
         while module in stack and stack.pop() is not module:
             pass
 
     def innermost(self) -> torch.nn.Module | None:
-        stack = self._stack()
+        stack = self._calls.stack
         return stack[-1] if stack else None
 
     def path(self) -> str:
         """The name of the innermost module in named_modules() of the outermost, or its class name if it has none."""
-        stack = self._stack()
+        stack = self._calls.stack
         if not stack:
             return ""
         root, module = stack[0], stack[-1]
@@ -103,7 +104,7 @@ class ModuleWatch:
         return names.get(id(module)) or type(module).__name__
 
     def in_marked(self) -> bool:
-        return bool(self.marked.references) and any(module in self.marked for module in self._stack())
+        return bool(self.marked.references) and any(module in self.marked for module in self._calls.stack)
 
 
 def is_conv(module: torch.nn.Module | None) -> bool:
