@@ -28,6 +28,8 @@ from vdnn.errors import VdnnError
 from vdnn.runtime.session.limits import Limits
 from vdnn.runtime.session.offload import offload
 from vdnn.runtime.session.session import Session
+from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.runtime.storage.table import TableEntry
 from vdnn.runtime.storage.transport import Transport
 
 
@@ -233,6 +235,33 @@ def test_two_threads_that_use_one_storage_at_once_reload_it_once(
             weight.grad = None
         del passed_by, losses
         assert alive(session) == {}
+
+
+@pytest.mark.parametrize("meanwhile", [ManagedStorage.release_unused_reload, ManagedStorage.reload_early])
+def test_a_prefetched_storage_that_ends_while_another_thread_finds_it_leaves_the_window_once(
+    open_session: OpenSession, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[ManagedStorage], object]
+) -> None:
+    """A weak reference still finds an object while its finalizer runs. Before the fix both subtracted its bytes."""
+    found = []
+    remove = TableEntry.remove
+
+    def found_meanwhile(entry: TableEntry[ManagedStorage]) -> None:
+        managed = entry.found()
+        if managed is not None and managed.reloaded is not None:
+            found.append(managed.nbytes)
+            meanwhile(managed)
+        remove(entry)
+
+    monkeypatch.setattr(TableEntry, "remove", found_meanwhile)
+    session = open_session(offload_window=1, reload_window="64KiB")
+    with session:
+        weight = torch.ones(64, requires_grad=True)
+        losses = [(torch.randn(64) * weight).sum() for _ in range(6)]
+        losses.pop().backward()
+        assert sum(transport.reload_in_flight_bytes for transport in session._transports.values() if transport) > 0
+        losses.clear()
+    assert found
+    assert alive(session) == {}
 
 
 def test_backward_runs_on_another_thread_than_forward(session: Session) -> None:

@@ -176,7 +176,6 @@ class ManagedStorage:
         if self.watched is not None:
             self.watched.observer.about_to_reload(self.watched)
         reloaded = self.reloaded = Reloaded(transport, copy, self.facts, stream, self.views)
-        transport.reload_in_flight_bytes += self.nbytes
         self.facts.counters.reloaded_bytes += self.nbytes
         if self.watched is not None:
             self.watched.observer.reloaded(self.watched, reloaded.copy)
@@ -204,8 +203,7 @@ class ManagedStorage:
             reloaded = self._issue_reload(stream)
             counters.demand_reloads += 1
         if not reloaded.is_waited_for:
-            reloaded.wait(transport)
-            transport.reload_in_flight_bytes -= self.nbytes
+            reloaded.wait()
             if self.source.hash is not None and transport.integrity is not None:
                 transport.integrity.compare(facts.label, self.source.hash, reloaded.address, self.nbytes, stream)
         if transport.is_checked:
@@ -224,11 +222,8 @@ class ManagedStorage:
             self._release_reload()
 
     def _release_reload(self) -> None:
-        reloaded = self.reloaded
-        if reloaded is None:
+        if self.reloaded is None:
             return
-        if not reloaded.is_waited_for:
-            self.transport.reload_in_flight_bytes -= self.nbytes
         if self.watched is not None:
             self.watched.observer.released_reload(self.watched)
         self.reloaded = None
@@ -280,13 +275,10 @@ class ManagedStorage:
 
     def __del__(self) -> None:
         try:
-            entry, reloaded, watched = self.entry, self.reloaded, self.watched
+            entry, watched = self.entry, self.watched
         except AttributeError:  # __init__ raised
             return
         if entry is not None:
             entry.remove()
-        if reloaded is not None and not reloaded.is_waited_for:
-            # The queue still holds the reload's target, and finishes it at the next hook.
-            self.transport.reload_in_flight_bytes -= self.nbytes
         if watched is not None:
             watched.observer.ended(watched)

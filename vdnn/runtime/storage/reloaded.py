@@ -23,18 +23,37 @@ class Reloaded:
     `tensor` owns the memory; the bytes begin at offset `begin` in it, which is at `address`. `is_whole`: `tensor` has
     the geometry of the saved tensor, so that a use returns it as it is. `unused_views`: the number of views that have
     not been used since the reload.
+
+    [Note: A reload leaves the window once] Its bytes are in the window until a use has waited for it, or until it is
+    dropped unused. It counts them itself, because its owner may end on one thread while another thread, which found
+    the owner through a weak reference, releases the reload: both would subtract them.
     """
 
-    __slots__ = ("address", "begin", "copy", "is_waited_for", "is_whole", "stream", "tensor", "unused_views")
+    __slots__ = (
+        "_in_window",
+        "_transport",
+        "address",
+        "begin",
+        "copy",
+        "is_waited_for",
+        "is_whole",
+        "stream",
+        "tensor",
+        "unused_views",
+    )
 
     def __init__(
         self, transport: Transport, copy: _C.HostCopy, facts: StorageFacts, stream: _C.Stream, views: int
     ) -> None:
+        self._in_window = 0  # bytes
+        self._transport = transport
         self.stream = stream
         self.unused_views = views
         self.is_waited_for = False  # a use has made `stream` wait for the copy
         self._allocate(transport, facts)
         self.copy = in_span("reload", transport.queue.reload)(copy, self.address, stream, self.tensor)
+        self._in_window = facts.nbytes
+        transport.reload_in_flight_bytes += facts.nbytes
 
     def _allocate(self, transport: Transport, facts: StorageFacts) -> None:
         misalignment = facts.address % _ALIGNMENT
@@ -53,10 +72,18 @@ class Reloaded:
         self.tensor, self.begin, self.is_whole = tensor, (misalignment - address) % _ALIGNMENT, False
         self.address = address + self.begin
 
-    def wait(self, transport: Transport) -> None:
+    def wait(self) -> None:
         """Makes the stream wait for the copy. Does not block."""
+        transport = self._transport
         in_span("wait for reload", transport.queue.wait)(self.copy, self.stream)
         self.is_waited_for = True
+        transport.reload_in_flight_bytes -= self._in_window
+        self._in_window = 0
+
+    def __del__(self) -> None:
+        # The queue holds the target of a copy that nothing waited for, and finishes it at the next hook.
+        if self._in_window:
+            self._transport.reload_in_flight_bytes -= self._in_window
 
 
 def _allocate_bytes(transport: Transport, nbytes: int) -> torch.Tensor:
