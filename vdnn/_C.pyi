@@ -553,6 +553,9 @@ class StepModel(_Native):
         """`may_leave` has one byte per gap: nonzero if its storage may be offloaded. Returns None if the budget
         cannot be met with these gaps.
         """
+    def cover(self, order: Sequence[int], budget_bytes: int) -> bytes:
+        """Flags of the gaps that are left after those of `order` are left out, each if the others still meet the
+        budget without it."""
     def replay(self, absences: Sequence[tuple[int, int, int]]) -> StepOutcome: ...
     def peak_bytes(self, absences: Sequence[tuple[int, int, int]]) -> int: ...
 

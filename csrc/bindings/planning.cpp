@@ -68,6 +68,15 @@ std::optional<StepOutcome> evaluate(const StepModel& model, const py::bytes& may
   return model.replay(*absences);
 }
 
+py::bytes cover(const StepModel& model, const std::vector<std::int32_t>& order, std::int64_t budget_bytes) {
+  std::string may_leave;
+  {
+    const py::gil_scoped_release release;
+    may_leave = model.cover(order, budget_bytes);
+  }
+  return may_leave;
+}
+
 std::vector<AbsenceTuple> absences_of(const StepOutcome& outcome) {
   std::vector<AbsenceTuple> tuples;
   tuples.reserve(outcome.absences.size());
@@ -157,6 +166,7 @@ void bind_planning(py::module_& module) {
            arg("storages_of_points"), arg("storages"), arg("gaps"), arg("link"))
       .def("evaluate", &evaluate, arg("may_leave"), arg("budget_bytes"), arg("more_room") = std::vector<RoomTuple>(),
            arg("in_order") = false, arg("furthest_first") = false)
+      .def("cover", &cover, arg("order"), arg("budget_bytes"))
       .def(
           "replay",
           [](const StepModel& model, const std::vector<AbsenceTuple>& absences) {

@@ -87,6 +87,9 @@ class StepModel {
                                                                  std::int64_t budget_bytes,
                                                                  const std::vector<MoreRoom>& more_room,
                                                                  ScheduleOptions options) const;
+  // A choice of gaps with no gap to spare: beginning with all gaps, leaves out each gap of `order` with which every
+  // interval still meets the budget. Returns a flag for each gap.
+  [[nodiscard]] std::string cover(const std::vector<std::int32_t>& order, std::int64_t budget_bytes) const;
   // Replays the step in virtual time. `absences` may be in any order, with at most one per gap.
   [[nodiscard]] StepOutcome replay(const std::vector<StepAbsence>& absences) const;
   [[nodiscard]] std::int64_t peak_bytes(const std::vector<StepAbsence>& absences) const;
@@ -102,6 +105,9 @@ class StepModel {
   [[nodiscard]] std::vector<StepAbsence> reload_early(const std::vector<StepAbsence>& released,
                                                       std::int64_t budget_bytes, bool in_order) const;
   [[nodiscard]] std::int64_t bytes_of(std::int32_t gap) const;
+  // The room under the budget in every interval. `change`: by how much more is absent from an interval on.
+  [[nodiscard]] std::vector<std::int64_t> room_of(const std::vector<std::int64_t>& change,
+                                                  std::int64_t budget_bytes) const;
   void require_gap(const StepAbsence& absence) const;
   // The intervals of a gap between the release and the reload: [first, second).
   [[nodiscard]] std::pair<std::int32_t, std::int32_t> away(const StepAbsence& absence) const;

@@ -98,6 +98,16 @@ std::int64_t StepModel::bytes_of(std::int32_t gap) const {
   return shape_.storages[shape_.gaps[gap].storage].bytes;
 }
 
+std::vector<std::int64_t> StepModel::room_of(const std::vector<std::int64_t>& change, std::int64_t budget_bytes) const {
+  std::vector<std::int64_t> room(points());
+  std::int64_t absent = 0;
+  for (std::size_t interval = 0; interval < points(); ++interval) {
+    absent += change[interval];
+    room[interval] = budget_bytes - shape_.peak_bytes[interval] + absent;
+  }
+  return room;
+}
+
 std::optional<std::vector<StepAbsence>> StepModel::schedule(const std::string& may_leave, std::int64_t budget_bytes,
                                                             const std::vector<MoreRoom>& more_room,
                                                             ScheduleOptions options) const {
@@ -105,6 +115,25 @@ std::optional<std::vector<StepAbsence>> StepModel::schedule(const std::string& m
   const auto released = release_late(may_leave, budget_bytes, more_room, options.furthest_first);
   if (!released.has_value()) return std::nullopt;
   return reload_early(*released, budget_bytes, options.in_order);
+}
+
+std::string StepModel::cover(const std::vector<std::int32_t>& order, std::int64_t budget_bytes) const {
+  std::vector<std::int64_t> change(points() + 1, 0);
+  for (std::size_t index = 0; index < gaps(); ++index) {
+    const auto gap = static_cast<std::int32_t>(index);
+    change[shape_.gaps[gap].first] += bytes_of(gap);
+    change[shape_.gaps[gap].last + 1] -= bytes_of(gap);
+  }
+  RoomTree tree(room_of(change, budget_bytes));
+  std::string may_leave(gaps(), '\1');
+  for (const std::int32_t index : order) {
+    require(index >= 0 && index < static_cast<std::int32_t>(gaps()), "order", "indices of gaps");
+    const StepGap& gap = shape_.gaps[index];
+    if (may_leave[index] == 0 || tree.last_below(gap.last + 1, bytes_of(index)) >= gap.first) continue;
+    tree.add(gap.first, gap.last + 1, -bytes_of(index));
+    may_leave[index] = 0;
+  }
+  return may_leave;
 }
 
 std::optional<std::vector<StepAbsence>> StepModel::release_late(const std::string& may_leave, std::int64_t budget_bytes,
@@ -158,13 +187,7 @@ std::vector<StepAbsence> StepModel::reload_early(const std::vector<StepAbsence>&
     change[absence.release_point + 1] += bytes_of(absence.gap);
     change[shape_.gaps[absence.gap].last + 1] -= bytes_of(absence.gap);
   }
-  std::vector<std::int64_t> room(points());
-  std::int64_t absent = 0;
-  for (std::size_t interval = 0; interval < points(); ++interval) {
-    absent += change[interval];
-    room[interval] = budget_bytes - shape_.peak_bytes[interval] + absent;
-  }
-  RoomTree tree(room);
+  RoomTree tree(room_of(change, budget_bytes));
   std::vector<StepAbsence> absences;
   std::int32_t earliest = -1;
   for (const std::int32_t index : gaps_by_last_) {

@@ -27,7 +27,6 @@ class Auto(PlanPolicy):
     def __init__(self, effort: float = 1.0) -> None:
         self._effort = effort
         self._moves = AutoOffload(effort)
-        self._moves_besides_recomputes = AutoOffload(effort, asks_others=False)
 
     @property
     def name(self) -> str:
@@ -60,7 +59,7 @@ class Auto(PlanPolicy):
         """The best plan with these recomputes. None if the recomputed storages and their inputs do not fit together."""
         followed = with_recomputes(request.recording, chosen)
         try:
-            plan = self._moves_besides_recomputes.plan(request._replace(recording=followed))
+            plan = self._moves.plan(request._replace(recording=followed))
         except BudgetError:
             return None
         lifetimes = tuple(

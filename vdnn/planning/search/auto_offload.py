@@ -1,15 +1,15 @@
 """auto-offload: offloads storages so that the step stays under the budget with the least slowdown. vdnn's own policy.
 
-A portfolio: local search from several starts, on a ladder of budgets up to the requested one (a plan for less memory is
-also a plan for more, so a larger budget is never slower); the plans of simpler policies; for very short steps all
-plans. The shortest step wins, and then its points are moved one by one. Effort is counted in evaluations, so the same
-recording gives the same plan on any machine.
+Local search from all gaps and from covers, on a ladder of budgets up to the requested one (a plan for less memory is
+also a plan for more, so a larger budget is never slower); for very short steps also all plans. The shortest step wins,
+and then its points are moved one by one. Effort is counted in evaluations, so the same recording gives the same plan on
+any machine.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vdnn import _C
@@ -17,21 +17,15 @@ from vdnn.planning.costs import LinkCosts
 from vdnn.planning.gaps import Gap, gaps_of
 from vdnn.planning.least_memory import least_bytes, require_feasible_budget
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
-from vdnn.planning.policies.vdnn_all import VdnnAllPlan
-from vdnn.planning.policies.vdnn_conv import VdnnConvPlan
+from vdnn.planning.search.covers import absence_times, orders_of_leaving_out
 from vdnn.planning.search.local_search import Choice, Search, every_plan, polish
-from vdnn.planning.search.prefix_cut import PrefixCut
-from vdnn.planning.search.step_model import AbsenceTuple, make_step_model, plan_of, tuples_of_plan
+from vdnn.planning.search.step_model import AbsenceTuple, make_step_model, plan_of
 from vdnn.step.plan import Plan
 
 # Evaluations for a step of one point; longer steps get fewer, within the limits below.
 _EFFORT = 12_000_000
 _MOST_EVALUATIONS, _LEAST_EVALUATIONS = 20_000, 600
 _RUNGS = 12  # of the ladder, from the least budget to the one at which nothing has to be offloaded
-# Simple policies of ours and of the vDNN paper. Each gives the search another start. They are skipped for long steps,
-# where some take longer than the search.
-_SIMPLE: tuple[Callable[[], PlanPolicy], ...] = (PrefixCut, VdnnConvPlan, VdnnAllPlan)
-_MOST_GAPS_OF_SIMPLE = 1000
 # All plans of a step are tried if there are at most this many.
 _MOST_TRIED = 4000
 # Starts that use only gaps at least this many times as long as their two copies together.
@@ -45,12 +39,10 @@ class _Candidate:
 
 
 class AutoOffload(PlanPolicy):
-    """Keeps or offloads, never recomputes. `effort` scales how long the search takes. `asks_others`: also try the plans
-    of simpler policies."""
+    """Keeps or offloads, never recomputes. `effort` scales how long the search takes."""
 
-    def __init__(self, effort: float = 1.0, *, asks_others: bool = True) -> None:
+    def __init__(self, effort: float = 1.0) -> None:
         self._effort = effort
-        self._asks_others = asks_others
 
     @property
     def name(self) -> str:
@@ -78,19 +70,14 @@ class AutoOffload(PlanPolicy):
         recording = request.recording
         effort = round(self._effort * _EFFORT / len(recording.points))
         effort = max(_LEAST_EVALUATIONS, min(_MOST_EVALUATIONS, effort))
-        candidates = []
-        for policy in _SIMPLE if self._asks_others and len(gaps) <= _MOST_GAPS_OF_SIMPLE else ():
-            absences = tuples_of_plan(gaps, policy().plan(request))
-            if model.peak_bytes(absences) <= budget_bytes:
-                candidates.append(_Candidate(model.replay(absences).step_ns, absences))
-                if candidates[-1].step_ns <= recording.compute_ns:
-                    return candidates[-1]
-        starts = list(first_choices([point.compute_ns for point in recording.points], gaps, request.costs))
-        starts += [Choice(_flags(gaps, candidate)) for candidate in candidates]
+        candidates: list[_Candidate] = []
+        starts = list(all_gaps(gaps))
+        orders = list(orders_of_leaving_out([point.compute_ns for point in recording.points], gaps, request.costs))
         for rung_bytes in (*_ladder(request, budget_bytes), budget_bytes):
             share = effort // 2 if rung_bytes == budget_bytes else effort // (2 * _RUNGS)
             search = Search(model, gaps, rung_bytes, recording.compute_ns, share)
-            found = search.run(starts)
+            covers = (Choice(model.cover(order, rung_bytes)) for order in orders)
+            found = search.run([*starts, *covers])
             if found is not None:
                 candidates.append(_Candidate(found.step_ns, found.outcome.absences))
                 starts.append(found.choice)
@@ -104,13 +91,6 @@ class AutoOffload(PlanPolicy):
         return best
 
 
-def _flags(gaps: Sequence[Gap], candidate: _Candidate) -> bytes:
-    flags = bytearray(len(gaps))
-    for gap, _, _ in candidate.absences:
-        flags[gap] = 1
-    return bytes(flags)
-
-
 def _ladder(request: PlanRequest, budget_bytes: int) -> Iterator[int]:
     """The rungs below the budget. The rungs themselves do not depend on the budget."""
     least, most = least_bytes(request.recording), request.recording.peak_bytes
@@ -120,15 +100,17 @@ def _ladder(request: PlanRequest, budget_bytes: int) -> Iterator[int]:
             yield rung_bytes
 
 
-def first_choices(compute_ns: Sequence[int], gaps: Sequence[Gap], costs: LinkCosts) -> Iterator[Choice]:
-    """Choices from which a search begins. `compute_ns` has the time of every interval of the step."""
+def all_gaps(gaps: Sequence[Gap]) -> Iterator[Choice]:
+    """The choices that may use every gap."""
     everything = bytes([1] * len(gaps))
-    yield Choice(everything)
-    yield Choice(everything, in_order=True)
-    yield Choice(everything, furthest_first=True)
-    yield Choice(everything, in_order=True, furthest_first=True)
-    reached = [0, *itertools.accumulate(compute_ns)]
-    copies_ns = 1e9 / costs.to_host_bytes_per_s + 1e9 / costs.to_device_bytes_per_s  # of one byte, both ways
-    lengths = [(reached[gap.last + 1] - reached[gap.release_point + 1]) / (gap.nbytes * copies_ns) for gap in gaps]
+    for in_order, furthest_first in itertools.product((False, True), repeat=2):
+        yield Choice(everything, in_order=in_order, furthest_first=furthest_first)
+
+
+def first_choices(compute_ns: Sequence[int], gaps: Sequence[Gap], costs: LinkCosts) -> Iterator[Choice]:
+    """Choices from which a short search begins, with no time for covers. `compute_ns` has the time of every interval
+    of the step."""
+    yield from all_gaps(gaps)
+    times = absence_times(compute_ns, gaps, costs)
     for least in _LENGTHS:
-        yield Choice(bytes([length >= least for length in lengths]))
+        yield Choice(bytes([length >= least * copies for length, copies in times]))

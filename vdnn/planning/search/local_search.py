@@ -17,12 +17,15 @@ from dataclasses import dataclass, field, replace
 
 from vdnn import _C
 from vdnn.planning.gaps import Gap
+from vdnn.planning.search.covers import order_near
 from vdnn.planning.search.step_model import AbsenceTuple
 
 # Only the longest stalls of a choice are tried.
 _STALLS = 6
 # The search ends after this many disturbed choices in a row that were all seen before: there are few choices.
 _MOST_STALE = 60
+# The search descends from the best of its starts only.
+_DESCENTS = 4
 # So many of the unused gaps are tried in one round.
 _LET_IN = 12
 
@@ -91,7 +94,7 @@ class Search:
     def run(self, starts: Sequence[Choice]) -> Found | None:
         """The best choice found. None if none of the starts fits the budget."""
         found = [one for one in (self._evaluate(start) for start in starts) if one is not None]
-        for start in sorted(found, key=lambda one: one.step_ns):
+        for start in sorted(found, key=lambda one: one.step_ns)[:_DESCENTS]:
             self._descend(start)
         draw = random.Random(0)
         stale = 0
@@ -160,16 +163,9 @@ class Search:
 
     def _disturbed(self, best: Found, draw: random.Random) -> Choice:
         choice = best.choice
-        flags = bytearray(choice.may_leave)
-        for _ in range(draw.randint(0, 3)):
-            flags[draw.randrange(len(flags))] ^= 1
+        cover = self.model.cover(order_near(choice.may_leave, draw), self.budget_bytes)
         more_room = tuple([one for one in choice.more_room if draw.random() < 0.7])
-        disturbed = Choice(bytes(flags), more_room, draw.random() < 0.5, choice.furthest_first)
-        if (absences := best.outcome.absences) and draw.random() < 0.5:  # the core makes this list at every access
-            gap, _, reload_point = draw.choice(absences)
-            wider = list(self._with_room_for(disturbed, gap, reload_point))
-            disturbed = draw.choice(wider)
-        return disturbed
+        return Choice(cover, more_room, in_order=draw.random() < 0.5, furthest_first=draw.random() < 0.5)
 
 
 def every_plan(gaps: Sequence[Gap], most: int) -> Iterator[list[AbsenceTuple]]:
