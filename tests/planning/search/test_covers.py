@@ -68,7 +68,7 @@ def test_what_the_order_begins_with_is_left_out_first() -> None:
 
 
 def test_a_cover_near_another_leaves_out_mostly_the_same() -> None:
-    recording = chain([10] * 40)
+    recording = chain([10] * 100)
     gaps, model, draw = gaps_of(recording), model_of(recording), random.Random(0)
     budget = (least_bytes(recording) + recording.peak_bytes) // 2
     cover = model.cover(random.Random(1).sample(range(len(gaps)), len(gaps)), budget)

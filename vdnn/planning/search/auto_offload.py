@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vdnn import _C
 from vdnn.planning.costs import LinkCosts
@@ -32,9 +32,11 @@ _MOST_TRIED = 4000
 _LENGTHS = (1, 2, 4)
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Candidate(NamedTuple):
+    """The lesser of two candidates is the better one: its step is shorter, or it moves less."""
+
     step_ns: int
+    moved_bytes: int
     absences: Sequence[AbsenceTuple]
 
 
@@ -70,25 +72,39 @@ class AutoOffload(PlanPolicy):
         recording = request.recording
         effort = round(self._effort * _EFFORT / len(recording.points))
         effort = max(_LEAST_EVALUATIONS, min(_MOST_EVALUATIONS, effort))
-        candidates: list[_Candidate] = []
+        compute_ns = [point.compute_ns for point in recording.points]
+        orders = list(orders_of_leaving_out(compute_ns, gaps, request.costs))
         starts = list(all_gaps(gaps))
-        orders = list(orders_of_leaving_out([point.compute_ns for point in recording.points], gaps, request.costs))
+
+        def covers(rung_bytes: int) -> list[Choice]:
+            return [Choice(model.cover(order, rung_bytes)) for order in orders]
+
+        def candidate(outcome: _C.StepOutcome) -> _Candidate:
+            return _Candidate(outcome.step_ns, _bytes_of(gaps, outcome.absences), outcome.absences)
+
+        at_once = (model.evaluate(one.may_leave, budget_bytes) for one in (starts[0], *covers(budget_bytes)))
+        candidates = [candidate(one) for one in at_once if one is not None and one.step_ns <= recording.compute_ns]
+        if candidates:
+            return min(candidates)  # nothing is slowed down, so nothing can be faster
         for rung_bytes in (*_ladder(request, budget_bytes), budget_bytes):
             share = effort // 2 if rung_bytes == budget_bytes else effort // (2 * _RUNGS)
             search = Search(model, gaps, rung_bytes, recording.compute_ns, share)
-            covers = (Choice(model.cover(order, rung_bytes)) for order in orders)
-            found = search.run([*starts, *covers])
+            found = search.run([*starts, *covers(rung_bytes)])
             if found is not None:
-                candidates.append(_Candidate(found.step_ns, found.outcome.absences))
+                candidates.append(candidate(found.outcome))
                 starts.append(found.choice)
         for absences in every_plan(gaps, _MOST_TRIED):
             if model.peak_bytes(absences) <= budget_bytes:
-                candidates.append(_Candidate(model.replay(absences).step_ns, absences))
-        best = min(candidates, key=lambda one: one.step_ns)
+                candidates.append(_Candidate(model.replay(absences).step_ns, _bytes_of(gaps, absences), absences))
+        best = min(candidates)
         if best.step_ns > recording.compute_ns:
             absences, step_ns = polish(model, gaps, budget_bytes, best.absences, best.step_ns, effort // 4)
-            best = _Candidate(step_ns, absences)
+            best = _Candidate(step_ns, _bytes_of(gaps, absences), absences)
         return best
+
+
+def _bytes_of(gaps: Sequence[Gap], absences: Sequence[AbsenceTuple]) -> int:
+    return sum(gaps[gap].nbytes for gap, _, _ in absences)
 
 
 def _ladder(request: PlanRequest, budget_bytes: int) -> Iterator[int]:

@@ -16,8 +16,8 @@ from vdnn.planning.costs import LinkCosts
 from vdnn.planning.gaps import Gap
 
 _RANDOM_ORDERS = 8
-# A cover near another leaves up to this share of the left-out gaps in again.
-_MOST_RETURNED = 0.05
+# A cover near another first lets in up to so many gaps that the other leaves out: a share of them, but a few at least.
+_RETURNED_SHARE, _RETURNED_AT_LEAST = 0.05, 6
 
 
 def absence_times(compute_ns: Sequence[int], gaps: Sequence[Gap], costs: LinkCosts) -> list[tuple[float, float]]:
@@ -49,8 +49,8 @@ def order_near(may_leave: bytes, draw: random.Random) -> list[int]:
     """An order for a cover that resembles `may_leave`: most of what that leaves out comes first."""
     used = [gap for gap, flag in enumerate(may_leave) if flag]
     left_out = [gap for gap, flag in enumerate(may_leave) if not flag]
-    share = draw.uniform(0, _MOST_RETURNED)
-    returned = [gap for gap in left_out if draw.random() < share]
+    most = min(len(left_out), max(_RETURNED_AT_LEAST, round(len(left_out) * _RETURNED_SHARE)))
+    returned = draw.sample(left_out, draw.randint(0, most))
     draw.shuffle(used)
     without = frozenset(returned)
     return [*(gap for gap in left_out if gap not in without), *used, *returned]
