@@ -13,12 +13,12 @@ import pytest
 
 from benchmarks.harness.cell_process import CellProcess, Measure
 from benchmarks.harness.cell_spec import CellSpec, cell_of
+from tests.patience import PATIENCE_S
 from vdnn.report.cell import FAILED, OK, TIMED_OUT, Cell
 
 pytestmark = pytest.mark.slow
 
 SPEC = CellSpec("vgg16", "plain", "virtual", "h100", batch=4)
-PATIENCE_S = 60.0
 
 
 def run(measure: Measure, folder: Path, *, limit_s: float = PATIENCE_S, forks: bool = True) -> Cell:

@@ -116,7 +116,6 @@ def test_every_operation_has_the_cpus_gradients(chunk: int, record_property: Rec
 
 
 @pytest.mark.full
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_operation_under_every_mode_has_the_cpus_gradients(chunk: int, record_property: Record) -> None:
     ours = samples(operations()[chunk::CHUNKS])

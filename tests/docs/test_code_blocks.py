@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,7 +87,7 @@ def named(page: Path) -> str:
 def test_what_a_page_shows_runs(page: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", DRIVER, json.dumps(steps_of(page))]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, env=environment)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert not_printed(page, done.stdout) == [], done.stdout
 

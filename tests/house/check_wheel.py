@@ -64,7 +64,7 @@ def run_doctor(*options: str, start: tuple[str, ...] = (sys.executable, "-m", "v
         env={},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
     )
     expect(done.returncode == 0, f"doctor {' '.join(options)} exits with 0, not {done.returncode}: {done.stderr}")
     expect(done.stderr == "", f"doctor {' '.join(options)} says nothing on stderr, not {done.stderr!r}")

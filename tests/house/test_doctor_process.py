@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.fake_driver.control import FakeDriver
 from tests.house.without_torch import ROOT, python_without_torch
+from tests.patience import PATIENCE_S
 from vdnn.doctor import Sources, examine
 
 
@@ -18,7 +19,7 @@ def test_the_doctor_reports_on_this_machine() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=True,
     )
     report = json.loads(done.stdout)

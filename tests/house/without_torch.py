@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Every python that has this directory on PYTHONPATH imports it before any program runs. A sitecustomize of the
@@ -34,6 +36,6 @@ def python_without_torch(directory: Path, *arguments: str) -> subprocess.Complet
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )

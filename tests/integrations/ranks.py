@@ -21,9 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Long, because a machine may be busy; only a hanging job waits for this long.
-_START_S = 120
-_EXIT_S = 60
+from tests.patience import PATIENCE_S
 
 
 class RankFailed(AssertionError):
@@ -50,9 +48,9 @@ class Ranks:
             theirs.close()
             self._pipes.append(ours)
             self.processes.append(process)
-        self._collect(_START_S)
+        self._collect(PATIENCE_S)
 
-    def run(self, function: Callable[..., Any], *arguments: Any, limit_s: float = 60) -> list[Any]:
+    def run(self, function: Callable[..., Any], *arguments: Any, limit_s: float = PATIENCE_S) -> list[Any]:
         for pipe in self._pipes:
             pipe.send((function, arguments))
         return self._collect(limit_s)
@@ -96,7 +94,7 @@ class Ranks:
             with contextlib.suppress(OSError):
                 pipe.send(None)
         for process in self.processes:
-            process.join(_EXIT_S)
+            process.join(PATIENCE_S)
             if process.is_alive():
                 process.kill()
                 process.join()

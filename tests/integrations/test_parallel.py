@@ -116,7 +116,7 @@ def test_a_stage_under_1f1b_is_planned_by_the_search_and_runs_as_predicted(two_r
 def test_no_rank_hangs_when_one_raises(what: str) -> None:
     ranks = Ranks(2)
     with pytest.raises(RankFailed) as failure:
-        ranks.run(parallel_training.one_raises, what, limit_s=30)
+        ranks.run(parallel_training.one_raises, what)
     said = failure.value.said
     assert "Trouble: this rank has had enough" in said[1]
     assert "no answer" not in said[0]

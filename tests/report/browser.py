@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE_S
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-_SECONDS = 180
 
 _LOOKING = """<!DOCTYPE html>
 <html><head><meta charset="utf-8"><link rel="icon" href="data:,"><style>
@@ -111,4 +112,4 @@ def _run(browser: str, address: str, width: int, profile: Path) -> subprocess.Co
         "--dump-dom",
         address,
     ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

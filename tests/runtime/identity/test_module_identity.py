@@ -36,7 +36,6 @@ def test_every_module_has_the_gradients_of_plain_torch(chunk: int, record_proper
 
 
 @pytest.mark.full
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_module_input_in_every_mode_has_the_gradients_of_plain_torch(chunk: int, record_property: Record) -> None:
     with identity_rigs(chunk, record_property) as rigs:

@@ -35,7 +35,6 @@ def test_every_operation_has_the_gradients_of_plain_torch(chunk: int, record_pro
 
 
 @pytest.mark.full
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_sample_in_every_mode_has_the_gradients_of_plain_torch(chunk: int, record_property: Record) -> None:
     with identity_rigs(chunk, record_property) as rigs:
@@ -46,7 +45,6 @@ def test_every_sample_in_every_mode_has_the_gradients_of_plain_torch(chunk: int,
 
 
 @pytest.mark.full
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_in_place_operation_has_the_outcome_of_plain_torch(chunk: int, record_property: Record) -> None:
     in_place = [op for op in operations() if op.inplace_variant is not None]

@@ -39,7 +39,6 @@ def test_what_has_a_recipe_is_recomputed_bit_for_bit(chunk: int, record_property
 
 
 @pytest.mark.full
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_what_has_a_recipe_is_recomputed_bit_for_bit_from_every_sample(chunk: int, record_property: Record) -> None:
     for op in operations()[chunk::CHUNKS]:

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import vdnn
 import vdnn.runtime.session.save_on_cpu as room
+from tests.patience import PATIENCE_S
 from tests.runtime.conftest import OpenSession
 from tests.runtime.rigs.networks import conv_chain, images, perceptron
 from tests.runtime.rigs.side_by_side import alive, assert_nothing_alive, assert_same_as_plain, differences, outcome
@@ -142,7 +143,7 @@ def test_threads_share_one_session_each_with_its_own_hooks(place: _C.Device) -> 
     models = [wide() for _ in range(3)]
     plain = [outcome(lambda m=model, x=x: train(m, x), [model]) for model, x in models]  # type: ignore[misc]
     problems: list[str] = []
-    start = threading.Barrier(3, timeout=60)
+    start = threading.Barrier(3, timeout=PATIENCE_S)
 
     def run(index: int) -> None:
         model, x = models[index]

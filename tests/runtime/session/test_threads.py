@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tests.conftest import SCHEDULES
+from tests.patience import PATIENCE_S
 from tests.runtime.conftest import OpenSession
 from tests.runtime.rigs.networks import images, small_resnet
 from tests.runtime.rigs.side_by_side import (
@@ -99,7 +100,7 @@ def test_two_threads_each_with_its_own_session() -> None:
     models = [small_resnet(), small_resnet()]
     steps = [make_step(model, images()) for model in models]
     expected = [outcome(step, [model]) for step, model in zip(steps, models, strict=True)]
-    start = threading.Barrier(2, timeout=60)
+    start = threading.Barrier(2, timeout=PATIENCE_S)
     threads = [threading.Thread(target=train, args=(index,)) for index in range(2)]
     for thread in threads:
         thread.start()
@@ -163,7 +164,7 @@ def test_threads_that_save_first_at_the_same_time_open_one_device(
         return native_device(self, device)
 
     monkeypatch.setattr(Session, "_native_device", counted)
-    start = threading.Barrier(4, timeout=60)
+    start = threading.Barrier(4, timeout=PATIENCE_S)
 
     def train() -> None:
         model = small_resnet()
@@ -209,7 +210,7 @@ def test_two_threads_that_use_one_storage_at_once_reload_it_once(
 
     monkeypatch.setattr(Transport, "__init__", initialised)
     session = open_session(offload_window=1, reload_window=1)
-    start = threading.Barrier(2, timeout=60)
+    start = threading.Barrier(2, timeout=PATIENCE_S)
     weights = [torch.ones(64, requires_grad=True) for _ in range(2)]
     for _ in range(10):
         with session:
