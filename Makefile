@@ -18,6 +18,9 @@ TORCH := torch==2.13.0
 BUILD_TOOLS := setuptools==84.2.1 wheel==0.48.0 pybind11==3.1.0 cmake==4.4.4 ninja==1.13.2
 
 PIP := $(PY) -m pip --disable-pip-version-check
+
+# Each of the two workers begins with one half of the files, so that what a file makes for all its tests is made once.
+PYTEST := $(PY) -m pytest -n 2 --dist worksteal
 CPP_FILES := find csrc tests vdnn/testing \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0
 
 .PHONY: help
@@ -30,7 +33,7 @@ help:
 	@echo "make test-full    every sample of torch's operation database, in every mode"
 	@echo "make fuzz         100,000 random training programs, each against plain PyTorch, bit for bit"
 	@echo "make stress       the C++ stress program under ThreadSanitizer, AddressSanitizer and UBSan; stress-deferred"
-	@echo "make stress-deferred  the runtime on the deferred accelerator under 10,000 schedules"
+	@echo "make stress-deferred  the runtime on the deferred accelerator under 10,000 seeds"
 	@echo "make lint         ruff, mypy, clang-format, clang-tidy"
 	@echo "make lint-quick   the same without clang-tidy: what the commit hooks run"
 	@echo "make docs         the documentation as a site in build/site, warnings are errors"
@@ -83,22 +86,22 @@ demo: $(if $(HAS_EVERYTHING),build,$(VENV)/with-demo)
 # Timings are off here: two workers disturb each other. `make figures` takes them.
 .PHONY: test
 test: build
-	$(PY) -m pytest -n 2 --benchmark-disable
-	$(PY) -m pytest -n 2 tests/deferred
+	$(PYTEST) --benchmark-disable
+	$(PYTEST) tests/deferred
 
 # Trainers of other libraries are left out by their files: importing those takes longer than many tests.
 TRAINERS := tests/integrations/test_huggingface.py tests/integrations/test_lightning.py
 
 .PHONY: test-fast
 test-fast: build
-	$(PY) -m pytest -n 2 --benchmark-disable -m "not slow and not full" $(TRAINERS:%=--ignore=%)
-	$(PY) -m pytest -n 2 -m "not slow and not full" tests/deferred
+	$(PYTEST) --benchmark-disable -m "not slow and not full" $(TRAINERS:%=--ignore=%)
+	$(PYTEST) -m "not slow and not full" tests/deferred
 
 # All samples of torch's own operation and module databases, in every mode, moved and recomputed.
 .PHONY: test-full
 test-full: build
-	$(PY) -m pytest -n 2 --benchmark-disable -m full
-	$(PY) -m pytest -n 2 -m full tests/deferred
+	$(PYTEST) --benchmark-disable -m full
+	$(PYTEST) -m full tests/deferred
 
 # Random training programs against plain PyTorch, bit for bit. `make test` runs 2,000 of them.
 .PHONY: fuzz
@@ -128,11 +131,12 @@ stress: venv
 	bash .ci/stress $(PY) address,undefined
 	$(MAKE) stress-deferred
 
-# Lives of graphs and streams of the user's, in small networks: about five minutes on two cores. `make test` has
-# everything under 200.
+# Lives of graphs and streams of the user's, in small networks: about five minutes on two cores. `.ci/run` takes 1,000
+# seeds, `make test` has everything under 200.
+VDNN_DEFERRED_SEEDS ?= 10000
 .PHONY: stress-deferred
 stress-deferred: build
-	VDNN_DEFERRED_SEEDS=10000 $(PY) -m pytest -n 2 tests/deferred/test_vdnn_on_it.py \
+	VDNN_DEFERRED_SEEDS=$(VDNN_DEFERRED_SEEDS) $(PYTEST) tests/deferred/test_vdnn_on_it.py \
 	  -k "random and (life and linear or streams_of_the_users)"
 
 # .pre-commit-config.yaml has the same, on the files that a commit changes.

@@ -63,6 +63,13 @@ def test_what_a_workflow_runs_is_there(workflow: str) -> None:
     assert all((ROOT / path).is_file() for path in re.findall(r"run: (?:bash|python) (?!-)(\.?[\w./-]+)", text))
 
 
+def test_the_night_runs_what_no_other_lane_has_time_for() -> None:
+    found = re.search(r"target: \[(.+)\]", (WORKFLOWS / "everything.yml").read_text())
+    assert found is not None
+    assert found[1].split(", ") == ["test-full", "stress-deferred", "fuzz"]
+    assert all(recipe_of(target) for target in found[1].split(", "))
+
+
 def test_pull_requests_have_eight_minutes() -> None:
     text = (WORKFLOWS / "pull-request.yml").read_text()
     assert set(re.findall(r"timeout-minutes: (\d+)", text)) == {"8"}
