@@ -30,7 +30,7 @@ help:
 	@echo "make test         all tests"
 	@echo "For work on vdnn:"
 	@echo "make test-fast    the tests without those marked slow"
-	@echo "make test-full    every sample of torch's operation database, in every mode"
+	@echo "make test-full    every sample of torch's operation database in every mode, every schedule and budget"
 	@echo "make fuzz         100,000 random training programs, each against plain PyTorch, bit for bit"
 	@echo "make stress       the C++ stress program under ThreadSanitizer, AddressSanitizer and UBSan; stress-deferred"
 	@echo "make stress-deferred  the runtime on the deferred accelerator under 10,000 seeds"
@@ -97,7 +97,8 @@ test-fast: build
 	$(PYTEST) --benchmark-disable -m "not slow and not full" $(TRAINERS:%=--ignore=%)
 	$(PYTEST) -m "not slow and not full" tests/deferred
 
-# All samples of torch's own operation and module databases, in every mode, moved and recomputed.
+# All samples of torch's own operation and module databases, in every mode, moved and recomputed; and the schedules and
+# budgets that `make test` did not draw (tests/drawn.py).
 .PHONY: test-full
 test-full: build
 	$(PYTEST) --benchmark-disable -m full
@@ -132,7 +133,7 @@ stress: venv
 	$(MAKE) stress-deferred
 
 # Lives of graphs and streams of the user's, in small networks: about five minutes on two cores. `.ci/run` takes 1,000
-# seeds, `make test` has everything under 200.
+# seeds, `make test` has everything under 50.
 VDNN_DEFERRED_SEEDS ?= 10000
 .PHONY: stress-deferred
 stress-deferred: build

@@ -8,15 +8,18 @@ copies that wait, are in flight and are complete at any moment. After the test t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 import torch
 
 from tests.conftest import SCHEDULE_IDS, SCHEDULES
+from tests.drawn import draw_one
 from tests.runtime.rigs.limits import grouped
 from tests.runtime.rigs.side_by_side import assert_nothing_alive
 from tests.runtime.rigs.virtual_training import decided_by
+from tests.runtime.unusual.every_mode import PLAN_MODES
 from tests.seeding import seed_only_what_is_there
 from vdnn import _C
 from vdnn.runtime.session.offload import offload
@@ -39,6 +42,13 @@ EITHER_WAY = pytest.mark.either_way
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "default_policy" in metafunc.fixturenames and metafunc.definition.get_closest_marker("either_way"):
         metafunc.parametrize("default_policy", ["vdnn-all", "recompute-all"], indirect=True)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ours = [item for item in items if Path(__file__).parent in item.path.parents]
+    draw_one(ours, "schedule", dict(zip(SCHEDULES, SCHEDULE_IDS, strict=True)))
+    draw_one(ours, "mode", {mode: mode for mode in PLAN_MODES})
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,48 @@
+"""`make test` leaves one of the tests that differ in one parameter only, and not always that of the same value."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from tests.drawn import draw_one
+
+NAMES = {1: "early", 2: "late"}
+
+
+class Item:
+    """What is asked of a collected test."""
+
+    def __init__(self, nodeid: str, **params: Any) -> None:
+        self.nodeid = nodeid
+        self.marks: list[pytest.MarkDecorator] = []
+        if params:
+            self.callspec = type("CallSpec", (), {"params": params})
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        self.marks.append(mark)
+
+
+def drawn(*items: Item) -> list[Item]:
+    draw_one(cast("list[pytest.Item]", items), "schedule", NAMES)
+    return [item for item in items if not item.marks]
+
+
+def test_one_of_each_pair_is_left_and_each_value_has_its_share() -> None:
+    pairs = [Item(f"test_{test}[{name}-x]", schedule=value) for test in range(100) for value, name in NAMES.items()]
+    left = drawn(*pairs)
+    assert len({item.nodeid.partition("[")[0] for item in left}) == len(left) == 100
+    assert 25 < sum("early" in item.nodeid for item in left) < 75
+    assert {mark.name for item in pairs for mark in item.marks} == {"full"}
+
+
+def test_tests_that_differ_otherwise_or_have_other_values_all_stay() -> None:
+    items = [
+        Item("test_a[early-x]", schedule=1),
+        Item("test_a[early-y]", schedule=1),
+        Item("test_b[never]", schedule=3),
+        Item("test_c[early]", other=1),
+        Item("test_d"),
+    ]
+    assert drawn(*items) == items
