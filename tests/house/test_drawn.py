@@ -12,7 +12,7 @@ NAMES = {1: "early", 2: "late"}
 
 
 class Item:
-    """What is asked of a collected test."""
+    """A collected test, as far as it is looked at."""
 
     def __init__(self, nodeid: str, **params: Any) -> None:
         self.nodeid = nodeid
