@@ -52,6 +52,7 @@ def test_the_text_has_each_advice_with_what_to_do_and_what_it_gains(said_of_a_lo
     assert [advice.rank for advice in advices] == sorted(advice.rank for advice in advices)
 
 
+@pytest.mark.slow
 def test_a_step_of_ones_own_is_watched(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", f"{HERE}:with_step", "--hardware", "titan-x", "--steps", "1"]) == 0
     said = capsys.readouterr().out
@@ -59,6 +60,7 @@ def test_a_step_of_ones_own_is_watched(capsys: pytest.CaptureFixture[str]) -> No
     assert "1 real steps on cpu" in said
 
 
+@pytest.mark.slow
 def test_a_function_of_a_batch_size_runs_no_real_step(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["advise", f"{HERE}:workload", "--batch", "8", "--optimizer", "adamw", "--hardware", "h100"]
     assert main([*arguments, "--budget", "1GiB"]) == 0

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+import vdnn
 from tests.fuzz.outcomes import outcome_of
 from tests.fuzz.plot import program_of
 from tests.fuzz.program import STEPS, Program
@@ -100,7 +101,7 @@ def _is_within_vdnn(frame: FrameType) -> bool:
     for _ in range(4):
         if one is None or one.f_code.co_name in ("__del__", "<lambda>"):
             return False
-        if "/vdnn/" in one.f_code.co_filename:
+        if one.f_code.co_filename.startswith(vdnn.__path__[0]):
             return True
         one = one.f_back
     return False

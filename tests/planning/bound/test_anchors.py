@@ -25,6 +25,7 @@ def convolutions(batch: int) -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*layers), torch.empty(batch, 64, 56, 56)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "is_slower"), [(0.0, True), (0.25, False)])
 def test_many_layers_alike_are_certified_at_their_least_memory(share: float, is_slower: bool) -> None:
     """There is room for the map in use and almost for another one, so every reload waits for the previous use. With a

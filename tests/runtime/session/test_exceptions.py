@@ -55,6 +55,7 @@ class HookFault:
         return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 def test_an_exception_at_every_hook_call_leaves_the_next_step_working(
     session: Session, monkeypatch: pytest.MonkeyPatch, before: bool

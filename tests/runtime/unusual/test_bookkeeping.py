@@ -111,7 +111,7 @@ class Interrupt:
         sys.settrace(None)
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if "/vdnn/" not in frame.f_code.co_filename or self.has_fired:
+        if not _is_ours(frame) or self.has_fired:
             return None
         frame.f_trace_opcodes = True
         return self._opcode
@@ -125,11 +125,15 @@ class Interrupt:
         return self._opcode
 
 
+def _is_ours(frame: FrameType) -> bool:
+    """Not by the name of the folder alone: a checkout may be called vdnn, too."""
+    return frame.f_code.co_filename.startswith(vdnn.__path__[0])
+
+
 def _is_a_destructor(frame: FrameType | None) -> bool:
     """Tells whether Python would only print an exception raised here."""
     while frame is not None:
-        is_ours = "/vdnn/" in frame.f_code.co_filename
-        if is_ours and frame.f_code.co_name in ("__del__", "_forget", "_storage_ended", "<lambda>"):
+        if _is_ours(frame) and frame.f_code.co_name in ("__del__", "_forget", "_storage_ended", "<lambda>"):
             return True
         frame = frame.f_back
     return False
