@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -23,21 +23,24 @@ _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 Item = TypeVar("Item")
 
 
+class _OfThread(threading.local):
+    """Made anew in each thread that looks at it."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[int, Any]] = []
+
+
 class AfterOperation(Generic[Item]):
     """The items of each thread that wait until the operation that is running now is over. Callers hold the packer's
     lock."""
 
     def __init__(self) -> None:
-        self._local = threading.local()
+        self._here = _OfThread()
         self.number = 0  # on all threads: usually 0, and then there is nothing to look up
 
     def waiting(self) -> list[tuple[int, Item]]:
         """The items of this thread, the oldest first, each with autograd's sequence number when it was added."""
-        try:
-            waiting: list[tuple[int, Item]] = self._local.waiting
-        except AttributeError:
-            waiting = self._local.waiting = []
-        return waiting
+        return self._here.waiting
 
     def add(self, item: Item) -> None:
         self.number += 1

@@ -34,7 +34,9 @@ class StorageReference:
         return 0 if storage is None else int(storage.nbytes())
 
     def __del__(self) -> None:
-        free_handle(self._handle)
+        handle = getattr(self, "_handle", None)  # None: __init__ was interrupted
+        if handle is not None:
+            free_handle(handle)
 
 
 class StorageSet:
