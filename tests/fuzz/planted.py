@@ -124,7 +124,7 @@ def all_have_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def tracers_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """11: tensors that a tracer follows are treated as plain ones."""
     monkeypatch.setattr(function_transforms, "_innermost_of_a_session", lambda: None)
-    monkeypatch.setattr(hooks, "modes_here", lambda: 0)
+    monkeypatch.setattr(hooks, "num_dispatch_modes", lambda: 0)
     monkeypatch.setattr(hooks, "transform_level", lambda: None)
 
 

@@ -49,7 +49,7 @@ from vdnn.runtime.torch_internals.tensor_kinds import (
     CLASSES_WITH_DATA,
     PLAIN_CLASSES,
     is_traced,
-    modes_here,
+    num_dispatch_modes,
     outside_of_transforms,
     plain_part,
     transform_level,
@@ -148,7 +148,7 @@ class Packer:
             return self._keep(tensor, reason, nbytes)
         if part.is_quantized or part.is_nested or part._is_zerotensor() or transform_level() is not None:
             return self._keep(tensor, Kept.SUBCLASS, nbytes)
-        if modes_here() and is_traced():
+        if num_dispatch_modes() and is_traced():
             return self._keep(tensor, Kept.SUBCLASS, nbytes)
         if forks.count != self._forks:
             return self._keep(tensor, Kept.OTHER_DEVICE, nbytes)

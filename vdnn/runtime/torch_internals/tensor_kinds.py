@@ -27,7 +27,7 @@ PLAIN_CLASSES = (*CLASSES_WITH_DATA, FakeTensor)
 
 # The hooks call these two at every save and use: the number of active dispatch modes, and the level of the torch.func
 # transform that this thread is in (None outside of transforms).
-modes_here = torch._C._len_torch_dispatch_stack
+num_dispatch_modes = torch._C._len_torch_dispatch_stack
 transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 _mode_of = torch._C._get_dispatch_mode
 _PROXY, _FUNCTIONAL = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL
@@ -59,7 +59,7 @@ def is_traced() -> bool:
     """True if a tracer or a transform of torch.func is active on this thread. See [Note: Tracers]."""
     if transform_level() is not None:
         return True
-    return bool(modes_here()) and (_mode_of(_PROXY) is not None or _mode_of(_FUNCTIONAL) is not None)
+    return bool(num_dispatch_modes()) and (_mode_of(_PROXY) is not None or _mode_of(_FUNCTIONAL) is not None)
 
 
 def outside_of_transforms() -> contextlib.AbstractContextManager[object]:
