@@ -27,7 +27,7 @@ CPP_FILES := find csrc tests vdnn/testing \( -name '*.h' -o -name '*.cpp' -o -na
 help:
 	@echo "On a fresh machine, each makes .venv and builds by itself:"
 	@echo "make demo         the main job: a small GPT under a budget beside plain PyTorch, then a page and a picture"
-	@echo "make test         all tests"
+	@echo "make test         the tests; make test-full has the rest"
 	@echo "For work on vdnn:"
 	@echo "make test-fast    the tests without those marked slow"
 	@echo "make test-full    every sample of torch's operation database in every mode, every schedule and budget"
@@ -97,12 +97,12 @@ test-fast: build
 	$(PYTEST) --benchmark-disable -m "not slow and not full" $(TRAINERS:%=--ignore=%)
 	$(PYTEST) -m "not slow and not full" tests/deferred
 
-# All samples of torch's own operation and module databases, in every mode, moved and recomputed; and the schedules and
-# budgets that `make test` did not draw (tests/drawn.py).
+# All samples of torch's own operation and module databases, in every mode, moved and recomputed; the schedules and
+# budgets that `make test` did not draw (tests/drawn.py); and four times its seeds of the deferred accelerator.
 .PHONY: test-full
 test-full: build
 	$(PYTEST) --benchmark-disable -m full
-	$(PYTEST) -m full tests/deferred
+	VDNN_DEFERRED_SEEDS=200 $(PYTEST) -m "" tests/deferred
 
 # Random training programs against plain PyTorch, bit for bit. `make test` runs 2,000 of them.
 .PHONY: fuzz
@@ -133,7 +133,7 @@ stress: venv
 	$(MAKE) stress-deferred
 
 # Lives of graphs and streams of the user's, in small networks: about five minutes on two cores. `.ci/run` takes 1,000
-# seeds, `make test` has everything under 50.
+# seeds of these, `make test` 50 of all tests, `make test-full` 200 of all.
 VDNN_DEFERRED_SEEDS ?= 10000
 .PHONY: stress-deferred
 stress-deferred: build

@@ -166,16 +166,18 @@ def run(lives: Lives, session: Session, count: int) -> None:
 
 
 @pytest.mark.parametrize("windows", [("1KiB", "1KiB"), ("1MiB", "1MiB")], ids=["narrow", "wide"])
-def test_forty_random_steps_are_right_and_leave_nothing(open_session: OpenSession, windows: tuple[str, str]) -> None:
+def test_a_hundred_random_steps_are_right_and_leave_nothing(
+    open_session: OpenSession, windows: tuple[str, str]
+) -> None:
     session = open_session(offload_window=windows[0], reload_window=windows[1])
     lives = Lives(seed=3)
-    run(lives, session, 10)
+    run(lives, session, 20)
     assert_nothing_alive(session)
     tensors = tensors_alive()
     (transport,) = session._transports.values()
     assert transport is not None
     pinned = transport.pool.stats.pinned_bytes
-    run(lives, session, 30)
+    run(lives, session, 80)
     assert alive(session) == {}, "without the collector's help"
     assert tensors_alive() == tensors
     assert transport.pool.stats.pinned_bytes <= 2 * pinned

@@ -126,7 +126,7 @@ class Interrupt:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Not by the name of the folder alone: a checkout may be called vdnn, too."""
+    """True for code of the package. A folder above it may be called vdnn as well, so a name alone does not tell."""
     return frame.f_code.co_filename.startswith(vdnn.__path__[0])
 
 
