@@ -10,7 +10,7 @@ from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.recompute import Recipe
 from vdnn.runtime.recompute.codecs import Codec
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
-from vdnn.runtime.storage.discarded import Discarded, missing_for
+from vdnn.runtime.storage.discarded import Discarded, Recomputable, missing_for
 from vdnn.runtime.storage.managed_storage import ManagedStorage, Residency
 from vdnn.runtime.storage.packed_view import PackedView
 
@@ -25,7 +25,7 @@ class Trial:
         self._stand_ins: list[torch.Tensor] = []
         # Reloaded or recomputed for the trial alone; and recomputed before it: the trial does not count as their use.
         self._borrowed: list[ManagedStorage] = []
-        self._recomputed: list[Discarded] = []
+        self._recomputed: list[Recomputable] = []
         self._read: list[Discarded] = []
         self.cost = RecomputeCost(0, 0)
 
@@ -35,8 +35,8 @@ class Trial:
         finally:
             for managed in self._borrowed:
                 managed.release()
-            for discarded in self._recomputed:
-                discarded.forget()
+            for recomputed in self._recomputed:
+                recomputed.forget_recomputed()
             for discarded in self._read:
                 discarded.uncount_use()
             self._borrowed.clear()
@@ -73,7 +73,7 @@ class Trial:
             if view.managed.residency is Residency.HOST:
                 self._borrowed.append(view.managed)
             if view.managed.discarded is not None:
-                missing = [one.discarded for one in missing_for(view.managed) if one.discarded is not None]
+                missing = missing_for(view.managed)
                 self._recomputed += missing
                 if not missing:
                     self._read.append(view.managed.discarded)

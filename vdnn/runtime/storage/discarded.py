@@ -41,6 +41,8 @@ class Recomputable(Protocol):
 
     def recompute(self, unpack: Callable[[Any], torch.Tensor]) -> None: ...
 
+    def forget_recomputed(self) -> None: ...
+
 
 class Operand(Protocol):
     """A save that a recipe reads. Its storage may move."""

@@ -47,8 +47,9 @@ class ManagedStorage:
     """The bytes [begin, begin + nbytes) of one storage at one version, which `facts` describe.
 
     `witness` shares the version counter of the saved tensor. `action`: what was decided for the bytes, though the copy
-    may not be issued yet. `views`: how many packed views and recipes use it. Two fields belong to others: `entry` to
-    the table, and `position`, an index in the order of saves, to the Lookahead. Its parts are written here only.
+    may not be issued yet. `views`: how many packed views and recipes use it. Three fields belong to others: `entry`
+    and `reload_entry` to the table, and `position`, an index in the order of saves, to the Lookahead. Its parts are
+    written here only.
     """
 
     __slots__ = (
@@ -63,6 +64,7 @@ class ManagedStorage:
         "nbytes",
         "position",
         "reference",
+        "reload_entry",
         "reloaded",
         "source",
         "transport",
@@ -76,8 +78,9 @@ class ManagedStorage:
         self, transport: Transport, storage: torch.UntypedStorage, facts: StorageFacts, witness: torch.Tensor
     ) -> None:
         self.entry: TableEntry[ManagedStorage] | None = None  # __del__ reads these, even if __init__ raises
-        self.reloaded: Reloaded | None = None
+        self.reload_entry: TableEntry[ManagedStorage] | None = None
         self.watched: WatchedLifetime | None = None
+        self.reloaded: Reloaded | None = None
         self.transport = transport
         self.facts = facts
         self.nbytes = facts.nbytes
@@ -263,6 +266,14 @@ class ManagedStorage:
             self.watched.observer.about_to_reload(self.watched)
         self.discarded.recompute(unpack, self.views)
 
+    def forget_recomputed(self) -> None:
+        """Releases the bytes that were recomputed for a trial, unless they are released already."""
+        if self.discarded is None or not self.discarded.is_recomputed:
+            return
+        self.discarded.forget()
+        if self.watched is not None:
+            self.watched.observer.released_reload(self.watched)
+
     def _use_discarded(self, discarded: Discarded) -> torch.UntypedStorage:
         """The storage on the device. If no hook has recomputed it, this does, and nothing measures that recompute."""
         if not discarded.is_ready:
@@ -275,10 +286,11 @@ class ManagedStorage:
 
     def __del__(self) -> None:
         try:
-            entry, watched = self.entry, self.watched
+            entries, watched = (self.entry, self.reload_entry), self.watched
         except AttributeError:  # __init__ raised
             return
-        if entry is not None:
-            entry.remove()
+        for entry in entries:
+            if entry is not None:
+                entry.remove()
         if watched is not None:
             watched.observer.ended(watched)

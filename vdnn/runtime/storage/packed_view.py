@@ -31,12 +31,12 @@ _OWN_FIELDS = ("_conj", "_fake_mode", "_neg", "_offset_bytes", "_witness", "geom
 
 
 class PackedView:
-    """One saved tensor."""
+    """One saved tensor. `begin`: where the managed bytes begin in the storage of `tensor`."""
 
     __slots__ = ("__weakref__", "_conj", "_fake_mode", "_neg", "_offset_bytes", "_witness", "geometry", "managed")
 
     def __init__(
-        self, managed: ManagedStorage, tensor: torch.Tensor, witness: torch.Tensor, geometry: Geometry
+        self, managed: ManagedStorage, tensor: torch.Tensor, witness: torch.Tensor, geometry: Geometry, begin: int
     ) -> None:
         self.managed = managed
         self._witness = witness
@@ -44,7 +44,7 @@ class PackedView:
         self._conj = dtype.is_complex and tensor.is_conj()
         self._neg = tensor.is_neg()
         self.geometry = geometry
-        self._offset_bytes = int(tensor.storage_offset()) * tensor.itemsize - managed.facts.begin
+        self._offset_bytes = int(tensor.storage_offset()) * tensor.itemsize - begin
         self._fake_mode = tensor.fake_mode if type(tensor) is FakeTensor else None
         managed.views += 1
 
@@ -56,8 +56,6 @@ class PackedView:
             raise_modified(self._witness.type(), size, self._witness._version, managed.version)
         found = managed.use(geometry)
         tensor = self.view_of(*found) if isinstance(found, tuple) else found
-        if self._fake_mode is not None:
-            return tensor
         shared = self._witness.detach()  # see [Note: Shared version counters]
         shared.data = tensor
         return shared

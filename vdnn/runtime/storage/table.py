@@ -2,12 +2,15 @@
 
 A storage is recognized by its native object, not by its data pointer, which is reused. The table keeps no storage
 alive: an entry is removed when its managed storage is destroyed.
+
+[Note: Reloads that are saved] A double backward saves tensors that were unpacked from a reload. They are the same bytes
+at the same version as those that were saved first, so they join that managed storage and need no copy of their own.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -58,6 +61,7 @@ class Version(Protocol):
     version: int
     reference: weakref.ref[Any]
     entry: TableEntry[Any] | None  # Table.add sets it
+    reload_entry: TableEntry[Any] | None  # Table.add_reload sets it
 
 
 Found = TypeVar("Found", bound=Version)
@@ -66,7 +70,7 @@ Found = TypeVar("Found", bound=Version)
 class TableEntry(Generic[Found]):
     """One version in a table. The version owns its entry, and removes it when it is destroyed."""
 
-    __slots__ = ("_handle", "_table", "container", "found", "is_aliased", "key", "split")
+    __slots__ = ("_handle", "_table", "begin", "container", "found", "is_aliased", "key", "split")
 
     def __init__(
         self,
@@ -75,11 +79,13 @@ class TableEntry(Generic[Found]):
         storage: torch.UntypedStorage,
         found: weakref.ref[Found],
         split: int | None,
+        begin: int,
     ) -> None:
         self._handle = weak_handle(storage)  # keeps the native address from being reused
         self._table = table
         self.key = key
         self.found = found
+        self.begin = begin  # of the version's bytes in the storage
         self.split = split  # see [Note: Siblings]
         self.is_aliased = False  # when it was added, another version or part of the storage was alive
         self.container: weakref.ref[Found] | None = None  # a larger part that was saved later
@@ -99,6 +105,15 @@ class TableEntry(Generic[Found]):
         free_handle(self._handle)
 
 
+class Match(NamedTuple, Generic[Found]):
+    """`witness` shares the version counter of the view that was looked up; `begin` is where the version's bytes begin
+    in the storage of that view."""
+
+    found: Found
+    witness: torch.Tensor
+    begin: int
+
+
 class Table(Generic[Found]):
     """Versions by identity: bytes of a storage, version counter and version."""
 
@@ -106,8 +121,14 @@ class Table(Generic[Found]):
         self.entries: dict[TableKey, TableEntry[Found]] = {}
         self.latest: dict[int, TableEntry[Found]] = {}  # by native address
 
-    def find(self, key: TableKey, view: torch.Tensor) -> tuple[Found, torch.Tensor] | None:
-        """The version that has these bytes, and a tensor that shares the view's version counter."""
+    def find(self, key: TableKey, whole: int, view: torch.Tensor) -> Match[Found] | None:
+        """The version that has these bytes of a storage of `whole` bytes, alone or with others around them."""
+        known = self._find(key, view)
+        if known is None and key[2] < whole:
+            known = self._find((key[0], 0, whole), view) or self._find_around(key, view)
+        return known
+
+    def _find(self, key: TableKey, view: torch.Tensor) -> Match[Found] | None:
         entry = self.entries.get(key)
         if entry is None:
             return None
@@ -115,19 +136,19 @@ class Table(Generic[Found]):
         if found is None or entry.is_expired or found.witness._version != found.version:
             return None
         if same_counter(found.witness, view):
-            return found, found.witness
+            return Match(found, found.witness, entry.begin)
         if split is not None and split == split_of(view, view.grad_fn) and view._version == found.version:
-            return found, counter_of(view)
+            return Match(found, counter_of(view), entry.begin)
         return None
 
-    def find_around(self, key: TableKey, view: torch.Tensor) -> tuple[Found, torch.Tensor] | None:
-        """Like `find`, for a part of a storage: the part that was added last, if it contains this one."""
+    def _find_around(self, key: TableKey, view: torch.Tensor) -> Match[Found] | None:
+        """The part of the storage that was added last, if it contains this one."""
         entry = self.latest.get(key[0])
-        return None if entry is None or not _contains(entry.key, key) else self.find(entry.key, view)
+        return None if entry is None or not _contains(entry.key, key) else self._find(entry.key, view)
 
     def add(self, key: TableKey, storage: torch.UntypedStorage, found: Found, split: int | None) -> None:
         """Adds the version, and gives it its entry. `split` is that of the saved tensor: see split_of."""
-        entry = found.entry = TableEntry(self, key, storage, found.reference, split)
+        entry = found.entry = TableEntry(self, key, storage, found.reference, split, key[1])
         latest = self.latest.get(key[0])
         if latest is not None:
             entry.is_aliased = not latest.is_expired
@@ -135,6 +156,18 @@ class Table(Generic[Found]):
             if part is not None and _contains(key, latest.key) and same_counter(part.witness, found.witness):
                 latest.container = found.reference
         self.entries[key] = self.latest[key[0]] = entry
+
+    def add_reload(self, reload: torch.UntypedStorage, found: Found, begin: int) -> None:
+        """Adds a reload of the version, whose bytes begin at `begin` in it. See [Note: Reloads that are saved]."""
+        address, earlier = reload._cdata, found.reload_entry
+        if earlier is not None:
+            if earlier.key[0] == address:
+                return
+            earlier.remove()
+        entry = found.reload_entry = TableEntry(
+            self, (address, 0, reload.nbytes()), reload, found.reference, None, begin
+        )
+        self.entries[entry.key] = self.latest[address] = entry
 
     def __len__(self) -> int:
         return len(self.entries)
