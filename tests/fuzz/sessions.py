@@ -89,7 +89,7 @@ def open_session(mode: str, device: Any, recheck: int = RECHECK) -> Session:
     share = mode.removeprefix("auto ")
     session = vdnn.offload(Auto(_EFFORT), budget="min", device=device, min_bytes=0, recheck=recheck)
     if share != "min":
-        steps = session._steps
+        steps = session._engine.steps
         assert isinstance(steps, StepWatch)
         plans = steps._plans
         planner = plans._planner

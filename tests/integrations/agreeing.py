@@ -39,7 +39,7 @@ def agree(rank: int, budget: str) -> dict[str, Any]:
         "plan": hashlib.sha256(repr(together.plan).encode()).hexdigest(),
         "offloaded_bytes": together.plan.offloaded_bytes,
         "moved": together.session.counters.storages,
-        "difference": together.session._steps.first_difference,
+        "difference": together.session._engine.steps.first_difference,
     }
 
 

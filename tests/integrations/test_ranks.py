@@ -73,8 +73,9 @@ def test_ranks_of_a_node_share_what_one_may_pin(ranks: int, monkeypatch: pytest.
 def test_a_session_is_opened_with_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.setattr(_C, "default_pinned_cap_bytes", lambda limits: 4 << 20)
-    assert vdnn.offload(device="sim")._options.host_budget_bytes == 1 << 20
-    assert vdnn.offload(device="sim", limits=vdnn.Limits(host_budget="3MiB"))._options.host_budget_bytes == 3 << 20
+    assert vdnn.offload(device="sim")._options.transport.host_budget_bytes == 1 << 20
+    given = vdnn.offload(device="sim", limits=vdnn.Limits(host_budget="3MiB"))
+    assert given._options.transport.host_budget_bytes == 3 << 20
 
 
 @pytest.mark.parametrize("said", ["none", "0", "-1", ""])

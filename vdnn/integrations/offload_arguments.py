@@ -50,8 +50,13 @@ class OffloadArguments:
     vdnn_host_budget: Optional[str] = field(  # noqa: UP045
         default=None, metadata={"help": "limit of pinned host memory; default: this rank's share"}
     )
-    vdnn_offload_window: str = field(default="256MiB", metadata={"help": "limit of copies to the host in flight"})
-    vdnn_reload_window: str = field(default="256MiB", metadata={"help": "limit of what is reloaded ahead of its use"})
+    vdnn_offload_window: Optional[str] = field(  # noqa: UP045
+        default=None,
+        metadata={"help": "limit of copies to the host in flight; default: 256MiB or an eighth of the budget"},
+    )
+    vdnn_reload_window: Optional[str] = field(  # noqa: UP045
+        default=None, metadata={"help": "limit of what is reloaded ahead of its use; the same default"}
+    )
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments of vdnn.offload, with the plan loaded from its file and the limits grouped."""

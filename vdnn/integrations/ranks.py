@@ -149,7 +149,7 @@ def propose(recording: Recording | None, measured: Timeline | None, planner: Bud
     if recording is None or not recording.lifetimes:
         return Proposal("", 0, None)
     try:
-        plan = planner.plan(recording, measured)
+        plan = planner.planned(recording, measured).plan
     except (VdnnError, ValueError) as error:
         return Proposal("", recording.peak_bytes, None, str(error))
     return Proposal(order_of(recording), recording.peak_bytes, plan)

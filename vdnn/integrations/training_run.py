@@ -30,7 +30,7 @@ class TrainingRun:
         if arguments is not None and options:
             raise TypeError("OffloadCallback: expected OffloadArguments or options of vdnn.offload, got both.")
         self._options = options if arguments is None else arguments.options()
-        offload(**self._options).close()  # raises for a wrong option now, not when training begins
+        offload(**self._options)  # raises for a wrong option now, not when training begins
         self._entered: Session | TogetherSession | None = None
         self._last: Session | None = None
         self.report = ""  # of the last run
@@ -42,9 +42,7 @@ class TrainingRun:
 
     def look_into(self, model: torch.nn.Module) -> None:
         """Raises before training for a model that a session would refuse at its first call."""
-        session = offload(**self._options)
-        session.look_into(model)
-        session.close()
+        offload(**self._options).look_into(model)
 
     def begin(self, device: torch.device) -> None:
         """Begins a run of a model on `device`. Ends the previous run if it was not ended."""

@@ -17,19 +17,34 @@ class Budget:
     nbytes: int | None = None
     share: float | None = None
 
+    @property
+    def is_least(self) -> bool:
+        return self.nbytes is None and self.share is None
+
+    def __str__(self) -> str:
+        if self.nbytes is not None:
+            return format_bytes(self.nbytes)
+        return "the least" if self.share is None else f"{100 * self.share:g} % of the device"
+
     def bytes_for(self, device_bytes: int | None, least_bytes: int) -> int:
         """The budget in bytes on a device of `device_bytes`, for a step that needs at least `least_bytes`."""
+        if self.share is not None and device_bytes is None:
+            raise ValueError("budget: a share needs a device whose memory is known. Give the budget in bytes.")
+        fixed_bytes = self.fixed_bytes(device_bytes)
+        if fixed_bytes is not None:
+            return fixed_bytes
+        # A device with less memory raises its own error.
+        return least_bytes if device_bytes is None else min(least_bytes, device_bytes)
+
+    def fixed_bytes(self, device_bytes: int | None) -> int | None:
+        """The budget in bytes of every step; None for "min", and for a share of a device that is not known."""
         if self.nbytes is not None:
             if device_bytes is not None and self.nbytes > device_bytes:
                 raise ValueError(
                     f"budget: {format_bytes(self.nbytes)} is more than the device has, {format_bytes(device_bytes)}."
                 )
             return self.nbytes
-        if self.share is None:  # a device with less memory raises its own error
-            return least_bytes if device_bytes is None else min(least_bytes, device_bytes)
-        if device_bytes is None:
-            raise ValueError("budget: a share needs a device whose memory is known. Give the budget in bytes.")
-        return int(device_bytes * self.share)
+        return None if self.share is None or device_bytes is None else int(device_bytes * self.share)
 
 
 def parse_budget(budget: int | str) -> Budget:

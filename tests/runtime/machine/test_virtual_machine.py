@@ -157,7 +157,7 @@ def test_a_machine_leaves_nothing_behind() -> None:
         session, gradients = train(machine, "resnet")
         del gradients
         gc.collect()
-        transports = [one for one in session._transports.values() if one is not None]
+        transports = [one for one in session._engine.transports.values() if one is not None]
         assert [one.pool.stats.live_bytes for one in transports] == [0]
     assert isinstance(torch.zeros(1), torch.Tensor)
     assert type(torch.zeros(1)) is torch.Tensor

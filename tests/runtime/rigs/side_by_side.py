@@ -66,8 +66,11 @@ def assert_same_as_plain(session: Session, step: Step, *owners: Owner) -> None:
 
 def alive(session: Session) -> dict[str, int]:
     """Everything that a session still holds: on the host, in flight and in its records. Empty if it holds nothing."""
-    found = {"managed storages": len(session._packer.managed), "table entries": len(session._packer._table)}
-    for transport in session._transports.values():
+    found = {
+        "managed storages": len(session._engine.packer.managed),
+        "table entries": len(session._engine.packer._table),
+    }
+    for transport in session._engine.transports.values():
         if transport is None:
             continue
         transport.queue.collect()

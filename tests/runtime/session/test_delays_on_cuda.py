@@ -62,7 +62,7 @@ class Delays:
         if self._draw.random() < 0.5:
             return
         duration_ns = self._draw.randint(1_000, MOST_NS)
-        transports = self._session._opened()
+        transports = self._session._engine.transports.opened()
         streams: list[tuple[_C.Device, _C.Stream | None]] = [
             (one.device, stream)
             for one in transports
@@ -142,7 +142,7 @@ def test_a_missing_wait_is_found(place: Place) -> None:
     with session:
         outcome(lambda: backward(model, x), [model])  # opens the session's queue
     place.synchronize()
-    (transport,) = session._opened()
+    (transport,) = session._engine.transports.opened()
     queue, transport.queue = transport.queue, NobodyWaits(transport.queue)  # type: ignore[assignment]
     found = []
     for seed in SEEDS:

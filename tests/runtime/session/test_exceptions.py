@@ -36,7 +36,7 @@ class HookFault:
         self.raise_at = 0
         self.before = True
         for name in ("pack", "unpack"):
-            monkeypatch.setattr(session._packer, name, self._wrapped(getattr(session._packer, name)))
+            monkeypatch.setattr(session._engine.packer, name, self._wrapped(getattr(session._engine.packer, name)))
 
     def arm(self, raise_at: int, before: bool) -> None:
         self.calls, self.raise_at, self.before = 0, raise_at, before
@@ -124,9 +124,9 @@ def test_an_exception_in_a_module_does_not_confuse_which_module_runs(session: Se
         for _ in range(3):
             with pytest.raises(Injected):
                 failing(x)
-            assert session._modules.innermost() is None
+            assert session._engine.modules.innermost() is None
         model(images())
-        assert session._modules.innermost() is None
+        assert session._engine.modules.innermost() is None
     assert_nothing_alive(session)
 
 

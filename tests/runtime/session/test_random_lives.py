@@ -174,14 +174,14 @@ def test_a_hundred_random_steps_are_right_and_leave_nothing(
     run(lives, session, 20)
     assert_nothing_alive(session)
     tensors = tensors_alive()
-    (transport,) = session._transports.values()
+    (transport,) = session._engine.transports.values()
     assert transport is not None
     pinned = transport.pool.stats.pinned_bytes
     run(lives, session, 80)
     assert alive(session) == {}, "without the collector's help"
     assert tensors_alive() == tensors
     assert transport.pool.stats.pinned_bytes <= 2 * pinned
-    assert len(session._packer.lookahead) <= 64 + 4 * 60, "the order of saves forgets graphs that are gone"
+    assert len(session._engine.packer.lookahead) <= 64 + 4 * 60, "the order of saves forgets graphs that are gone"
 
 
 @pytest.mark.full

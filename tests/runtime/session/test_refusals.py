@@ -85,7 +85,7 @@ def test_at_the_host_budget_storages_stay_on_the_device(
     for _ in range(3):
         assert training.is_right(session)
         assert_nothing_alive(session)
-    (transport,) = session._transports.values()
+    (transport,) = session._engine.transports.values()
     assert transport is not None
     assert session.counters.kept[Kept.HOST_FULL] > 0
     assert transport.pool.stats.pinned_peak_bytes <= transport.pool.stats.cap_bytes
@@ -220,7 +220,7 @@ def test_a_child_forked_amid_another_threads_hook_is_not_locked_out(session: Ses
         in_hook, has_forked = threading.Event(), threading.Event()
 
         def hook() -> None:
-            with session._packer.lock:
+            with session._engine.packer.lock:
                 in_hook.set()
                 assert has_forked.wait(60)
 

@@ -20,7 +20,7 @@ from tests.runtime.conftest import OpenSession
 from tests.runtime.rigs.networks import conv_chain, images, perceptron
 from tests.runtime.rigs.side_by_side import alive, assert_nothing_alive, assert_same_as_plain, differences, outcome
 from vdnn import _C
-from vdnn.errors import VdnnError
+from vdnn.runtime.session.engine import Engine
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.transport import Transport, TransportOptions
@@ -53,7 +53,7 @@ def train(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def transport_of(session: Session) -> Transport:
-    (transport,) = (one for one in session._transports.values() if one is not None)
+    (transport,) = (one for one in session._engine.transports.values() if one is not None)
     return transport
 
 
@@ -115,13 +115,13 @@ def test_a_retained_graph_goes_backward_again_after_it_was_left(place: _C.Device
 
 def test_many_entries_open_one_device_and_pin_once(place: _C.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[torch.device] = []
-    native_device = Session._native_device
+    native_device = Engine._native_device
 
-    def counted(self: Session, device: torch.device) -> tuple[_C.Device | None, bool]:
+    def counted(self: Engine, device: torch.device) -> tuple[_C.Device | None, bool]:
         opened.append(device)
         return native_device(self, device)
 
-    monkeypatch.setattr(Session, "_native_device", counted)
+    monkeypatch.setattr(Engine, "_native_device", counted)
     model, x = wide()
     pinned = 0
     for step in range(20):
@@ -202,15 +202,6 @@ def test_a_session_inside_it_wins_and_so_do_hooks_of_the_user(place: _C.Device, 
         assert outer.counters.saves == seen
         train(model, x)
         assert outer.counters.saves > seen
-
-
-def test_two_sessions_stay_refused_with_it_in_between(place: _C.Device, open_session: OpenSession) -> None:
-    first, second = open_session(), open_session()
-    with first, vdnn.save_on_cpu(device=place):
-        with pytest.raises(VdnnError, match="a vdnn session is active on this thread already"), second:
-            pass
-        with first:
-            pass
 
 
 def test_paused_and_keep_hold_inside_it(place: _C.Device) -> None:

@@ -13,7 +13,7 @@ from tests.runtime.conftest import OpenSession
 from tests.runtime.rigs.networks import conv_chain, images, perceptron
 from tests.runtime.rigs.side_by_side import assert_nothing_alive, assert_same_as_plain
 from vdnn import _C
-from vdnn.errors import ClosedError, VdnnError
+from vdnn.errors import ClosedError
 from vdnn.runtime.session.limits import Limits
 from vdnn.runtime.session.offload import keep, offload, paused
 from vdnn.runtime.session.session import Session
@@ -58,17 +58,21 @@ def test_a_session_says_what_it_pinned_at_most(open_session: OpenSession) -> Non
     assert session.host_bytes == pinned, "the same step again takes the same blocks"
 
 
-def test_another_session_on_the_same_thread_is_refused(open_session: OpenSession) -> None:
+def test_the_innermost_of_nested_sessions_handles_the_saves(open_session: OpenSession) -> None:
     first, second = open_session(), open_session()
     model, x = conv_chain(), images()
     with first:
-        with pytest.raises(VdnnError, match="a vdnn session is active on this thread already. Exit it before"), second:
-            pass
         train(model, x)
+        seen = first.counters.saves
+        with second:
+            train(model, x)
+            with first:
+                train(model, x)
+        assert second.counters.saves == seen
+        assert first.counters.saves == 2 * seen
+        train(model, x)
+    assert first.counters.saves == 3 * seen
     assert first.counters.storages
-    assert not second.counters.saves
-    with second:
-        train(model, x)
     assert second.counters.storages
 
 
@@ -146,7 +150,7 @@ def test_a_forward_without_gradients_is_untouched(session: Session) -> None:
         with torch.no_grad():
             model(x)
         assert session.counters.saves == 0
-        assert not session._transports, "a device was opened for nothing"
+        assert not session._engine.transports, "a device was opened for nothing"
         train(model, x)
     assert session.counters.storages
 
@@ -244,7 +248,7 @@ def test_closing_gives_everything_back(session: Session) -> None:
     model, x = conv_chain(), images()
     with session:
         loss = model(x).square().sum()
-    (transport,) = session._transports.values()
+    (transport,) = session._engine.transports.values()
     assert transport is not None
     session.close()
     assert transport.pool.stats.pinned_bytes == 0
@@ -259,7 +263,7 @@ def test_a_dropped_session_frees_its_transport(schedule: _C.Schedule) -> None:
     model, x = conv_chain(), images()
     with session:
         loss = model(x).square().sum()
-    (transport,) = session._transports.values()
+    (transport,) = session._engine.transports.values()
     gone = weakref.ref(transport)
     del session, transport
     loss.backward()

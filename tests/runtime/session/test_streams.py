@@ -52,7 +52,7 @@ def test_what_another_stream_allocated_goes_back_only_behind_its_copy(streams: S
         h = x * 2
         warm_up = early[0].sin().cos()  # shows the first stream to the session
         # On the CPU no stream orders releases. The checker would report that, and not a missing wait for the copy.
-        (transport,) = session._opened()
+        (transport,) = session._engine.transports.opened()
         transport.release_context = replace(transport.release_context, notes_releases=False)
         address, nbytes = h.data_ptr(), h.nbytes
         streams.switch(streams.second)
@@ -82,7 +82,7 @@ def test_a_session_closes_no_device_that_it_was_given() -> None:
     session = vdnn.offload(device="sim", min_bytes=0)
     with session:
         torch.randn(8, requires_grad=True).sin().sin().sum().backward()
-    (transport,) = session._opened()
+    (transport,) = session._engine.transports.opened()
     session.close()
     assert transport.device.closed, "it was made for the session"
 

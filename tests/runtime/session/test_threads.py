@@ -26,6 +26,7 @@ from tests.runtime.rigs.side_by_side import (
 )
 from vdnn import _C
 from vdnn.errors import VdnnError
+from vdnn.runtime.session.engine import Engine
 from vdnn.runtime.session.limits import Limits
 from vdnn.runtime.session.offload import offload
 from vdnn.runtime.session.session import Session
@@ -132,7 +133,9 @@ def test_a_session_on_two_threads_keeps_its_hooks_until_the_last_has_left(sessio
             assert first_has_left.wait(60)
             assert module_hooks() == before + 2
             models[1](images()).sum().backward()
-            kept.extend(buffer.untyped_storage() in session._modules.parameters for buffer in models[1].buffers())
+            kept.extend(
+                buffer.untyped_storage() in session._engine.modules.parameters for buffer in models[1].buffers()
+            )
 
     on_threads(first, second)
     assert module_hooks() == before
@@ -156,14 +159,14 @@ def test_threads_that_save_first_at_the_same_time_open_one_device(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = []
-    native_device = Session._native_device
+    native_device = Engine._native_device
 
-    def counted(self: Session, device: torch.device) -> tuple[_C.Device | None, bool]:
+    def counted(self: Engine, device: torch.device) -> tuple[_C.Device | None, bool]:
         opened.append(device)
         give_way()
         return native_device(self, device)
 
-    monkeypatch.setattr(Session, "_native_device", counted)
+    monkeypatch.setattr(Engine, "_native_device", counted)
     start = threading.Barrier(4, timeout=PATIENCE_S)
 
     def train() -> None:
@@ -259,7 +262,9 @@ def test_a_prefetched_storage_that_ends_while_another_thread_finds_it_leaves_the
         weight = torch.ones(64, requires_grad=True)
         losses = [(torch.randn(64) * weight).sum() for _ in range(6)]
         losses.pop().backward()
-        assert sum(transport.reload_in_flight_bytes for transport in session._transports.values() if transport) > 0
+        assert (
+            sum(transport.reload_in_flight_bytes for transport in session._engine.transports.values() if transport) > 0
+        )
         losses.clear()
     assert found
     assert alive(session) == {}

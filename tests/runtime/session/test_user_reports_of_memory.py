@@ -38,7 +38,7 @@ def train(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def transport_of(session: Session) -> Transport:
-    (transport,) = session._transports.values()
+    (transport,) = session._engine.transports.values()
     assert transport is not None
     return transport
 
@@ -110,16 +110,16 @@ def test_sources_in_flight_never_exceed_their_window(
     """axolotl#3733: offloading all took more memory than it freed, since copies queued up without a bound."""
     window = 8 * KIB
     session = open_session(offload_window=window)
-    pack, flights = session._packer.pack, []
+    pack, flights = session._engine.packer.pack, []
 
     def watched(tensor: torch.Tensor) -> Any:
         packed = pack(tensor)
-        for transport in session._transports.values():
+        for transport in session._engine.transports.values():
             assert transport is not None
             flights.append(transport.queue.stats.offload_in_flight_bytes)
         return packed
 
-    monkeypatch.setattr(session._packer, "pack", watched)
+    monkeypatch.setattr(session._engine.packer, "pack", watched)
     model, x = perceptron(width=32, depth=12), torch.randn(16, 32)  # storages of 2 KiB
     assert_same_as_plain(session, lambda: train(model, x), model)
     assert window // 2 < max(flights) <= window

@@ -19,7 +19,7 @@ from vdnn.runtime.session.session import Session
 
 def checked(session: Session) -> tuple[int, int]:
     """The number of storages compared, and of those that differ."""
-    (check,) = session._checks()
+    (check,) = session._engine.checks()
     return check.compared, check.failed
 
 
@@ -42,7 +42,7 @@ def _train_step(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def corrupt_host_memory(session: Session, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """Flips one bit of the `at`-th host copy, after the offload is complete and before the reload."""
-    (transport,) = [one for one in session._transports.values() if one is not None]
+    (transport,) = [one for one in session._engine.transports.values() if one is not None]
     reload, made = transport.queue.reload, []
 
     class Queue:
@@ -91,7 +91,7 @@ def test_the_same_bit_goes_unseen_without_it(monkeypatch: pytest.MonkeyPatch) ->
     corrupt_host_memory(session, monkeypatch, 0)
     with session:
         _train_step(model, x)
-    assert session._checks() == []
+    assert session._engine.checks() == []
     monkeypatch.undo()
     session.close()
 

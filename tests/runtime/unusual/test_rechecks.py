@@ -139,7 +139,7 @@ def test_every_recipe_is_compared_the_first_two_times_at_each_place(open_session
     with session:
         for index in range(4):
             step(index)
-            compared.append(session._rechecks.compared)
+            compared.append(session._engine.rechecks.compared)
     assert session.counters.recomputes
     assert 0 < compared[0] < compared[1] == compared[2] == compared[3]
 
@@ -151,7 +151,7 @@ def test_nothing_is_compared_where_nobody_wants_it(open_session: OpenSession) ->
         for index in range(3):
             step(index)
     assert session.counters.recomputes
-    assert session._rechecks.compared == 0
+    assert session._engine.rechecks.compared == 0
 
 
 @pytest.mark.parametrize("one_in", [1, 2, 7, 64])

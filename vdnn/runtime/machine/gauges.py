@@ -50,6 +50,10 @@ class Gauges(ABC):
     def take_peaks(self) -> tuple[int, int]:
         """The peak of allocated bytes, and of allocated and absent bytes together, since the last call."""
 
+    @abstractmethod
+    def resume(self) -> None:
+        """Counts again, after the gauges of another session did."""
+
     @contextlib.contextmanager
     def unnoticed(self) -> Iterator[None]:
         """A context for a trial: its allocations count only for a peak that is taken inside. On a virtual machine the
@@ -69,7 +73,10 @@ class VirtualGauges(Gauges):
         self._device = machine.device
         self._tracker = machine.tracker
         self._peak_with_absent = 0
-        machine.tracker.on_growth = self._grown
+        self.resume()
+
+    def resume(self) -> None:
+        self._tracker.on_growth = self._grown  # of one at a time: the machine runs on one thread
 
     def _grown(self, live_bytes: int) -> None:
         self._peak_with_absent = max(self._peak_with_absent, live_bytes + self.absent_bytes)
@@ -120,6 +127,9 @@ class CudaGauges(Gauges):
         self._device = device
         self._torch_device = torch_device
         self._last_bytes, self._last_total, self._last_peak = self._statistics()
+
+    def resume(self) -> None:
+        """Does nothing: torch counts all the time."""
 
     def _statistics(self) -> tuple[int, int, int]:
         statistics: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(self._torch_device)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 
 from vdnn import _C
 
@@ -17,3 +19,13 @@ class TensorDevice(ABC):
     @abstractmethod
     def current_stream(self) -> _C.Stream:
         """The stream on which torch computes now, on this thread."""
+
+    @property
+    def is_entered(self) -> bool:
+        """False for a context manager that was not entered: it does not see what its tensors do."""
+        return True
+
+    @functools.cached_property
+    def kept_for_sessions(self) -> dict[Hashable, object]:
+        """Engines that sessions on this device keep for later ones, by their options."""
+        return {}

@@ -78,6 +78,10 @@ class VirtualMachine(TensorDevice):
         self._entered.__exit__(None, None, None)
         self._entered = None
 
+    @property
+    def is_entered(self) -> bool:
+        return self._entered is not None
+
     def _advance(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         duration_ns = operation_ns(self.profile, func, args, kwargs, out)
         if self.aside_ns is not None:

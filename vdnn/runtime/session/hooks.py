@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from vdnn.errors import VdnnError
 from vdnn.planning.policies import OnlinePolicy
 from vdnn.runtime.recompute import observe_flags
 from vdnn.runtime.recompute.readers import Readers, may_be_overwritten
@@ -85,7 +86,7 @@ class Packer:
         rechecks: Rechecks,
     ) -> None:
         self._min_bytes = max(min_bytes, 1)  # an empty tensor has nothing to move
-        self._counters = counters
+        self.counters = counters  # of the session that is entered
         self._modules = modules
         self._transports = transports
         self._steps = steps
@@ -122,7 +123,7 @@ class Packer:
     # Saving.
 
     def pack(self, tensor: torch.Tensor) -> Packed:
-        counters = self._counters
+        counters = self.counters
         counters.saves += 1
         # Small tensors dominate: the cheapest tests that find them come first.
         part = tensor
@@ -167,6 +168,11 @@ class Packer:
         if transport is None:
             return self._keep(tensor, Kept.OTHER_DEVICE, nbytes)
         if transport.fake is not (type(part) is FakeTensor):
+            if transport.fake:
+                raise VdnnError(
+                    "a tensor with data was saved, and the VirtualMachine of this session has none. Make the model and "
+                    "its inputs inside `with machine:`, or make the machine with fake=False."
+                )
             return self._keep(tensor, Kept.SUBCLASS, nbytes)
         if not self._manages:
             return self._keep(tensor, Kept.POLICY, nbytes)
@@ -196,38 +202,30 @@ class Packer:
             if planned in (_RECOMPUTE, _COMPRESS):
                 self._discard(packed, tensor, node)
             elif planned is _KEEP:
-                self._counters.keep(Kept.PLAN, managed.nbytes)
+                self.counters.keep(Kept.PLAN, managed.nbytes)
         if self._recipes is not None and part is tensor:
             self._recipes.saved(packed, tensor, node, is_new=is_new)
         return packed
 
     def _keep(self, tensor: torch.Tensor, reason: Kept, nbytes: int) -> KeptTensor:
-        counters = self._counters
+        counters = self.counters
         counters.kept[reason] += 1
         counters.kept_bytes[reason] += nbytes
         return keep_tensor(tensor)
 
     def _manage(
-        self,
-        tensor: torch.Tensor,
-        part: torch.Tensor,
-        storage: _Storage,
-        node: _Node | None,
-        transport: Transport,
+        self, tensor: torch.Tensor, part: torch.Tensor, storage: _Storage, node: _Node | None, transport: Transport
     ) -> tuple[PackedView, bool]:
         """The packed view of `part`, which is the tensor or its shard, and whether its bytes are newly managed."""
         whole, nbytes = storage.nbytes(), part.nbytes
         begin, managed_bytes = (0, whole) if nbytes == whole else bytes_to_manage(part, whole)
         key = (storage._cdata, begin, managed_bytes)
         counted = tensor if tensor._version else part  # see [Note: Shards]
-        known = self._table.find(key, counted)
-        if known is None and managed_bytes < whole:
-            known = self._table.find((storage._cdata, 0, whole), counted)  # a view of a storage managed as a whole
-            known = known or self._table.find_around(key, counted)
+        known = self._table.find(key, whole, counted)
         geometry = (part.dtype, part.size(), part.stride())
-        if known is not None and self._can_join(known[0], part):
-            self._counters.shared_saves += 1
-            return PackedView(known[0], part, known[1], geometry), False
+        if known is not None and self._can_join(known.found, part):
+            self.counters.shared_saves += 1
+            return PackedView(known.found, part, known.witness, geometry, known.begin), False
         refuse_graphs_around()
         witness = counter_of(counted)
         module = self._modules.innermost()
@@ -239,10 +237,10 @@ class Packer:
             geometry,
             nbytes == managed_bytes and is_dense(part),
             None if module is None else type(module),
-            self._counters,
+            self.counters,
         )
         managed = ManagedStorage(transport, storage, facts, witness)
-        view = PackedView(managed, part, witness, geometry)
+        view = PackedView(managed, part, witness, geometry, begin)
         split = split_of(part, node) if type(node).__name__ == UNSAFE_SPLIT else None
         self._table.add(key, storage, managed, split)
         self.lookahead.note(managed)
@@ -263,11 +261,19 @@ class Packer:
         if managed.action is _OFFLOAD:
             return
         reason = self.exemptions.without_plan(storage, node)
+        if reason is None and self._watch is not None and self._watch.guards(managed):
+            self._deferred.when_complete(managed, node)
+            return
         managed.action = _OFFLOAD if reason is None else _KEEP
         if reason is not None:
-            self._counters.keep(reason, managed.nbytes)
+            self.counters.keep(reason, managed.nbytes)
         if is_new or reason is None:
             self._deferred.when_complete(managed, node)
+
+    def offload_soon(self, managed: ManagedStorage) -> None:
+        """Issues its copy as soon as the running operation is over."""
+        managed.action = _OFFLOAD
+        self._deferred.when_complete(managed, None)
 
     def _discard(self, packed: PackedView, tensor: torch.Tensor, node: _Node | None) -> None:
         """Discards a storage that is to be recomputed. If it cannot be recomputed, the policy decides."""
@@ -321,8 +327,11 @@ class Packer:
         self._deferred.submit_finished(managed.transport)
         watch = self._watch
         tensor = packed.unpack() if watch is None else watch.unpacked(packed)
-        if self._recipes is not None and isinstance(packed, PackedView):
-            self._recipes.used(packed, tensor)
+        if isinstance(packed, PackedView):
+            if torch.is_grad_enabled() and tensor.untyped_storage()._cdata != managed.native_address:
+                self._table.add_reload(tensor.untyped_storage(), managed, packed.begin_in(tensor))
+            if self._recipes is not None:
+                self._recipes.used(packed, tensor)
         if watch is None or not watch.used(managed):
             self.lookahead.used(managed)
         return tensor

@@ -9,6 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from vdnn.bytesize import parse_bytes
+from vdnn.runtime.storage.transport import WINDOW_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +18,9 @@ class Limits:
 
     Args:
         host_budget: Limit of pinned host memory. Default: this rank's share of the node's memory.
-        offload_window: Limit of the bytes that copies to the host in flight hold on the device.
-        reload_window: Limit of the bytes that are reloaded ahead of their use.
+        offload_window: Limit of the bytes that copies to the host in flight hold on the device. Default: 256 MiB, or
+            an eighth of the budget if that is less.
+        reload_window: Limit of the bytes that are reloaded ahead of their use. The same default.
 
     Raises:
         ValueError, TypeError: A value is not a size.
@@ -30,26 +32,26 @@ class Limits:
     """
 
     host_budget: int | str | None = None
-    offload_window: int | str = "256MiB"
-    reload_window: int | str = "256MiB"
+    offload_window: int | str | None = None
+    reload_window: int | str | None = None
 
     def __post_init__(self) -> None:
         for name in LIMITS:
             value = getattr(self, name)
-            if name != "host_budget" or value is not None:
+            if value is not None:
                 bytes_of(name, value)
 
     @property
     def host_bytes(self) -> int | None:
         return None if self.host_budget is None else parse_bytes(self.host_budget)
 
-    @property
-    def offload_window_bytes(self) -> int:
-        return parse_bytes(self.offload_window)
-
-    @property
-    def reload_window_bytes(self) -> int:
-        return parse_bytes(self.reload_window)
+    def windows(self, budget_bytes: int | None) -> tuple[int, int]:
+        """The bytes of the two windows under this budget; None: no budget, or one that depends on the step."""
+        widest = WINDOW_BYTES if budget_bytes is None else min(WINDOW_BYTES, budget_bytes // 8)
+        offload, reload = (
+            widest if window is None else parse_bytes(window) for window in (self.offload_window, self.reload_window)
+        )
+        return offload, reload
 
 
 LIMITS = tuple(limit.name for limit in dataclasses.fields(Limits))

@@ -23,9 +23,11 @@ from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.recompute.codecs import LOSSLESS, LOSSY
 from vdnn.runtime.recompute.rechecks import DEFAULT_ONE_IN
 from vdnn.runtime.recompute.tolerance import check_tolerance
+from vdnn.runtime.session.engine import EngineOptions
 from vdnn.runtime.session.host_share import host_bytes_of_rank
 from vdnn.runtime.session.limits import Limits, bytes_of
-from vdnn.runtime.session.session import Session, active_session, mark_to_keep
+from vdnn.runtime.session.marked import mark_to_keep
+from vdnn.runtime.session.session import Session, active_session
 from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.runtime.storage.transport import Transport, TransportOptions
@@ -50,9 +52,9 @@ def offload(
 ) -> Session:
     """Returns a session: inside ``with``, it offloads what autograd saves.
 
-    The first steps run under a policy that needs no recording and moves everything. Then one step is recorded and
-    planned for the budget, and later steps follow the plan. Where there is neither a clock nor a count of memory
-    (``device="sim"``), nothing can be planned, and ``"auto"`` moves everything.
+    The first steps run under a guard, which moves what does not fit the budget. Then one step is recorded and planned
+    for the budget, and later steps that are no larger follow the plan. Where there is neither a clock nor a count of
+    memory (``device="sim"``), nothing can be planned, and ``"auto"`` moves everything.
 
     Args:
         policy: The name of a policy (docs/policies.md), or a policy of your own. ``"keep"``, ``"vdnn-all"`` and
@@ -124,15 +126,20 @@ def offload(
             "tolerance: this session recomputes nothing. Give a budget, a plan, measure=True, or the policy "
             "'recompute-all'."
         )
+    budget_bytes = None if wanted is None else wanted.fixed_bytes(_device_bytes(device))
     options = TransportOptions(
         host_bytes,
-        limits.offload_window_bytes,
-        limits.reload_window_bytes,
+        *limits.windows(budget_bytes),
         timed=steps is not None and steps.gauges_for is not None,
     )
     everything = min_bytes == 0 and not isinstance(min_bytes, bool)
     least = 0 if everything else bytes_of("min_bytes", min_bytes)
-    return Session(online, device, least, options, steps=steps, integrity=integrity, tolerance=limit, recheck=recheck)
+    engine = EngineOptions(online, device, least, options, steps, integrity, limit, recheck)
+    if planner is None:
+        return Session(engine)
+    named = policy if isinstance(policy, str) else id(policy)
+    learns = wanted, recompute, lossy, limit, recheck, integrity, measure, warmup_steps, least, limits
+    return Session(engine, (named, *learns))
 
 
 def _codecs_with(lossy: object) -> tuple[str, ...]:
@@ -185,8 +192,6 @@ def _policies(
     if planned is None:
         return online, None
     profile = device.profile if isinstance(device, VirtualMachine) else None
-    if budget is not None and budget.nbytes is not None:
-        budget.bytes_for(_device_bytes(device), 0)  # refuse a budget above the device's memory before the first step
     return online, BudgetPlanner(planned, budget, host_bytes, profile)
 
 

@@ -64,7 +64,9 @@ def _holders(transport: Transport) -> list[str]:
 
 
 def _step_lines(steps: Steps) -> list[str]:
-    lines = []
+    lines = [] if steps.budget is None else steps.budget.lines()
+    if steps.plan_use is not None:
+        lines += [f"  {line}" for line in steps.plan_use.lines()]
     if steps.plan is not None:
         lines.append(f"  follows a plan by {steps.plan.policy}")
     if steps.first_difference is not None:

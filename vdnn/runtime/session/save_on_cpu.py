@@ -11,6 +11,7 @@ import threading
 from vdnn import _C
 from vdnn.planning.catalogue import make_policy
 from vdnn.runtime.machine.tensor_device import TensorDevice
+from vdnn.runtime.session.engine import EngineOptions
 from vdnn.runtime.session.offload import check_device
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.storage.transport import TransportOptions
@@ -20,7 +21,7 @@ _MIN_BYTES = 4096
 _OPTIONS = TransportOptions()
 
 _Device = str | _C.Device | TensorDevice
-_sessions: dict[_Device, Session] = {}
+_sessions: dict[_Device | None, Session] = {}
 _lock = threading.Lock()
 
 
@@ -51,15 +52,15 @@ def save_on_cpu(
             f"device_type: expected 'cuda', got {device_type!r}. Use torch.autograd.graph.save_on_cpu for that device."
         )
     check_device(device)
-    key = "cuda" if device is None else device
+    key = None if device == "cuda" else device
     with _lock:
         for closed in [each for each in _sessions if _is_closed(each)]:
             del _sessions[closed]
         if key not in _sessions:
-            _sessions[key] = Session(make_policy("vdnn-all"), key, _MIN_BYTES, _OPTIONS, nests=True)
+            _sessions[key] = Session(EngineOptions(make_policy("vdnn-all"), key, _MIN_BYTES, _OPTIONS))
         return _sessions[key]
 
 
-def _is_closed(device: _Device) -> bool:
+def _is_closed(device: _Device | None) -> bool:
     native = device.device if isinstance(device, TensorDevice) else device
     return isinstance(native, _C.Device) and native.closed

@@ -19,6 +19,7 @@ class Kept(Enum):
     SUBCLASS = "a tensor subclass or layout that is passed through (sparse, quantized, nested, ...)"
     OTHER_DEVICE = "on a device that this session does not manage"
     POLICY = "the policy keeps it"
+    FITS = "no plan yet, and it fits the budget"
     PLAN = "the plan keeps it"
     MARKED = "marked with vdnn.keep"
     PAUSED = "saved under vdnn.paused"
@@ -53,8 +54,8 @@ class Counters:
     discarded_bytes: int = 0
     recomputes: int = 0
 
-    def keep(self, reason: Kept, nbytes: int) -> None:
-        self.kept[reason] += 1
+    def keep(self, reason: Kept, nbytes: int, saves: int = 1) -> None:
+        self.kept[reason] += saves
         self.kept_bytes[reason] += nbytes
 
     @property

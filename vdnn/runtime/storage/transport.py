@@ -23,6 +23,8 @@ _FAKE_HOST_BYTES = 1 << 46
 _FAKE_ALIGNMENT = 256
 _NO_LIMIT_BYTES = 1 << 62
 _MAX_HELD = 256
+# The widest window by default: enough to keep the fastest link busy.
+WINDOW_BYTES = 256 << 20
 
 
 # torch's generated code calls this too. It returns a number without making an object; absent if torch has no CUDA.
@@ -40,8 +42,8 @@ class TransportOptions:
     """Byte limits of one transport. A host budget of zero means the limit that the host itself sets."""
 
     host_budget_bytes: int = 0
-    offload_window_bytes: int = 256 << 20
-    reload_window_bytes: int = 256 << 20
+    offload_window_bytes: int = WINDOW_BYTES
+    reload_window_bytes: int = WINDOW_BYTES
     timed: bool = False  # records when each copy ran; small copies are then not batched
 
 
@@ -155,6 +157,11 @@ class Transport:
         offload_bytes = _NO_LIMIT_BYTES if open_wide else self._options.offload_window_bytes
         self.reload_window_bytes = _NO_LIMIT_BYTES if open_wide else self._options.reload_window_bytes
         self.queue.set_offload_window(offload_bytes)
+
+    @property
+    def windows_bytes(self) -> int:
+        """The most that copies in flight hold on the device while the windows are not open wide."""
+        return self._options.offload_window_bytes + self._options.reload_window_bytes
 
     def reload_window_is_full(self, nbytes: int) -> bool:
         """Would `nbytes` more exceed the window? Also true if `nbytes` alone exceeds it."""

@@ -1,0 +1,302 @@
+"""The engine does the work of a session and outlives it: hooks, devices, pinned memory, steps and their plans.
+
+[Note: As one] Sessions that plan and have the same options on the same device share an engine, one after another. So a
+session for each step, or for each epoch, learns, plans and pins as one session around the whole loop does. Sessions
+nested on one thread share an engine, too. Sessions on two threads at one time do not: their steps would mix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from vdnn import _C
+from vdnn.errors import VdnnError
+from vdnn.planning.policies import OnlinePolicy
+from vdnn.runtime.machine.tensor_device import TensorDevice
+from vdnn.runtime.recompute.rechecks import DEFAULT_ONE_IN, Rechecks
+from vdnn.runtime.recompute.tolerance import Tolerance
+from vdnn.runtime.session.function_transforms import hooks_that_step_aside
+from vdnn.runtime.session.hooks import Packer
+from vdnn.runtime.session.marked import marked_modules, marked_storages
+from vdnn.runtime.steps.ends import in_backward
+from vdnn.runtime.steps.options import StepOptions
+from vdnn.runtime.steps.unwatched import Steps, UnwatchedSteps
+from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.storage.counters import Counters
+from vdnn.runtime.storage.integrity import IntegrityCheck
+from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.runtime.storage.transport import Integrity, Transport, TransportOptions
+from vdnn.runtime.torch_internals.cuda_graphs import refuse_graphs_in
+from vdnn.runtime.torch_internals.module_watch import ModuleWatch
+from vdnn.user_warnings import warn
+
+
+class Transports(dict[torch.device, Transport | None]):
+    """One transport for each device, opened at the first lookup. The caller holds the packer's lock, so that two
+    threads do not open one device twice."""
+
+    def __init__(self, open_transport: Callable[[torch.device], Transport | None]) -> None:
+        super().__init__()
+        self._open_transport = open_transport
+
+    def __missing__(self, device: torch.device) -> Transport | None:
+        return self.setdefault(device, self._open_transport(device))
+
+    def opened(self) -> list[Transport]:
+        return [transport for transport in list(self.values()) if transport is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The options of vdnn.offload, checked. `steps` None: the session watches no steps."""
+
+    policy: OnlinePolicy
+    device: str | _C.Device | TensorDevice | None
+    min_bytes: int
+    transport: TransportOptions
+    steps: StepOptions | None = None
+    integrity: bool = False
+    tolerance: float | None = None
+    recheck: int = DEFAULT_ONE_IN
+
+
+class _Entry(NamedTuple):
+    session: object
+    thread: int
+
+
+class Engine:
+    """The hooks of one session or of several, and all that they need. Its parts have tests of their own."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.policy = options.policy
+        self._options = options
+        self.transports = Transports(self._open_transport)
+        self.modules = ModuleWatch(marked_modules, self._call_begins)
+        self._checked_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.steps: Steps = (
+            UnwatchedSteps(self.compare_hashes, recomputes=self.policy.recomputes)
+            if options.steps is None
+            else StepWatch(options.steps, self.modules, self.compare_hashes, self._evict)
+        )
+        self.tolerance = Tolerance(options.tolerance)
+        self.rechecks = Rechecks(options.recheck)
+        self.packer = Packer(
+            self.policy,
+            options.min_bytes,
+            Counters(),
+            self.modules,
+            marked_storages,
+            self.transports,
+            self.steps,
+            self.tolerance,
+            self.rechecks,
+        )
+        self._passes_cpu = False  # tensors on the CPU, which no device of this session takes
+        self.is_closed = False
+        self.has_warned = False
+        self._installing = threading.Lock()
+        self._entries: list[_Entry] = []
+        self._installed = contextlib.ExitStack()
+
+    # Entering and leaving.
+
+    def install(self, session: object) -> None:
+        """`session` is entered on this thread. Installs torch's process-wide hooks at the first entry. They stay until
+        the last thread leaves."""
+        with self._installing:
+            if not self._entries:
+                with contextlib.ExitStack() as stack:
+                    stack.enter_context(self.modules)
+                    stack.enter_context(hooks_that_step_aside())
+                    for handle in self.packer.watch_modules():
+                        stack.callback(handle.remove)
+                    stack.callback(register_optimizer_step_pre_hook(self._optimizer_steps).remove)
+                    stack.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
+                    self._installed = stack.pop_all()
+            self._entries.append(_Entry(session, threading.get_ident()))
+
+    def uninstall(self, session: object) -> None:
+        with self._installing:
+            self._entries.remove(_Entry(session, threading.get_ident()))
+            if not self._entries:
+                self._installed.close()
+
+    def is_free_for(self, session: object) -> bool:
+        """False while another session is inside on another thread, once this is closed, and in a forked child, which
+        inherits no device and no thread."""
+        is_usable = not self.is_closed and not self.packer.in_forked_child
+        thread = threading.get_ident()
+        return is_usable and all(entry.session is session or entry.thread == thread for entry in self._entries)
+
+    def resumed(self) -> None:
+        """This thread's saves come here from now on."""
+        with self.packer.lock:
+            self.steps.resumed()
+
+    def left(self) -> None:
+        """The last session of this thread has left."""
+        self._refuse_the_cpu()
+        with self.packer.lock:
+            self.steps.end_step_if_graphs_are_gone()
+
+    def close(self) -> None:
+        """Waits for all copies and returns host memory and streams."""
+        self.is_closed = True
+        with self.packer.lock:
+            while self.transports:
+                _, transport = self.transports.popitem()
+                if transport is not None:
+                    transport.close()
+
+    def look_into(self, model: torch.nn.Module) -> None:
+        """Raises if the model contains a part that cannot run in a session. The first call of a model inside a session
+        does the same."""
+        if self.steps.is_watching or self.policy.may_offload:
+            refuse_graphs_in(model, marked_modules)
+        self._checked_models.add(model)
+
+    def _call_begins(self, model: torch.nn.Module) -> None:
+        if torch.is_grad_enabled() and not self.packer.exemptions.is_paused and model not in self._checked_models:
+            self.look_into(model)
+
+    # Steps.
+
+    def end_step(self) -> None:
+        if not self.packer.in_forked_child:
+            with self.packer.lock:
+                self.steps.end_step()
+
+    def _optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Called before the optimizer writes to its parameters."""
+        if self.packer.in_forked_child or not self._trains_here(optimizer):
+            return
+        self._refuse_the_cpu()
+        self.packer.before_optimizer(optimizer)
+        with self.packer.lock:
+            self.rechecks.finish()
+
+    def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self.packer.in_forked_child or not self._trains_here(optimizer):
+            return  # an optimizer of another thread, whose model is not trained in this session
+        with self.packer.lock:
+            self.steps.optimizer_stepped(optimizer)
+
+    def _trains_here(self, optimizer: torch.optim.Optimizer) -> bool:
+        thread = threading.get_ident()
+        if any(entry.thread == thread for entry in self._entries):
+            return True
+        # A GPU's backward and its hooks run on threads of their own. There, look for a parameter of this session.
+        parameters = optimizer.param_groups[0]["params"] if in_backward() else []
+        return bool(parameters) and parameters[0].untyped_storage() in self.modules.parameters
+
+    def _evict(self, managed: ManagedStorage) -> None:
+        self.packer.offload_soon(managed)
+
+    def compare_hashes(self) -> None:
+        for check in self.checks():
+            check.finish_step(self.steps.steps)
+        self.rechecks.step_ended()
+
+    def checks(self) -> list[Integrity]:
+        return [transport.integrity for transport in self.transports.opened() if transport.integrity is not None]
+
+    # Devices.
+
+    @property
+    def _needs_gpu(self) -> bool:
+        """True if the user asked for what tensors on the CPU cannot have."""
+        steps = self._options.steps
+        has_budget = steps is not None and steps.planner is not None and steps.planner.budget is not None
+        return has_budget or self._options.device == "cuda"
+
+    def _refuse_the_cpu(self) -> None:
+        """Raises if only tensors on the CPU were saved. Some of them beside those of a GPU are nothing unusual."""
+        if self._passes_cpu and self._needs_gpu and not self.transports.opened():
+            raise VdnnError(
+                "the model trains on the CPU, where nothing can be offloaded and no budget holds. Move the model and "
+                "its inputs to the GPU, or try it on the CPU: vdnn.offload(device=machine, ...) inside "
+                "`with vdnn.VirtualMachine('h100', fake=False) as machine:`."
+            )
+
+    def _open_transport(self, device: torch.device) -> Transport | None:
+        given = self._options.device
+        if isinstance(given, TensorDevice):
+            if device.type != given.torch_type:
+                return None
+            if not given.is_entered:
+                raise VdnnError(
+                    "the VirtualMachine was not entered, so it has no time and counts no memory. Make the model, its "
+                    "inputs and the session inside `with machine:`."
+                )
+            transport = Transport(
+                device, given.device, self._options.transport, fake=given.fake, stream_of_torch=given.current_stream
+            )
+        else:
+            native = self._native_device(device)
+            if native is None:
+                return None
+            transport = Transport(device, native, self._options.transport, owns_device=native is not given)
+        if self._options.integrity and not transport.fake:
+            transport.integrity = IntegrityCheck(transport)
+        return transport
+
+    def _native_device(self, device: torch.device) -> _C.Device | None:
+        """The native device for a device of torch, or None if its tensors are not offloaded."""
+        given = self._options.device
+        if device.type == "cuda" and given in (None, "cuda"):
+            return _C.CudaDevice(device.index or 0)
+        if device.type != "cpu":
+            return None
+        if given == "sim":
+            return _C.SimDevice()
+        if isinstance(given, _C.Device):
+            return given
+        self._passes_cpu = True
+        if self._needs_gpu:
+            return None
+        warn(
+            "tensors on the CPU are passed through. Move the model to a GPU, or use "
+            "vdnn.offload(device='sim') to try it on the CPU."
+        )
+        return None
+
+
+# Engines for later sessions, by their options: those of GPUs here, those of a TensorDevice on itself, as long as it
+# lives. The last one is the one used last.
+_of_gpus: dict[Hashable, object] = {}
+_MOST_KEPT = 8
+_choosing = threading.Lock()
+
+
+def engine_for(
+    session: object, options: EngineOptions, key: Hashable | None, own: Engine | None, *, enters: bool
+) -> Engine:
+    """The engine of a session on this thread: `own`, which it had before, or that of earlier sessions with this key,
+    or a new one. A session without a key shares none. With `enters` it is entered. See [Note: As one]."""
+    with _choosing:
+        engine = own or Engine(options) if key is None else _shared(session, options, key, own)
+        if enters:
+            engine.install(session)
+        return engine
+
+
+def _shared(session: object, options: EngineOptions, key: Hashable, own: Engine | None) -> Engine:
+    if own is not None and own.packer.in_forked_child:
+        return own  # passes everything through
+    kept = options.device.kept_for_sessions if isinstance(options.device, TensorDevice) else _of_gpus
+    earlier = kept.pop(key, None)
+    free = [one for one in (own, earlier) if isinstance(one, Engine) and one.is_free_for(session)]
+    engine = free[0] if free else Engine(options)
+    kept[key] = earlier if isinstance(earlier, Engine) and not earlier.is_closed else engine
+    while len(kept) > _MOST_KEPT:
+        del kept[next(iter(kept))]
+    return engine
