@@ -145,18 +145,24 @@ class OrderingError(VdnnError, RuntimeError):
 
 
 class BudgetError(VdnnError, ValueError):
-    """No plan meets the budget. `least_bytes` is the smallest budget that some plan meets."""
+    """No plan meets the budget. `least_bytes` is the smallest budget that some plan meets. `foreseen`, if there is any,
+    says what the estimate for a step that has only begun rests on: `least_bytes` is then a lower bound."""
 
-    def __init__(self, *, budget_bytes: int, least_bytes: int, where: str, resident_bytes: int) -> None:
+    def __init__(
+        self, *, budget_bytes: int, least_bytes: int, where: str, resident_bytes: int, foreseen: str = ""
+    ) -> None:
         self.budget_bytes = budget_bytes
         self.least_bytes = least_bytes
         self.where = where
         self.resident_bytes = resident_bytes
+        self.foreseen = foreseen
+        basis = f"{_bare(foreseen)}. " if foreseen else ""
+        enough = "" if foreseen else f" to {format_bytes(least_bytes)} ({least_bytes} bytes)"
         super().__init__(
-            f"budget {format_bytes(budget_bytes)} cannot be met: {format_bytes(least_bytes)} are needed at "
-            f"{_bare(where)}, even with everything offloaded; {format_bytes(resident_bytes)} were allocated when the "
-            f"step began. Raise the budget to {format_bytes(least_bytes)} ({least_bytes} bytes), or make the batch "
-            "smaller."
+            f"budget {format_bytes(budget_bytes)} cannot be met: {'at least ' if foreseen else ''}"
+            f"{format_bytes(least_bytes)} are needed at {_bare(where)}, even with everything offloaded; "
+            f"{format_bytes(resident_bytes)} were allocated when the step began. "
+            f"{basis}Raise the budget{enough}, or make the batch smaller."
         )
 
 

@@ -70,6 +70,20 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
         "allocated when the step began. Raise the budget to 3.00 GiB (3221225472 bytes), or make the batch smaller.",
     ),
     (
+        errors.BudgetError,
+        ValueError,
+        {
+            "budget_bytes": 2 * GIB,
+            "least_bytes": 3 * GIB,
+            "where": "point 7",
+            "resident_bytes": GIB,
+            "foreseen": "The first save is [64, 8]",
+        },
+        "budget 2.00 GiB cannot be met: at least 3.00 GiB are needed at point 7, even with everything offloaded; "
+        "1.00 GiB were allocated when the step began. The first save is [64, 8]. Raise the budget, or make the batch "
+        "smaller.",
+    ),
+    (
         errors.OperandModifiedError,
         RuntimeError,
         {

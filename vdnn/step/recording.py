@@ -48,7 +48,7 @@ class SaveKey:
 
 def key_of_encoded(saved: SaveKey, codec: str, kept_bytes: int) -> SaveKey:
     """The key of the encoded bytes that a codec keeps of this save."""
-    producer = f"{codec} of {saved.producer or 'a leaf'}, {saved.dtype} {list(saved.size)}"
+    producer = f"{codec} of {saved.producer or 'a leaf'}, {saved.dtype}"
     return SaveKey(producer, saved.module, "uint8", (kept_bytes,), (1,), saved.occurrence)
 
 

@@ -1,4 +1,5 @@
-"""SavedStep: one step as files in a folder: its recording, plan, timelines, and the reasons for the plan's actions.
+"""SavedStep: one step as files in a folder: its recording, plan, timelines, the reasons for the plan's actions, and
+which steps of its session followed which plans.
 
 A run is a folder with such steps below `steps/`, and vdnn.report reads it. Each file holds one value in its own form.
 Any file may be missing: a step may have no plan, and a plan may never have run.
@@ -15,6 +16,7 @@ from typing import TypeVar
 from vdnn.errors import InvalidArgumentError
 from vdnn.step.json_form import load_file, save_text, to_json
 from vdnn.step.plan import Action, Plan
+from vdnn.step.plan_use import PlanUse
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
 
@@ -50,7 +52,8 @@ class Reasons:
 
 @dataclass(frozen=True, slots=True)
 class SavedStep:
-    """`recording` describes the step with everything kept; `predicted` and `measured` describe it under `plan`."""
+    """`recording` describes the step with everything kept; `predicted` and `measured` describe it under `plan`.
+    `plan_use` is about all steps of its session."""
 
     name: str
     recording: Recording | None = None
@@ -58,6 +61,7 @@ class SavedStep:
     predicted: Timeline | None = None
     measured: Timeline | None = None
     reasons: Reasons | None = None
+    plan_use: PlanUse | None = None
 
     def save(self, run: str | os.PathLike[str]) -> Path:
         """Save into the folder of a run, which is created if missing. Replaces a saved step of the same name."""
@@ -71,13 +75,14 @@ class SavedStep:
                 value.save(folder / name)
         return folder
 
-    def _files(self) -> dict[str, Recording | Plan | Timeline | Reasons | None]:
+    def _files(self) -> dict[str, Recording | Plan | Timeline | Reasons | PlanUse | None]:
         return {
             "recording.json": self.recording,
             "plan.json": self.plan,
             "predicted.json": self.predicted,
             "measured.json": self.measured,
             "reasons.json": self.reasons,
+            "plan_use.json": self.plan_use,
         }
 
     @staticmethod
@@ -91,6 +96,7 @@ class SavedStep:
             _load_if_present(path / "predicted.json", Timeline.load),
             _load_if_present(path / "measured.json", Timeline.load),
             _load_if_present(path / "reasons.json", Reasons.load),
+            _load_if_present(path / "plan_use.json", PlanUse.load),
         )
 
     @property

@@ -21,7 +21,7 @@ from vdnn.planning.catalogue import planner_names
 from vdnn.planning.costs import profile_costs
 from vdnn.planning.footprint import interval_bytes, offload_everything
 from vdnn.planning.least_memory import least_bytes
-from vdnn.planning.planned_step import plan_step
+from vdnn.planning.planned_step import PlannedStep, plan_step
 from vdnn.planning.search.prefix_cut import prefix_cut
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.steps.planner import BudgetPlanner
@@ -95,8 +95,8 @@ def test_every_copy_under_a_plan_is_ordered(open_session: OpenSession, name: str
         session = open_session(plan)
         model, inputs = MODELS[name]()
         assert_same_as_plain(session, lambda: _loss(model, inputs), model)  # noqa: B023 (called at once)
-        assert session._steps is not None
-        assert session._steps.first_difference is None
+        assert session._engine.steps is not None
+        assert session._engine.steps.first_difference is None
 
 
 def _loss(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -146,8 +146,8 @@ def test_a_plan_runs_on_another_machine(tmp_path: Path) -> None:
     assert loaded == plan
     with VirtualMachine("h100") as machine:
         session, _ = train(machine, "chain", loaded)
-    assert session._steps is not None
-    assert session._steps.first_difference is None
+    assert session._engine.steps is not None
+    assert session._engine.steps.first_difference is None
     assert session.timeline is not None
     assert session.timeline.copied_bytes(Track.TO_HOST) == plan.offloaded_bytes
 
@@ -195,11 +195,11 @@ def test_one_save_more_does_not_shift_those_behind_it(schedule: Any) -> None:
             one.grad = None
         with vdnn.offload(plan=plan, device=machine, min_bytes=0) as session:
             model(x).sum().backward()
-        assert session._steps is not None
-        assert session._steps.first_difference is not None
-        assert "a save that is not in the plan: TanhBackward0 in extra" in session._steps.first_difference
+        assert session._engine.steps is not None
+        assert session._engine.steps.first_difference is not None
+        assert "a save that is not in the plan: TanhBackward0 in extra" in session._engine.steps.first_difference
         assert all(torch.equal(one.grad, other) for one, other in zip(model.parameters(), plain, strict=True))
-        executor = session._steps._step.executor
+        executor = session._engine.steps._step.executor
         assert executor is None or executor.differences <= 2
         session.close()
 
@@ -225,7 +225,10 @@ def test_a_branch_that_never_runs_holds_nothing_up() -> None:
 def test_two_models_in_turn_get_a_plan_each() -> None:
     """A generator and a discriminator: every optimizer's step ends a step, and the two begin differently."""
     with VirtualMachine("titan-x") as machine:
-        models = [nn.Sequential(nn.Linear(width, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()) for width in (8, 16)]
+        models = [
+            nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()),
+            nn.Sequential(nn.Tanh(), nn.Linear(16, 64), nn.Tanh()),
+        ]
         optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
         inputs = [torch.randn(256, 8), torch.randn(256, 16)]
         with vdnn.offload(device=machine, min_bytes=0, budget="1GiB") as session:
@@ -234,9 +237,9 @@ def test_two_models_in_turn_get_a_plan_each() -> None:
                     model(x).square().sum().backward()
                     optimizer.step()
                     optimizer.zero_grad()
-    assert session._steps is not None
-    assert len(session._steps._plans._entries) == 2
-    assert session._steps.first_difference is None
+    assert session._engine.steps is not None
+    assert len(session._engine.steps._plans._ladders) == 2
+    assert session._engine.steps.first_difference is None
 
 
 def test_a_plan_that_contradicts_itself_is_refused() -> None:
@@ -252,14 +255,16 @@ def test_a_step_over_its_budget_leads_to_a_tighter_plan(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The planner is wrong by 20 kB. The second plan makes up for it, and the log reports it."""
-    right = BudgetPlanner.plan
+    right = BudgetPlanner.planned
 
-    def too_much(self: BudgetPlanner, recording: Recording, timeline: Timeline | None, tightened: int = 0) -> Plan:
+    def too_much(
+        self: BudgetPlanner, recording: Recording, timeline: Timeline | None, tightened: int = 0
+    ) -> PlannedStep:
         return right(self, recording, timeline, tightened - 20_000)
 
     recording = recording_of("resnet")
     budget = (least_bytes(recording) + recording.peak_bytes) // 2
-    monkeypatch.setattr(BudgetPlanner, "plan", too_much)
+    monkeypatch.setattr(BudgetPlanner, "planned", too_much)
     with caplog.at_level(logging.WARNING, logger="vdnn"):
         session = trained_virtually("resnet", budget=budget, steps=7)
     assert session.timeline is not None

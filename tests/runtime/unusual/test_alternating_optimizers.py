@@ -45,8 +45,8 @@ def test_one_round_of_the_optimizers_is_one_step(program: str) -> None:
 @pytest.mark.parametrize("program", sorted(set(BY_TURNS) - HOLDS_OVER))
 def test_under_the_least_budget_a_planned_step_takes_what_was_said(program: str) -> None:
     session = trained(program, 8, budget="min")
-    assert session._steps is not None
-    assert session._steps.first_difference is None
+    assert session._engine.steps is not None
+    assert session._engine.steps.first_difference is None
     assert session.plan is not None
     assert session.timeline is not None
     assert session.timeline.peak_bytes <= (session.plan.budget_bytes or 0)
@@ -55,9 +55,9 @@ def test_under_the_least_budget_a_planned_step_takes_what_was_said(program: str)
 @pytest.mark.parametrize("program", sorted(HOLDS_OVER))
 def test_what_outlives_a_step_does_not_keep_it_from_ending(program: str) -> None:
     session = trained(program, 9, budget="min")
-    assert session._steps is not None
-    assert len(session._steps._plans._entries) == 1
-    assert session._steps.first_difference is None
+    assert session._engine.steps is not None
+    assert len(session._engine.steps._plans._ladders) == 1
+    assert session._engine.steps.first_difference is None
 
 
 def test_one_optimizer_ends_its_step_whatever_lives_on() -> None:

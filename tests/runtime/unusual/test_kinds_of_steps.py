@@ -85,8 +85,8 @@ def test_no_step_takes_more_than_the_least_once_the_kinds_are_known(
     _, steps_a_round, kinds = LOOPS[program]
     followed = Followed(monkeypatch)
     session = trained(program, 10 if steps_a_round > 1 else 32, "min")
-    assert session._steps is not None
-    assert len(session._steps._plans._entries) == kinds
+    assert session._engine.steps is not None
+    assert len(session._engine.steps._plans._ladders) == kinds
     last = followed.steps[-12:]
     assert all(executor is not None for _, executor, _, _ in last)
     assert len({(kind, id(executor)) for kind, executor, _, _ in last}) == kinds
@@ -103,8 +103,8 @@ def test_no_step_takes_more_than_a_budget_in_bytes_once_the_kinds_are_known(
     budget_bytes = max(budget for _, _, _, budget in followed.steps) + 4096
     followed.steps.clear()
     session = trained(program, 12 if steps_a_round > 1 else 40, budget_bytes)
-    assert session._steps is not None
-    assert len(session._steps._plans._entries) == kinds
+    assert session._engine.steps is not None
+    assert len(session._engine.steps._plans._ladders) == kinds
     assert [peak for _, _, peak, _ in followed.steps[-12:] if peak > budget_bytes] == []
 
 

@@ -68,9 +68,9 @@ def test_an_optimizer_that_steps_on_a_thread_of_the_backward_counts() -> None:
         for optimizer in optimizers:
             with vdnn.offload("vdnn-all", device=machine, min_bytes=0, measure=True) as session:
                 model(torch.randn(4, 16)).sum().backward()
-                assert session._steps is not None
+                assert session._engine.steps is not None
                 on_a_thread(torch.ones(1), optimizer)
-                seen.append(session._steps._ends._first_optimizer is not None)
+                seen.append(session._engine.steps._ends._first_optimizer is not None)
             session.close()
     assert seen == [True, False]
 

@@ -131,4 +131,11 @@ class StepEnds:
         if self.is_due():
             return True
         self._saved_since = True
+        return self._is_without_optimizer(graphs_are_gone)
+
+    def is_due_at_exit(self, *, graphs_are_gone: bool) -> bool:
+        """True if the step is over now that its session is left. Otherwise it may go on in the next session."""
+        return self.is_due() or self._is_without_optimizer(graphs_are_gone)
+
+    def _is_without_optimizer(self, graphs_are_gone: bool) -> bool:
         return graphs_are_gone and self._first_optimizer is None

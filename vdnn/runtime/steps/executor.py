@@ -1,7 +1,8 @@
 """Follows a Plan through a step: decides which saves are offloaded, and issues releases and reloads at their points.
 
-The executor finds a save in the plan by its save key, so a save more or less does not shift the later ones. Saves that
-are not in the plan are left to the online policy. A point that the step skipped (a branch that did not run) counts as
+The executor finds a save in the plan by its form, so a save more or less does not shift the later ones, and a plan
+serves steps of smaller shapes: at each point they take no more. Saves that are not in the plan, or are larger than
+planned, are left to the online policy. A point that the step skipped (a branch that did not run) counts as
 reached as soon as a later point is reached.
 """
 
@@ -13,6 +14,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.step.forms import Form, Forms
 from vdnn.step.plan import Plan
 from vdnn.step.recording import PointKind, SaveKey
 from vdnn.user_warnings import warn
@@ -31,7 +33,8 @@ class _Move(Enum):
 class _PlannedSave(NamedTuple):
     point: int
     lifetime: int
-    key: SaveKey | None
+    key: SaveKey
+    form: Form
 
 
 class Executor:
@@ -44,10 +47,12 @@ class Executor:
         self.differences = 0  # saves of this step that differ from the plan
         self.first_difference: str | None = None
         self._has_warned = False
-        self._saves = [
-            _PlannedSave(index, point.lifetime, point.key)
+        self.has_grown = False  # a save of this step is larger than planned
+        forms = Forms()
+        self.saves = [
+            _PlannedSave(index, point.lifetime, point.key, forms.of(point.key))
             for index, point in enumerate(plan.points)
-            if point.kind is PointKind.SAVE and point.lifetime is not None
+            if point.kind is PointKind.SAVE and point.lifetime is not None and point.key is not None
         ]
         self._use_points: list[list[int]] = [[] for _ in plan.lifetimes]
         for index, point in enumerate(plan.points):
@@ -68,7 +73,7 @@ class Executor:
 
     @property
     def first_key(self) -> SaveKey | None:
-        return self._saves[0].key if self._saves else None
+        return self.saves[0].key if self.saves else None
 
     def _next_use(self, lifetime: int, point: int) -> int:
         return next((use for use in self._use_points[lifetime] if use > point), len(self.plan.points))
@@ -80,33 +85,36 @@ class Executor:
         self._managed: list[weakref.ref[ManagedStorage] | None] = [None] * len(self.plan.lifetimes)
         self._uses = [0] * len(self.plan.lifetimes)
         self.differences = 0
+        self.has_grown = False
 
     # Called in the hooks.
 
-    def saved(self, managed: ManagedStorage, key: SaveKey, is_new: bool) -> int | None:
+    def saved(self, managed: ManagedStorage, key: SaveKey, form: Form, is_new: bool) -> int | None:
         """The planned lifetime that this save begins; None if it begins none or is not in the plan."""
-        index = self._find(key)
+        index = self._find(form)
         if index is None:
             self._differs(f"found a save that is not in the plan: {key}", self._next_save)
             return None
         if index > self._next_save:
             self._differs(f"found the later save {key}", self._next_save)
         self._next_save = index + 1
-        planned = self._saves[index]
+        planned = self.saves[index]
         self._reached = max(self._reached, planned.point)
         if not is_new:
             return None
         lifetime = planned.lifetime
-        if self._managed[lifetime] is not None or self.plan.lifetimes[lifetime].nbytes != managed.nbytes:
+        has_grown = self.plan.lifetimes[lifetime].nbytes < managed.nbytes
+        self.has_grown |= has_grown
+        if self._managed[lifetime] is not None or has_grown:
             self._differs(f"found another storage of {managed.nbytes} bytes at {key}", index)
             return None
         self._managed[lifetime] = weakref.ref(managed)
         return lifetime
 
-    def _find(self, key: SaveKey) -> int | None:
-        end = min(self._next_save + _REACH, len(self._saves))
+    def _find(self, form: Form) -> int | None:
+        end = min(self._next_save + _REACH, len(self.saves))
         for index in range(self._next_save, end):
-            if self._saves[index].key == key:
+            if self.saves[index].form == form:
                 return index
         return None
 
@@ -141,10 +149,10 @@ class Executor:
         if self._has_warned:
             return
         self._has_warned = True
-        if index < len(self._saves):
-            expected = str(self._saves[index].key)
+        if index < len(self.saves):
+            expected = str(self.saves[index].key)
         else:
-            expected = f"no save after the {len(self._saves)} it has"
+            expected = f"no save after the {len(self.saves)} it has"
         self.first_difference = (
             f"the step differs from the plan (made by {self.plan.policy!r} for {self.plan.backend} on "
             f"{self.plan.device_name}): at save {index} it expects {expected}; {found}."

@@ -1,8 +1,9 @@
 """Remembers the kinds of a session's steps, and predicts the kind of the next step.
 
-A kind is a running hash of the keys of a step's saves. Steps of different kinds may begin alike, such as five of a
-critic and then one of the generator. So the prediction uses the step's first save and the kinds of the steps before it:
-the longest row of them that was seen before. The memory is bounded; the entries used least recently are removed.
+A kind is a running hash of how a step begins and of the forms of its saves, so steps of other shapes are of one kind.
+Steps of different kinds may begin alike, such as five of a critic and then one of the generator. So the prediction uses
+the begin of the step and the kinds of the steps before it: the longest row of them that was seen before. The memory is
+bounded; the entries used least recently are removed.
 """
 
 from __future__ import annotations
@@ -10,11 +11,20 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
-from vdnn.step.recording import SaveKey
+from vdnn.step.forms import Form
 
 Kind = int
 
 NO_SAVES: Kind = 0
+
+
+class Begin(NamedTuple):
+    """How a step begins: the form of its first save, and the model that made it (see ModuleWatch.model)."""
+
+    form: Form
+    model: int
+
+
 _LONGEST_ROW = 12
 _MOST_ROWS = 512
 _MOST_KINDS = 256
@@ -24,9 +34,9 @@ _MOST_TIMES = 8
 _OFTEN = 3
 
 
-def kind_with(kind: Kind, key: SaveKey) -> Kind:
+def kind_with(kind: Kind, form: Form | Begin) -> Kind:
     """The kind of a step that was of `kind` so far, after one more save."""
-    return hash((kind, key))
+    return hash((kind, form))
 
 
 class Expected(NamedTuple):
@@ -52,28 +62,28 @@ class StepKinds:
         self._seen: OrderedDict[Kind, int] = OrderedDict()
         self._before: tuple[Kind, ...] = ()
 
-    def expected(self, first: SaveKey) -> Expected | None:
-        """The kind expected of the step that begins with this save; None if no earlier step began with it."""
-        for row in self._rows_before(first):
+    def expected(self, begin: Begin) -> Expected | None:
+        """The kind expected of the step that begins so; None if no earlier step did."""
+        for row in self._rows_before(begin):
             found = self._rows.get(row)
             if found is not None:
                 is_certain = found.is_sure and len(row) > 1
                 return Expected(found.kind, is_certain or self._seen.get(found.kind, 0) >= _OFTEN)
         return None
 
-    def ended(self, first: SaveKey, kind: Kind) -> None:
-        """Note a finished step that began with `first` and was of `kind`."""
-        for row in self._rows_before(first):
+    def ended(self, begin: Begin, kind: Kind) -> None:
+        """Note a finished step that began so and was of `kind`."""
+        for row in self._rows_before(begin):
             self._rows[row] = _learned(self._rows.pop(row, None), kind)
         self._seen[kind] = self._seen.pop(kind, 0) + 1
         _forget_oldest(self._rows, _MOST_ROWS)
         _forget_oldest(self._seen, _MOST_KINDS)
         self._before = (*self._before, kind)[-_LONGEST_ROW:]
 
-    def _rows_before(self, first: SaveKey) -> list[tuple[int, ...]]:
+    def _rows_before(self, begin: Begin) -> list[tuple[int, ...]]:
         """The rows of kinds before this step, the longest first, the last one empty."""
-        begin, before = hash(first), self._before
-        return [(begin, *before[skipped:]) for skipped in range(len(before) + 1)]
+        first, before = hash(begin), self._before
+        return [(first, *before[skipped:]) for skipped in range(len(before) + 1)]
 
 
 def _learned(known: _Next | None, kind: Kind) -> _Next:

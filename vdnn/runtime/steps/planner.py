@@ -14,7 +14,7 @@ from vdnn.hardware import HardwareProfile
 from vdnn.planning.budget import Budget
 from vdnn.planning.costs import LinkCosts, measured_costs, profile_costs
 from vdnn.planning.least_memory import least_bytes, require_feasible_budget
-from vdnn.planning.planned_step import plan_step
+from vdnn.planning.planned_step import PlannedStep, plan_step
 from vdnn.planning.policies import PlanPolicy
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
@@ -35,7 +35,7 @@ class BudgetPlanner:
     host_bytes: int | None
     profile: HardwareProfile | None
 
-    def plan(self, recording: Recording, timeline: Timeline | None, tightened_bytes: int = 0) -> Plan:
+    def planned(self, recording: Recording, timeline: Timeline | None, tightened_bytes: int = 0) -> PlannedStep:
         """Make a plan for `tightened_bytes` less than the budget. The link's rates are measured from the copies in
         `timeline`, the recorded step's. Raises BudgetError, or VdnnError if the policy has no plan that fits."""
         budget_bytes = self.budget_bytes(recording)
@@ -46,7 +46,7 @@ class BudgetPlanner:
         must_fit = not (self.policy.name == "auto" and self._wants_the_least)
         planned = plan_step(recording, costs, target_bytes, self.policy, must_fit=must_fit)
         self._require_host(planned.plan, target_bytes)
-        return planned.plan
+        return planned
 
     def is_feasible(self, recording: Recording) -> bool:
         return least_bytes(recording) <= self.budget_bytes(recording)
@@ -56,9 +56,14 @@ class BudgetPlanner:
         return max(least_bytes(recording), self.budget_bytes(recording) - tightened_bytes)
 
     def budget_bytes(self, recording: Recording) -> int:
-        if self.budget is not None:
-            return self.budget.bytes_for(recording.device_bytes, least_bytes(recording))
-        return int(recording.device_bytes * (1 if self.profile is not None else 1 - RESERVE))
+        fixed_bytes = self.fixed_bytes(recording.device_bytes)
+        return min(least_bytes(recording), recording.device_bytes) if fixed_bytes is None else fixed_bytes
+
+    def fixed_bytes(self, device_bytes: int) -> int | None:
+        """The budget of every step on a device of `device_bytes`; None for "min", which depends on the step."""
+        if self.budget is None:
+            return int(device_bytes * (1 if self.profile is not None else 1 - RESERVE))
+        return self.budget.fixed_bytes(device_bytes)
 
     @property
     def _wants_the_least(self) -> bool:

@@ -6,7 +6,9 @@ from collections import Counter
 
 import torch
 
-from vdnn.runtime.steps.kinds import NO_SAVES, kind_with
+from vdnn.runtime.steps.kinds import NO_SAVES, Begin, kind_with
+from vdnn.runtime.torch_internals.module_watch import ModuleWatch
+from vdnn.step.forms import NO_FORM, Form, Forms
 from vdnn.step.recording import SaveKey
 
 
@@ -15,15 +17,19 @@ class SaveKeys:
 
     def __init__(self) -> None:
         self._occurrences: Counter[tuple[object, ...]] = Counter()
+        self._forms = Forms()
         self.first: SaveKey | None = None
+        self.begin: Begin | None = None
+        self.form = NO_FORM  # of the last save
         self.kind = NO_SAVES  # the kind of the step so far
+        self.saves: dict[Form, int] = {}  # with their bytes
 
-    def key(self, tensor: torch.Tensor, module: str) -> SaveKey:
-        """The key of the next save. `module` is the path of the innermost module whose forward runs."""
+    def key(self, tensor: torch.Tensor, modules: ModuleWatch) -> SaveKey:
+        """The key of the next save, in the module whose forward runs."""
         node = tensor.grad_fn
         alike = (
             "" if node is None else node.name(),
-            module,
+            modules.path(),
             str(tensor.dtype).removeprefix("torch."),
             tuple(int(size) for size in tensor.shape),
             tuple(int(stride) for stride in tensor.stride()),
@@ -31,7 +37,15 @@ class SaveKeys:
         occurrence = self._occurrences[alike]
         self._occurrences[alike] = occurrence + 1
         key = SaveKey(*alike, occurrence)
+        form = self.form = self._forms.of(key)
+        self.saves[form] = tensor.nbytes
         if self.first is None:
-            self.first = key
-        self.kind = kind_with(self.kind, key)
+            self.first, self.begin = key, Begin(form, modules.model())
+            self.kind = kind_with(self.kind, self.begin)
+        else:
+            self.kind = kind_with(self.kind, form)
         return key
+
+    def form_of_encoded(self, key: SaveKey) -> Form:
+        """The form of encoded bytes, which are no save of the program and do not count for the kind."""
+        return self._forms.of(key)

@@ -31,13 +31,19 @@ class UnwatchedSteps:
     is_watching = False
     looks_for_recomputes = False
     codecs = LOSSLESS
-    gauges = recording = plan = timeline = first_difference = save_key = None
+    budget = gauges = recording = plan = plan_use = timeline = first_difference = save_key = None
 
     def __init__(self, on_step_end: Callable[[], None], *, recomputes: bool) -> None:
         self.steps = 0  # the number of finished steps
         self.recomputes = recomputes
         self._action = Action.RECOMPUTE if recomputes else None
         self._on_step_end = on_step_end
+
+    def predicted(self) -> None:
+        """Nothing was planned."""
+
+    def resumed(self) -> None:
+        """Does nothing: nothing is measured."""
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self.end_step()

@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from vdnn.errors import BudgetError
 from vdnn.runtime.machine.gauges import Gauges, Mark
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
+from vdnn.runtime.steps.budget_ledger import BudgetLedger
 from vdnn.runtime.steps.ends import Found, StepEnds
+from vdnn.runtime.steps.guard import Guard
 from vdnn.runtime.steps.meter import Meter
 from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.plan_book import PlanBook
@@ -27,6 +30,7 @@ from vdnn.runtime.storage.packed_view import PackedShard, PackedView
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.step.plan import Action, Plan
+from vdnn.step.plan_use import PlanUse
 from vdnn.step.recording import Recording, SaveKey
 from vdnn.step.timeline import Timeline
 
@@ -36,13 +40,22 @@ class StepWatch:
 
     is_watching = True
 
-    def __init__(self, options: StepOptions, modules: ModuleWatch, on_step_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        options: StepOptions,
+        modules: ModuleWatch,
+        on_step_end: Callable[[], None],
+        offload: Callable[[ManagedStorage], None],
+    ) -> None:
         self.options = options
         self.recomputes = options.recomputes
         self.codecs = options.codecs
         self._on_step_end = on_step_end
+        self._offload = offload
+        self._resident_bytes = 0  # allocated when the step began
         self._modules = modules
         self._plans = PlanBook(options.plan, options.planner)
+        self.budget = BudgetLedger()
         self.steps = 0  # the number of finished steps
         self.recording: Recording | None = None
         self._meter_of_last_step: Meter | None = None
@@ -70,6 +83,13 @@ class StepWatch:
     def first_difference(self) -> str | None:
         return self._plans.first_difference
 
+    def predicted(self) -> tuple[Recording, Timeline] | None:
+        return self._plans.predicted()
+
+    @property
+    def plan_use(self) -> PlanUse | None:
+        return self._plans.use
+
     @property
     def timeline(self) -> Timeline | None:
         """The timeline of the last measured step. May block until the device has passed the step's end."""
@@ -94,8 +114,9 @@ class StepWatch:
         step, outliving = self._step, self._ends.step_ended()
         if step.keys.first is None:  # nothing was saved
             return
+        self._plans.tell_kind(step.keys)
         self._finish_observers(step, outliving)
-        self._plans.ended(step.keys.first, step.keys.kind)
+        self._plans.ended(step.keys)
         self.steps += 1
         step.close()
         self._step = WatchedStep(self._ends)
@@ -104,8 +125,15 @@ class StepWatch:
 
     def end_step_if_graphs_are_gone(self) -> None:
         """Called when the session is left. A backward that follows outside still belongs to the step."""
-        if self._ends.is_due() or self._graphs_are_gone:
+        if self._ends.is_due_at_exit(graphs_are_gone=self._graphs_are_gone):
             self.end_step()
+
+    def resumed(self) -> None:
+        """The session is entered, or an inner one was left. A step begins here unless it has begun before."""
+        if self.gauges is not None:
+            self.gauges.resume()
+            if self._step.keys.first is None:
+                self._begin_observers()
 
     def _begin_observers(self) -> None:
         """Mark the beginning of the next step, and make its meter and recorder."""
@@ -113,6 +141,7 @@ class StepWatch:
             return
         begin = self.gauges.mark(self._transport.current_stream())
         self.gauges.take_peaks()
+        self._resident_bytes = self.gauges.allocated_bytes()
         if self.steps >= self.options.warmup_steps:
             self._step.meter = Meter(self.gauges, begin)
             if self.options.planner is not None or self.recording is None:
@@ -124,9 +153,15 @@ class StepWatch:
             return
         begin, peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
         # Copies of freed graphs, and offloaded storages of live ones, must not count in the next step.
+        if step.guard is not None:
+            step.guard.step_ended()
         for managed in outliving:
             managed.release()
         transport.release_sources()
+        step.peak_bytes = max(step.peak_bytes, peaks[0])
+        judged = self._plans.judged(step.executor, step.keys.kind, transport.device.info.total_bytes)
+        if judged is not None:
+            self.budget.ended(step.peak_bytes, *judged)
         if step.meter is not None:
             step.meter.finish(begin, gauges.mark(transport.current_stream()), peaks[0])
             self._meter_of_last_step = step.meter
@@ -134,7 +169,8 @@ class StepWatch:
             info, has_data = transport.device.info, not transport.fake
             device = transport.torch_device.type, info.name, info.total_bytes
             self.recording = step.recorder.finish(begin, peaks[1], *device, has_data=has_data)
-            self._plans.recorded(self.recording, self.timeline if self._plans.is_planning else None, step.keys.kind)
+            timeline = self.timeline if self._plans.is_planning else None
+            self._plans.recorded(self.recording, timeline, step.keys, step.executor)
         elif step.meter is not None and step.executor is not None:
             self._plans.executed(step.executor, step.meter, step.keys.kind)
 
@@ -176,9 +212,12 @@ class StepWatch:
             end, own_peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
             if step.recorder is not None:
                 step.recorder.left(end)
+            peak_bytes = max(peaks[0], own_peaks[0])
+            if peak_bytes > step.peak_bytes:
+                step.peak_bytes = peak_bytes
             if step.meter is not None:
                 marks = (begin, *self._reload_marks, end)
-                step.meter.hook(max(step.point, 0), marks, max(peaks[0], own_peaks[0]))
+                step.meter.hook(max(step.point, 0), marks, peak_bytes)
 
     @property
     def _is_in_hook(self) -> bool:  # True if this thread is in a watched hook
@@ -211,10 +250,21 @@ class StepWatch:
                 step.recorder.used_earlier_save()
             return None
         is_first = step.keys.first is None
-        key = step.next_key(tensor, self._modules.path())
+        key = step.next_key(tensor, self._modules)
         if is_first:
-            self._choose_executor(step, key)
-        return step.saved(managed, key, is_new=is_new)
+            self._choose_executor(step)
+        action = step.saved(managed, key, is_new=is_new)
+        if step.executor is not None and step.executor.has_grown and step.guard is None:
+            self._guard_the_rest(step)
+        return action
+
+    def guards(self, managed: ManagedStorage) -> bool:
+        """True if the guard keeps a storage that the online policy would offload, until it has to be evicted."""
+        guard, watched = self._step.guard, managed.watched
+        if guard is None or watched is None or watched.observer is not self._step or watched.number is None:
+            return False
+        guard.hold(watched.number, managed)
+        return True
 
     # Recomputes.
 
@@ -246,15 +296,46 @@ class StepWatch:
         with recorder.recomputing(self.gauges.mark(transport.current_stream())):
             yield
 
-    def _choose_executor(self, step: WatchedStep, first: SaveKey) -> None:
-        executor = step.executor = self._plans.choose(first)
+    def _choose_executor(self, step: WatchedStep) -> None:
+        now_bytes = 0 if self.gauges is None else self.gauges.allocated_bytes()
+        # Gradients of the step before are often freed only now.
+        self._resident_bytes = min(self._resident_bytes, now_bytes)
+        try:
+            self._plans.require_foreseen_fit(step.keys, self._resident_bytes)
+        except BudgetError:
+            step.was_refused()
+            raise
+        executor = step.executor = self._plans.choose(step.keys, now_bytes)
         if self._transport is not None:
             # A plan itself bounds the bytes that copies in flight hold.
             self._transport.set_windows(open_wide=executor is not None)
-        if executor is not None:
+        if executor is None:
+            step.guard = self._guard()
+        else:
             executor.begin_step()
-            if self.options.planner is not None:
+            if self.options.planner is not None and not self._plans.records_step:
                 step.abandon_recorder()
+
+    def _guard_the_rest(self, step: WatchedStep) -> None:
+        """The step is larger than its plan. What it saves from here on is guarded; what it saved follows the plan."""
+        guard, transport = self._guard(), self._transport
+        if guard is None or transport is None:
+            return
+        for lifetime, nbytes in step.kept():
+            guard.began(lifetime, nbytes)
+        transport.set_windows(open_wide=False)
+        step.guard = guard
+
+    def _guard(self) -> Guard | None:
+        """The guard of a step that follows no plan; None if it has no budget in bytes."""
+        planner, transport = self.options.planner, self._transport
+        if planner is None or transport is None:
+            return None
+        budget_bytes = planner.fixed_bytes(transport.device.info.total_bytes)
+        if budget_bytes is None:
+            return None
+        taken_bytes = self._resident_bytes + self._modules.parameters.nbytes() + transport.windows_bytes
+        return Guard(budget_bytes - taken_bytes, self._offload)
 
     def used(self, managed: ManagedStorage) -> bool:
         """True if a plan decides when this storage and later ones are reloaded."""

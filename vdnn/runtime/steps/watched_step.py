@@ -6,7 +6,7 @@ the end of a lifetime still counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -14,12 +14,14 @@ from vdnn import _C
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.steps.ends import Alive, StepEnds
 from vdnn.runtime.steps.executor import Executor
+from vdnn.runtime.steps.guard import Guard
 from vdnn.runtime.steps.meter import Meter
 from vdnn.runtime.steps.recorder import Recorder
 from vdnn.runtime.steps.save_keys import SaveKeys
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.storage.watched_lifetime import WatchedLifetime
+from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.step.plan import Action
 from vdnn.step.recording import SaveKey
 from vdnn.step.timeline import Track
@@ -32,9 +34,11 @@ class WatchedStep:
         self.uses = 0
         self.point = -1
         self.lifetimes = 0
+        self.peak_bytes = 0  # allocated at one time, so far
         self.keys = SaveKeys()
         self.save_key: SaveKey | None = None  # of the last save
         self.executor: Executor | None = None
+        self.guard: Guard | None = None  # of a step without a plan, or from where it is larger than planned
         self.meter: Meter | None = None
         self.recorder: Recorder | None = None
         self._ends_to: Recorder | None = None  # the recorder, also after the step
@@ -49,9 +53,15 @@ class WatchedStep:
             self.recorder.abandon()
             self.recorder = self._ends_to = None
 
+    def was_refused(self) -> None:
+        """Its first save was refused: the step has not begun, and another may begin in its place."""
+        self.keys, self.save_key = SaveKeys(), None
+        if self.recorder is not None:
+            self.recorder.used_earlier_save()  # the hook is no point
+
     def close(self) -> None:
         """The step is over."""
-        self.recorder = self.meter = self.executor = None
+        self.recorder = self.meter = self.executor = self.guard = None
 
     def lifetime_of(self, managed: ManagedStorage) -> WatchedLifetime | None:
         """The lifetime of a storage that this step saved; None for that of another step."""
@@ -60,9 +70,9 @@ class WatchedStep:
 
     # Points.
 
-    def next_key(self, tensor: torch.Tensor, module: str) -> SaveKey:
+    def next_key(self, tensor: torch.Tensor, modules: ModuleWatch) -> SaveKey:
         """The key of a save that is a point of this step."""
-        self.save_key = self.keys.key(tensor, module)
+        self.save_key = self.keys.key(tensor, modules)
         return self.save_key
 
     def saved(self, managed: ManagedStorage, key: SaveKey, *, is_new: bool) -> Action | None:
@@ -73,11 +83,10 @@ class WatchedStep:
             raise RuntimeError(f"expected a storage of a lifetime of this step, got one of none at {key}")
         if self.recorder is not None:
             self.recorder.saved(managed, watched.number, key, is_new=is_new)
-        if self.executor is None:
-            return None
-        planned = self.executor.saved(managed, key, is_new)
-        if planned is not None:
-            watched.planned = planned
+        if self.executor is not None and not self.executor.has_grown:
+            planned = self.executor.saved(managed, key, self.keys.form, is_new)
+            if planned is not None:
+                watched.planned = planned
         return self._action_of(watched.planned)
 
     def saved_encoded(self, managed: ManagedStorage, key: SaveKey) -> Action | None:
@@ -85,7 +94,7 @@ class WatchedStep:
         if self.executor is None:
             return None
         self.point += 1
-        planned = self.executor.saved(managed, key, is_new=True)
+        planned = self.executor.saved(managed, key, self.keys.form_of_encoded(key), is_new=True)
         if planned is not None:
             managed.watch(WatchedLifetime(self, None, planned))
         return self._action_of(planned)
@@ -106,10 +115,21 @@ class WatchedStep:
 
     # Lifetimes.
 
+    def kept(self) -> Iterator[tuple[int, int]]:
+        """The lifetimes that are on the device and do not leave it, with their bytes."""
+        for number, reference in list(self._alive.items()):
+            managed = reference()
+            storage = None if managed is None or managed.action is Action.OFFLOAD else managed.source.storage
+            if storage is not None:
+                yield number, storage.nbytes()
+
     def _begin_lifetime(self, managed: ManagedStorage) -> WatchedLifetime:
         watched = WatchedLifetime(self, self.lifetimes)
         managed.watch(watched)
         self._alive = self._ends.lifetime_began(self.lifetimes, managed)
+        storage = managed.source.storage
+        if self.guard is not None and storage is not None:
+            self.guard.began(self.lifetimes, storage.nbytes())
         self.lifetimes += 1
         return watched
 
@@ -117,6 +137,8 @@ class WatchedStep:
         if watched.number is None:
             return
         self._ends.lifetime_ended(watched.number, self._alive)
+        if self.guard is not None:
+            self.guard.ended(watched.number)
         if self._ends_to is not None:
             self._ends_to.ended(watched.number)
 

@@ -52,6 +52,7 @@ class ModuleWatch:
         self._calls = _Calls()
         self._handles: list[Any] = []
         self._paths: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
+        self._models: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
 
     def __enter__(self) -> ModuleWatch:
         module_hooks = torch.nn.modules.module
@@ -102,6 +103,16 @@ class ModuleWatch:
         if names is None or id(module) not in names:
             names = self._paths[root] = {id(one): name for name, one in root.named_modules()}
         return names.get(id(module)) or type(module).__name__
+
+    def model(self) -> int:
+        """Tells models with other parameters apart, though their modules have the same names; 0 outside of a module."""
+        stack = self._calls.stack
+        if not stack:
+            return 0
+        model = self._models.get(stack[0])
+        if model is None:
+            model = self._models[stack[0]] = hash(tuple(tuple(one.shape) for one in stack[0].parameters()))
+        return model
 
     def in_marked(self) -> bool:
         return bool(self.marked.references) and any(module in self.marked for module in self._calls.stack)

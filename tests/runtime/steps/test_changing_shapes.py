@@ -1,0 +1,171 @@
+"""Steps whose shapes change: a plan serves smaller steps, and a step without a plan keeps within the budget."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+import vdnn
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.session.session import Session
+
+WIDTH = 128
+
+
+class Block(nn.Module):
+    """Attention and a perceptron, written out, so that the maps grow with the square of the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, 3 * WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.project(x).chunk(3, -1)
+        x = x + (query @ key.transpose(1, 2)).softmax(-1) @ value
+        return x + self.down(nn.functional.gelu(self.up(x)))  # type: ignore[no-any-return]
+
+
+def language_model() -> nn.Module:
+    return nn.Sequential(nn.Embedding(500, WIDTH), *(Block() for _ in range(4)), nn.Linear(WIDTH, 500))
+
+
+@dataclass(frozen=True)
+class Trained:
+    times: list[int]
+    peaks: list[int]
+    parameters: list[torch.Tensor]
+    session: Session | None
+
+
+def trained(
+    lengths: list[int], budget: int | str | None = None, *, fake: bool = True, batch: int = 8, micro_batches: int = 1
+) -> Trained:
+    with VirtualMachine("rtx-4090", fake=fake) as machine:
+        torch.manual_seed(0)
+        model = language_model()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        times, peaks = [], []
+
+        def step(row: list[int]) -> None:
+            machine.reset_peak()
+            begin_ns = machine.now_ns
+            for length in row:
+                model(torch.arange(batch * length).view(batch, length) % 500).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            times.append(machine.now_ns - begin_ns)
+            peaks.append(machine.peak_bytes)
+
+        session = None if budget is None else vdnn.offload(budget=budget, device=machine, min_bytes=0)
+        for begin in range(0, len(lengths), micro_batches):
+            with contextlib.nullcontext() if session is None else session:
+                step(lengths[begin : begin + micro_batches])
+        return Trained(times, peaks, [one.detach() for one in model.parameters()], session)
+
+
+def random_lengths(steps: int, seed: int = 0) -> list[int]:
+    numbers = random.Random(seed)
+    return [numbers.randrange(64, 513, 8) for _ in range(steps)]
+
+
+def budget_of(lengths: list[int], share: float) -> int:
+    return int(share * max(trained([max(lengths)] * 2).peaks))
+
+
+def test_steps_of_any_length_keep_within_the_budget_and_cost_little() -> None:
+    lengths = random_lengths(30)
+    budget_bytes = budget_of(lengths, 0.6)
+    plain, ours = trained(lengths), trained(lengths, budget_bytes)
+    assert [peak for peak in ours.peaks if peak > budget_bytes] == []
+    assert sum(ours.times[5:]) <= 1.1 * sum(plain.times[5:])
+
+
+def test_a_step_that_fits_moves_nothing_though_it_has_no_plan() -> None:
+    lengths = [64, 128]
+    ours = trained(lengths, 4 * budget_of(lengths, 1))
+    assert ours.session is not None
+    assert ours.session.counters.storages == 0
+    assert ours.times == trained(lengths).times
+
+
+def test_one_plan_serves_all_smaller_steps() -> None:
+    lengths = [512, 512, 512, 384, 500, 256, 128]
+    ours = trained(lengths, budget_of(lengths, 0.8))
+    assert ours.session is not None
+    steps = ours.session._engine.steps
+    assert steps.first_difference is None
+    assert sum(rung.steps for rung in steps._plans.rungs) >= 5  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8])
+def test_gradients_are_the_same_bits_at_every_length(share: float) -> None:
+    lengths = [length // 8 for length in random_lengths(12, seed=1)]
+    with torch.random.fork_rng():
+        budget_bytes = budget_of(lengths, share)
+        plain = trained(lengths, fake=False, batch=2)
+        ours = trained(lengths, budget_bytes, fake=False, batch=2)
+    assert all(map(torch.equal, plain.parameters, ours.parameters))
+
+
+def test_micro_batches_of_any_length_keep_within_the_budget() -> None:
+    """Each step is largest in another of its micro-batches, so that nearly every one is larger than planned."""
+    lengths = random_lengths(4 * 12)
+    budget_bytes = budget_of(lengths, 0.6)
+    ours = trained(lengths, budget_bytes, micro_batches=4)
+    assert [peak for peak in ours.peaks if peak > budget_bytes] == []
+    assert ours.session is not None
+    ladders = ours.session._engine.steps._plans._ladders  # type: ignore[union-attr]
+    assert sum(rung.steps for ladder in ladders.values() for rung in ladder.rungs) > 0
+
+
+def slowdowns(ours: Trained, lengths: list[int]) -> list[float]:
+    return [mine / plain for mine, plain in zip(ours.times, trained(lengths).times, strict=True)]
+
+
+def test_a_step_between_two_recorded_ones_moves_nothing_if_it_fits() -> None:
+    lengths = [64, 512, 256, 384, 384, 64, 200, 200]
+    ours = trained(lengths, budget_of(lengths, 0.8))
+    assert slowdowns(ours, lengths)[4:] == pytest.approx([1] * 4)
+
+
+def test_sizes_that_grow_slowly_are_planned_ahead() -> None:
+    lengths = list(range(256, 640, 16))
+    budget_bytes = budget_of(lengths, 0.7)
+    ours = trained(lengths, budget_bytes)
+    assert max(ours.peaks) <= budget_bytes
+    assert max(slowdowns(ours, lengths)[4:]) <= 1.2
+
+
+def test_models_in_turn_have_ladders_of_their_own_and_room_for_the_state_of_later_optimizers() -> None:
+    """The state of an optimizer comes with its first step, which is the one that is recorded for the second model."""
+    with VirtualMachine("rtx-4090") as machine:
+        models = [
+            nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(12)))
+            for width in (256, 512)
+        ]
+        optimizers = [torch.optim.AdamW(model.parameters()) for model in models]
+        inputs = [torch.ones(1024, width) for width in (256, 512)]
+
+        def peaks(session: Session | None) -> list[int]:
+            found = []
+            for step in range(12):
+                machine.reset_peak()
+                with contextlib.nullcontext() if session is None else session:
+                    models[step % 2](inputs[step % 2]).square().mean().backward()
+                    optimizers[step % 2].step()
+                    optimizers[step % 2].zero_grad()
+                found.append(machine.peak_bytes)
+            return found
+
+        budget_bytes = int(0.9 * max(peaks(None)))
+        for optimizer in optimizers:
+            optimizer.state.clear()
+        session = vdnn.offload(budget=budget_bytes, device=machine, min_bytes=0)
+        assert max(peaks(session)) <= budget_bytes
+        assert len(session._engine.steps._plans._ladders) == 2  # type: ignore[union-attr]
