@@ -19,6 +19,7 @@ from vdnn.report.headline import RULE, headline, named_points
 from vdnn.report.page_script import SCRIPT, script_hash
 from vdnn.report.page_style import style
 from vdnn.report.page_tables import cells_table, storages_table
+from vdnn.report.plans_table import plans_of_session
 from vdnn.report.prediction import errors_text, peaks_of, times_of
 from vdnn.report.provenance import provenance
 from vdnn.report.run_folder import Run, read_run
@@ -172,10 +173,11 @@ def _step(run: Run, step: SavedStep, figures: Figures, *, is_drawn: bool, is_ope
     if rows and step.recording is not None:
         count = len(step.recording.lifetimes)
         listed = f"<h3>The {len(rows)} largest of {count} storages</h3>" + storages_table(rows, "largest storages")
+    plans = "" if step.plan_use is None else plans_of_session(step.plan_use)
     brief = f" <span>{shown[-1].step_ns / 1e6:.1f} ms</span>" if shown else ""
     return (
         f'<details data-workload="{escape(run.workload_of(step))}"{" open" if is_open else ""}>'
-        f"<summary>{escape(run.title_of(step))}{brief}</summary>{lines}{drawn}{listed}</details>"
+        f"<summary>{escape(run.title_of(step))}{brief}</summary>{lines}{drawn}{plans}{listed}</details>"
     )
 
 

@@ -69,6 +69,7 @@ def _steps(run: Run) -> list[str]:
     for step in run.steps:
         shown = "; ".join(summary_of(one) for one in shown_timelines(step)) or "no timeline"
         lines.append(f"  {step.name}: {shown}")
+        lines += [] if step.plan_use is None else [f"    {line}" for line in step.plan_use.lines()]
     return lines
 
 
