@@ -40,6 +40,7 @@ help:
 	@echo "make bench        five minutes: with a GPU a measured comparison, without one vDNN's table in virtual time"
 	@echo "make sweep        vdnn beside torch's own ways of saving memory, in virtual time: about two minutes"
 	@echo "make bench-core   what a transfer and a hook cost"
+	@echo "make bench-shapes steps whose shapes change, beside their own plans, in virtual time: ten minutes"
 	@echo "make figures      the pytest-benchmark figures"
 	@echo "make gpu-proof    on a CUDA machine, with what is installed there; PART=cnn,llm for some of its parts"
 	@echo "make wheel-check  wheels without and with nvcc, in a bare environment and used by their commands"
@@ -125,6 +126,10 @@ sweep: build
 bench-core: build
 	$(PY) -m benchmarks.core.transfers
 	$(PY) -m benchmarks.core.hook_cost
+
+.PHONY: bench-shapes
+bench-shapes: build
+	$(PY) -m benchmarks.shapes --json build/shapes.jsonl
 
 .PHONY: stress
 stress: venv
