@@ -64,10 +64,12 @@ def render(cases: Sequence[CaseFigures], before: Mapping[str, CaseFigures]) -> s
             rows += [_row(f"{case.name}: before", before[case.name]), _row("  after", case)]
         else:
             rows.append(_row(case.name, case))
-    means = [f"own, in the mean: {_mean_over_own_plans(cases):.3f}"]
-    if before:
-        means.append(f"before: {_mean_over_own_plans(list(before.values())):.3f}")
-    return render_table("Steps whose shapes change", _HEADER, rows, ["; ".join(means) + ".", *_REMARKS])
+    mean = f"own, in the mean: {_mean_over_own_plans(cases):.3f}"
+    both = [case for case in cases if case.name in before]
+    if both:
+        earlier = _mean_over_own_plans([before[case.name] for case in both])
+        mean += f"; of the {len(both)} with a before: {earlier:.3f} before, {_mean_over_own_plans(both):.3f} after"
+    return render_table("Steps whose shapes change", _HEADER, rows, [f"{mean}.", *_REMARKS])
 
 
 def _mean_over_own_plans(cases: Sequence[CaseFigures]) -> float:

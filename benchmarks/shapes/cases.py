@@ -24,7 +24,7 @@ STEPS = 30
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is trained: the optimizers of all models, and what a step of a given size does. Made inside a machine."""
+    """The optimizers of all models, and what a step of a given size does."""
 
     optimizers: Sequence[torch.optim.Optimizer]
     train: Callable[[Size], None]

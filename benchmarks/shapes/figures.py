@@ -78,7 +78,7 @@ class CaseFigures:
 
     @property
     def worst_first_step(self) -> float:
-        """Of the first steps of all structures."""
+        """The slowest of the first steps of all structures."""
         return max(step.over_own_plan for step in self.steps if step.is_first_of_structure)
 
     @property

@@ -55,8 +55,8 @@ class SizePlan:
 @dataclass(frozen=True, slots=True)
 class PlanUse:
     """`plans` are those that the session has now, of each kind the smallest first. `made` counts all that it ever made,
-    and `tightened` those of them that it made because a step took more than its plan said. `last` is what the last
-    finished step followed."""
+    and `tightened` those of them that it made again for less memory, because a step took more than its plan said, or
+    more was allocated before it. `last` is what the last finished step followed."""
 
     plans: tuple[SizePlan, ...]
     recorded: int

@@ -149,8 +149,8 @@ def test_models_in_turn_have_ladders_of_their_own_and_room_for_the_state_of_late
             nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(12)))
             for width in (256, 512)
         ]
-        optimizers = [torch.optim.AdamW(model.parameters()) for model in models]
-        inputs = [torch.ones(1024, width) for width in (256, 512)]
+        optimizers = [torch.optim.AdamW(model.parameters(), fused=True) for model in models]
+        inputs = [torch.ones(4096, width) for width in (256, 512)]
 
         def peaks(session: Session | None) -> list[int]:
             found = []

@@ -1,7 +1,8 @@
 """The plans that a session follows: a ladder for each kind of step, with a rung for each size.
 
-A step follows a rung of its expected kind. If that kind has no ladder, or no rung that serves its size, the step is
-recorded to make one, as long as there is room; otherwise it follows a rung of a kind that began alike.
+A step follows a rung of its expected kind: one that serves its size, one that is made for it, or else the highest. If
+that kind has no ladder, the step is recorded to make one, as long as there is room; otherwise it follows a rung of a
+kind that began alike.
 
 Executed steps are compared with their budget. If a step took more, the book plans again for that much less, or for the
 memory that is resident now, a bounded number of times, and logs it. A step that turned out to be of another kind is not
@@ -10,6 +11,7 @@ compared.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import replace
 
@@ -137,10 +139,9 @@ class PlanBook:
         if budget_bytes is None or more_bytes <= 0 or rung.peak_bytes + more_bytes <= budget_bytes:
             return
         now = with_resident(recording, recording.resident_bytes + more_bytes)
-        if planner.is_feasible(now):
-            with span("plan"):
-                rung.follow(now, planner.planned(now, rung.timeline, rung.tightened_bytes))
-            self.tally.made += 1
+        with contextlib.suppress(VdnnError), span("plan"):  # no plan takes so little: the old one takes less than none
+            rung.follow(now, planner.planned(now, rung.timeline, rung.tightened_bytes))
+            self.tally.made_tighter()
 
     def _made(self, ladder: Ladder, first: SaveKey) -> Rung | None:
         """A rung for a step that no rung serves well, if the steps that were recorded tell enough about it."""
@@ -188,7 +189,8 @@ class PlanBook:
         self.tally.recorded()
         if self._planner is None or not recording.lifetimes or begin is None:
             return
-        found, ladder = evened(recording), self._ladders.get(keys.kind)
+        even, ladder = evened(recording), self._ladders.get(keys.kind)
+        found = even if self._planner.is_feasible(even) else recording
         first = first_save(found)
         if ladder is not None:
             found = with_recomputes_of(ladder.rungs[-1].recording, found)

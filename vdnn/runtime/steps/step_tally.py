@@ -32,7 +32,7 @@ class StepTally:
         self._is_recorded = True
 
     def made_tighter(self) -> None:
-        """A plan was made again, because a step took more than it says."""
+        """A plan was made again for less memory."""
         self.made += 1
         self.tightened += 1
 

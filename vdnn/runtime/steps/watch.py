@@ -213,8 +213,7 @@ class StepWatch:
             if step.recorder is not None:
                 step.recorder.left(end)
             peak_bytes = max(peaks[0], own_peaks[0])
-            if peak_bytes > step.peak_bytes:
-                step.peak_bytes = peak_bytes
+            step.peak_bytes = max(step.peak_bytes, peak_bytes)
             if step.meter is not None:
                 marks = (begin, *self._reload_marks, end)
                 step.meter.hook(max(step.point, 0), marks, peak_bytes)
