@@ -139,7 +139,7 @@ class Executor:
                 continue
             if move is _Move.RELEASE:
                 managed.release()
-            else:
+            elif not self.has_grown:  # else there may be no room: the lookahead reloads as much as its window takes
                 managed.reload_early()
 
     # Differences between the step and the plan.

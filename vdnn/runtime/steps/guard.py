@@ -41,6 +41,14 @@ class Guard:
         self._held_bytes += nbytes
         self._largest_bytes = max(self._largest_bytes, nbytes)
 
+    def take_over(self, kept: dict[int, ManagedStorage]) -> None:
+        """Takes over a step that outgrew its plan, which kept these lifetimes. What was planned may be evicted."""
+        for lifetime, managed in kept.items():
+            self.began(lifetime, managed.nbytes)
+        for lifetime, managed in kept.items():
+            if managed.watched is not None and managed.watched.planned is not None:
+                self.hold(lifetime, managed)
+
     def ended(self, lifetime: int) -> None:
         """Called on any thread."""
         self._held_bytes -= self._held.pop(lifetime, 0)

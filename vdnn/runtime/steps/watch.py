@@ -316,12 +316,11 @@ class StepWatch:
                 step.abandon_recorder()
 
     def _guard_the_rest(self, step: WatchedStep) -> None:
-        """The step is larger than its plan. What it saves from here on is guarded; what it saved follows the plan."""
+        """The step is larger than its plan: the guard may evict what the plan keeps, and what is saved from here on."""
         guard, transport = self._guard(), self._transport
         if guard is None or transport is None:
             return
-        for lifetime, nbytes in step.kept():
-            guard.began(lifetime, nbytes)
+        guard.take_over(step.kept())
         transport.set_windows(open_wide=False)
         step.guard = guard
 

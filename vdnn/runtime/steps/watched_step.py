@@ -6,7 +6,7 @@ the end of a lifetime still counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
@@ -111,17 +111,18 @@ class WatchedStep:
         if self.executor is None or watched.planned is None:
             return False
         self.executor.used(watched.planned)
-        return True
+        return not self.executor.has_grown
 
     # Lifetimes.
 
-    def kept(self) -> Iterator[tuple[int, int]]:
-        """The lifetimes that are on the device and do not leave it, with their bytes."""
-        for number, reference in list(self._alive.items()):
-            managed = reference()
-            storage = None if managed is None or managed.action is Action.OFFLOAD else managed.source.storage
-            if storage is not None:
-                yield number, storage.nbytes()
+    def kept(self) -> dict[int, ManagedStorage]:
+        """The lifetimes that are on the device and do not leave it."""
+        alive = {number: reference() for number, reference in list(self._alive.items())}
+        return {
+            number: one
+            for number, one in alive.items()
+            if one is not None and one.action is not Action.OFFLOAD and one.source.storage is not None
+        }
 
     def _begin_lifetime(self, managed: ManagedStorage) -> WatchedLifetime:
         watched = WatchedLifetime(self, self.lifetimes)
