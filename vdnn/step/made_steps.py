@@ -203,6 +203,16 @@ def _scaled(recompute: Recompute, more: Callable[[int], int]) -> Recompute:
     )
 
 
+def with_resident(recording: Recording, resident_bytes: int) -> Recording:
+    """The same step with `resident_bytes` allocated when it begins."""
+    more_bytes = resident_bytes - recording.resident_bytes
+    points = tuple(
+        replace(point, allocated_bytes=point.allocated_bytes + more_bytes, peak_bytes=point.peak_bytes + more_bytes)
+        for point in recording.points
+    )
+    return replace(recording, resident_bytes=resident_bytes, points=points)
+
+
 def first_point(recording: Recording) -> Point:
     """The first save."""
     return next(point for point in recording.points if point.key is not None)

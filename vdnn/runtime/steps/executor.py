@@ -1,9 +1,9 @@
 """Follows a Plan through a step: decides which saves are offloaded, and issues releases and reloads at their points.
 
 The executor finds a save in the plan by its form, so a save more or less does not shift the later ones, and a plan
-serves steps of smaller shapes: at each point they take no more. Saves that are not in the plan, or are larger than
-planned, are left to the online policy. A point that the step skipped (a branch that did not run) counts as
-reached as soon as a later point is reached.
+serves steps of smaller shapes: at each point they take no more. Saves that are not in the plan are left to the online
+policy, and from the first one that is larger than planned on, all are. A point that the step skipped (a branch that did
+not run) counts as reached as soon as a later point is reached.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from __future__ import annotations
 from vdnn.errors import BudgetError
 from vdnn.planning.least_memory import require_feasible_budget
 from vdnn.runtime.steps.ladder import Ladder
-from vdnn.runtime.steps.planner import BudgetPlanner, with_resident
+from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.step.lower_estimate import lower_estimate
-from vdnn.step.made_steps import first_save
+from vdnn.step.made_steps import first_save, with_resident
 from vdnn.step.recording import SaveKey
 
 

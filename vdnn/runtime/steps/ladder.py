@@ -13,9 +13,8 @@ from dataclasses import replace
 
 from vdnn.planning.planned_step import PlannedStep
 from vdnn.runtime.steps.executor import Executor
-from vdnn.runtime.steps.planner import with_resident
 from vdnn.step.forms import is_within
-from vdnn.step.made_steps import first_save, resized
+from vdnn.step.made_steps import first_save, resized, with_resident
 from vdnn.step.recording import Recording, SaveKey
 from vdnn.step.timeline import Timeline
 
@@ -67,6 +66,10 @@ class Rung:
         """True if a step that begins so is known to be no larger."""
         return is_within(first, self.first) or any(is_within(first, one) for one in self._served)
 
+    def is_far_above(self, first: SaveKey) -> bool:
+        """True if a step that begins so may have a better plan."""
+        return self.slowdown > _FREE and math.prod(first.size) < _NEAR * math.prod(self.first.size)
+
     def served(self, first: SaveKey) -> None:
         """A step that begins so followed it, and was no larger."""
         if not self.serves(first):
@@ -89,13 +92,9 @@ class Ladder:
         rungs = reversed(self.rungs) if self.records_all else self.rungs
         return next((rung for rung in rungs if rung.serves(first)), None)
 
-    def is_far(self, rung: Rung, first: SaveKey) -> bool:
-        """True if a step that begins so may have a better plan than this one."""
-        return rung.slowdown > _FREE and math.prod(first.size) < _NEAR * math.prod(rung.first.size)
-
     def deserves_own(self, rung: Rung, first: SaveKey) -> bool:
         """True if the plan of this rung is so slow that a step far below it gets one of its own."""
-        return rung.slowdown > _CHEAP and self.is_far(rung, first) and len(self.rungs) < _MOST_RUNGS
+        return rung.slowdown > _CHEAP and rung.is_far_above(first) and len(self.rungs) < _MOST_RUNGS
 
     # What was recorded.
 

@@ -26,11 +26,11 @@ from vdnn.runtime.steps.foresight import require_foreseen_fit
 from vdnn.runtime.steps.kinds import Begin, Kind, StepKinds
 from vdnn.runtime.steps.ladder import Ladder, Rung
 from vdnn.runtime.steps.meter import Meter
-from vdnn.runtime.steps.planner import BudgetPlanner, with_resident
+from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.runtime.steps.save_keys import SaveKeys
 from vdnn.runtime.steps.step_tally import StepTally
 from vdnn.runtime.torch_internals.spans import span
-from vdnn.step.made_steps import covering, evened, first_point, first_save, with_recomputes_of
+from vdnn.step.made_steps import covering, evened, first_point, first_save, with_recomputes_of, with_resident
 from vdnn.step.plan import Plan
 from vdnn.step.plan_use import PlanUse
 from vdnn.step.recording import Recording, SaveKey
@@ -113,7 +113,7 @@ class PlanBook:
                 return None
             ladder = max(alike, key=lambda one: one.last_used)
         rung = ladder.choose(first)
-        if rung is None or ladder.is_far(rung, first):
+        if rung is None or rung.is_far_above(first):
             rung = self._made(ladder, first) or rung
         self.records_step = rung is None or ladder.records_all or ladder.learns_from(first)
         if rung is None:

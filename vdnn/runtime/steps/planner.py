@@ -6,7 +6,7 @@ include: fragmentation, and the workspaces of libraries. Refuses budgets that ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
@@ -81,13 +81,3 @@ class BudgetPlanner:
                 f"host_budget {format_bytes(self.host_bytes)} is too small: to stay under "
                 f"{format_bytes(budget_bytes)} on the device {format_bytes(plan.offloaded_bytes)} have to be offloaded."
             )
-
-
-def with_resident(recording: Recording, resident_bytes: int) -> Recording:
-    """The same step with `resident_bytes` allocated when it begins."""
-    more_bytes = resident_bytes - recording.resident_bytes
-    points = tuple(
-        replace(point, allocated_bytes=point.allocated_bytes + more_bytes, peak_bytes=point.peak_bytes + more_bytes)
-        for point in recording.points
-    )
-    return replace(recording, resident_bytes=resident_bytes, points=points)
