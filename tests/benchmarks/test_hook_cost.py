@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import io
+import json
+import subprocess
 import sys
-from contextlib import AbstractContextManager, nullcontext
-from types import FrameType, ModuleType
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from benchmarks.core import hook_cost, peer_hooks
 from benchmarks.core.hook_cost import (
-    ELEMENTS,
     KEPT,
     NO_OP,
     OFFLOADED,
@@ -22,15 +23,15 @@ from benchmarks.core.hook_cost import (
     STILL_ON_DEVICE,
     TARGETS,
     HookCosts,
-    NoOp,
-    chain,
     costs_of,
     measure,
     render,
-    vdnn_ways,
 )
 from benchmarks.core.peer_hooks import open_peers
 from benchmarks.progress import Progress
+from tests.patience import PATIENCE_S
+
+ROOT = Path(__file__).resolve().parents[2]
 
 # Made-up times of the kinds of hooks: 1 us for each save without hooks, 2 us with hooks that do nothing.
 MADE_UP_NS = {
@@ -42,38 +43,12 @@ MADE_UP_NS = {
 }
 
 
-def calls_a_save(hooks: AbstractContextManager[object]) -> float:
-    """Counts the Python and native functions called for each save and its use."""
-    calls = 0
-
-    def count(frame: FrameType, event: str, called: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    x = torch.rand(ELEMENTS, requires_grad=True)
-    gc.collect()
-    gc.disable()  # a collection would call the finalizers of earlier tests
-    with hooks:
-        sys.setprofile(count)
-        try:
-            chain(x)
-        finally:
-            sys.setprofile(None)
-            gc.enable()
-    return calls / SAVES
-
-
 @pytest.fixture(scope="module")
 def calls() -> dict[str, float]:
-    no_op, sessions = NoOp(), vdnn_ways()
-    ways = {
-        PLAIN: nullcontext(),
-        NO_OP: torch.autograd.graph.saved_tensors_hooks(no_op.pack, no_op.unpack),
-        **sessions,
-    }
-    counted = {name: calls_a_save(hooks) for name, hooks in ways.items()}
-    for session in sessions.values():
-        session.close()
+    """Counted in a process of its own: what earlier tests did here must not count."""
+    counter = [sys.executable, "-m", "tests.benchmarks.count_hook_calls"]
+    found = subprocess.run(counter, cwd=ROOT, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
+    counted: dict[str, float] = json.loads(found.stdout)
     return counted
 
 

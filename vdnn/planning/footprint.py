@@ -6,7 +6,8 @@ point r frees its memory there, or when its last other holder releases it, and t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Sequence
 
 from vdnn.step.plan import Absence, Action, PlannedLifetime
 from vdnn.step.recording import Lifetime, Recording
@@ -43,6 +44,26 @@ def interval_bytes(recording: Recording, lifetimes: Sequence[PlannedLifetime]) -
         absent += more
         peaks.append(point.peak_bytes + absent)
     return peaks
+
+
+def stored_bytes(
+    recording: Recording,
+    lifetimes: Sequence[PlannedLifetime],
+    actions: Collection[Action] = (Action.KEEP, Action.OFFLOAD),
+) -> list[int]:
+    """The bytes of saved storages that are on the device at each point, of those with these actions."""
+    change = [0] * (len(recording.points) + 1)
+    for lifetime, planned in zip(recording.lifetimes, lifetimes, strict=True):
+        if planned.action not in actions:
+            continue
+        change[lifetime.saves[0]] += lifetime.nbytes
+        change[lifetime.end_point] -= lifetime.nbytes
+        for absence in planned.absences:
+            absent_at = range(absence.release_point, absent_intervals(lifetime, absence).stop - 1)
+            if absent_at:
+                change[absent_at.start] -= lifetime.nbytes
+                change[absent_at.stop] += lifetime.nbytes
+    return list(itertools.accumulate(change[:-1]))
 
 
 def offload_everything(recording: Recording) -> tuple[PlannedLifetime, ...]:

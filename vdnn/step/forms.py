@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import NamedTuple
 
@@ -33,6 +34,11 @@ class Forms:
         occurrence = self._occurrences[alike]
         self._occurrences[alike] = occurrence + 1
         return Form(*alike, occurrence)
+
+
+def without_numbers(form: Form) -> tuple[str, str, str, int]:
+    """The part of a form that is the same in all layers, experts and repetitions."""
+    return form.producer, re.sub(r"\d+", "#", form.module), form.dtype, form.dimensions
 
 
 def is_within(key: SaveKey, other: SaveKey) -> bool:

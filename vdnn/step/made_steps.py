@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from vdnn.step.forms import Form, Forms, without_numbers
 from vdnn.step.recording import Lifetime, Point, PointKind, Recompute, Recording, SaveKey
 
 
@@ -178,18 +179,49 @@ def _moved(one: Lifetime, points: int, lifetimes: int) -> Lifetime:
 
 def with_recomputes_of(other: Recording, recording: Recording) -> Recording:
     """The recording with the recomputes of another one of its kind, as much larger as their storages are. A step that
-    follows a plan looks for none itself."""
-    has_own = any(one.recompute is not None for one in recording.lifetimes)
-    if has_own or _order_of(other) != _order_of(recording):
+    follows a plan looks for none itself. A save that the other one has not (an expert that had no tokens) gets the
+    recompute of the save that differs from it in numbers only."""
+    if any(one.recompute is not None for one in recording.lifetimes):
         return recording
+    forms, known_forms = _forms_of(recording), _forms_of(other)
+    numbers = {form: number for number, form in enumerate(forms)}
+    known_numbers = {form: number for number, form in enumerate(known_forms)}
+    alike = {without_numbers(form): number for form, number in known_numbers.items()}
 
-    def scaled(known: Lifetime, one: Lifetime) -> Lifetime:
+    def recompute(number: int) -> Recompute | None:
+        form, one = forms[number], recording.lifetimes[number]
+        known = known_numbers.get(form, alike.get(without_numbers(form)))
+        if known is None:
+            return None
+        before = other.lifetimes[known]
+        if before.recompute is None:
+            return None
+        inputs = [numbers.get(known_forms[each], number + each - known) for each in before.recompute.inputs]
+        for wanted, each in zip(before.recompute.inputs, inputs, strict=True):
+            is_known = 0 <= each < len(forms) and without_numbers(forms[each]) == without_numbers(known_forms[wanted])
+            if not is_known:
+                return None
+        known_point = min(one.saves[0] + before.recompute.known_point - before.saves[0], len(recording.points) - 1)
+
         def more(amount: int) -> int:
-            return math.ceil(amount * max(1, one.nbytes / max(1, known.nbytes)))
+            return math.ceil(amount * max(1, one.nbytes / max(1, before.nbytes)))
 
-        return replace(one, recompute=None if known.recompute is None else _scaled(known.recompute, more))
+        return replace(_scaled(before.recompute, more), inputs=tuple(inputs), known_point=known_point)
 
-    return replace(recording, lifetimes=tuple(map(scaled, other.lifetimes, recording.lifetimes)))
+    found = [replace(one, recompute=recompute(number)) for number, one in enumerate(recording.lifetimes)]
+    return replace(recording, lifetimes=tuple(found))
+
+
+def _forms_of(recording: Recording) -> list[Form]:
+    """The forms of the first saves of all lifetimes."""
+    forms = Forms()
+    found: list[Form] = []
+    for point in recording.points:
+        if point.kind is PointKind.SAVE and point.key is not None:
+            form = forms.of(point.key)
+            if point.lifetime == len(found):
+                found.append(form)
+    return found
 
 
 def _scaled(recompute: Recompute, more: Callable[[int], int]) -> Recompute:

@@ -12,6 +12,7 @@ import vdnn
 from tests.runtime.rigs.virtual_training import MODELS, trained_virtually
 from vdnn.planning.least_memory import least_bytes
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.steps.planner import SLACK
 from vdnn.step.recording import PointKind, Recording
 
 
@@ -73,7 +74,7 @@ def test_a_part_that_is_saved_holds_the_whole_storage(monkeypatch: pytest.Monkey
         assert session.timeline is not None
         assert session.timeline.peak_bytes <= budget_bytes
         assert session.plan is not None
-        assert session.plan.budget_bytes == budget_bytes, "it did not have to be planned again"
+        assert session.plan.budget_bytes == int(budget_bytes * (1 - SLACK)), "it did not have to be planned again"
 
 
 def test_of_a_chain_it_can_be_said_by_hand() -> None:

@@ -15,7 +15,7 @@ from vdnn.runtime.steps.kinds import Begin, Kind
 from vdnn.step.forms import Form
 
 # The share of its bytes that a step may save in forms that the other one has not.
-_OTHERWISE = 0.05
+_OTHERWISE = 0.15
 _MOST_KINDS = 256
 
 

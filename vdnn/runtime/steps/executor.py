@@ -1,21 +1,23 @@
 """Follows a Plan through a step: decides which saves are offloaded, and issues releases and reloads at their points.
 
 The executor finds a save in the plan by its form, so a save more or less does not shift the later ones, and a plan
-serves steps of smaller shapes: at each point they take no more. Saves that are not in the plan are left to the online
-policy, and from the first one that is larger than planned on, all are. A point that the step skipped (a branch that did
-not run) counts as reached as soon as a later point is reached.
+serves steps of smaller shapes: at each point they take no more. Saves that are a little larger than planned are treated
+as planned; a guard balances what they take. From the first one that is far larger on, no save follows the plan. Saves
+that are not in the plan are left to the online policy. A point that the step skipped (a branch that did not run) counts
+as reached as soon as a later point is reached.
 """
 
 from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
 from vdnn.runtime.storage.managed_storage import ManagedStorage
-from vdnn.step.forms import Form, Forms
-from vdnn.step.plan import Plan
+from vdnn.step.forms import Form, Forms, without_numbers
+from vdnn.step.plan import Action, Plan
 from vdnn.step.recording import PointKind, SaveKey
 from vdnn.user_warnings import warn
 
@@ -23,11 +25,32 @@ logger = logging.getLogger("vdnn")
 
 # The number of planned saves among which a save is looked for.
 _REACH = 256
+# Operations that save this many saves before or after another one take transient bytes at nearly the same time.
+NEARBY = 8
+# A storage that leaves the device has to be gone this many points before the plan needs its memory.
+_AHEAD = 4
+# A step has outgrown its plan with a save this many times as large as the largest one that the plan has nearby.
+_FAR = 2
 
 
 class _Move(Enum):
     RELEASE = "release"
     RELOAD = "reload"
+
+
+class Occupancy:
+    """The bytes that a plan takes on the device at each point: `stored` in saved storages, `kept` in those that it
+    keeps. `peaks` is the most that is allocated until then. `spare` is how much less than at its peak the plan takes
+    at a point and soon after it, `transient` what operations take there besides saved storages."""
+
+    def __init__(self, stored: list[int], kept: list[int], peaks: list[int]) -> None:
+        highest = max(peaks)
+        self.stored = stored
+        self.kept = kept
+        others = [peak - now for peak, now in zip(peaks, stored, strict=True)]
+        least = min(others)
+        self.transient = [max(others[point : point + 1 + _AHEAD]) - least for point in range(len(others))]
+        self.spare = [highest - max(peaks[point : point + 1 + _AHEAD]) for point in range(len(peaks))]
 
 
 class _PlannedSave(NamedTuple):
@@ -41,19 +64,23 @@ class Executor:
     """Follows one plan, step after step. `is_given`: the plan is the user's, who is warned of a step that differs. A
     plan that vdnn made leaves a line in the log."""
 
-    def __init__(self, plan: Plan, *, is_given: bool = False) -> None:
+    def __init__(self, plan: Plan, occupancy: Occupancy | None = None, *, is_given: bool = False) -> None:
         self.plan = plan
+        self._occupancy = occupancy
         self._is_given = is_given
         self.differences = 0  # saves of this step that differ from the plan
         self.first_difference: str | None = None
         self._has_warned = False
         self.has_grown = False  # a save of this step is larger than planned
+        self.is_outgrown = False  # a save of this step is far larger
         forms = Forms()
         self.saves = [
             _PlannedSave(index, point.lifetime, point.key, forms.of(point.key))
             for index, point in enumerate(plan.points)
             if point.kind is PointKind.SAVE and point.lifetime is not None and point.key is not None
         ]
+        sizes = [plan.lifetimes[one.lifetime].nbytes for one in self.saves]
+        self._bytes_nearby = [max(sizes[max(0, at - NEARBY) : at + NEARBY + 1]) for at in range(len(sizes))]
         self._use_points: list[list[int]] = [[] for _ in plan.lifetimes]
         for index, point in enumerate(plan.points):
             if point.kind is PointKind.USE and point.lifetime is not None:
@@ -81,11 +108,13 @@ class Executor:
     def begin_step(self) -> None:
         self._next_save = 0  # index of a planned save
         self._next_move = 0
+        self._waiting: list[tuple[int, _Move]] = []  # reloads for which there was no room
+        self._is_lost = False  # the last save was not found nearby
         self._reached = -1
         self._managed: list[weakref.ref[ManagedStorage] | None] = [None] * len(self.plan.lifetimes)
         self._uses = [0] * len(self.plan.lifetimes)
         self.differences = 0
-        self.has_grown = False
+        self.has_grown = self.is_outgrown = False
 
     # Called in the hooks.
 
@@ -105,18 +134,30 @@ class Executor:
         lifetime = planned.lifetime
         has_grown = self.plan.lifetimes[lifetime].nbytes < managed.nbytes
         self.has_grown |= has_grown
-        if self._managed[lifetime] is not None or has_grown:
+        self.is_outgrown = managed.nbytes > _FAR * self.bytes_nearby
+        if self._managed[lifetime] is not None or (has_grown and self._occupancy is None):
             self._differs(f"found another storage of {managed.nbytes} bytes at {key}", index)
+        if self._managed[lifetime] is not None or self.is_outgrown:
             return None
         self._managed[lifetime] = weakref.ref(managed)
         return lifetime
 
     def _find(self, form: Form) -> int | None:
         end = min(self._next_save + _REACH, len(self.saves))
-        for index in range(self._next_save, end):
-            if self.saves[index].form == form:
-                return index
-        return None
+        found = next((index for index in range(self._next_save, end) if self.saves[index].form == form), None)
+        # A save that is too small at most sizes may be another one of its form. Two that agree skip a part of the plan.
+        is_far = found is not None and found - self._next_save > NEARBY
+        was_lost, self._is_lost = self._is_lost, found is None or is_far
+        return found if was_lost or not is_far else None
+
+    def recomputes_like(self, form: Form) -> bool:
+        """True if the plan recomputes the save that is nearest to this one, of those that differ from it in numbers
+        only: the same operation of another layer or expert."""
+        alike = [index for index, one in enumerate(self.saves) if without_numbers(one.form) == without_numbers(form)]
+        if self._is_given or not alike:
+            return False
+        nearest = min(alike, key=lambda index: abs(index - self._next_save))
+        return self.plan.lifetimes[self.saves[nearest].lifetime].action is Action.RECOMPUTE
 
     def not_recomputed(self, managed: ManagedStorage) -> None:
         self._differs(f"{managed.nbytes} bytes that the plan recomputes cannot be recomputed here", self._next_save - 1)
@@ -128,19 +169,72 @@ class Executor:
         if points:
             self._reached = max(self._reached, points[min(use, len(points) - 1)])
 
-    def make_moves(self) -> None:
-        """Issue all releases and reloads up to the point that the step has reached."""
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes of saved storages that the plan has on the device now."""
+        occupancy = self._occupancy
+        return 0 if occupancy is None or self._reached < 0 else occupancy.stored[self._reached]
+
+    @property
+    def kept_bytes(self) -> int:
+        """The part of them that stays until its use."""
+        occupancy = self._occupancy
+        return 0 if occupancy is None or self._reached < 0 else occupancy.kept[self._reached]
+
+    @property
+    def transient_bytes(self) -> int:
+        """The bytes that operations of the plan take besides saved storages, now and soon."""
+        return 0 if self._occupancy is None else self._occupancy.transient[max(0, self._reached)]
+
+    @property
+    def spare_bytes(self) -> int:
+        """How much less than at its peak the plan takes now and soon."""
+        return self._spare_bytes(max(0, self._reached))
+
+    @property
+    def spare_bytes_nearby(self) -> int:
+        """How much less than at its peak the plan takes now, and when it uses what it saves now."""
+        lifetime = self.saves[max(0, self._next_save - 1)].lifetime
+        return min(map(self._spare_bytes, (max(0, self._reached), *self._use_points[lifetime])))
+
+    @property
+    def last_bytes(self) -> int:
+        """The planned bytes of the last save that the plan knows."""
+        return self.plan.lifetimes[self.saves[max(0, self._next_save - 1)].lifetime].nbytes
+
+    @property
+    def bytes_nearby(self) -> int:
+        """The largest storage that the plan saves before or after this save."""
+        return self._bytes_nearby[max(0, self._next_save - 1)]
+
+    def _spare_bytes(self, point: int) -> int:
+        return 0 if self._occupancy is None else self._occupancy.spare[point]
+
+    def make_moves(self, has_room: Callable[[int], bool] = lambda _: True) -> list[ManagedStorage]:
+        """Issues all releases and reloads up to the point that the step has reached. Returns what was released. A
+        reload waits until there is room for it; its use reloads it if there is none."""
+        released = []
+        due = self._waiting
         while self._next_move < len(self._moves) and self._moves[self._next_move][0] <= self._reached:
             _, _, lifetime, move = self._moves[self._next_move]
+            due.append((lifetime, move))
             self._next_move += 1
+        self._waiting = []
+        for lifetime, move in due:
             reference = self._managed[lifetime]
             managed = None if reference is None else reference()
             if managed is None:
                 continue
             if move is _Move.RELEASE:
                 managed.release()
-            elif not self.has_grown:  # else there may be no room: the lookahead reloads as much as its window takes
+                released.append(managed)
+            elif self.is_outgrown:  # there may be no room: the lookahead reloads as much as its window takes
+                continue
+            elif not self.has_grown or has_room(managed.nbytes):
                 managed.reload_early()
+            else:
+                self._waiting.append((lifetime, move))
+        return released
 
     # Differences between the step and the plan.
 

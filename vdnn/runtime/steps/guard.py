@@ -1,10 +1,10 @@
-"""Keeps a step within its budget that has no plan, or is larger than planned, and moves no more than that takes.
+"""Keeps a step without a plan within its budget, and moves no more than that takes.
 
 Every save stays on the device at first. Once the bytes on the device come too near to the budget, the guard evicts the
 storages that the backward pass uses last: those that were saved first. It counts by itself and asks no allocator.
 
 [Note: The margin] A step that was never seen allocates what no hook sees: results that are not saved, gradients, the
-workspace of an operation. The guard leaves room for the gradients of all parameters, for `_TRANSIENTS` times the
+workspace of an operation. The guard leaves room for the gradients of all parameters, for `TRANSIENTS` times the
 largest storage that was saved so far, and for both windows of copies in flight.
 """
 
@@ -19,7 +19,7 @@ from vdnn.step.plan import Action
 
 # A backward operation may hold several tensors of the size of the largest: that of a power has three, and the gradient
 # that it reads comes on top.
-_TRANSIENTS = 4
+TRANSIENTS = 4
 
 
 class Guard:
@@ -29,58 +29,96 @@ class Guard:
     def __init__(self, room_bytes: int, offload: Callable[[ManagedStorage], None]) -> None:
         self._room_bytes = room_bytes
         self._offload = offload
-        self._held: dict[int, int] = {}  # lifetime -> the bytes that it holds on the device, until it is evicted
+        self._held: dict[int, int] = {}  # lifetime -> the bytes that it holds on the device
         self._held_bytes = 0
-        self._largest_bytes = 0
+        self._unseen_bytes = 0  # that operations may take besides what they save
+        self._small_bytes = 0  # of this step, in tensors that are too small to be moved
         self._small_bytes_before: int | None = None
-        self._candidates: dict[int, weakref.ref[ManagedStorage]] = {}  # by lifetime, the first saved comes first
+        self._candidates: dict[int, tuple[weakref.ref[ManagedStorage], Kept]] = {}  # the first saved comes first
 
-    def began(self, lifetime: int, nbytes: int) -> None:
-        """A storage was saved for the first time, and is on the device."""
+    # What is on the device.
+
+    def saved(self, nbytes: int) -> None:
+        """A storage was saved for the first time."""
+        self.leaves_room(TRANSIENTS * nbytes)
+
+    def leaves_room(self, nbytes: int) -> None:
+        """From now on so many bytes stay free."""
+        self._unseen_bytes = max(self._unseen_bytes, nbytes)
+
+    def is_here(self, lifetime: int, nbytes: int) -> None:
+        self._held_bytes += nbytes - self._held.get(lifetime, 0)
         self._held[lifetime] = nbytes
-        self._held_bytes += nbytes
-        self._largest_bytes = max(self._largest_bytes, nbytes)
 
-    def take_over(self, kept: dict[int, ManagedStorage]) -> None:
-        """Takes over a step that outgrew its plan, which kept these lifetimes. What was planned may be evicted."""
-        for lifetime, managed in kept.items():
-            self.began(lifetime, managed.nbytes)
-        for lifetime, managed in kept.items():
-            if managed.watched is not None and managed.watched.planned is not None:
-                self.hold(lifetime, managed)
+    def came_back(self, lifetime: int, nbytes: int) -> None:
+        """A reload was issued. The windows have room for it."""
 
-    def ended(self, lifetime: int) -> None:
+    def used(self, lifetime: int) -> bool:
+        """The backward pass used this lifetime. True if this decides what is reloaded."""
+        return False
+
+    def is_gone(self, lifetime: int) -> None:
         """Called on any thread."""
         self._held_bytes -= self._held.pop(lifetime, 0)
 
-    def hold(self, lifetime: int, managed: ManagedStorage) -> None:
+    def take_over(self, kept: dict[int, ManagedStorage]) -> None:
+        """Takes over a step that has outgrown its plan, which kept these lifetimes. What was planned may be evicted."""
+        for lifetime, managed in kept.items():
+            self.saved(managed.nbytes)
+            self.is_here(lifetime, managed.nbytes)
+            if managed.watched is not None and managed.watched.planned is not None:
+                self.hold(lifetime, managed, Kept.PLAN)
+
+    def will_leave(self, lifetime: int, managed: ManagedStorage) -> None:
+        """A plan offloads it."""
+
+    def has_room(self, nbytes: int) -> bool:
+        """True if a plan may reload a storage of so many bytes now."""
+        return True
+
+    # What leaves it.
+
+    def hold(self, lifetime: int, managed: ManagedStorage, why: Kept = Kept.FITS) -> None:
         """Keeps a storage that may be moved, until it has to be evicted. It may be held already."""
         counters = managed.facts.counters
         if lifetime not in self._candidates:
-            counters.keep(Kept.FITS, managed.nbytes)
-            self._candidates[lifetime] = managed.reference
+            if why is Kept.FITS:
+                counters.keep(why, managed.nbytes)
+            self._candidates[lifetime] = managed.reference, why
         small_bytes = counters.kept_bytes[Kept.SMALL]  # of the session so far
         if self._small_bytes_before is None:
             self._small_bytes_before = small_bytes
-        unseen_bytes = small_bytes - self._small_bytes_before + _TRANSIENTS * self._largest_bytes
-        while self._candidates and self._held_bytes + unseen_bytes > self._room_bytes:
-            first = next(iter(self._candidates))
-            self._evict(first, self._candidates.pop(first))
+        self._small_bytes = small_bytes - self._small_bytes_before
+
+    def make_room(self) -> None:
+        """Evicts until the step fits its budget again. Called at the end of each hook."""
+        while self._candidates and self._over_bytes() > 0:
+            chosen = self._choose()
+            self._evict(chosen, *self._candidates.pop(chosen))
+
+    def _choose(self) -> int:
+        """The lifetime to evict next."""
+        return next(iter(self._candidates))
+
+    def _over_bytes(self) -> int:
+        """How much more the step takes than there is room for, with the margin."""
+        return self._held_bytes + self._small_bytes + self._unseen_bytes - self._room_bytes
 
     def step_ended(self) -> None:
         """Evicts what outlives the step, as a plan would: the memory of the next step must not depend on whether this
         one had a plan."""
-        for lifetime, reference in self._candidates.items():
-            self._evict(lifetime, reference)
+        for lifetime, (reference, why) in self._candidates.items():
+            self._evict(lifetime, reference, why)
             managed = reference()
             if managed is not None:
                 managed.complete()  # no operation is running
         self._candidates.clear()
 
-    def _evict(self, lifetime: int, reference: weakref.ref[ManagedStorage]) -> None:
+    def _evict(self, lifetime: int, reference: weakref.ref[ManagedStorage], why: Kept) -> bool:
         managed = reference()
         if managed is None or managed.action is Action.OFFLOAD:
-            return
-        self._held_bytes -= self._held.pop(lifetime, 0)
-        managed.facts.counters.keep(Kept.FITS, -managed.nbytes, saves=-1)
+            return False
+        self.is_gone(lifetime)
+        managed.facts.counters.keep(why, -managed.nbytes, saves=-1)
         self._offload(managed)
+        return True

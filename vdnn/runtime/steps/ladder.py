@@ -11,10 +11,12 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from vdnn.planning.footprint import interval_bytes, stored_bytes
 from vdnn.planning.planned_step import PlannedStep
-from vdnn.runtime.steps.executor import Executor
+from vdnn.runtime.steps.executor import Executor, Occupancy
 from vdnn.step.forms import is_within
 from vdnn.step.made_steps import first_save, resized, with_resident
+from vdnn.step.plan import Action
 from vdnn.step.recording import Recording, SaveKey
 from vdnn.step.timeline import Timeline
 
@@ -50,7 +52,14 @@ class Rung:
     def follow(self, recording: Recording, planned: PlannedStep) -> None:
         """From now on its steps follow this plan. What the planner predicts of them is remembered."""
         self.recording = recording
-        self.executor = Executor(planned.plan)
+        lifetimes = planned.plan.lifetimes
+        followed = planned.followed
+        occupancy = Occupancy(
+            stored_bytes(followed, lifetimes),
+            stored_bytes(followed, lifetimes, {Action.KEEP}),
+            interval_bytes(followed, lifetimes),
+        )
+        self.executor = Executor(planned.plan, occupancy)
         self.slowdown = planned.slowdown
         self.peak_bytes = planned.timeline.peak_bytes
 

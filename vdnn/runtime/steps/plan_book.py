@@ -42,6 +42,8 @@ logger = logging.getLogger("vdnn")
 # The most kinds of step that have plans (two models in turn, training and another loss).
 _MOST_KINDS = 8
 _MOST_TIGHTENINGS = 3
+# A step that is larger than its plan by no more than this is not planned anew: its guard balances that.
+_TOLERANCE = 1.01
 
 
 class PlanBook:
@@ -197,7 +199,7 @@ class PlanBook:
             ladder.note(found)
             if followed is None and ladder.find_near(first, found):
                 return
-        if followed is not None and not self._needs_plan(followed, keys):
+        if followed is not None and not self._needs_plan(followed, keys, found):
             return
         with span("plan"):
             recording, planned = self._planned(found, timeline, ladder)
@@ -215,13 +217,13 @@ class PlanBook:
         self._latest = rung.executor
         ladder.add(rung)
 
-    def _needs_plan(self, followed: Executor, keys: SaveKeys) -> bool:
+    def _needs_plan(self, followed: Executor, keys: SaveKeys, recording: Recording) -> bool:
         """True if a step that followed a plan was larger, or so much smaller that it deserves another one."""
         ladder, rung = self._ladders.get(keys.kind), self._rung_of(followed, keys.kind)
         if ladder is None or rung is None or keys.first is None:
             return False  # it is of another kind, which is recorded when it is expected
         if followed.has_grown:
-            return True
+            return recording.managed_bytes > _TOLERANCE * rung.nbytes
         rung.served(keys.first)
         return ladder.deserves_own(rung, keys.first)
 
@@ -246,6 +248,15 @@ class PlanBook:
         """The rung of this kind that has this executor."""
         ladder = self._ladders.get(kind)
         return None if ladder is None else next((one for one in ladder.rungs if one.executor is executor), None)
+
+    def room_bytes(self, followed: Executor, budget_bytes: int, allocated_bytes: int) -> int | None:
+        """The part of the budget that a step leaves if it follows this plan, and `allocated_bytes` are allocated at its
+        first save. Negative if more is allocated than when the step was recorded. None for the plan of the user."""
+        rung = next((one for one in self.rungs if one.executor is followed), None)
+        if rung is None:
+            return None
+        more_bytes = max(0, allocated_bytes - first_point(rung.recording).allocated_bytes)
+        return max(0, budget_bytes - rung.peak_bytes) - more_bytes
 
     def judged(self, executor: Executor | None, kind: Kind, device_bytes: int) -> tuple[int, Over] | None:
         """The budget of a finished step, and the cause if it took more; None if it has no budget yet."""

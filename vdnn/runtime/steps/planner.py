@@ -22,6 +22,8 @@ from vdnn.step.timeline import Timeline
 
 # The share of a GPU's memory that is left free if there is no budget.
 RESERVE = 0.1
+# The share of the budget that plans leave free. A step that grows by a few bytes (a metric that is kept) still fits.
+SLACK = 0.01
 # The rates that are assumed if no copy was measured: those of large copies of pinned memory over PCIe gen 4.
 _ASSUMED_LINK = LinkCosts(24e9, 24e9, 42e9, 10_000)
 
@@ -52,8 +54,10 @@ class BudgetPlanner:
         return least_bytes(recording) <= self.budget_bytes(recording)
 
     def target_bytes(self, recording: Recording, tightened_bytes: int = 0) -> int:
-        """The peak that the plan may reach."""
-        return max(least_bytes(recording), self.budget_bytes(recording) - tightened_bytes)
+        """The peak that the plan may reach: the budget less the slack, unless that is too little."""
+        slack = 0 if self.budget is None else SLACK  # a reserve is larger
+        budget_bytes = int(self.budget_bytes(recording) * (1 - slack))
+        return max(least_bytes(recording), budget_bytes - tightened_bytes)
 
     def budget_bytes(self, recording: Recording) -> int:
         fixed_bytes = self.fixed_bytes(recording.device_bytes)

@@ -19,10 +19,12 @@ from vdnn.runtime.machine.gauges import Gauges, Mark
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.steps.budget_ledger import BudgetLedger
 from vdnn.runtime.steps.ends import Found, StepEnds
+from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.guard import Guard
 from vdnn.runtime.steps.meter import Meter
 from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.plan_book import PlanBook
+from vdnn.runtime.steps.plan_guard import PlanGuard
 from vdnn.runtime.steps.recorder import Recorder
 from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.runtime.storage.managed_storage import ManagedStorage
@@ -190,8 +192,7 @@ class StepWatch:
         try:
             with self._observed(transport):
                 yield
-                if self._step.executor is not None:
-                    self._step.executor.make_moves()
+                self._step.make_moves()
         finally:
             self._busy = self._thread.is_in_hook = False
 
@@ -253,7 +254,7 @@ class StepWatch:
         if is_first:
             self._choose_executor(step)
         action = step.saved(managed, key, is_new=is_new)
-        if step.executor is not None and step.executor.has_grown and step.guard is None:
+        if step.executor is not None and step.executor.is_outgrown and isinstance(step.guard, PlanGuard):
             self._guard_the_rest(step)
         return action
 
@@ -308,30 +309,30 @@ class StepWatch:
         if self._transport is not None:
             # A plan itself bounds the bytes that copies in flight hold.
             self._transport.set_windows(open_wide=executor is not None)
-        if executor is None:
-            step.guard = self._guard()
-        else:
+        step.guard = self._guard(executor, now_bytes)
+        if executor is not None:
             executor.begin_step()
             if self.options.planner is not None and not self._plans.records_step:
                 step.abandon_recorder()
 
     def _guard_the_rest(self, step: WatchedStep) -> None:
-        """The step is larger than its plan: the guard may evict what the plan keeps, and what is saved from here on."""
-        guard, transport = self._guard(), self._transport
-        if guard is None or transport is None:
-            return
-        guard.take_over(step.kept())
-        transport.set_windows(open_wide=False)
-        step.guard = guard
+        """The step has outgrown its plan: the guard may evict what the plan keeps, and what is saved from here on."""
+        step.guard = self._guard(None, 0)
+        if step.guard is not None and self._transport is not None:
+            step.guard.take_over(step.kept())
+            self._transport.set_windows(open_wide=False)
 
-    def _guard(self) -> Guard | None:
-        """The guard of a step that follows no plan; None if it has no budget in bytes."""
+    def _guard(self, executor: Executor | None, now_bytes: int) -> Guard | None:
+        """The guard of a step; None if it has no budget in bytes. `now_bytes` are allocated at its first save."""
         planner, transport = self.options.planner, self._transport
         if planner is None or transport is None:
             return None
         budget_bytes = planner.fixed_bytes(transport.device.info.total_bytes)
         if budget_bytes is None:
             return None
+        if executor is not None:
+            room_bytes = self._plans.room_bytes(executor, budget_bytes, now_bytes)
+            return None if room_bytes is None else PlanGuard(room_bytes, self._offload, executor)
         taken_bytes = self._resident_bytes + self._modules.parameters.nbytes() + transport.windows_bytes
         return Guard(budget_bytes - taken_bytes, self._offload)
 

@@ -18,6 +18,7 @@ from vdnn.runtime.steps.guard import Guard
 from vdnn.runtime.steps.meter import Meter
 from vdnn.runtime.steps.recorder import Recorder
 from vdnn.runtime.steps.save_keys import SaveKeys
+from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.storage.watched_lifetime import WatchedLifetime
@@ -38,7 +39,7 @@ class WatchedStep:
         self.keys = SaveKeys()
         self.save_key: SaveKey | None = None  # of the last save
         self.executor: Executor | None = None
-        self.guard: Guard | None = None  # of a step without a plan, or from where it is larger than planned
+        self.guard: Guard | None = None  # of a step with a budget in bytes
         self.meter: Meter | None = None
         self.recorder: Recorder | None = None
         self._ends_to: Recorder | None = None  # the recorder, also after the step
@@ -83,11 +84,26 @@ class WatchedStep:
             raise RuntimeError(f"expected a storage of a lifetime of this step, got one of none at {key}")
         if self.recorder is not None:
             self.recorder.saved(managed, watched.number, key, is_new=is_new)
-        if self.executor is not None and not self.executor.has_grown:
-            planned = self.executor.saved(managed, key, self.keys.form, is_new)
+        executor = None if self.executor is None or self.executor.is_outgrown else self.executor
+        if executor is not None:
+            planned = executor.saved(managed, key, self.keys.form, is_new)
             if planned is not None:
                 watched.planned = planned
-        return self._action_of(watched.planned)
+        action = self._action_of(watched.planned)
+        if executor is not None and is_new and action is None and executor.recomputes_like(self.keys.form):
+            action = Action.RECOMPUTE
+        if is_new and self.guard is not None:
+            self._guard(self.guard, watched.number, managed, action)
+        return action
+
+    def _guard(self, guard: Guard, number: int, managed: ManagedStorage, action: Action | None) -> None:
+        guard.saved(managed.nbytes)
+        if action not in (Action.RECOMPUTE, Action.COMPRESS):
+            guard.is_here(number, managed.nbytes)
+        if action is Action.KEEP:
+            guard.hold(number, managed, Kept.PLAN)
+        elif action is Action.OFFLOAD:
+            guard.will_leave(number, managed)
 
     def saved_encoded(self, managed: ManagedStorage, key: SaveKey) -> Action | None:
         """Counts the save of encoded bytes, which only a plan has; returns the planned action."""
@@ -108,10 +124,25 @@ class WatchedStep:
         self.point += 1
         if self.recorder is not None and watched.number is not None:
             self.recorder.used(watched.number)
-        if self.executor is None or watched.planned is None:
+        if self.executor is None:
             return False
-        self.executor.used(watched.planned)
-        return not self.executor.has_grown
+        if watched.planned is not None:
+            self.executor.used(watched.planned)
+        decides = self.guard is not None and watched.number is not None and self.guard.used(watched.number)
+        return decides or (watched.planned is not None and not self.executor.is_outgrown)
+
+    def make_moves(self) -> None:
+        """Issues what the plan moves at this point, and then what the guard evicts: the plan makes room by then."""
+        executor, guard = self.executor, self.guard
+        if guard is None:
+            if executor is not None:
+                executor.make_moves()
+            return
+        for managed in () if executor is None else executor.make_moves(guard.has_room):
+            watched = self.lifetime_of(managed)
+            if watched is not None and watched.number is not None:
+                guard.is_gone(watched.number)
+        guard.make_room()
 
     # Lifetimes.
 
@@ -128,9 +159,6 @@ class WatchedStep:
         watched = WatchedLifetime(self, self.lifetimes)
         managed.watch(watched)
         self._alive = self._ends.lifetime_began(self.lifetimes, managed)
-        storage = managed.source.storage
-        if self.guard is not None and storage is not None:
-            self.guard.began(self.lifetimes, storage.nbytes())
         self.lifetimes += 1
         return watched
 
@@ -139,7 +167,7 @@ class WatchedStep:
             return
         self._ends.lifetime_ended(watched.number, self._alive)
         if self.guard is not None:
-            self.guard.ended(watched.number)
+            self.guard.is_gone(watched.number)
         if self._ends_to is not None:
             self._ends_to.ended(watched.number)
 
@@ -157,6 +185,8 @@ class WatchedStep:
             self._notify(Recorder.cannot_be_recomputed, watched)
         if self.executor is not None:
             self.executor.not_recomputed(managed)
+        if self.guard is not None and watched is not None and watched.number is not None:
+            self.guard.is_here(watched.number, managed.nbytes)
 
     # Called when the copies of a storage change.
 
@@ -164,6 +194,8 @@ class WatchedStep:
         self._notify(Recorder.completed, watched)
 
     def released_reload(self, watched: WatchedLifetime) -> None:
+        if self.guard is not None and watched.number is not None:
+            self.guard.is_gone(watched.number)
         self._notify(Recorder.released_reload, watched)
 
     def about_to_reload(self, watched: WatchedLifetime) -> None:
@@ -178,6 +210,8 @@ class WatchedStep:
             self.meter.copied(Track.TO_HOST, _row(watched), copy.bytes, transport.queue.span(copy))
 
     def reloaded(self, watched: WatchedLifetime, reload: _C.Reload) -> None:
+        if self.guard is not None and watched.number is not None:
+            self.guard.came_back(watched.number, reload.bytes)
         if self.meter is not None:
             self.meter.copied(Track.TO_DEVICE, _row(watched), reload.bytes, reload.span)
 

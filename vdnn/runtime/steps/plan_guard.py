@@ -1,0 +1,170 @@
+"""Keeps a step that follows a plan within its budget, where it takes more than the plan has room for.
+
+It compares what is on the device with what the plan has there. What is smaller than planned, or missing, makes room for
+what is larger, or not in the plan: experts that get more tokens than when the step was recorded, while others get
+fewer. Beyond that it evicts what the plan keeps, first saved first, and reloads it before it is used.
+
+[Note: What grew] Transient bytes and gradients are planned, so the margin is for what grew. It is the most that
+storages which are saved nearby grew together: what is recomputed does not count otherwise. If a storage is larger than
+all that the plan saves nearby, its operations may take more than the plan has for any of them: as many times that as a
+step without a plan leaves for its largest storage (see [Note: The margin] in guard.py). And what operations of the plan
+take soon is expected to have grown as much as the last saves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+from vdnn.runtime.steps.executor import NEARBY, Executor
+from vdnn.runtime.steps.guard import TRANSIENTS, Guard
+from vdnn.runtime.storage.counters import Kept
+from vdnn.runtime.storage.managed_storage import ManagedStorage
+
+# What was evicted is reloaded when the backward pass is this many lifetimes away from it, or only `_NEXT` if there is
+# no room before.
+_SOON = 8
+_NEXT = 2
+# What was saved in this first part of the step so far is away for long enough to be evicted.
+_EARLY = 0.75
+
+
+def _nbytes(reference: weakref.ref[ManagedStorage]) -> int:
+    managed = reference()
+    return 0 if managed is None else managed.nbytes
+
+
+class PlanGuard(Guard):
+    """The guard of a step that follows a plan. `room_bytes` is the budget less the peak of the plan."""
+
+    def __init__(self, room_bytes: int, offload: Callable[[ManagedStorage], None], followed: Executor) -> None:
+        super().__init__(room_bytes, offload)
+        self._followed = followed
+        self._evicted: list[tuple[int, weakref.ref[ManagedStorage]]] = []  # the last saved comes last
+        self._leaving: dict[int, weakref.ref[ManagedStorage]] = {}  # evicted, and still on the device
+        self._leaving_bytes = 0
+        self._offloads: dict[int, weakref.ref[ManagedStorage]] = {}  # that the plan has not released yet
+        self._passing: dict[int, int] = {}  # lifetimes that the plan offloads -> the bytes that they hold on the device
+        self._recent: deque[tuple[int, int]] = deque(maxlen=NEARBY)  # bytes of the last storages, and as planned
+        self._grows = 0.0  # how much larger they are, as a share of what was planned
+        self._is_saving = True  # the last hook was that of a save
+
+    # What is on the device.
+
+    def saved(self, nbytes: int) -> None:
+        followed = self._followed
+        self._is_saving = True
+        self._recent.append((nbytes, followed.last_bytes))
+        recent_bytes, planned_bytes = map(sum, zip(*self._recent, strict=True))
+        self._grows = max(0, recent_bytes / planned_bytes - 1)
+        self.leaves_room(recent_bytes - planned_bytes)
+        self.leaves_room(TRANSIENTS * (nbytes - followed.bytes_nearby))
+
+    def came_back(self, lifetime: int, nbytes: int) -> None:
+        self.is_here(lifetime, nbytes)
+
+    def is_here(self, lifetime: int, nbytes: int) -> None:
+        super().is_here(lifetime, nbytes)
+        if lifetime in self._passing:
+            self._passing[lifetime] = nbytes
+
+    def is_gone(self, lifetime: int) -> None:
+        super().is_gone(lifetime)
+        if lifetime in self._passing:
+            self._passing[lifetime] = 0
+
+    @property
+    def _margin_bytes(self) -> int:
+        """See [Note: What grew]."""
+        return max(self._unseen_bytes, int(self._grows * self._followed.transient_bytes))
+
+    def _over_bytes(self) -> int:
+        """How much of what stays until its use has no room. What the plan offloads only passes through the device."""
+        followed = self._followed
+        over_bytes = self._held_bytes - sum(self._passing.values()) - followed.kept_bytes + self._margin_bytes
+        return over_bytes - self._room_bytes - followed.spare_bytes_nearby
+
+    def _over_bytes_now(self) -> int:
+        """How much of all that is on the device has no room now."""
+        followed = self._followed
+        over_bytes = self._held_bytes + self._leaving_bytes - followed.stored_bytes + self._margin_bytes
+        return over_bytes - self._room_bytes - followed.spare_bytes
+
+    # What leaves it.
+
+    def make_room(self) -> None:
+        self._release_what_leaves()
+        if self._is_saving:
+            super().make_room()
+
+    def _release_what_leaves(self) -> None:
+        """Releases what was evicted, and what the plan offloads, as early as it takes."""
+        while (self._leaving or self._offloads) and self._over_bytes_now() > 0:
+            lifetime, reference = next(iter((self._leaving or self._offloads).items()))
+            managed = reference()
+            if managed is not None and managed.copy is None and managed.source.storage is not None:
+                return  # its operation is still running
+            if lifetime in self._leaving:
+                self._has_left(lifetime)
+            else:
+                del self._offloads[lifetime]
+                self.is_gone(lifetime)
+            if managed is not None:
+                managed.release()
+
+    def _choose(self) -> int:
+        """The smallest that is large enough, of those that are away for long; or the largest of smaller ones, if that
+        is fewer bytes in all."""
+        over_bytes = self._over_bytes()
+        early = itertools.islice(self._candidates.items(), math.ceil(_EARLY * len(self._candidates)))
+        sizes = [(_nbytes(reference), lifetime) for lifetime, (reference, _) in early]
+        larger = [one for one in sizes if one[0] >= over_bytes]
+        smaller = [one for one in sizes if one[0] < over_bytes]
+        if larger and (min(larger)[0] <= 2 * over_bytes or sum(nbytes for nbytes, _ in smaller) < over_bytes):
+            return min(larger)[1]
+        return max(smaller)[1]
+
+    def _evict(self, lifetime: int, reference: weakref.ref[ManagedStorage], why: Kept) -> bool:
+        if not super()._evict(lifetime, reference, why):
+            return False
+        self._evicted.append((lifetime, reference))
+        self._leaving[lifetime] = reference
+        self._leaving_bytes += _nbytes(reference)
+        return True
+
+    def _has_left(self, lifetime: int) -> None:
+        self._leaving_bytes -= _nbytes(self._leaving.pop(lifetime))
+
+    def step_ended(self) -> None:
+        """Evicts nothing: a plan decides on storages that outlive the step, too."""
+
+    # What comes back.
+
+    def will_leave(self, lifetime: int, managed: ManagedStorage) -> None:
+        """The plan offloads it, and may have to release it earlier than planned."""
+        self._offloads[lifetime] = managed.reference
+        self._passing[lifetime] = managed.nbytes
+
+    def has_room(self, nbytes: int) -> bool:
+        """True if the plan may reload a storage of so many bytes now. Otherwise it is reloaded a little later."""
+        return self._over_bytes_now() + nbytes <= 0
+
+    def used(self, lifetime: int) -> bool:
+        """Reloads what was evicted and will be used soon."""
+        self._is_saving = False
+        self._offloads.clear()
+        while self._evicted and self._evicted[-1][0] >= lifetime - _SOON:
+            evicted, reference = self._evicted[-1]
+            managed = reference()
+            if evicted in self._leaving:
+                self._has_left(evicted)
+                self.is_here(evicted, _nbytes(reference))
+            elif managed is not None:
+                if evicted < lifetime - _NEXT and not self.has_room(managed.nbytes):
+                    break
+                managed.reload_early()
+            self._evicted.pop()
+        return True
