@@ -190,17 +190,20 @@ def with_recomputes_of(other: Recording, recording: Recording) -> Recording:
 
     def recompute(number: int) -> Recompute | None:
         form, one = forms[number], recording.lifetimes[number]
+        is_known = form in known_numbers
         known = known_numbers.get(form, alike.get(without_numbers(form)))
         if known is None:
             return None
         before = other.lifetimes[known]
         if before.recompute is None:
             return None
-        inputs = [numbers.get(known_forms[each], number + each - known) for each in before.recompute.inputs]
-        for wanted, each in zip(before.recompute.inputs, inputs, strict=True):
-            is_known = 0 <= each < len(forms) and without_numbers(forms[each]) == without_numbers(known_forms[wanted])
-            if not is_known:
+        inputs = []
+        for wanted in map(known_forms.__getitem__, before.recompute.inputs):
+            near = number + known_numbers[wanted] - known
+            each = numbers.get(wanted, near) if is_known else near
+            if not 0 <= each < len(forms) or without_numbers(forms[each]) != without_numbers(wanted):
                 return None
+            inputs.append(each)
         known_point = min(one.saves[0] + before.recompute.known_point - before.saves[0], len(recording.points) - 1)
 
         def more(amount: int) -> int:
