@@ -93,7 +93,7 @@ def trained(steps: list[Routes], budget: int | None = None, *, fake: bool = True
 
 
 def test_experts_of_changing_sizes_keep_within_the_budget_and_follow_their_plan() -> None:
-    steps = [routes(seed) for seed in range(20)]
+    steps = [routes(seed) for seed in range(14)]
     kept = trained(steps)
     budget = int(0.75 * max(kept.peaks))
     under = trained(steps, budget)
@@ -103,7 +103,7 @@ def test_experts_of_changing_sizes_keep_within_the_budget_and_follow_their_plan(
 
 @pytest.mark.parametrize("share", [0.65, 0.8])
 def test_the_result_is_that_of_plain_torch(share: float) -> None:
-    steps = [routes(seed) for seed in range(12)]
+    steps = [routes(seed) for seed in range(8)]
     plain = trained(steps, fake=False)
     under = trained(steps, int(share * max(plain.peaks)), fake=False)
     assert under.session is not None

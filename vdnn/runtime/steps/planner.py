@@ -54,9 +54,11 @@ class BudgetPlanner:
         return least_bytes(recording) <= self.budget_bytes(recording)
 
     def target_bytes(self, recording: Recording, tightened_bytes: int = 0) -> int:
-        """The peak that the plan may reach: the budget less the slack, unless that is too little."""
-        slack = 0 if self.budget is None else SLACK  # a reserve is larger
-        budget_bytes = int(self.budget_bytes(recording) * (1 - slack))
+        """The peak that the plan may reach: the budget less the slack, unless that is too little. A step that fits
+        the whole budget moves nothing."""
+        budget_bytes = self.budget_bytes(recording)
+        if self.budget is not None and recording.peak_bytes > budget_bytes:  # a reserve is larger than the slack
+            budget_bytes = int(budget_bytes * (1 - SLACK))
         return max(least_bytes(recording), budget_bytes - tightened_bytes)
 
     def budget_bytes(self, recording: Recording) -> int:
