@@ -1,23 +1,16 @@
 """Steps that were not recorded, made of those that were: what is planned for them serves steps of other sizes.
 
-The step that covers two recorded ones is as large as the larger of the two everywhere. Micro-batches of several
-lengths are each largest in another step: a plan for one of these steps does not serve the others, but one for the step
-that covers them does.
+The step that covers two recorded ones is as large as the larger of the two everywhere. Experts are each largest in
+another step: a plan for one of these steps does not serve the others, but one for the step that covers them does.
 
-An evened step is made of one: each of its micro-batches is as large as the largest. Its plan serves their sizes in any
-order.
-
-A resized step is of another size in one dimension of its first save, such as its length. Between two recorded ones its
-bytes and times are on a straight line. Above both they are extrapolated as if they grew in proportion to that size and
-as if they grew with its square, whichever is more: what training steps are made of (activations, and the maps of
-attention) lies between the two.
+A step of another size is made of recorded ones in resized_steps.py.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from vdnn.step.forms import Form, Forms, without_numbers
@@ -45,135 +38,69 @@ def covering(one: Recording, other: Recording) -> Recording | None:
     )
 
 
-def resized(one: Recording, other: Recording, first: SaveKey, dimension: int) -> Recording | None:
-    """A recording of a step that begins with `first`, made of two whose first saves differ from it in this dimension
-    only; None if they tell nothing about it."""
-    small, large = sorted((one, other), key=lambda recording: first_save(recording).size[dimension])
-    least, most = (first_save(recording).size[dimension] for recording in (small, large))
-    wanted = first.size[dimension]
-    if not least < most or wanted < least:
-        return None
-    if wanted <= most:  # a straight line is never below what grows with a square
-        growth = (wanted - most) / (most - least)
-    else:
-        growth = max((wanted**power - most**power) / (most**power - least**power) for power in (1, 2))
-    return grown(small, large, first, growth)
-
-
 def grown(small: Recording, large: Recording, first: SaveKey, growth: float) -> Recording | None:
     """A recording of a step that begins with `first`, and is larger than `large` by `growth` times the difference of
     the two; None if they do not save and use the same things in the same order."""
-    if _order_of(small) != _order_of(large):
+
+    def more(amounts: Sequence[int]) -> int:
+        before, after = amounts
+        return after + math.ceil(max(0, after - before) * growth)
+
+    return made_of((small, large), first, more)
+
+
+def made_of(
+    steps: Sequence[Recording],
+    first: SaveKey,
+    more: Callable[[Sequence[int]], int],
+    stored: Callable[[Sequence[SaveKey], Sequence[int]], int] | None = None,
+) -> Recording | None:
+    """A recording of a step that begins with `first`, in which every number is made of those of recorded steps, the
+    last of which is the largest; None if they do not save and use the same things in the same order. `stored` makes
+    the bytes of a storage, from its first saves too."""
+    if any(_order_of(one) != _order_of(steps[0]) for one in steps[1:]):
         return None
 
-    def more(before: int, after: int) -> int:
-        change = after - before
-        return after + math.ceil((change if growth <= 0 else max(0, change)) * growth)
+    def nbytes(lifetimes: Sequence[Lifetime]) -> int:
+        sizes = [one.nbytes for one in lifetimes]
+        keys = [step.points[one.saves[0]].key for step, one in zip(steps, lifetimes, strict=True)]
+        return more(sizes) if stored is None else stored([key for key in keys if key is not None], sizes)
 
     lifetimes = tuple(
-        replace(longer, nbytes=more(shorter.nbytes, longer.nbytes), recompute=_resized_recompute(shorter, longer, more))
-        for shorter, longer in zip(small.lifetimes, large.lifetimes, strict=True)
+        replace(each[-1], nbytes=nbytes(each), recompute=_resized_recompute(each, more))
+        for each in zip(*(one.lifetimes for one in steps), strict=True)
     )
-    live = [live_bytes(each, len(large.points)) for each in (small.lifetimes, large.lifetimes, lifetimes)]
+    last = steps[-1]
+    live = [live_bytes(one.lifetimes, len(last.points)) for one in steps]
+    others = [
+        [(point.allocated_bytes - now, point.peak_bytes - now) for point, now in zip(step.points, held, strict=True)]
+        for step, held in zip(steps, live, strict=True)
+    ]
     points = [
         replace(
-            longer,
-            compute_ns=more(shorter.compute_ns, longer.compute_ns),
-            allocated_bytes=now + more(shorter.allocated_bytes - before, longer.allocated_bytes - after),
-            peak_bytes=now + more(shorter.peak_bytes - before, longer.peak_bytes - after),
+            last.points[index],
+            compute_ns=more([step.points[index].compute_ns for step in steps]),
+            allocated_bytes=now + more([one[index][0] for one in others]),
+            peak_bytes=now + more([one[index][1] for one in others]),
         )
-        for shorter, longer, before, after, now in zip(small.points, large.points, *live, strict=True)
+        for index, now in enumerate(live_bytes(lifetimes, len(last.points)))
     ]
     begin = next(index for index, point in enumerate(points) if point.key is not None)
     points[begin] = replace(points[begin], key=first)
-    return replace(large, points=tuple(points), lifetimes=lifetimes)
+    return replace(last, points=tuple(points), lifetimes=lifetimes)
 
 
-def _resized_recompute(shorter: Lifetime, longer: Lifetime, more: Callable[[int, int], int]) -> Recompute | None:
-    small, large = shorter.recompute, longer.recompute
-    if small is None or large is None or (small.operation, small.inputs) != (large.operation, large.inputs):
+def _resized_recompute(lifetimes: Sequence[Lifetime], more: Callable[[Sequence[int]], int]) -> Recompute | None:
+    found = [one.recompute for one in lifetimes if one.recompute is not None]
+    if len(found) < len(lifetimes) or len({(one.operation, one.inputs) for one in found}) > 1:
         return None
     return replace(
-        large,
-        compute_ns=more(small.compute_ns, large.compute_ns),
-        extra_bytes=more(small.extra_bytes, large.extra_bytes),
-        kept_bytes=more(small.kept_bytes, large.kept_bytes),
-        discard_ns=more(small.discard_ns, large.discard_ns),
-        discard_bytes=more(small.discard_bytes, large.discard_bytes),
-    )
-
-
-def evened(recording: Recording) -> Recording:
-    """The recording with micro-batches that are each as large as the largest of their kind; itself, if it has none."""
-    parts = _micro_batches(recording)
-    largest: dict[tuple[object, ...], Recording] = {}
-    for part in parts:
-        order = _order_of(part)
-        known = largest.get(order)
-        covered = part if known is None else covering(known, part)
-        largest[order] = part if covered is None else covered
-    if len(largest) == len(parts):
-        return recording
-    points: list[Point] = []
-    lifetimes: list[Lifetime] = []
-    for part in parts:
-        even = largest[_order_of(part)]
-        points += (
-            replace(point, lifetime=None if point.lifetime is None else point.lifetime + len(lifetimes))
-            for point in even.points
-        )
-        lifetimes += [_moved(one, len(points) - len(even.points), len(lifetimes)) for one in even.lifetimes]
-    end = recording.points[len(points) :]
-    return replace(recording, points=(*points, *end), lifetimes=tuple(lifetimes))
-
-
-def _micro_batches(recording: Recording) -> list[Recording]:
-    """The parts of a step between which no lifetime exists, without the end of the step."""
-    ends = [0] * len(recording.points)
-    for one in recording.lifetimes:
-        ends[one.saves[0]] = max(ends[one.saves[0]], one.end_point)
-    parts: list[Recording] = []
-    begin = begin_lifetime = last = lifetimes = 0
-    for index, point in enumerate(recording.points):
-        is_new = point.lifetime == lifetimes
-        if is_new and last <= index and lifetimes > begin_lifetime:
-            parts.append(_part(recording, begin, index, begin_lifetime, lifetimes))
-            begin, begin_lifetime = index, lifetimes
-        lifetimes += is_new
-        last = max(last, ends[index])
-    end = len(recording.points) - (recording.points[-1].kind is PointKind.END)
-    parts.append(_part(recording, begin, end, begin_lifetime, lifetimes))
-    return parts
-
-
-def _part(recording: Recording, begin: int, end: int, begin_lifetime: int, end_lifetime: int) -> Recording:
-    points = tuple(
-        replace(point, lifetime=None if point.lifetime is None else point.lifetime - begin_lifetime)
-        for point in recording.points[begin:end]
-    )
-    # Somebody else may hold a storage beyond the part, where the points of the next one are.
-    lifetimes = tuple(
-        _moved(replace(one, free_point=min(one.free_point, one.end_point)), -begin, -begin_lifetime)
-        for one in recording.lifetimes[begin_lifetime:end_lifetime]
-    )
-    return replace(recording, points=points, lifetimes=lifetimes)
-
-
-def _moved(one: Lifetime, points: int, lifetimes: int) -> Lifetime:
-    """The lifetime at other points, among other lifetimes."""
-    recompute = one.recompute
-    if recompute is not None:
-        inputs = tuple(each + lifetimes for each in recompute.inputs)
-        recompute = replace(recompute, inputs=inputs, known_point=recompute.known_point + points)
-    return replace(
-        one,
-        saves=tuple(each + points for each in one.saves),
-        uses=tuple(each + points for each in one.uses),
-        read=tuple(each + points for each in one.read),
-        copy_point=one.copy_point + points,
-        free_point=one.free_point + points,
-        end_point=one.end_point + points,
-        recompute=recompute,
+        found[-1],
+        compute_ns=more([one.compute_ns for one in found]),
+        extra_bytes=more([one.extra_bytes for one in found]),
+        kept_bytes=more([one.kept_bytes for one in found]),
+        discard_ns=more([one.discard_ns for one in found]),
+        discard_bytes=more([one.discard_bytes for one in found]),
     )
 
 
@@ -206,10 +133,8 @@ def with_recomputes_of(other: Recording, recording: Recording) -> Recording:
             inputs.append(each)
         known_point = min(one.saves[0] + before.recompute.known_point - before.saves[0], len(recording.points) - 1)
 
-        def more(amount: int) -> int:
-            return math.ceil(amount * max(1, one.nbytes / max(1, before.nbytes)))
-
-        return replace(_scaled(before.recompute, more), inputs=tuple(inputs), known_point=known_point)
+        larger = max(1, one.nbytes / max(1, before.nbytes))
+        return replace(recompute_of_size(before.recompute, larger), inputs=tuple(inputs), known_point=known_point)
 
     found = [replace(one, recompute=recompute(number)) for number, one in enumerate(recording.lifetimes)]
     return replace(recording, lifetimes=tuple(found))
@@ -227,7 +152,12 @@ def _forms_of(recording: Recording) -> list[Form]:
     return found
 
 
-def _scaled(recompute: Recompute, more: Callable[[int], int]) -> Recompute:
+def recompute_of_size(recompute: Recompute, larger: float) -> Recompute:
+    """The recompute of a storage that is so many times larger."""
+
+    def more(amount: int) -> int:
+        return math.ceil(amount * larger)
+
     return replace(
         recompute,
         compute_ns=more(recompute.compute_ns),

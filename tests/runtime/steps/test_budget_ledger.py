@@ -17,7 +17,9 @@ def test_the_report_counts_the_steps_and_the_causes(caplog: pytest.LogCaptureFix
     assert ledger.lines() == []
     with caplog.at_level(logging.WARNING, logger="vdnn"):
         for peak_bytes, cause in [(90, Over.NO_PLAN), (130, Over.NO_PLAN), (140, Over.NO_PLAN), (110, Over.DIFFERED)]:
-            ledger.ended(peak_bytes << 20, 100 << 20, cause)
+            ledger.micro_batch_ended(peak_bytes << 20, 100 << 20, cause)
+            ledger.micro_batch_ended(80 << 20, 100 << 20, Over.ANOTHER_PLAN)
+            ledger.step_ended()
     assert ledger.lines() == [
         "  budget 100.00 MiB: 1 of 4 steps within, 3 over, worst 140.00 MiB (2 ran before there was a plan for it; 1 "
         "differed from its plan)"

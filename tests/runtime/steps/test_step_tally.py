@@ -17,8 +17,10 @@ from vdnn.step.plan_use import Followed, PlanUse
 Step = Sequence[int]  # the sizes of its micro-batches
 
 
-def trained(steps: Sequence[Step], extra_forward_in: int | None = None) -> Session:
-    """A session that ran these steps; one of them calls its first layer four times more."""
+def trained(
+    steps: Sequence[Step], extra_forward_in: int | None = None, doubled_output_in: int | None = None
+) -> Session:
+    """A session that ran these steps; one of them calls its first layer eight times more, or doubles its output."""
     with VirtualMachine("titan-x") as machine:
         model = perceptron(64, 12)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -26,9 +28,9 @@ def trained(steps: Sequence[Step], extra_forward_in: int | None = None) -> Sessi
             for number, step in enumerate(steps):
                 for batch in step:
                     y = model(torch.zeros(batch, 64))
-                    for _ in range(4 if number == extra_forward_in else 0):
+                    for _ in range(8 if number == extra_forward_in else 0):
                         y = y + model[0](y)
-                    y.square().sum().backward()
+                    torch.cat([y] * (2 if number == doubled_output_in else 1)).square().sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
     return session
@@ -63,8 +65,15 @@ def test_steps_count_by_the_size_of_the_plan_that_they_followed() -> None:
 
 
 def test_a_step_that_becomes_larger_than_its_plan_outgrew_it() -> None:
-    session = trained([[64, 64], [64, 64], [64, 96]])
+    session = trained([[64], [64], [64]], doubled_output_in=2)
     assert counts_of(session)[Followed.OUTGREW] == 1
+
+
+def test_each_micro_batch_counts_by_the_plan_of_its_own_size() -> None:
+    session = trained([[64, 96], [64, 96], [64, 96], [64, 96]])
+    assert session.num_steps == 4
+    assert counts_of(session)[Followed.OWN_SIZE] >= 4
+    assert {plan.first.size[0] for plan in use_of(session).plans} == {64, 96}
 
 
 def test_a_step_that_turns_out_to_be_of_another_kind_is_counted_as_such() -> None:

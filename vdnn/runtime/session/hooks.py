@@ -181,8 +181,7 @@ class Packer:
         watch = self._watch
         if watch is None:
             return self._save(tensor, part, storage, node, transport)
-        if watch.step_ends_before_this_save():
-            watch.end_step()
+        watch.before_save()
         with (self._recipes or watch).hook(transport):
             return self._save(tensor, part, storage, node, transport)
 

@@ -32,9 +32,18 @@ class BudgetLedger:
         self.budget_bytes = 0  # of the last step
         self.worst_bytes = 0
         self.over: Counter[Over] = Counter()
+        self._worst: tuple[int, int, Over] | None = None  # of the running step
 
-    def ended(self, peak_bytes: int, budget_bytes: int, cause: Over) -> None:
-        """Note a finished step. `cause` is why it exceeded its budget, if it did."""
+    def micro_batch_ended(self, peak_bytes: int, budget_bytes: int, cause: Over) -> None:
+        """Note a part of the running step, or all of it. `cause` is why it exceeded its budget, if it did."""
+        if self._worst is None or peak_bytes > self._worst[0]:
+            self._worst = peak_bytes, budget_bytes, cause
+
+    def step_ended(self) -> None:
+        """Note a finished step, if it had a budget."""
+        if self._worst is None:
+            return
+        (peak_bytes, budget_bytes, cause), self._worst = self._worst, None
         self.steps += 1
         self.budget_bytes = budget_bytes
         if peak_bytes <= budget_bytes:

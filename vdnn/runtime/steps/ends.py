@@ -133,6 +133,10 @@ class StepEnds:
         self._saved_since = True
         return self._is_without_optimizer(graphs_are_gone)
 
+    def is_micro_batch_over(self, *, graphs_are_gone: bool) -> bool:
+        """True if the step goes on with this save, and all that it saved before is freed."""
+        return graphs_are_gone and not self._is_pending and not in_backward()
+
     def is_due_at_exit(self, *, graphs_are_gone: bool) -> bool:
         """True if the step is over now that its session is left. Otherwise it may go on in the next session."""
         return self.is_due() or self._is_without_optimizer(graphs_are_gone)

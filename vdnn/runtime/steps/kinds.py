@@ -19,10 +19,16 @@ NO_SAVES: Kind = 0
 
 
 class Begin(NamedTuple):
-    """How a step begins: the form of its first save, and the model that made it (see ModuleWatch.model)."""
+    """How a step or a micro-batch begins: the form of its first save, and the model that made it (see
+    ModuleWatch.model). `is_later`: it is not the first micro-batch of its step, so gradients were there before it."""
 
     form: Form
     model: int
+    is_later: bool = False
+
+    def is_like(self, other: Begin) -> bool:
+        """True if the two differ in `is_later` at most."""
+        return self._replace(is_later=other.is_later) == other
 
 
 _LONGEST_ROW = 12

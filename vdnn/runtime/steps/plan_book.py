@@ -24,13 +24,13 @@ from vdnn.runtime.steps.budget_ledger import Over
 from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.foresight import require_foreseen_fit
 from vdnn.runtime.steps.kinds import Begin, Kind, StepKinds
-from vdnn.runtime.steps.ladder import Ladder, Rung
+from vdnn.runtime.steps.ladder import Ladder, Rung, Source
 from vdnn.runtime.steps.meter import Meter
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.runtime.steps.save_keys import SaveKeys
 from vdnn.runtime.steps.step_tally import StepTally
 from vdnn.runtime.torch_internals.spans import span
-from vdnn.step.made_steps import covering, evened, first_point, first_save, with_recomputes_of, with_resident
+from vdnn.step.made_steps import covering, first_point, first_save, with_recomputes_of, with_resident
 from vdnn.step.plan import Plan
 from vdnn.step.plan_use import PlanUse
 from vdnn.step.recording import Recording, SaveKey
@@ -44,6 +44,11 @@ _MOST_KINDS = 8
 _MOST_TIGHTENINGS = 3
 # A step that is larger than its plan by no more than this is not planned anew: its guard balances that.
 _TOLERANCE = 1.01
+# The share of the budget that the plan of a guessed step leaves free.
+_FREE_OF_GUESS = 0.05
+# What recorded steps told of another one was mistaken if its peak is off by this share, or its time shorter by that.
+_MISTAKEN_PEAK = 0.01
+_MISTAKEN_TIME = 0.05
 
 
 class PlanBook:
@@ -109,19 +114,25 @@ class PlanBook:
             return None
         expected = self._kinds.expected(begin)
         ladder = None if expected is None else self._ladders.get(expected.kind)
+        is_other = ladder is None
         if ladder is None:
-            alike = [self._ladders[kind] for kind, one in self._begins.items() if one == begin]
-            if not alike or (expected is not None and expected.is_likely and len(self._ladders) < _MOST_KINDS):
+            alike = [kind for kind, one in self._begins.items() if one.is_like(begin)]
+            if not alike:
                 return None
-            ladder = max(alike, key=lambda one: one.last_used)
+            nearest = max(alike, key=lambda kind: (self._begins[kind] == begin, self._ladders[kind].last_used))
+            ladder = self._ladders[nearest]
         rung = ladder.choose(first)
         if rung is None or rung.is_far_above(first):
-            rung = self._made(ladder, first) or rung
-        self.records_step = rung is None or ladder.records_all or ladder.learns_from(first)
+            rung = self._made(ladder, first, begin) or rung
+        if rung is None and ladder.is_far_below(first):
+            return None
+        has_room = len(self._ladders) < _MOST_KINDS
+        self.records_step = rung is None or ladder.records_all or ladder.learns_from(first) or (is_other and has_room)
         if rung is None:
             rung = ladder.rungs[-1]
         elif ladder.deserves_own(rung, first):
             self.records_step = True
+        self.records_step |= rung.is_guess
         self._make_room(rung, allocated_bytes)
         self._uses += 1
         ladder.last_used = self._uses
@@ -145,20 +156,28 @@ class PlanBook:
             rung.follow(now, planner.planned(now, rung.timeline, rung.tightened_bytes))
             self.tally.made_tighter()
 
-    def _made(self, ladder: Ladder, first: SaveKey) -> Rung | None:
+    def _made(self, ladder: Ladder, first: SaveKey, begin: Begin) -> Rung | None:
         """A rung for a step that no rung serves well, if the steps that were recorded tell enough about it."""
         planner = self._planner
         if planner is None:
             return None
         timeline = ladder.rungs[-1].timeline
-        for recording in ladder.made_for(first, lambda one: one.peak_bytes <= planner.budget_bytes(one)):
+        alike = [self._ladders[kind] for kind, one in self._begins.items() if one.is_like(begin)]
+        others = [one for one in alike if one is not ladder]
+
+        def fits(made: Recording) -> bool:
+            return made.peak_bytes <= planner.budget_bytes(made)
+
+        for recording, is_guess in ladder.made_for(first, fits, others):
+            free_bytes = int(_FREE_OF_GUESS * planner.budget_bytes(recording)) if is_guess else 0
             try:
                 with span("plan"):
-                    planned = planner.planned(recording, timeline)
+                    planned = planner.planned(recording, timeline, free_bytes)
             except VdnnError:  # what was made may be larger than what comes
                 continue
             self.tally.made += 1
-            rung = Rung(planned, recording, timeline)
+            rung = Rung(planned, recording, timeline, Source.GUESSED if is_guess else Source.MADE)
+            rung.tightened_bytes = free_bytes
             ladder.add(rung)
             return rung
         return None
@@ -191,15 +210,17 @@ class PlanBook:
         self.tally.recorded()
         if self._planner is None or not recording.lifetimes or begin is None:
             return
-        even, ladder = evened(recording), self._ladders.get(keys.kind)
-        found = even if self._planner.is_feasible(even) else recording
+        found, ladder = recording, self._ladders.get(keys.kind)
         first = first_save(found)
+        like = ladder or self._ladder_of(followed)
+        foretold = None if like is None else like.foretold(first)
+        if foretold is not None:
+            found = with_recomputes_of(foretold, found)
         if ladder is not None:
-            found = with_recomputes_of(ladder.rungs[-1].recording, found)
-            ladder.note(found)
+            ladder.note(found, has_own_recomputes=followed is None)
             if followed is None and ladder.find_near(first, found):
                 return
-        if followed is not None and not self._needs_plan(followed, keys, found):
+        if followed is not None and not self._needs_plan(followed, keys, found, foretold):
             return
         with span("plan"):
             recording, planned = self._planned(found, timeline, ladder)
@@ -209,7 +230,7 @@ class PlanBook:
                 del self._ladders[oldest], self._begins[oldest]
             ladder = self._ladders[keys.kind] = Ladder()
             self._begins[keys.kind] = begin
-            ladder.note(found)
+            ladder.note(found, has_own_recomputes=followed is None)
         self._uses += 1
         self.tally.made += 1
         ladder.last_used = self._uses
@@ -217,11 +238,17 @@ class PlanBook:
         self._latest = rung.executor
         ladder.add(rung)
 
-    def _needs_plan(self, followed: Executor, keys: SaveKeys, recording: Recording) -> bool:
-        """True if a step that followed a plan was larger, or so much smaller that it deserves another one."""
+    def _needs_plan(self, followed: Executor, keys: SaveKeys, recording: Recording, foretold: Recording | None) -> bool:
+        """True if a step that followed a plan was larger, or so much smaller that it deserves another one, or not what
+        was foretold of it."""
         ladder, rung = self._ladders.get(keys.kind), self._rung_of(followed, keys.kind)
-        if ladder is None or rung is None or keys.first is None:
-            return False  # it is of another kind, which is recorded when it is expected
+        if ladder is None:
+            return len(self._ladders) < _MOST_KINDS
+        if rung is None or keys.first is None:
+            return False  # it followed a plan of another kind, and its own has some
+        if rung.is_guess or (foretold is not None and _is_mistaken(rung, foretold, recording)):
+            ladder.drop(rung)
+            return True
         if followed.has_grown:
             return recording.managed_bytes > _TOLERANCE * rung.nbytes
         rung.served(keys.first)
@@ -233,7 +260,7 @@ class PlanBook:
         """Plans a step, or the step that covers it and those of the highest rung, if that can meet the budget."""
         if self._planner is None:
             raise RuntimeError("expected a planner, got none")
-        if ladder is not None:
+        if ladder is not None and ladder.rungs:
             highest = ladder.rungs[-1]
             covered = covering(recording, highest.recording)
             is_higher = covered is not None and covered.managed_bytes > highest.nbytes
@@ -243,6 +270,12 @@ class PlanBook:
                 except VdnnError:
                     logger.info("vdnn: no plan covers all sizes of this step under the budget, only the last one.")
         return recording, self._planner.planned(recording, timeline)
+
+    def _ladder_of(self, executor: Executor | None) -> Ladder | None:
+        """The ladder that has this executor."""
+        return next(
+            (one for one in self._ladders.values() if any(rung.executor is executor for rung in one.rungs)), None
+        )
 
     def _rung_of(self, executor: Executor, kind: Kind) -> Rung | None:
         """The rung of this kind that has this executor."""
@@ -304,6 +337,14 @@ class PlanBook:
         self.tally.made_tighter()
         rung.follow(recording, planned)
         self._latest = rung.executor
+
+
+def _is_mistaken(rung: Rung, foretold: Recording, recorded: Recording) -> bool:
+    """True if the step that followed this rung is not what was foretold of it."""
+    wrong_bytes = abs(recorded.peak_bytes - foretold.peak_bytes)
+    is_shorter = recorded.compute_ns < (1 - _MISTAKEN_TIME) * foretold.compute_ns
+    is_made = rung.source is not Source.RECORDED
+    return is_made and (is_shorter or wrong_bytes > _MISTAKEN_PEAK * recorded.peak_bytes)
 
 
 def _warn_tightened(rung: Rung, peak_bytes: int, over_bytes: int) -> None:

@@ -13,9 +13,11 @@ from vdnn.step.recording import SaveKey
 
 
 class SaveKeys:
-    """The save keys of one step, and its kind."""
+    """The save keys of one step or micro-batch, and its kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_later: bool = False) -> None:
+        """`is_later`: of a micro-batch that is not the first of its step."""
+        self._is_later = is_later
         self._occurrences: Counter[tuple[object, ...]] = Counter()
         self._forms = Forms()
         self.first: SaveKey | None = None
@@ -40,7 +42,7 @@ class SaveKeys:
         form = self.form = self._forms.of(key)
         self.saves[form] = tensor.nbytes
         if self.first is None:
-            self.first, self.begin = key, Begin(form, modules.model())
+            self.first, self.begin = key, Begin(form, modules.model(), self._is_later)
             self.kind = kind_with(self.kind, self.begin)
         else:
             self.kind = kind_with(self.kind, form)

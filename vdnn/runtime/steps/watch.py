@@ -113,17 +113,32 @@ class StepWatch:
             self.end_step()
 
     def end_step(self) -> None:
-        step, outliving = self._step, self._ends.step_ended()
-        if step.keys.first is None:  # nothing was saved
+        outliving = self._ends.step_ended()
+        if self._step.keys.first is not None:
+            self._end_micro_batch(outliving)
+        elif not self._step.is_later:  # nothing was saved
             return
-        self._plans.tell_kind(step.keys)
-        self._finish_observers(step, outliving)
-        self._plans.ended(step.keys)
+        self.budget.step_ended()
         self.steps += 1
-        step.close()
         self._step = WatchedStep(self._ends)
         self._begin_observers()
         self._on_step_end()
+
+    def before_save(self) -> None:
+        """Ends the step that is over before this save, or its micro-batch: each is planned by itself."""
+        if self._ends.is_due_before_save(graphs_are_gone=self._graphs_are_gone):
+            self.end_step()
+        elif self._plans.is_planning and self._ends.is_micro_batch_over(graphs_are_gone=self._graphs_are_gone):
+            self._end_micro_batch([])
+            self._step = WatchedStep(self._ends, is_later=True)
+            self._begin_observers()
+
+    def _end_micro_batch(self, outliving: list[ManagedStorage]) -> None:
+        step = self._step
+        self._plans.tell_kind(step.keys)
+        self._finish_observers(step, outliving)
+        self._plans.ended(step.keys)
+        step.close()
 
     def end_step_if_graphs_are_gone(self) -> None:
         """Called when the session is left. A backward that follows outside still belongs to the step."""
@@ -163,7 +178,7 @@ class StepWatch:
         step.peak_bytes = max(step.peak_bytes, peaks[0])
         judged = self._plans.judged(step.executor, step.keys.kind, transport.device.info.total_bytes)
         if judged is not None:
-            self.budget.ended(step.peak_bytes, *judged)
+            self.budget.micro_batch_ended(step.peak_bytes, *judged)
         if step.meter is not None:
             step.meter.finish(begin, gauges.mark(transport.current_stream()), peaks[0])
             self._meter_of_last_step = step.meter
@@ -236,9 +251,6 @@ class StepWatch:
     @property
     def _graphs_are_gone(self) -> bool:
         return self._step.uses > 0 and self._ends.living == 0
-
-    def step_ends_before_this_save(self) -> bool:
-        return self._ends.is_due_before_save(graphs_are_gone=self._graphs_are_gone)
 
     def saved(self, managed: ManagedStorage, tensor: torch.Tensor, *, is_new: bool) -> Action | None:
         """The planned action; None if no plan has this save."""

@@ -1,5 +1,7 @@
 """One step that is watched: counts its points and lifetimes, and informs its recorder, meter and executor.
 
+In a session that plans, a micro-batch is a step of its own here, if all that it saved is freed before the next one.
+
 Storages outlive the step that saved them. Once the step is over, it hears of their copies without passing that on: only
 the end of a lifetime still counts.
 """
@@ -31,12 +33,14 @@ from vdnn.step.timeline import Track
 class WatchedStep:
     """The state of one step. `lifetimes` is their number so far, `point` the last point."""
 
-    def __init__(self, ends: StepEnds) -> None:
+    def __init__(self, ends: StepEnds, *, is_later: bool = False) -> None:
+        """`is_later`: it is a micro-batch, and not the first one."""
+        self.is_later = is_later
         self.uses = 0
         self.point = -1
         self.lifetimes = 0
         self.peak_bytes = 0  # allocated at one time, so far
-        self.keys = SaveKeys()
+        self.keys = SaveKeys(is_later=is_later)
         self.save_key: SaveKey | None = None  # of the last save
         self.executor: Executor | None = None
         self.guard: Guard | None = None  # of a step with a budget in bytes
@@ -56,7 +60,7 @@ class WatchedStep:
 
     def was_refused(self) -> None:
         """Its first save was refused: the step has not begun, and another may begin in its place."""
-        self.keys, self.save_key = SaveKeys(), None
+        self.keys, self.save_key = SaveKeys(is_later=self.is_later), None
         if self.recorder is not None:
             self.recorder.used_earlier_save()  # the hook is no point
 

@@ -1,0 +1,114 @@
+"""Steps of sizes that were not recorded, made of recorded ones: from three or two on a line of sizes, or from one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vdnn
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.step.made_steps import first_save
+from vdnn.step.recording import Recording
+from vdnn.step.resized_steps import guessed, lines_through, resized
+
+
+class Attention(nn.Module):
+    """One layer, whose maps grow with the square of the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mixed, self.output = nn.LayerNorm(48), nn.Linear(48, 144), nn.Linear(48, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        queries, keys, values = self.mixed(self.norm(x)).chunk(3, -1)
+        return self.output((queries @ keys.transpose(1, 2)).softmax(-1) @ values).relu()  # type: ignore[no-any-return]
+
+
+class Images(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU())
+
+
+def recorded(kind: type[nn.Module], *size: int) -> Recording:
+    """One training step on an input of this size."""
+    with VirtualMachine("titan-x") as machine:
+        model, x = kind(), torch.zeros(size)
+        with vdnn.offload("vdnn-all", device=machine, min_bytes=0, measure=True, warmup_steps=0) as session:
+            model(x).square().sum().backward()
+    assert session.recording is not None
+    return session.recording
+
+
+def text(length: int, batch: int = 4) -> Recording:
+    return recorded(Attention, batch, length, 48)
+
+
+def image(side: int) -> Recording:
+    return recorded(Images, 4, 3, side, side)
+
+
+def made_from(recordings: list[Recording], wanted: Recording) -> Recording | None:
+    first = first_save(wanted)
+    lines = lines_through(first.size, {first_save(one).size: one for one in recordings})
+    return resized(lines[0], first, 0) if lines else None
+
+
+THREE = [[text(each) for each in (64, 96, 160)], text], [[image(each) for each in (64, 96, 160)], image]
+
+
+@pytest.mark.parametrize("size", [128, 256, 512])
+@pytest.mark.parametrize(("three", "of_size"), THREE, ids=["texts", "images"])
+def test_three_steps_tell_every_other_one(three: list[Recording], of_size: type[nn.Module], size: int) -> None:
+    wanted = of_size(size)
+    made = made_from(three, wanted)
+    assert made is not None
+    assert first_save(made) == first_save(wanted)
+    assert [one.nbytes for one in made.lifetimes] == [one.nbytes for one in wanted.lifetimes]
+    assert made.peak_bytes == pytest.approx(wanted.peak_bytes, rel=0.002)
+    assert made.compute_ns == pytest.approx(wanted.compute_ns, rel=0.05)
+    recomputes = [(one.recompute, other.recompute) for one, other in zip(made.lifetimes, wanted.lifetimes, strict=True)]
+    assert all((one is None) == (other is None) for one, other in recomputes)
+    for one, other in recomputes:
+        if one is not None and other is not None:
+            assert one.extra_bytes == pytest.approx(other.extra_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("length", [80, 192, 320])
+def test_two_steps_tell_the_storages_and_no_less_than_the_rest(length: int) -> None:
+    wanted = text(length)
+    made = made_from([text(64), text(96)], wanted)
+    assert made is not None
+    assert [one.nbytes for one in made.lifetimes] == [one.nbytes for one in wanted.lifetimes]
+    assert all(mine.peak_bytes >= one.peak_bytes for mine, one in zip(made.points, wanted.points, strict=True))
+    assert made.peak_bytes <= 1.3 * wanted.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("one", "wanted"),
+    [(text(64), text(256)), (text(64, batch=4), text(48, batch=12)), (text(128), text(64)), (image(64), image(192))],
+    ids=["longer", "longer and more", "shorter", "images"],
+)
+def test_one_step_tells_a_guess(one: Recording, wanted: Recording) -> None:
+    guess = guessed(one, first_save(wanted))
+    assert first_save(guess) == first_save(wanted)
+    assert [mine.nbytes for mine in guess.lifetimes] == [other.nbytes for other in wanted.lifetimes]
+    # Gradients of parameters, which are of one size, count as if they grew.
+    assert 0.98 * wanted.peak_bytes <= guess.peak_bytes <= 1.25 * wanted.peak_bytes
+
+
+def test_a_guess_takes_channels_for_no_texts() -> None:
+    """Both are eight before; then there are three texts."""
+    before, wanted = recorded(Images, 8, 3, 64, 64), recorded(Images, 3, 3, 64, 64)
+    guess = guessed(before, first_save(wanted))
+    pairs = zip(guess.lifetimes, wanted.lifetimes, strict=True)
+    assert [mine.nbytes for mine, other in pairs if mine.nbytes != other.nbytes] == [12, 12]  # not saved by channels
+
+
+def test_a_step_below_all_recorded_ones_is_not_made() -> None:
+    assert made_from([text(64), text(96)], text(32)) is None
+
+
+def test_recorded_steps_that_grew_in_another_proportion_are_on_no_line() -> None:
+    assert made_from([text(64, batch=4), text(96, batch=3)], text(128, batch=4)) is None
+    assert made_from([text(64)], text(128)) is None

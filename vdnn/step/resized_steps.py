@@ -1,0 +1,195 @@
+"""A step of a size that was not recorded, made of two or three recorded ones on a line of sizes.
+
+The sizes of first saves are on a line if they grow in proportion: texts of other lengths, images of other sides. What
+training steps are made of (activations, the maps of attention, images) grows along such a line as a polynomial of the
+second degree, so three recorded steps tell every other one.
+
+[Note: Two steps] Two tell the bytes of a storage all the same, because its sizes grow in proportion one by one. Other
+numbers are between the straight line through both and what grows with the square alone: between the two steps those of
+the straight line are the larger ones, above both those of the square.
+
+[Note: One step] One step tells a guess, so that the first longer text has a plan. A size of a save that is equal to one
+of the first save, or to a product of them, grows as that one does; sides of images are halved a few times. What
+operations take besides, and their times, grow as the storages do that are saved or used nearby.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from vdnn.step.made_steps import first_save, live_bytes, made_of, recompute_of_size
+from vdnn.step.recording import Recording, SaveKey
+
+Sizes = tuple[int, ...]
+# Bytes are rounded to blocks of an allocator.
+_ROUNDING = 0.01
+_LEAST_SIZE = 2
+_IMAGES = 4  # sizes of a batch of images
+_MOST_HALVINGS = 6
+_NOTHING = 1e-3  # less than a byte: the error of floating-point numbers
+
+
+class Line(NamedTuple):
+    """Sizes that are `apart` from one position to the next. `wanted` is at position 0. `recorded` has steps by their
+    positions."""
+
+    wanted: Sizes
+    apart: Sizes
+    recorded: dict[int, Recording]
+
+    def size_at(self, position: int) -> Sizes:
+        return tuple(size + position * apart for size, apart in zip(self.wanted, self.apart, strict=True))
+
+    def from_zero(self, position: int) -> float:
+        """How far this position is from where the first size that changes would be zero."""
+        return position + max(size / apart for size, apart in zip(self.wanted, self.apart, strict=True) if apart)
+
+
+def lines_through(wanted: Sizes, recorded: dict[Sizes, Recording]) -> list[Line]:
+    """The lines of sizes that the wanted one is on with two recorded ones or more, the one with most of them first."""
+    found: dict[Sizes, dict[int, Recording]] = {}
+    for size, recording in recorded.items():
+        if len(size) != len(wanted):
+            continue
+        difference = tuple(map(operator.sub, size, wanted))
+        position = math.gcd(*difference)
+        if max(difference) <= 0:
+            position = -position
+        if position and min(one // position for one in difference) >= 0:
+            found.setdefault(tuple(one // position for one in difference), {})[position] = recording
+    lines = [Line(wanted, apart, steps) for apart, steps in found.items() if len(steps) > 1]
+    return sorted(lines, key=lambda line: -len(line.recorded))
+
+
+def resized(line: Line, first: SaveKey, position: int) -> Recording | None:
+    """The step at a position of a line, which begins with `first`; None if it is below all recorded ones, or if they
+    tell nothing about it."""
+    if position < min(line.recorded):
+        return None
+    chosen = _telling(line.recorded, position)
+    polynomial = _Polynomial([line.from_zero(one) for one in chosen], line.from_zero(position))
+    return made_of([line.recorded[one] for one in chosen], first, polynomial.value, polynomial.stored)
+
+
+def _telling(positions: Iterable[int], wanted: int) -> list[int]:
+    """The two positions next to the wanted one, and the one furthest from it; or the smallest, the largest and the one
+    in the middle, if all are below it. Fewer, if there are fewer."""
+    known = sorted(positions)
+    above = next((index for index, one in enumerate(known) if one >= wanted), None)
+    if above is None:
+        return sorted({known[0], known[len(known) // 2], known[-1]})
+    near = known[max(0, above - 1) : max(0, above - 1) + 2]
+    return sorted({*near, max(known, key=lambda one: abs(one - wanted))})
+
+
+def guessed(recording: Recording, first: SaveKey) -> Recording:
+    """The step as large as one that begins with `first`. See [Note: One step]."""
+    before = first_save(recording).size
+    growth = []
+    for one in recording.lifetimes:
+        key = recording.points[one.saves[0]].key
+        size = () if key is None else key.size
+        grown = (_grown(each, index, before, first.size) for index, each in enumerate(size))
+        growth.append(math.prod(grown) / max(1, math.prod(size)))
+    of_points = [1.0 if one.lifetime is None else growth[one.lifetime] for one in recording.points]
+    nearby = [max(of_points[max(0, index - 1) : index + 2]) for index in range(len(of_points))]
+    lifetimes = tuple(
+        replace(
+            one,
+            nbytes=math.ceil(one.nbytes * grows),
+            recompute=None if one.recompute is None else recompute_of_size(one.recompute, grows),
+        )
+        for one, grows in zip(recording.lifetimes, growth, strict=True)
+    )
+    live, live_before = (live_bytes(each, len(of_points)) for each in (lifetimes, recording.lifetimes))
+    # Gradients of the step before may have been freed after this one began: what is allocated always may be less than
+    # what was resident.
+    fixed_bytes = min(point.allocated_bytes - held for point, held in zip(recording.points, live_before, strict=True))
+    points = []
+    for index, point in enumerate(recording.points):
+        before_bytes, after_bytes = live_before[index] + fixed_bytes, live[index] + fixed_bytes
+        points.append(
+            replace(
+                point,
+                compute_ns=math.ceil(point.compute_ns * nearby[index]),
+                allocated_bytes=after_bytes + math.ceil((point.allocated_bytes - before_bytes) * nearby[index]),
+                peak_bytes=after_bytes + math.ceil((point.peak_bytes - before_bytes) * nearby[index]),
+            )
+        )
+    begin = next(index for index, point in enumerate(points) if point.key is not None)
+    points[begin] = replace(points[begin], key=first)
+    return replace(recording, points=tuple(points), lifetimes=lifetimes)
+
+
+def _grown(size: int, index: int, before: Sizes, after: Sizes) -> int:
+    """One size of a save, the first one at `index` 0, if the first save has these sizes after it had those. The largest
+    product that explains it counts."""
+    found = [(0, size)]
+    for count in range(1, len(before) + 1):
+        for chosen in itertools.combinations(range(len(before)), count):
+            old, new = (math.prod(sizes[one] for one in chosen) for sizes in (before, after))
+            if old < _LEAST_SIZE or (index > 0 and chosen == (0,)):  # as many channels as texts
+                continue
+            if size in (old, old - 1):  # a text without its last word
+                found.append((old, new - (old - size)))
+            elif index == 0 and size % old == 0 and old != new:  # texts times heads
+                found.append((old, size // old * new))
+    if index < len(before) and len(before) == _IMAGES:
+        for halvings in range(1, _MOST_HALVINGS):
+            if size == math.ceil(before[index] / 2**halvings):
+                found.append((size, math.ceil(after[index] / 2**halvings)))
+    return max(found)[1]
+
+
+class _Polynomial:
+    """What is known of two or three sizes, in ascending order, at another size."""
+
+    def __init__(self, known: Sequence[float], wanted: float) -> None:
+        self._known = known
+        self._shares = [  # those of Lagrange
+            math.prod((wanted - other) / (one - other) for other in known if other != one) for one in known
+        ]
+        above = next((index for index, one in enumerate(known) if one >= wanted), len(known) - 1)
+        self._pair = max(0, above - 1), max(1, above)
+        lower, upper = (known[index] for index in self._pair)
+        self._along_line, self._with_square = (
+            (wanted**power - upper**power) / (upper**power - lower**power) for power in (1, 2)
+        )
+        self._is_above = wanted > upper
+
+    def value(self, amounts: Sequence[int]) -> int:
+        """See [Note: Two steps]. What three steps tell is kept within the same bounds, because times are measured."""
+        lower, upper = (amounts[index] for index in self._pair)
+        change = max(0, upper - lower) if self._is_above else upper - lower
+        line, square = upper + change * self._along_line, upper + change * self._with_square
+        if len(amounts) == 2:
+            found = max(line, square)
+        else:
+            exact = sum(share * amount for share, amount in zip(self._shares, amounts, strict=True))
+            least = line if self._is_above else min(lower, upper)
+            found = min(max(exact, least), max(line, square))
+        return math.ceil(found - _NOTHING)
+
+    def stored(self, keys: Sequence[SaveKey], amounts: Sequence[int]) -> int:
+        """The bytes of a storage with these first saves: they grow as the product of its sizes, each on a line."""
+        sizes = [key.size for key in keys]
+        elements = list(map(math.prod, sizes))
+        if (
+            len({len(size) for size in sizes}) > 1
+            or not all(elements)
+            or not all(
+                abs(nbytes * elements[-1] / of_all - amounts[-1]) <= _ROUNDING * amounts[-1]
+                for nbytes, of_all in zip(amounts, elements, strict=True)
+            )
+        ):
+            return self.value(amounts)
+        wanted = 1.0
+        for each in zip(*sizes, strict=True):
+            lower, upper = (each[index] for index in self._pair)
+            wanted *= upper + (upper - lower) * self._along_line
+        return math.ceil(amounts[-1] / elements[-1] * wanted - _NOTHING)
