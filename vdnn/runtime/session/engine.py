@@ -175,6 +175,10 @@ class Engine:
             with self.packer.lock:
                 self.steps.end_step()
 
+    def wait_for_plans(self) -> None:
+        with self.packer.lock:
+            self.steps.wait_for_plans()
+
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Called before the optimizer writes to its parameters."""
         if self.packer.in_forked_child or not self._trains_here(optimizer):

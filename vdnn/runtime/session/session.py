@@ -136,6 +136,11 @@ class Session(contextlib.ContextDecorator):
         """The plan that the session follows, or None."""
         return self._engine.steps.plan
 
+    def wait_for_plans(self) -> None:
+        """Waits for the plans that are being made beside the training, so that the next step follows them: the same
+        steps then follow the same plans in every run. The training itself never waits."""
+        self._engine.wait_for_plans()
+
     @property
     def timeline(self) -> Timeline | None:
         """The timeline of the last whole step after the warm-up, or None. Set only if the session measures. Reading it

@@ -18,7 +18,8 @@ from vdnn.step.recording import SaveKey
 def require_foreseen_fit(planner: BudgetPlanner, ladder: Ladder, first: SaveKey, resident_bytes: int) -> None:
     """Raises BudgetError if a step of this ladder's kind that begins with `first` is over the budget under every plan.
     `resident_bytes` are allocated as it begins."""
-    ends = ladder.recorded_ends
+    # If first saves do not tell the sizes of steps, nothing is foreseen.
+    ends = None if ladder.records_all else ladder.recorded.ends
     if ends is None or not ladder.rungs or any(rung.serves(first) for rung in ladder.rungs):
         return
     # Memory that was allocated between the two recordings is not growth of the step.

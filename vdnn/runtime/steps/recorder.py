@@ -42,6 +42,8 @@ class _Life:
     copy_point: int | None = None
     free_point: int | None = None
     end_point: int | None = None
+    freed_point: int = 0  # those two as of the end of the step
+    last_point: int = 0
     is_reloaded: bool = False  # after its storage was released
     recompute: Recompute | None = None
     source: _Source | None = None
@@ -244,16 +246,20 @@ class Recorder:
 
     # The end.
 
-    def finish(
-        self, mark: Mark, peak_bytes: int, backend: str, device_name: str, device_bytes: int, *, has_data: bool
-    ) -> Recording:
-        """End the step at `mark`. May block until the device has passed it. `has_data`: recipes were tried at the uses,
-        so lifetimes without a use cannot be recomputed."""
+    def finish(self, mark: Mark, peak_bytes: int, *, has_data: bool) -> None:
+        """End the step at `mark`. `has_data`: recipes were tried at the uses, so lifetimes without a use cannot be
+        recomputed."""
         self.reached(mark, peak_bytes)
+        end = len(self._points) - 1
         for life in self._lives:
             if has_data and not life.uses:
                 life.recompute = None
-        end = len(self._points) - 1
+            # Lifetimes that end later did not end in this step.
+            life.last_point = end if life.end_point is None else life.end_point
+            life.freed_point = end if life.free_point is None else life.free_point
+
+    def recording(self, backend: str, device_name: str, device_bytes: int) -> Recording:
+        """The finished step. May block until the device has passed its end, and may be called on any thread."""
         points, before, read = [], self._begin, self._read_by()
         for point in self._points:
             compute_ns = self._gauges.ns_between(before, point.begin)
@@ -270,7 +276,7 @@ class Recorder:
             resident_bytes=self._resident_bytes,
             parameter_bytes=self._parameter_bytes,
             points=tuple(points),
-            lifetimes=tuple(_lifetime(life, end, read) for life in self._lives),
+            lifetimes=tuple(_lifetime(life, read) for life in self._lives),
         )
 
     def _read_by(self) -> list[int]:
@@ -291,16 +297,14 @@ class Recorder:
                 self._account(life.source)
 
 
-def _lifetime(life: _Life, end: int, read: list[int]) -> Lifetime:
-    end_point = end if life.end_point is None else life.end_point
-    free_point = end if life.free_point is None else life.free_point
+def _lifetime(life: _Life, read: list[int]) -> Lifetime:
     return Lifetime(
         nbytes=life.nbytes,
         saves=tuple(life.saves),
         uses=tuple(life.uses),
         read=tuple(read[use] for use in life.uses),
         copy_point=life.saves[0] if life.copy_point is None else life.copy_point,
-        free_point=end_point if life.is_shared else free_point,
-        end_point=end_point,
+        free_point=life.last_point if life.is_shared else life.freed_point,
+        end_point=life.last_point,
         recompute=None if life.is_shared else life.recompute,
     )

@@ -31,7 +31,11 @@ class StepTally:
         self.recordings += 1
         self._is_recorded = True
 
-    def made_tighter(self) -> None:
+    def made_one(self) -> None:
+        """A plan was made."""
+        self.made += 1
+
+    def made_again(self) -> None:
         """A plan was made again for less memory."""
         self.made += 1
         self.tightened += 1

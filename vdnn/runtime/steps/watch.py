@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from vdnn.errors import BudgetError
-from vdnn.runtime.machine.gauges import Gauges, Mark
+from vdnn.errors import VdnnError
+from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.steps.budget_ledger import BudgetLedger
 from vdnn.runtime.steps.ends import Found, StepEnds
 from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.guard import Guard
+from vdnn.runtime.steps.measured_step import MeasuredStep
 from vdnn.runtime.steps.meter import Meter
 from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.plan_book import PlanBook
@@ -59,9 +60,8 @@ class StepWatch:
         self._plans = PlanBook(options.plan, options.planner)
         self.budget = BudgetLedger()
         self.steps = 0  # the number of finished steps
-        self.recording: Recording | None = None
-        self._meter_of_last_step: Meter | None = None
-        self._timeline: Timeline | None = None
+        self._last_recorded: MeasuredStep | None = None
+        self._last_measured: MeasuredStep | None = None
         self._transport: Transport | None = None
         self.gauges: Gauges | None = None
         self._ends = StepEnds()
@@ -93,12 +93,17 @@ class StepWatch:
         return self._plans.use
 
     @property
+    def recording(self) -> Recording | None:
+        """The last recorded step. May block until the device has passed its end."""
+        return None if self._last_recorded is None else self._last_recorded.recording
+
+    @property
     def timeline(self) -> Timeline | None:
         """The timeline of the last measured step. May block until the device has passed the step's end."""
-        if self._meter_of_last_step is not None:
-            self._timeline = self._meter_of_last_step.timeline()
-            self._meter_of_last_step = None
-        return self._timeline
+        return None if self._last_measured is None else self._last_measured.timeline
+
+    def wait_for_plans(self) -> None:
+        self._plans.wait()
 
     # Steps.
 
@@ -107,7 +112,7 @@ class StepWatch:
         if found is Found.WERE_JOINED or (found is Found.WERE_CUT and self.steps):
             self._step.abandon_recorder()
         if found is Found.WERE_CUT and self.steps:
-            self.steps, self.recording = 0, None
+            self.steps, self._last_recorded = 0, None
             self._plans.forget_made()
         if self._ends.is_due():
             self.end_step()
@@ -161,7 +166,7 @@ class StepWatch:
         self._resident_bytes = self.gauges.allocated_bytes()
         if self.steps >= self.options.warmup_steps:
             self._step.meter = Meter(self.gauges, begin)
-            if self.options.planner is not None or self.recording is None:
+            if self.options.planner is not None or self._last_recorded is None:
                 self._step.record(Recorder(self.gauges, begin, self._modules.parameters.nbytes()))
 
     def _finish_observers(self, step: WatchedStep, outliving: list[ManagedStorage]) -> None:
@@ -181,13 +186,14 @@ class StepWatch:
             self.budget.micro_batch_ended(step.peak_bytes, *judged)
         if step.meter is not None:
             step.meter.finish(begin, gauges.mark(transport.current_stream()), peaks[0])
-            self._meter_of_last_step = step.meter
         if step.recorder is not None:
-            info, has_data = transport.device.info, not transport.fake
-            device = transport.torch_device.type, info.name, info.total_bytes
-            self.recording = step.recorder.finish(begin, peaks[1], *device, has_data=has_data)
-            timeline = self.timeline if self._plans.is_planning else None
-            self._plans.recorded(self.recording, timeline, step.keys, step.executor)
+            step.recorder.finish(begin, peaks[1], has_data=not transport.fake)
+        measured = MeasuredStep(step.recorder, step.meter, transport)
+        if step.meter is not None:
+            self._last_measured = measured
+        if step.recorder is not None:
+            self._last_recorded = measured
+            self._plans.recorded(measured, step.keys, step.executor)
         elif step.meter is not None and step.executor is not None:
             self._plans.executed(step.executor, step.meter, step.keys.kind)
 
@@ -205,34 +211,11 @@ class StepWatch:
             return
         self._busy = self._thread.is_in_hook = True
         try:
-            with self._observed(transport):
+            with contextlib.nullcontext() if self.gauges is None else self._step.observed(self.gauges, transport):
                 yield
                 self._step.make_moves()
         finally:
             self._busy = self._thread.is_in_hook = False
-
-    @contextlib.contextmanager
-    def _observed(self, transport: Transport) -> Iterator[None]:
-        gauges = self.gauges
-        if gauges is None:
-            yield
-            return
-        self._reload_marks: tuple[Mark | None, Mark | None] = (None, None)
-        begin, peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
-        step = self._step
-        if step.recorder is not None:
-            step.recorder.reached(begin, peaks[1])
-        try:
-            yield
-        finally:
-            end, own_peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
-            if step.recorder is not None:
-                step.recorder.left(end)
-            peak_bytes = max(peaks[0], own_peaks[0])
-            step.peak_bytes = max(step.peak_bytes, peak_bytes)
-            if step.meter is not None:
-                marks = (begin, *self._reload_marks, end)
-                step.meter.hook(max(step.point, 0), marks, peak_bytes)
 
     @property
     def _is_in_hook(self) -> bool:  # True if this thread is in a watched hook
@@ -245,7 +228,7 @@ class StepWatch:
         transport = packed.managed.transport
         begin = self.gauges.mark(transport.current_stream())
         tensor = packed.unpack()
-        self._reload_marks = (begin, self.gauges.mark(transport.current_stream()))
+        self._step.reload_marks = begin, self.gauges.mark(transport.current_stream())
         return tensor
 
     @property
@@ -283,7 +266,7 @@ class StepWatch:
     @property
     def looks_for_recomputes(self) -> bool:
         """True in steps that follow no plan, if they are recorded or may be."""
-        has_use = self.options.planner is not None or self.recording is None
+        has_use = self.options.planner is not None or self._last_recorded is None
         return self._is_in_hook and has_use and self._step.executor is None and self.gauges is not None
 
     def can_be_recomputed(
@@ -314,18 +297,18 @@ class StepWatch:
         self._resident_bytes = min(self._resident_bytes, now_bytes)
         try:
             self._plans.require_foreseen_fit(step.keys, self._resident_bytes)
-        except BudgetError:
+            executor = step.executor = self._plans.choose(step.keys, now_bytes)
+        except VdnnError:
             step.was_refused()
             raise
-        executor = step.executor = self._plans.choose(step.keys, now_bytes)
         if self._transport is not None:
             # A plan itself bounds the bytes that copies in flight hold.
             self._transport.set_windows(open_wide=executor is not None)
         step.guard = self._guard(executor, now_bytes)
         if executor is not None:
             executor.begin_step()
-            if self.options.planner is not None and not self._plans.records_step:
-                step.abandon_recorder()
+        if self.options.planner is not None and not self._plans.records_step:
+            step.abandon_recorder()
 
     def _guard_the_rest(self, step: WatchedStep) -> None:
         """The step has outgrown its plan: the guard may evict what the plan keeps, and what is saved from here on."""
@@ -337,10 +320,10 @@ class StepWatch:
     def _guard(self, executor: Executor | None, now_bytes: int) -> Guard | None:
         """The guard of a step; None if it has no budget in bytes. `now_bytes` are allocated at its first save."""
         planner, transport = self.options.planner, self._transport
-        if planner is None or transport is None:
-            return None
-        budget_bytes = planner.fixed_bytes(transport.device.info.total_bytes)
-        if budget_bytes is None:
+        budget_bytes = None
+        if planner is not None and transport is not None:
+            budget_bytes = planner.fixed_bytes(transport.device.info.total_bytes)
+        if budget_bytes is None or transport is None:
             return None
         if executor is not None:
             room_bytes = self._plans.room_bytes(executor, budget_bytes, now_bytes)

@@ -8,11 +8,13 @@ the end of a lifetime still counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 
 from vdnn import _C
+from vdnn.runtime.machine.gauges import Gauges, Mark
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.steps.ends import Alive, StepEnds
 from vdnn.runtime.steps.executor import Executor
@@ -40,6 +42,7 @@ class WatchedStep:
         self.point = -1
         self.lifetimes = 0
         self.peak_bytes = 0  # allocated at one time, so far
+        self.reload_marks: tuple[Mark | None, Mark | None] = None, None  # of the running hook
         self.keys = SaveKeys(is_later=is_later)
         self.save_key: SaveKey | None = None  # of the last save
         self.executor: Executor | None = None
@@ -74,6 +77,24 @@ class WatchedStep:
         return watched if watched is not None and watched.observer is self else None
 
     # Points.
+
+    @contextlib.contextmanager
+    def observed(self, gauges: Gauges, transport: Transport) -> Iterator[None]:
+        """A context around a hook, which is marked, and whose memory counts."""
+        self.reload_marks = None, None
+        begin, peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
+        if self.recorder is not None:
+            self.recorder.reached(begin, peaks[1])
+        try:
+            yield
+        finally:
+            end, own_peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
+            if self.recorder is not None:
+                self.recorder.left(end)
+            peak_bytes = max(peaks[0], own_peaks[0])
+            self.peak_bytes = max(self.peak_bytes, peak_bytes)
+            if self.meter is not None:
+                self.meter.hook(max(self.point, 0), (begin, *self.reload_marks, end), peak_bytes)
 
     def next_key(self, tensor: torch.Tensor, modules: ModuleWatch) -> SaveKey:
         """The key of a save that is a point of this step."""

@@ -1,0 +1,193 @@
+"""Makes the plans of a plan book, beside the training: from recorded steps, from what they tell of others, and again.
+
+Each function says what to plan, and gives the work to the planning thread. The training takes up the results.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from vdnn.bytesize import format_bytes
+from vdnn.errors import VdnnError
+from vdnn.planning.planned_step import PlannedStep
+from vdnn.runtime.steps.executor import Executor
+from vdnn.runtime.steps.ladder import Rung, Source
+from vdnn.runtime.steps.planner import BudgetPlanner
+from vdnn.runtime.steps.planning_thread import WorkBeside
+from vdnn.runtime.steps.recorded_sizes import Told
+from vdnn.runtime.steps.step_tally import StepTally
+from vdnn.runtime.torch_internals.spans import span
+from vdnn.step.made_steps import covering, first_point, with_resident
+from vdnn.step.recording import Recording
+from vdnn.step.timeline import Timeline
+from vdnn.user_warnings import warn
+
+logger = logging.getLogger("vdnn")
+
+_MOST_TIGHTENINGS = 3
+# The share of the budget that the plan of a guessed step leaves free.
+_FREE_OF_GUESS = 0.05
+
+
+class PlanMaker:
+    """Makes plans for rungs. `work` is what was not taken up yet, `latest` the executor of the latest plan."""
+
+    def __init__(self, planner: BudgetPlanner, tally: StepTally) -> None:
+        self.planner = planner
+        self.work = WorkBeside(is_awaited=planner.is_awaited)
+        self.latest: Executor | None = None
+        self._tally = tally
+        self._planned_again: set[Rung] = set()  # not taken up yet
+
+    def make_from(
+        self,
+        recording: Recording,
+        timeline: Timeline | None,
+        below: Recording | None,
+        use: Callable[[Rung], None],
+        give_up: Callable[[], None],
+    ) -> None:
+        """A rung for a recorded step; or for the step that covers it and the highest one below, if that can meet the
+        budget. If no plan meets it, that is raised."""
+
+        def make() -> tuple[Recording, PlannedStep] | VdnnError:
+            try:
+                with span("plan"):
+                    return self._planned(recording, timeline, below)
+            except VdnnError as error:
+                return error
+
+        def take(made: tuple[Recording, PlannedStep] | VdnnError) -> None:
+            if isinstance(made, VdnnError):
+                give_up()
+                raise made
+            use(self._rung(*made, timeline, Source.RECORDED))
+
+        self.work.add(make, take)
+
+    def make_for(self, told: Told, timeline: Timeline | None, use: Callable[[Rung], None]) -> None:
+        """A rung for a step that no rung serves well, if what was recorded tells enough of it."""
+        planner = self.planner
+
+        def fits(made: Recording) -> bool:
+            return made.peak_bytes <= planner.budget_bytes(made)
+
+        def make() -> tuple[Recording, PlannedStep, bool, int] | None:
+            with span("plan"):
+                for recording, is_guess in told.steps(fits):
+                    free_bytes = int(_FREE_OF_GUESS * planner.budget_bytes(recording)) if is_guess else 0
+                    try:
+                        return recording, planner.planned(recording, timeline, free_bytes), is_guess, free_bytes
+                    except VdnnError:  # what was made may be larger than what comes
+                        continue
+            return None
+
+        def take(made: tuple[Recording, PlannedStep, bool, int] | None) -> None:
+            if made is not None:
+                recording, planned, is_guess, free_bytes = made
+                rung = self._rung(recording, planned, timeline, Source.GUESSED if is_guess else Source.MADE)
+                rung.tightened_bytes = free_bytes
+                use(rung)
+
+        self.work.add(make, take)
+
+    def make_room(self, rung: Rung, allocated_bytes: int) -> None:
+        """Plans a rung again if more is allocated at the first save than when its step was recorded, such as another
+        optimizer's state, and the plan would exceed the budget by it."""
+        recording = rung.recording
+        budget_bytes = self.planner.fixed_bytes(recording.device_bytes)
+        more_bytes = allocated_bytes - first_point(recording).allocated_bytes
+        if budget_bytes is None or more_bytes <= 0 or rung.peak_bytes + more_bytes <= budget_bytes:
+            return
+        now = with_resident(recording, recording.resident_bytes + more_bytes)
+        self._plan_again(rung, now, must_exist=False)
+
+    def tighten(self, rung: Rung, peak_bytes: int, resident_bytes: int) -> None:
+        """Plans a rung again if a step that followed it took more than the budget: for that much less, or for the
+        memory that was resident when the step began."""
+        planner, recording, executor = self.planner, rung.recording, rung.executor
+        if rung in self._planned_again:
+            return
+        now = with_resident(recording, resident_bytes)
+        has_grown = now.resident_bytes > recording.resident_bytes and planner.is_feasible(now)
+        if has_grown:
+            rung.recording = recording = now
+        over_bytes = peak_bytes - planner.budget_bytes(recording)
+        if over_bytes <= 0:  # the budget is "min", and the least has risen
+            executor.plan = replace(executor.plan, budget_bytes=planner.target_bytes(recording))
+            return
+        if rung.tightenings >= _MOST_TIGHTENINGS:
+            return
+        tightened_bytes = rung.tightened_bytes + (0 if has_grown else over_bytes)
+        target_bytes = planner.target_bytes(recording, tightened_bytes)
+        if not has_grown and target_bytes == executor.plan.budget_bytes:
+            _warn_over_budget(rung, peak_bytes, over_bytes)
+            return
+        rung.tightenings += 1
+        rung.tightened_bytes = tightened_bytes
+        _warn_tightened(rung, peak_bytes, over_bytes)
+        self._plan_again(rung, recording, must_exist=True)
+
+    def _plan_again(self, rung: Rung, recording: Recording, *, must_exist: bool) -> None:
+        """If no plan takes so little, the old one stays, which takes less than none; or that is raised."""
+        if rung in self._planned_again:
+            return
+        self._planned_again.add(rung)
+        timeline, tightened_bytes = rung.timeline, rung.tightened_bytes
+
+        def make() -> PlannedStep | VdnnError:
+            try:
+                with span("plan"):
+                    return self.planner.planned(recording, timeline, tightened_bytes)
+            except VdnnError as error:
+                return error
+
+        def take(planned: PlannedStep | VdnnError) -> None:
+            self._planned_again.discard(rung)
+            if isinstance(planned, PlannedStep):
+                self._tally.made_again()
+                rung.follow(recording, planned)
+                self.latest = rung.executor
+            elif must_exist:
+                raise planned
+
+        self.work.add(make, take)
+
+    def _planned(
+        self, recording: Recording, timeline: Timeline | None, below: Recording | None
+    ) -> tuple[Recording, PlannedStep]:
+        covered = None if below is None else covering(recording, below)
+        if below is not None and covered is not None and covered.managed_bytes > below.managed_bytes:
+            try:
+                if self.planner.is_feasible(covered):
+                    return covered, self.planner.planned(covered, timeline)
+            except VdnnError:
+                logger.info("vdnn: no plan covers all sizes of this step under the budget, only the last one.")
+        return recording, self.planner.planned(recording, timeline)
+
+    def _rung(self, recording: Recording, planned: PlannedStep, timeline: Timeline | None, source: Source) -> Rung:
+        self._tally.made_one()
+        rung = Rung(planned, recording, timeline, source)
+        self.latest = rung.executor
+        return rung
+
+
+def _warn_tightened(rung: Rung, peak_bytes: int, over_bytes: int) -> None:
+    logger.warning(
+        "vdnn: the step took %s, %s more than its budget: planned again for that much less (%d of at most %d times).",
+        format_bytes(peak_bytes),
+        format_bytes(over_bytes),
+        rung.tightenings,
+        _MOST_TIGHTENINGS,
+    )
+
+
+def _warn_over_budget(rung: Rung, peak_bytes: int, over_bytes: int) -> None:
+    if not rung.has_warned:
+        rung.has_warned = True
+        warn(
+            f"the step took {format_bytes(peak_bytes)}, {format_bytes(over_bytes)} more than its budget, and no plan "
+            "takes less."
+        )

@@ -1,0 +1,137 @@
+"""The recorded steps of one kind, by the sizes of their first saves, and what they tell of other sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from vdnn.step.made_steps import first_save, with_resident
+from vdnn.step.recording import Recording, SaveKey
+from vdnn.step.resized_steps import Line, Sizes, guessed, lines_through, resized
+
+# A made step is this much larger than the one that it is made for, in the size that changes.
+_HEADROOM = 1.02
+# A step is worth recording if it is larger or smaller than these shares of all that were recorded.
+_LARGER = 1.05
+_MUCH_SMALLER = 0.7
+_MOST_RECORDINGS = 8
+
+
+class Made(NamedTuple):
+    """A step that was not recorded. `is_guess`: nothing recorded is on a line of sizes with it."""
+
+    recording: Recording
+    is_guess: bool
+
+
+class Told(NamedTuple):
+    """What recorded steps tell of one that begins with `first`: lines of sizes that it is on, or one step to guess
+    from. A value, from which steps can be made on any thread."""
+
+    first: SaveKey
+    lines: tuple[Line, ...]
+    guess_from: Recording
+    is_guess: bool
+
+    def steps(self, fits: Callable[[Recording], bool]) -> Iterator[Made]:
+        """Steps as large as that one, the best one first. `fits`: a step that fits the budget with everything kept is
+        made as large as it can be and still fit."""
+        for line in self.lines:
+            resident_bytes = max(one.resident_bytes for one in line.recorded.values())
+            alike = {position: with_resident(one, resident_bytes) for position, one in line.recorded.items()}
+            for recording in _made(line._replace(recorded=alike), self.first, fits):
+                yield Made(recording, self.is_guess)
+        if not self.lines:
+            yield Made(guessed(self.guess_from, self.first), self.is_guess)
+
+
+class RecordedSizes:
+    """The recorded steps of one kind. It has one from the begin."""
+
+    def __init__(self, recording: Recording, *, has_own_recomputes: bool) -> None:
+        self._by_size: dict[Sizes, Recording] = {}
+        self._have_own_recomputes: set[Sizes] = set()
+        self._has_told: set[Sizes] = set()  # of sizes that were asked for, from these recordings
+        self.note(recording, has_own_recomputes=has_own_recomputes)
+
+    def note(self, recording: Recording, *, has_own_recomputes: bool) -> None:
+        """Remembers a recorded step. `has_own_recomputes`: it followed no plan, so its recomputes were found in it."""
+        size = first_save(recording).size
+        if has_own_recomputes:
+            self._have_own_recomputes.add(size)
+        known = self._by_size.get(size)
+        if known is not None and known.managed_bytes >= recording.managed_bytes:
+            return
+        self._by_size[size] = recording
+        self._has_told.clear()
+        if len(self._by_size) > _MOST_RECORDINGS:  # the smallest and the largest tell most
+            by_size = sorted(self._by_size, key=math.prod)
+            del self._by_size[by_size[len(by_size) // 2]]
+
+    @property
+    def ends(self) -> tuple[Recording, Recording] | None:
+        """The smallest and the largest step; None if there is one size only."""
+        by_size = sorted(self._by_size, key=math.prod)
+        return None if len(by_size) < 2 else (self._by_size[by_size[0]], self._by_size[by_size[-1]])
+
+    def learns_from(self, first: SaveKey) -> bool:
+        """True if a recording of a step that begins so tells more about other sizes."""
+        if first.size in self._by_size:
+            return False
+        elements, known = math.prod(first.size), list(map(math.prod, self._by_size))
+        return len(known) < 2 or elements > _LARGER * max(known) or elements < _MUCH_SMALLER * min(known)
+
+    def foretold(self, first: SaveKey) -> Recording:
+        """What is known of a step that begins with this save: at worst a guess."""
+        lines = lines_through(first.size, self._by_size)
+        found = (resized(line, first, 0) for line in lines)
+        return next((one for one in found if one is not None), None) or guessed(self._nearest(first), first)
+
+    def tell(self, first: SaveKey, others: Sequence[RecordedSizes]) -> Told | None:
+        """What is known of a step that begins with this save; None if that was asked before. `others` are of nearly the
+        same steps: they are asked if this could only guess."""
+        if first.size in self._has_told:
+            return None
+        self._has_told.add(first.size)
+        lines = lines_through(first.size, self._by_size)
+        is_guess = not lines
+        if is_guess:
+            lines = [line for one in others for line in lines_through(first.size, one._by_size)]
+        return Told(first, tuple(lines), self._nearest(first, others), is_guess)
+
+    def _nearest(self, first: SaveKey, others: Sequence[RecordedSizes] = ()) -> Recording:
+        """The recording nearest in size, of those with recomputes of their own: errors of guesses would add up."""
+        own = [one._by_size[size] for one in (self, *others) for size in one._have_own_recomputes & one._by_size.keys()]
+        return min(own or self._by_size.values(), key=lambda one: _ratio(first_save(one), first))
+
+
+def _ratio(one: SaveKey, other: SaveKey) -> float:
+    """How many times as large one of the two is."""
+    sizes = math.prod(one.size), math.prod(other.size)
+    return max(sizes) / max(1, min(sizes))
+
+
+def _made(line: Line, first: SaveKey, fits: Callable[[Recording], bool]) -> Iterator[Recording]:
+    """Steps from the wanted size on: the largest that fits; or one a little larger, and one exactly so."""
+
+    def at(position: int) -> Recording | None:
+        return resized(line, replace(first, size=line.size_at(position)), position)
+
+    exact = at(0)
+    if exact is None:
+        return
+    wider = int((_HEADROOM - 1) * line.from_zero(0))
+    if fits(exact):
+        low, high = 0, 1 + min((one for one in line.recorded if one >= 0), default=wider)
+        while high - low > 1:
+            middle = (low + high) // 2
+            one = at(middle)
+            low, high = (middle, high) if one is not None and fits(one) else (low, middle)
+        exact = at(low) or exact
+    elif wider:
+        wide = at(wider)
+        if wide is not None:
+            yield wide
+    yield exact
