@@ -64,7 +64,7 @@ void bind_memory(py::module_& module) {
       .def("allocate", &PinnedPool::allocate, arg("bytes"), arg("growth") = Growth::Now, WithoutGil())
       .def("reserve", &PinnedPool::reserve, arg("bytes"), WithoutGil())
       .def("wait_for_growth", &PinnedPool::wait_for_growth, WithoutGil())
-      .def("trim", &PinnedPool::trim, WithoutGil())
+      .def("trim", &PinnedPool::trim, arg("kept_bytes") = 0, WithoutGil())
       .def_property_readonly("stats", py::cpp_function(&PinnedPool::stats, WithoutGil()))
       .def("close", &PinnedPool::close, WithoutGil());
 }

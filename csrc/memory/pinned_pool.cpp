@@ -260,13 +260,13 @@ void PinnedPool::wait_for_growth() {
   growth_done_.wait(lock, [&] { return closed_ || wanted_bytes_.empty(); });
 }
 
-std::uint64_t PinnedPool::trim() {
+std::uint64_t PinnedPool::trim(std::uint64_t kept_bytes) {
   fork_guard_.refuse_in_child("pinned pool");
   Lock lock(mutex_);
   require_open();
   collect_returned();
   const std::uint64_t before = stats_.pinned_bytes;
-  while (give_slab_back(lock)) {
+  while (stats_.pinned_bytes > kept_bytes && give_slab_back(lock)) {
   }
   return before - std::min(before, stats_.pinned_bytes);
 }

@@ -81,8 +81,9 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   // Makes the pool's thread pin one slab with the bytes that are missing from `bytes`. Returns at once.
   void reserve(std::uint64_t bytes);
   void wait_for_growth();
-  // Frees every idle slab and returns the number of bytes.
-  std::uint64_t trim();
+  // Frees idle slabs until no more than `kept_bytes` are pinned, those that were idle longest first. Returns the number
+  // of freed bytes.
+  std::uint64_t trim(std::uint64_t kept_bytes = 0);
   [[nodiscard]] PoolStats stats();
   [[nodiscard]] const std::shared_ptr<Device>& device() const noexcept { return device_; }
   [[nodiscard]] const ForkGuard& fork_guard() const noexcept { return fork_guard_; }

@@ -150,7 +150,7 @@ def test_the_stub_names_what_the_extension_has(tmp_path: Path) -> None:
 
 def test_a_stub_that_lacks_a_method_is_found(tmp_path: Path) -> None:
     text = STUB.read_text()
-    done = run_stubtest(package_with(text.replace("    def trim(self)", "    def trimmed(self)"), tmp_path))
+    done = run_stubtest(package_with(text.replace("    def trim(self", "    def trimmed(self"), tmp_path))
     assert done.returncode != 0
     assert "vdnn._C.PinnedPool.trim is not present in stub" in done.stdout
 

@@ -57,11 +57,17 @@ class PlanBook:
         self._begins: dict[Kind, Begin] = {}  # of the steps of each kind
         self._awaited: dict[Kind, Begin] = {}  # kinds that have no ladder yet, while their first plan is made
         self.tally = StepTally()
+        self._made_before = 0  # at the last call of take_host_bytes()
         self._maker = None if self._planner is None else PlanMaker(self._planner, self.tally)
 
     @property
     def is_planning(self) -> bool:
         return self._planner is not None
+
+    @property
+    def is_awaited(self) -> bool:
+        """True if the training waits for its plans, and for what they need."""
+        return self._planner is not None and self._planner.is_awaited
 
     @property
     def latest(self) -> Plan | None:
@@ -130,6 +136,13 @@ class PlanBook:
         self.tally.chose(ladder, rung)
         maker.latest = rung.executor
         return rung.executor
+
+    def take_host_bytes(self) -> int | None:
+        """The most that a plan of this book offloads; None if no plan was made since the last call."""
+        if self.tally.made == self._made_before:
+            return None
+        self._made_before = self.tally.made
+        return max((rung.executor.plan.offloaded_bytes for rung in self.rungs), default=None)
 
     def _alike_ladder(self, begin: Begin) -> Ladder | None:
         """The ladder of a kind that begins so, or nearly so."""

@@ -304,6 +304,9 @@ class StepWatch:
         if self._transport is not None:
             # A plan itself bounds the bytes that copies in flight hold.
             self._transport.set_windows(open_wide=executor is not None)
+            host_bytes = self._plans.take_host_bytes()
+            if host_bytes is not None:
+                self._transport.fit_host_memory(host_bytes, is_awaited=self._plans.is_awaited)
         step.guard = self._guard(executor, now_bytes)
         if executor is not None:
             executor.begin_step()

@@ -23,6 +23,8 @@ _FAKE_HOST_BYTES = 1 << 46
 _FAKE_ALIGNMENT = 256
 _NO_LIMIT_BYTES = 1 << 62
 _MAX_HELD = 256
+# Host memory beyond this many times what plans need is given back.
+_HOST_SLACK = 1.1
 # The widest window by default: enough to keep the fastest link busy.
 WINDOW_BYTES = 256 << 20
 
@@ -162,6 +164,16 @@ class Transport:
     def windows_bytes(self) -> int:
         """The most that copies in flight hold on the device while the windows are not open wide."""
         return self._options.offload_window_bytes + self._options.reload_window_bytes
+
+    def fit_host_memory(self, nbytes: int, *, is_awaited: bool) -> None:
+        """Pins what `nbytes` need beside the training, or gives back what is pinned beyond them and idle."""
+        pinned_bytes = self.pool.stats.pinned_bytes
+        if pinned_bytes > _HOST_SLACK * nbytes:
+            self.pool.trim(nbytes)
+        elif pinned_bytes < nbytes <= self.pool.stats.cap_bytes:
+            self.pool.reserve(nbytes)
+            if is_awaited:
+                self.pool.wait_for_growth()
 
     def reload_window_is_full(self, nbytes: int) -> bool:
         """Would `nbytes` more exceed the window? Also true if `nbytes` alone exceeds it."""
