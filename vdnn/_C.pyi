@@ -391,8 +391,8 @@ class PinnedPool(_Native):
     def wait_for_growth(self) -> None:
         """Blocks until the pool's thread has pinned, or failed to pin, everything requested of it."""
     def trim(self, kept_bytes: int = 0) -> int:
-        """Frees idle slabs until no more than `kept_bytes` are pinned, and returns the number of freed bytes. Blocks until
-        their last uses are over."""
+        """Frees idle slabs until no more than `kept_bytes` are pinned, and returns the number of freed bytes. Blocks
+        until their last uses are over."""
     def close(self) -> None:
         """Unpins everything; blocks that are still held lose their memory. Blocks. Idempotent."""
 

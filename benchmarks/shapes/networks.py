@@ -106,7 +106,7 @@ class Decoder(Transformer):
     """A language model: tokens see those before them. Returns its loss."""
 
     def loss(self, batch: int, length: int, routes: Sequence[Sequence[int]] = ()) -> Tensor:
-        tokens = torch.zeros(batch, length, dtype=torch.long)
+        tokens = torch.randint(self.words.num_embeddings, (batch, length))
         hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
         logits = functional.linear(self(tokens, hidden, routes), self.words.weight)
         return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
@@ -120,8 +120,9 @@ class Encoder(Transformer):
         self.classes = nn.Linear(shape.width, 10)
 
     def loss(self, batch: int, length: int) -> Tensor:
-        lengths = torch.zeros(batch, dtype=torch.long)
+        lengths = torch.randint(1, length + 1, (batch,))
         hidden = torch.arange(length) >= lengths[:, None]
-        texts = self(torch.zeros(batch, length, dtype=torch.long), hidden[:, None, None, :])
+        tokens = torch.randint(self.words.num_embeddings, (batch, length))
+        texts = self(tokens, hidden[:, None, None, :])
         logits = self.classes(texts.masked_fill(hidden[..., None], 0).mean(1))
-        return functional.cross_entropy(logits, torch.zeros(batch, dtype=torch.long))
+        return functional.cross_entropy(logits, torch.randint(self.classes.out_features, (batch,)))

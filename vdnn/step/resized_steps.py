@@ -10,7 +10,7 @@ the straight line are the larger ones, above both those of the square.
 
 [Note: One step] One step tells a guess, so that the first longer text has a plan. A size of a save that is equal to one
 of the first save, or to a product of them, grows as that one does; sides of images are halved a few times. What
-operations take besides, and their times, grow as the storages do that are saved or used nearby.
+operations take besides, and their times, grow as the storages do that are saved or used there.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from vdnn.step.made_steps import first_save, live_bytes, made_of, recompute_of_size
-from vdnn.step.recording import Recording, SaveKey
+from vdnn.step.recording import PointKind, Recording, SaveKey
 
 Sizes = tuple[int, ...]
 # Bytes are rounded to blocks of an allocator.
 _ROUNDING = 0.01
+_SMALL = 1 / 256
 _LEAST_SIZE = 2
 _IMAGES = 4  # sizes of a batch of images
 _MOST_HALVINGS = 6
@@ -96,8 +97,14 @@ def guessed(recording: Recording, first: SaveKey) -> Recording:
         size = () if key is None else key.size
         grown = (_grown(each, index, before, first.size) for index, each in enumerate(size))
         growth.append(math.prod(grown) / max(1, math.prod(size)))
-    of_points = [1.0 if one.lifetime is None else growth[one.lifetime] for one in recording.points]
-    nearby = [max(of_points[max(0, index - 1) : index + 2]) for index in range(len(of_points))]
+    of_points = [1.0]
+    least_bytes = _SMALL * max(one.nbytes for one in recording.lifetimes)
+    for point in recording.points:  # a small storage (statistics of a norm) does not tell what its operation takes
+        is_small = point.lifetime is None or recording.lifetimes[point.lifetime].nbytes < least_bytes
+        of_points.append(of_points[-1] if is_small or point.lifetime is None else growth[point.lifetime])
+    del of_points[0]
+    nearby = [max(of_points[max(0, index - 1) : index + 1]) for index in range(len(of_points))]
+    nearby[-1] = 1.0  # optimizers
     lifetimes = tuple(
         replace(
             one,
@@ -107,12 +114,10 @@ def guessed(recording: Recording, first: SaveKey) -> Recording:
         for one, grows in zip(recording.lifetimes, growth, strict=True)
     )
     live, live_before = (live_bytes(each, len(of_points)) for each in (lifetimes, recording.lifetimes))
-    # Gradients of the step before may have been freed after this one began: what is allocated always may be less than
-    # what was resident.
-    fixed_bytes = min(point.allocated_bytes - held for point, held in zip(recording.points, live_before, strict=True))
+    fixed = _fixed_bytes(recording, live_before)
     points = []
     for index, point in enumerate(recording.points):
-        before_bytes, after_bytes = live_before[index] + fixed_bytes, live[index] + fixed_bytes
+        before_bytes, after_bytes = live_before[index] + fixed[index], live[index] + fixed[index]
         points.append(
             replace(
                 point,
@@ -124,6 +129,17 @@ def guessed(recording: Recording, first: SaveKey) -> Recording:
     begin = next(index for index, point in enumerate(points) if point.key is not None)
     points[begin] = replace(points[begin], key=first)
     return replace(recording, points=tuple(points), lifetimes=lifetimes)
+
+
+def _fixed_bytes(recording: Recording, live: list[int]) -> list[int]:
+    """The bytes at each point that do not grow: what is allocated in all of the step, and in its backward pass more and
+    more of what stays until its end, the gradients of parameters."""
+    others = [point.allocated_bytes - held for point, held in zip(recording.points, live, strict=True)]
+    until_end = list(itertools.accumulate(reversed(others), min))[::-1]
+    is_use = [point.kind is not PointKind.SAVE for point in recording.points]
+    shares = (used / sum(is_use) for used in itertools.accumulate(is_use))
+    least, most = min(others), recording.parameter_bytes
+    return [least + int(min(stays - least, most) * share) for stays, share in zip(until_end, shares, strict=True)]
 
 
 def _grown(size: int, index: int, before: Sizes, after: Sizes) -> int:
@@ -147,7 +163,7 @@ def _grown(size: int, index: int, before: Sizes, after: Sizes) -> int:
 
 
 class _Polynomial:
-    """What is known of two or three sizes, in ascending order, at another size."""
+    """Numbers that are known at two or three sizes, in ascending order, at another size."""
 
     def __init__(self, known: Sequence[float], wanted: float) -> None:
         self._known = known

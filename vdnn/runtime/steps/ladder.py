@@ -73,8 +73,8 @@ class Rung:
         self.peak_bytes = planned.timeline.peak_bytes
 
     @property
-    def is_guess(self) -> bool:
-        """True if a recorded step may get a better plan. A guess that costs nothing stays."""
+    def is_provisional(self) -> bool:
+        """True if the next step is recorded for a better plan. A guess that costs nothing stays."""
         return self.source is Source.GUESSED and self.slowdown > _FREE
 
     @property

@@ -1,4 +1,4 @@
-"""What was measured of a finished step: its recording and its timeline.
+"""The recording and the timeline of a finished step.
 
 Both are computed when they are first read, because that may wait until the device has passed the end of the step. They
 may be read on any thread; two at one time compute the same.

@@ -128,7 +128,7 @@ class PlanBook:
             return None
         if rung is None:
             rung = ladder.rungs[-1]
-        self.records_step |= rung.is_guess or ladder.deserves_own(rung, first)
+        self.records_step |= rung.is_provisional or ladder.deserves_own(rung, first)
         maker.make_room(rung, allocated_bytes)
         self._uses += 1
         ladder.last_used = self._uses
@@ -227,7 +227,7 @@ class PlanBook:
         if ladder is not None:
             ladder.recorded.note(recording, has_own_recomputes=has_own_recomputes)
             rung = None if followed is None else ladder.rung_of(followed)
-            if rung is not None and (rung.is_guess or _is_mistaken(rung, foretold, recording)):
+            if rung is not None and (rung.is_provisional or _is_mistaken(rung, foretold, recording)):
                 wrong = rung
             elif ladder.is_awaiting or not _needs_plan(
                 ladder, rung, recording, is_planned=not has_own_recomputes, has_grown=has_grown

@@ -5,6 +5,7 @@ Each function says what to plan, and gives the work to the planning thread. The 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -102,7 +103,7 @@ class PlanMaker:
         if budget_bytes is None or more_bytes <= 0 or rung.peak_bytes + more_bytes <= budget_bytes:
             return
         now = with_resident(recording, recording.resident_bytes + more_bytes)
-        self._plan_again(rung, now, must_exist=False)
+        self._plan_again(rung, now)
 
     def tighten(self, rung: Rung, peak_bytes: int, resident_bytes: int) -> None:
         """Plans a rung again if a step that followed it took more than the budget: for that much less, or for the
@@ -128,30 +129,26 @@ class PlanMaker:
         rung.tightenings += 1
         rung.tightened_bytes = tightened_bytes
         _warn_tightened(rung, peak_bytes, over_bytes)
-        self._plan_again(rung, recording, must_exist=True)
+        self._plan_again(rung, recording)
 
-    def _plan_again(self, rung: Rung, recording: Recording, *, must_exist: bool) -> None:
-        """If no plan takes so little, the old one stays, which takes less than none; or that is raised."""
+    def _plan_again(self, rung: Rung, recording: Recording) -> None:
+        """If no plan takes so little, the old one stays, which takes less than none."""
         if rung in self._planned_again:
             return
         self._planned_again.add(rung)
         timeline, tightened_bytes = rung.timeline, rung.tightened_bytes
 
-        def make() -> PlannedStep | VdnnError:
-            try:
-                with span("plan"):
-                    return self.planner.planned(recording, timeline, tightened_bytes)
-            except VdnnError as error:
-                return error
+        def make() -> PlannedStep | None:
+            with contextlib.suppress(VdnnError), span("plan"):
+                return self.planner.planned(recording, timeline, tightened_bytes)
+            return None
 
-        def take(planned: PlannedStep | VdnnError) -> None:
+        def take(planned: PlannedStep | None) -> None:
             self._planned_again.discard(rung)
-            if isinstance(planned, PlannedStep):
+            if planned is not None:
                 self._tally.made_again()
                 rung.follow(recording, planned)
                 self.latest = rung.executor
-            elif must_exist:
-                raise planned
 
         self.work.add(make, take)
 

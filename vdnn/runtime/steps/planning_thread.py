@@ -11,6 +11,7 @@ interpreter ends brings the process down. So the thread is ended before that, by
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import logging
 import queue
@@ -24,10 +25,6 @@ from vdnn.runtime.torch_internals import forks
 logger = logging.getLogger("vdnn")
 
 _Result = TypeVar("_Result")
-
-
-class _Ends(BaseException):
-    """Raised in the thread when the process ends."""
 
 
 class _Task:
@@ -72,11 +69,9 @@ class _Thread:
         self._tasks.put(task)
 
     def _run(self) -> None:
-        try:
+        with contextlib.suppress(SystemExit):  # raised by end()
             while True:
                 self._tasks.get().run()
-        except _Ends:
-            pass
 
     def end(self) -> None:
         """See [Note: The end of the process]."""
@@ -84,7 +79,7 @@ class _Thread:
             return
         while self._thread.is_alive():  # the exception may meet a `finally`, and is raised again
             ident = ctypes.c_ulong(self._thread.ident or 0)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(_Ends))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))
             self._tasks.put(_Task(lambda: None, lambda _: None))  # wakes it
             self._thread.join(timeout=0.1)
 

@@ -27,8 +27,8 @@ class Made(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What recorded steps tell of one that begins with `first`: lines of sizes that it is on, or one step to guess
-    from. A value, from which steps can be made on any thread."""
+    """The knowledge that recorded steps give of one that begins with `first`: lines of sizes that it is on, or one step
+    to guess from. A value, from which steps can be made on any thread."""
 
     first: SaveKey
     lines: tuple[Line, ...]
@@ -84,13 +84,13 @@ class RecordedSizes:
         return len(known) < 2 or elements > _LARGER * max(known) or elements < _MUCH_SMALLER * min(known)
 
     def foretold(self, first: SaveKey) -> Recording:
-        """What is known of a step that begins with this save: at worst a guess."""
+        """A step that begins with this save, as far as it is known: at worst a guess."""
         lines = lines_through(first.size, self._by_size)
         found = (resized(line, first, 0) for line in lines)
         return next((one for one in found if one is not None), None) or guessed(self._nearest(first), first)
 
     def tell(self, first: SaveKey, others: Sequence[RecordedSizes]) -> Told | None:
-        """What is known of a step that begins with this save; None if that was asked before. `others` are of nearly the
+        """The knowledge of a step that begins with this save; None if that was asked before. `others` are of nearly the
         same steps: they are asked if this could only guess."""
         if first.size in self._has_told:
             return None
