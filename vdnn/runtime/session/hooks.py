@@ -40,8 +40,9 @@ from vdnn.runtime.storage.kept import KeptTensor, keep_tensor, kept_tensor
 from vdnn.runtime.storage.lookahead import Lookahead
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView
-from vdnn.runtime.storage.table import UNSAFE_SPLIT, Table, bytes_to_manage, split_of
+from vdnn.runtime.storage.table import UNSAFE_SPLIT, Table, bytes_to_manage, reach_of, split_of
 from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.storage.unseen_writes import joins_unseen_writes
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out, refuse_capture, refuse_graphs_around
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
@@ -222,7 +223,7 @@ class Packer:
         counted = tensor if tensor._version else part  # see [Note: Shards]
         known = self._table.find(key, whole, counted)
         geometry = (part.dtype, part.size(), part.stride())
-        if known is not None and self._can_join(known.found, part):
+        if known is not None and self._can_join(known.found, part, known.begin):
             self.counters.shared_saves += 1
             return PackedView(known.found, part, known.witness, geometry, known.begin), False
         refuse_graphs_around()
@@ -239,14 +240,17 @@ class Packer:
             self.counters,
         )
         managed = ManagedStorage(transport, storage, facts, witness)
+        managed.saved_bytes = reach_of(part)
         view = PackedView(managed, part, witness, geometry, begin)
         split = split_of(part, node) if type(node).__name__ == UNSAFE_SPLIT else None
         self._table.add(key, storage, managed, split)
         self.lookahead.note(managed)
         return view, True
 
-    def _can_join(self, managed: ManagedStorage, part: torch.Tensor) -> bool:
-        """False if `managed` was discarded and only its values in another dtype, not its bytes, can be restored."""
+    def _can_join(self, managed: ManagedStorage, part: torch.Tensor, begin: int) -> bool:
+        """False if `managed` cannot restore these bytes: see unseen_writes.py, or it keeps values of another dtype."""
+        if joins_unseen_writes(managed, part, begin):
+            return False
         if managed.facts.geometry[0] is part.dtype:
             return True
         if managed.discarded is not None and not managed.discarded.is_exact_in_bytes:

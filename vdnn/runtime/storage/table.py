@@ -41,13 +41,18 @@ def bytes_to_manage(tensor: torch.Tensor, whole: int) -> tuple[int, int]:
 
     The whole storage, so that all its views share one copy; or only the view's part, if that is less than half.
     """
+    first, end = reach_of(tensor)
+    if 2 * (end - first) < whole:
+        return first, end - first
+    return 0, whole
+
+
+def reach_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The first byte of a view in its storage, and the one behind its last."""
     itemsize = tensor.itemsize
     first = int(tensor.storage_offset()) * itemsize
     reach = sum((int(size) - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    last = first + itemsize * (1 + reach)
-    if 2 * (last - first) < whole:
-        return first, last - first
-    return 0, whole
+    return first, first + itemsize * (1 + reach)
 
 
 def _contains(outer: TableKey, inner: TableKey) -> bool:

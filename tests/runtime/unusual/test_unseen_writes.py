@@ -1,0 +1,91 @@
+"""Writes through `.data` into a part of a storage that nobody has saved yet, between saves of its other parts.
+
+Solvers of differential equations collect the stages of a step so: plain PyTorch is right, because the bytes that were
+saved first stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import vdnn
+from tests.runtime.rigs.limits import grouped
+from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+
+Tensor = torch.Tensor
+STAGES = 6
+
+
+class Assign(torch.autograd.Function):
+    """Writes a row without a new version, and returns the same tensor with another history."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, value: Tensor, index: int) -> Tensor:
+        ctx.index = index
+        rows.data[index] = value
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        return gradient, gradient[ctx.index], None
+
+
+def stages(*, is_custom: bool) -> Callable[[], Step]:
+    """Each stage is made of all earlier ones. They are written by a custom Function, or into a buffer without one."""
+
+    def factory() -> Step:
+        x, weight = torch.randn(64, requires_grad=True), torch.nn.Parameter(torch.randn(STAGES))
+        optimizer = torch.optim.SGD([weight], lr=0.01)
+
+        def step(_: int) -> list[Tensor | None]:
+            optimizer.zero_grad()
+            x.grad = None
+            rows = torch.zeros(STAGES, 64)
+            rows = assigned(rows, x, 0)
+            for index in range(STAGES - 1):
+                value = (rows[: index + 1] * weight[: index + 1, None]).sum(0).tanh()
+                rows = assigned(rows, value, index + 1)
+            loss = (rows * weight[:, None]).sum() + x.sum()
+            del rows, value  # nobody holds the rows in the backward pass
+            loss.backward()
+            optimizer.step()
+            return [x.grad, weight.grad, weight.detach().clone()]
+
+        return step
+
+    def assigned(rows: Tensor, value: Tensor, index: int) -> Tensor:
+        if is_custom:
+            found: Tensor = Assign.apply(rows, value, index)
+            return found
+        rows.data[index] = value.detach()
+        return rows
+
+    return factory
+
+
+@pytest.mark.parametrize("is_custom", [True, False], ids=["by a Function", "by the program"])
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_that_are_written_after_a_copy_are_restored_as_they_were_saved(mode: str, is_custom: bool) -> None:
+    assert_same_in(mode, stages(is_custom=is_custom))
+
+
+@pytest.mark.parametrize("is_custom", [True, False], ids=["by a Function", "by the program"])
+def test_so_are_they_if_each_is_copied_at_once(is_custom: bool) -> None:
+    assert_same_in("vdnn-all", stages(is_custom=is_custom), **grouped({"offload_window": 1, "reload_window": 1}))
+
+
+def test_halves_of_what_torch_made_still_share_one_copy() -> None:
+    with VirtualMachine("titan-x", fake=False) as machine:
+        x, layer = torch.randn(32, 16), torch.nn.Linear(16, 64)
+        with vdnn.offload("vdnn-all", device=machine, min_bytes=0) as session:
+            gate, up = layer(x).chunk(2, -1)
+            hidden = gate.sigmoid()  # saves its result
+            loss = (gate.square() * hidden * up.square()).sum()
+            del gate, up, hidden
+            loss.backward()
+    assert session.counters.shared_saves >= 1
