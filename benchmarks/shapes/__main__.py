@@ -26,14 +26,15 @@ from benchmarks.text_table import render_table
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
 
-_HEADER = ("case", "over", "peak", "own", "kept", "worst", "first", "pinned", "plans", "sessions", "wall s")
+_HEADER = ("case", "over", "peak", "own", "kept", "worst", "first", "pinned", "at end", "plans", "sessions", "wall s")
 _REMARKS = (
     f"Budget: {BUDGET_SHARE:.0%} of the largest step's peak with everything kept, on {HARDWARE}; virtual time.",
     "over, peak: the steps over the budget, and the largest peak over the budget.",
     f"own, kept: time of the steps behind the first {LEARNING_STEPS}, over that of their sizes' own plans, and over "
     "that with everything kept. worst, first: the slowest step over its own plan, without and among the first steps "
     "of each structure.",
-    "pinned: host memory pinned, over the most that an own plan offloads. plans: how many were made.",
+    "pinned: the most host memory pinned at one time, over the most that an own plan offloads. at end: host memory "
+    "that is pinned at the end, over the most that a plan of the training offloads. plans: how many were made.",
     f"sessions: a session for each step, over one around all, behind the first {LEARNING_STEPS_BESIDE}. wall s: of "
     "the training on this machine.",
 )
@@ -41,7 +42,7 @@ _WORST_SHOWN = 3
 
 
 def _row(name: str, case: CaseFigures) -> tuple[str, ...]:
-    pinned, sessions = case.pinned_over_moved, case.over_one_session
+    pinned, at_end, sessions = case.pinned_over_moved, case.pinned_at_end, case.over_one_session
     return (
         name,
         f"{len(case.over_budget)} of {len(case.steps)}",
@@ -51,6 +52,7 @@ def _row(name: str, case: CaseFigures) -> tuple[str, ...]:
         f"{case.worst_step:.2f}",
         f"{case.worst_first_step:.2f}",
         "-" if pinned is None else f"{pinned:.2f}",
+        "-" if at_end is None else f"{at_end:.2f}",
         str(case.plans),
         "-" if sessions is None else f"{sessions:.3f}",
         f"{case.wall_s:.1f}",

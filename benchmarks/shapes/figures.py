@@ -41,7 +41,8 @@ class StepFigures:
 
 @dataclass(frozen=True, slots=True)
 class CaseFigures:
-    """`moved_bytes_alone`: the most that an own plan offloads. `wall_s`: the time of the training on this machine.
+    """`moved_bytes_alone`: the most that an own plan offloads; `planned_bytes`: that a plan of the training offloads.
+    `wall_s`: the time of the training on this machine.
     `one_session_ns`: the steps in one session around all, if each had a session of its own."""
 
     name: str
@@ -52,6 +53,8 @@ class CaseFigures:
     plans: int
     wall_s: float
     one_session_ns: tuple[int, ...] | None = None
+    pinned_at_end_bytes: int | None = None
+    planned_bytes: int | None = None
 
     @property
     def over_budget(self) -> list[StepFigures]:
@@ -85,6 +88,13 @@ class CaseFigures:
     def pinned_over_moved(self) -> float | None:
         """None if no own plan moves anything."""
         return self.pinned_bytes / self.moved_bytes_alone if self.moved_bytes_alone else None
+
+    @property
+    def pinned_at_end(self) -> float | None:
+        """Over what plans move. None if they move nothing, or in the figures of an older version."""
+        return (
+            self.pinned_at_end_bytes / self.planned_bytes if self.pinned_at_end_bytes and self.planned_bytes else None
+        )
 
     @property
     def over_one_session(self) -> float | None:

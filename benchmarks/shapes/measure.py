@@ -26,11 +26,14 @@ _MOST_STEPS_ALONE = 5
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """All steps of a case under the budget. `pinned_bytes`: the most that was pinned at one time."""
+    """All steps of a case under the budget. `pinned_bytes`: the most that was pinned at one time, and what is pinned at
+    the end. `planned_bytes`: the most that a plan of the session offloads."""
 
     steps: list[Executed]
     wall_s: float
     pinned_bytes: int
+    pinned_at_end_bytes: int
+    planned_bytes: int
     plans: int
 
 
@@ -64,6 +67,8 @@ def measure(case: Case) -> CaseFigures:
         budget_bytes=budget_bytes,
         steps=steps,
         pinned_bytes=trained.pinned_bytes,
+        pinned_at_end_bytes=trained.pinned_at_end_bytes,
+        planned_bytes=trained.planned_bytes,
         moved_bytes_alone=max((one.moved_bytes for one in alone.values()), default=0),
         plans=trained.plans,
         wall_s=trained.wall_s,
@@ -93,7 +98,12 @@ def train(case: Case, budget_bytes: int, *, is_session_per_step: bool) -> Traini
                 with session if around is None else contextlib.nullcontext():
                     steps.append(_step(machine, subject, size))
                 pinned_bytes = max(pinned_bytes, session.host_bytes)
-        return Training(steps, time.perf_counter() - begin_s, pinned_bytes, planned.call_count)
+        engine = session._engine
+        pinned_at_end = sum(transport.pool.stats.pinned_bytes for transport in engine.transports.opened())
+        use = engine.steps.plan_use
+        planned_bytes = 0 if use is None else max((plan.offloaded_bytes for plan in use.plans), default=0)
+        wall_s = time.perf_counter() - begin_s
+        return Training(steps, wall_s, pinned_bytes, pinned_at_end, planned_bytes, planned.call_count)
 
 
 def train_alone(case: Case, size: Size, budget_bytes: int) -> Alone:
