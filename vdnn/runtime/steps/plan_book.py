@@ -232,6 +232,8 @@ class PlanBook:
             elif ladder.is_awaiting or not _needs_plan(
                 ladder, rung, recording, is_planned=not has_own_recomputes, has_grown=has_grown
             ):
+                if rung is not None and has_grown:
+                    maker.leave_room(rung)
                 return
             ladder.is_awaiting = True
         new = RecordedSizes(recording, has_own_recomputes=has_own_recomputes)

@@ -30,6 +30,8 @@ logger = logging.getLogger("vdnn")
 _MOST_TIGHTENINGS = 3
 # The share of the budget that the plan of a guessed step leaves free.
 _FREE_OF_GUESS = 0.05
+# The same, of a step whose storages grow and shrink while its size stays.
+_FREE_OF_UNBALANCED = 0.06
 
 
 class PlanMaker:
@@ -104,6 +106,14 @@ class PlanMaker:
             return
         now = with_resident(recording, recording.resident_bytes + more_bytes)
         self._plan_again(rung, now)
+
+    def leave_room(self, rung: Rung) -> None:
+        """Plans a rung again, once, with more of the budget free. Some storages of a step that followed it were larger
+        than planned and others smaller: a guard that has more room moves less."""
+        free_bytes = int(_FREE_OF_UNBALANCED * self.planner.budget_bytes(rung.recording))
+        if rung.tightened_bytes < free_bytes:
+            rung.tightened_bytes = free_bytes
+            self._plan_again(rung, rung.recording)
 
     def tighten(self, rung: Rung, peak_bytes: int, resident_bytes: int) -> None:
         """Plans a rung again if a step that followed it took more than the budget: for that much less, or for the
