@@ -73,7 +73,7 @@ def nothing_before_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def dtypes_join(monkeypatch: pytest.MonkeyPatch) -> None:
     """3: what a codec encoded for views of one dtype also serves views of another dtype."""
-    monkeypatch.setattr(Packer, "_can_join", lambda self, managed, part: True)
+    monkeypatch.setattr(Packer, "_can_join", lambda self, managed, part, begin: True)
     monkeypatch.setattr(Bits, "admits", staticmethod(lambda values: True))
 
 

@@ -63,7 +63,7 @@ FAULTS = [
     _fault("2b", planted.counters_apart, "vdnn-all", 0, 10, "custom", f"ours has no error, plain .*{MODIFIED}"),
     _fault("3", planted.dtypes_join, "drawn", 40, 10, "flags", NUMBERS),
     _fault("4", planted.no_snapshots, "recompute-all", 65, 10, "write_parameter", NUMBERS),
-    _fault("4", planted.believed_at_use, "drawn", 105, 5, "write_parameter", NUMBERS),
+    _fault("4", planted.believed_at_use, "drawn", 1105, 10, "write_parameter", NUMBERS),
     _fault("5", planted.flags_of_backward, "recompute-all", 3490, 10, "flags_around conv", NUMBERS),
     _fault("6", planted.optimizers_end_steps, "auto min", 1090, 5, "step_in_backward", "more than its budget"),
     _fault("7", planted.nothing_before_writes, "drawn", 490, 5, "late_backward", "plain has no error, ours Operand"),

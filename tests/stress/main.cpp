@@ -29,6 +29,7 @@ constexpr Scenario scenarios[] = {
     {"pool_under_users", "a pool that is closed, or whose device is, under its users",
      vdnn::stress::close_pools_under_users},
     {"events", "events of shared streams, and a device closed under its users", vdnn::stress::share_events},
+    {"planning", "plans made and memory pinned ahead beside a trainer", vdnn::stress::plan_beside_training},
     {"faults", "a driver that refuses a call or loses the device", vdnn::stress::train_with_faults, true},
 };
 

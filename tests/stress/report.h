@@ -51,5 +51,6 @@ void lease_from_many_threads(Run& run);
 void close_pools_under_users(Run& run);
 void share_events(Run& run);
 void train_with_faults(Run& run);
+void plan_beside_training(Run& run);
 
 }  // namespace vdnn::stress

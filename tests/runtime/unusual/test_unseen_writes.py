@@ -35,8 +35,8 @@ class Assign(torch.autograd.Function):
         return gradient, gradient[ctx.index], None
 
 
-def stages(*, is_custom: bool) -> Callable[[], Step]:
-    """Each stage is made of all earlier ones. They are written by a custom Function, or into a buffer without one."""
+def stages() -> Callable[[], Step]:
+    """Each stage is made of all earlier ones, and written by a custom Function."""
 
     def factory() -> Step:
         x, weight = torch.randn(64, requires_grad=True), torch.nn.Parameter(torch.randn(STAGES))
@@ -59,24 +59,19 @@ def stages(*, is_custom: bool) -> Callable[[], Step]:
         return step
 
     def assigned(rows: Tensor, value: Tensor, index: int) -> Tensor:
-        if is_custom:
-            found: Tensor = Assign.apply(rows, value, index)
-            return found
-        rows.data[index] = value.detach()
-        return rows
+        found: Tensor = Assign.apply(rows, value, index)
+        return found
 
     return factory
 
 
-@pytest.mark.parametrize("is_custom", [True, False], ids=["by a Function", "by the program"])
 @pytest.mark.parametrize("mode", MODES)
-def test_rows_that_are_written_after_a_copy_are_restored_as_they_were_saved(mode: str, is_custom: bool) -> None:
-    assert_same_in(mode, stages(is_custom=is_custom))
+def test_rows_that_are_written_after_a_copy_are_restored_as_they_were_saved(mode: str) -> None:
+    assert_same_in(mode, stages())
 
 
-@pytest.mark.parametrize("is_custom", [True, False], ids=["by a Function", "by the program"])
-def test_so_are_they_if_each_is_copied_at_once(is_custom: bool) -> None:
-    assert_same_in("vdnn-all", stages(is_custom=is_custom), **grouped({"offload_window": 1, "reload_window": 1}))
+def test_so_are_they_if_each_is_copied_at_once() -> None:
+    assert_same_in("vdnn-all", stages(), **grouped({"offload_window": 1, "reload_window": 1}))
 
 
 def test_halves_of_what_torch_made_still_share_one_copy() -> None:

@@ -240,7 +240,8 @@ class Packer:
             self.counters,
         )
         managed = ManagedStorage(transport, storage, facts, witness)
-        managed.saved_bytes = reach_of(part)
+        if nbytes != managed_bytes:
+            managed.saved_bytes = reach_of(part)
         view = PackedView(managed, part, witness, geometry, begin)
         split = split_of(part, node) if type(node).__name__ == UNSAFE_SPLIT else None
         self._table.add(key, storage, managed, split)
@@ -249,7 +250,7 @@ class Packer:
 
     def _can_join(self, managed: ManagedStorage, part: torch.Tensor, begin: int) -> bool:
         """False if `managed` cannot restore these bytes: see unseen_writes.py, or it keeps values of another dtype."""
-        if joins_unseen_writes(managed, part, begin):
+        if managed.saved_bytes is not None and joins_unseen_writes(managed, managed.saved_bytes, part, begin):
             return False
         if managed.facts.geometry[0] is part.dtype:
             return True

@@ -91,7 +91,7 @@ class ManagedStorage:
         self.action = _KEEP
         self.position = -1
         self.views = 0
-        self.saved_bytes = facts.begin, facts.begin + facts.nbytes  # in its storage: those of the saved views
+        self.saved_bytes: tuple[int, int] | None = None  # first and end, in its storage; None: all of them
         self.has_several_dtypes = False  # views of more than one dtype were saved
         self.discarded: Discarded | None = None
         self._keeps_reloaded = False

@@ -3,8 +3,9 @@
 A program may save a part of a storage, write into the rest of it through `.data`, and save a larger part: solvers of
 differential equations collect the stages of a step so. Plain PyTorch is right about that, because the bytes that it
 saved first did not change. A copy of the whole storage, made at the first save, has not what was written later. So the
-larger part is managed on its own, as if it were another version, if the copy was made already and if the writes may
-have been there: none of torch's own operations made the view, but a custom Function, or nothing that autograd knows.
+larger part is managed on its own, as if it were another version, if the copy was made already and a custom Function is
+among what made the view: none of torch's own operations writes so. Writes of the program itself into a tensor without a
+history are not found: they look like slices of an input.
 """
 
 from __future__ import annotations
@@ -18,25 +19,23 @@ from vdnn.runtime.storage.table import reach_of
 _FAR = 6
 
 
-def joins_unseen_writes(managed: ManagedStorage, part: torch.Tensor, begin: int) -> bool:
-    """True if a view may not join this managed storage, because its bytes may have been written since. Otherwise its
-    bytes count as saved from now on. `begin`: of the managed bytes in the storage of the view."""
-    first, end = managed.saved_bytes
-    if part.nbytes == managed.nbytes and managed.nbytes == end - first:
-        return False
+def joins_unseen_writes(managed: ManagedStorage, saved: tuple[int, int], part: torch.Tensor, begin: int) -> bool:
+    """True if a view may not join this managed storage, because its bytes may have been written since those that are
+    `saved`. Otherwise they count as saved from now on. `begin`: of the managed bytes in the storage of the view."""
+    first, end = saved
     reach = tuple(byte - begin + managed.facts.begin for byte in reach_of(part))
     if first <= reach[0] and reach[1] <= end:
         return False
-    if (managed.copy is not None or managed.discarded is not None) and _may_be_written(part):
+    if (managed.copy is not None or managed.discarded is not None) and _is_of_a_function(part):
         return True
     managed.saved_bytes = min(first, reach[0]), max(end, reach[1])
     return False
 
 
-def _may_be_written(view: torch.Tensor) -> bool:
+def _is_of_a_function(view: torch.Tensor) -> bool:
     node = view.grad_fn
     if node is None:
-        return True
+        return False
     for _ in range(_FAR):
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return True
