@@ -31,6 +31,8 @@ MADE = CaseFigures(
     moved_bytes_alone=20,
     plans=3,
     wall_s=0.5,
+    pinned_at_end_bytes=12,
+    planned_bytes=10,
     one_session_ns=(100, 100, 100, 10, 10, 10, 10),
 )
 
@@ -74,7 +76,7 @@ def test_figures_of_another_version_stand_in_the_same_table(tmp_path: Path) -> N
     before, after = (next(line.split() for line in table if name in line) for name in ("made: before", "after"))
     assert before[2:] == after[1:]
     assert any("of the 1 with a before: 2.400 before, 2.400 after." in line for line in table)
-    assert " ".join(after[1:]) == "1 of 7 1.010 2.400 4.800 3.00 4.00 1.50 3 2.400 0.5"
+    assert " ".join(after[1:]) == "1 of 7 1.010 2.400 4.800 3.00 4.00 1.50 1.20 3 2.400 0.5"
 
 
 def test_the_steps_are_listed_with_marks() -> None:
