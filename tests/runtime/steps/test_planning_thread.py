@@ -241,6 +241,6 @@ def test_a_forked_child_has_a_thread_of_its_own() -> None:
         other.wait()
         os._exit(found[0])
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-""".replace("\n    ", "\n    ")
+"""
     )
     assert done.stdout.split() == ["3"], done.stderr

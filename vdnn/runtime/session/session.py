@@ -127,8 +127,8 @@ class Session(contextlib.ContextDecorator):
 
     @property
     def recording(self) -> Recording | None:
-        """The saves and uses of one step. None until one whole step after the warm-up has run, and None in a session
-        that does not measure."""
+        """The saves and uses of one step, or of one micro-batch where each is planned by itself. None until one whole
+        step after the warm-up has run, and None in a session that does not measure."""
         return self._engine.steps.recording
 
     @property

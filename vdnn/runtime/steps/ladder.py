@@ -1,8 +1,8 @@
 """The plans of one kind of step, for one size after another: a ladder, whose rungs are plans.
 
 A plan serves every step of its kind that is no larger: at each point that step takes no more. So a step follows the
-lowest rung that serves it. Where no rung is known to, it follows the highest, and a guard takes over from where the
-step is larger. Sizes between and above those that were recorded get rungs that are made of two recordings.
+lowest rung that serves it. Where no rung is known to, it follows the highest, and a guard balances what is larger, or
+none if it is far larger. Sizes that were not recorded get rungs that are made of recorded ones (recorded_sizes.py).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Ladder:
         self.recorded = recorded
         self.rungs: list[Rung] = []
         self.last_used = 0
-        self.is_awaiting = False  # a plan is being made of a recorded step
+        self.is_being_planned = False  # a plan is being made of a recorded step
         self.records_all = False  # the first save does not tell the size of a step: those that follow are recorded
 
     def choose(self, first: SaveKey) -> Rung | None:

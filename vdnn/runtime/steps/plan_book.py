@@ -55,7 +55,7 @@ class PlanBook:
         self._kinds = StepKinds()
         self._ladders: dict[Kind, Ladder] = {}
         self._begins: dict[Kind, Begin] = {}  # of the steps of each kind
-        self._awaited: dict[Kind, Begin] = {}  # kinds that have no ladder yet, while their first plan is made
+        self._being_planned: dict[Kind, Begin] = {}  # kinds that have no ladder yet, while their first plan is made
         self.tally = StepTally()
         self._made_before = 0  # at the last call of take_host_bytes()
         self._maker = None if self._planner is None else PlanMaker(self._planner, self.tally)
@@ -116,7 +116,7 @@ class PlanBook:
         maker.work.take_up()
         expected = self._kinds.expected(begin)
         ladder = None if expected is None else self._ladders.get(expected.kind)
-        is_new = ladder is None and begin not in self._awaited.values()
+        is_new = ladder is None and begin not in self._being_planned.values()
         ladder = ladder or self._alike_ladder(begin)
         if ladder is None:
             self.records_step = is_new
@@ -191,17 +191,17 @@ class PlanBook:
         followed this plan."""
         self.tally.recorded()
         begin, kind, maker = keys.begin, keys.kind, self._maker
-        if maker is None or begin is None or kind in self._awaited:
+        if maker is None or begin is None or kind in self._being_planned:
             return
         if kind not in self._ladders:
-            self._awaited[kind] = begin
+            self._being_planned[kind] = begin
         has_grown = followed is not None and followed.has_grown
 
         def read() -> tuple[Recording | None, Timeline | None]:
             return measured.recording, measured.timeline
 
         def use(found: tuple[Recording | None, Timeline | None]) -> None:
-            self._plan(maker, *found, kind, followed, has_grown=has_grown)
+            self._plan(maker, *found, kind, begin, followed, has_grown=has_grown)
 
         maker.work.add(read, use)
 
@@ -211,13 +211,14 @@ class PlanBook:
         recording: Recording | None,
         timeline: Timeline | None,
         kind: Kind,
+        begin: Begin,
         followed: Executor | None,
         *,
         has_grown: bool,
     ) -> None:
         ladder = self._ladders.get(kind)
         if recording is None or not recording.lifetimes:
-            self._awaited.pop(kind, None)
+            self._being_planned.pop(kind, None)
             return
         first, like = first_save(recording), ladder or self._ladder_of(followed)
         foretold = None if like is None else like.recorded.foretold(first)
@@ -229,34 +230,34 @@ class PlanBook:
             rung = None if followed is None else ladder.rung_of(followed)
             if rung is not None and (rung.is_provisional or _is_mistaken(rung, foretold, recording)):
                 wrong = rung
-            elif ladder.is_awaiting or not _needs_plan(
+            elif ladder.is_being_planned or not _needs_plan(
                 ladder, rung, recording, is_planned=not has_own_recomputes, has_grown=has_grown
             ):
                 if rung is not None and has_grown:
                     maker.leave_room(rung)
                 return
-            ladder.is_awaiting = True
+            ladder.is_being_planned = True
         new = RecordedSizes(recording, has_own_recomputes=has_own_recomputes)
         below = None if ladder is None else ladder.highest_without(wrong)
 
         def use(rung: Rung) -> None:
             self._uses += 1
-            mine = self._ladder_for(kind, new)
+            mine = self._ladder_for(kind, begin, new)
             mine.last_used = self._uses
-            mine.is_awaiting = False
+            mine.is_being_planned = False
             mine.replace(wrong, rung)
 
         def give_up() -> None:
-            self._awaited.pop(kind, None)
+            self._being_planned.pop(kind, None)
             if ladder is not None:
-                ladder.is_awaiting = False
+                ladder.is_being_planned = False
 
         maker.make_from(recording, timeline, None if below is None else below.recording, use, give_up)
 
-    def _ladder_for(self, kind: Kind, recorded: RecordedSizes) -> Ladder:
-        """The ladder of a kind; a new one that begins with these recorded steps if it has none."""
-        begin = self._awaited.pop(kind, None)
-        if begin is not None:
+    def _ladder_for(self, kind: Kind, begin: Begin, recorded: RecordedSizes) -> Ladder:
+        """The ladder of a kind; a new one that begins with these recorded steps if it has none, or none any more."""
+        self._being_planned.pop(kind, None)
+        if kind not in self._ladders:
             while len(self._ladders) >= _MOST_KINDS:
                 oldest = min(self._ladders, key=lambda one: self._ladders[one].last_used)
                 del self._ladders[oldest], self._begins[oldest]
