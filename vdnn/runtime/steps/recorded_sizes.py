@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from vdnn.step.made_steps import first_save, with_resident
+from vdnn.step.made_steps import first_point, first_save, with_resident
 from vdnn.step.recording import Recording, SaveKey
 from vdnn.step.resized_steps import Line, Sizes, guessed, lines_through, resized
 
@@ -34,41 +34,58 @@ class Told(NamedTuple):
     lines: tuple[Line, ...]
     guess_from: Recording
     is_guess: bool
+    allocated_bytes: int  # now, at the first save
 
     def steps(self, fits: Callable[[Recording], bool]) -> Iterator[Made]:
         """Steps as large as that one, the best one first. `fits`: a step that fits the budget with everything kept is
         made as large as it can be and still fit."""
         for line in self.lines:
-            resident_bytes = max(one.resident_bytes for one in line.recorded.values())
-            alike = {position: with_resident(one, resident_bytes) for position, one in line.recorded.items()}
+            alike = self._with_all_that_is_resident(line.recorded)
             for recording in _made(line._replace(recorded=alike), self.first, fits):
                 yield Made(recording, self.is_guess)
         if not self.lines:
-            yield Made(guessed(self.guess_from, self.first), self.is_guess)
+            (guess_from,) = self._with_all_that_is_resident({0: self.guess_from}).values()
+            yield Made(guessed(guess_from, self.first), self.is_guess)
+
+    def _with_all_that_is_resident(self, recorded: Mapping[int, Recording]) -> dict[int, Recording]:
+        """The same steps with what is resident now: the state of an optimizer may have come since."""
+        most_bytes = max(one.resident_bytes for one in recorded.values())
+        alike = {position: with_resident(one, most_bytes) for position, one in recorded.items()}
+        more_bytes = self.allocated_bytes - max(first_point(one).allocated_bytes for one in alike.values())
+        if more_bytes <= 0:
+            return alike
+        return {position: with_resident(one, most_bytes + more_bytes) for position, one in alike.items()}
 
 
 class RecordedSizes:
     """The recorded steps of one kind. It has one from the begin."""
 
-    def __init__(self, recording: Recording, *, has_own_recomputes: bool) -> None:
+    def __init__(self, recording: Recording, *, has_own_recomputes: bool, is_warm_up: bool = False) -> None:
         self._by_size: dict[Sizes, Recording] = {}
         self._have_own_recomputes: set[Sizes] = set()
         self._has_told: set[Sizes] = set()  # of sizes that were asked for, from these recordings
-        self.note(recording, has_own_recomputes=has_own_recomputes)
+        self._warm_ups: set[Sizes] = set()  # of steps of the warm-up, which later ones replace
+        self.note(recording, has_own_recomputes=has_own_recomputes, is_warm_up=is_warm_up)
 
-    def note(self, recording: Recording, *, has_own_recomputes: bool) -> None:
+    def note(self, recording: Recording, *, has_own_recomputes: bool, is_warm_up: bool = False) -> None:
         """Remembers a recorded step. `has_own_recomputes`: it followed no plan, so its recomputes were found in it."""
         size = first_save(recording).size
         if has_own_recomputes:
             self._have_own_recomputes.add(size)
-        known = self._by_size.get(size)
+        known = None if size in self._warm_ups else self._by_size.get(size)
         if known is not None and known.managed_bytes >= recording.managed_bytes:
             return
+        (self._warm_ups.add if is_warm_up else self._warm_ups.discard)(size)
         self._by_size[size] = recording
         self._has_told.clear()
         if len(self._by_size) > _MOST_RECORDINGS:  # the smallest and the largest tell most
             by_size = sorted(self._by_size, key=math.prod)
             del self._by_size[by_size[len(by_size) // 2]]
+
+    @property
+    def is_of_warm_up(self) -> bool:
+        """True if no step after the warm-up was recorded."""
+        return self._by_size.keys() <= self._warm_ups
 
     @property
     def ends(self) -> tuple[Recording, Recording] | None:
@@ -78,9 +95,10 @@ class RecordedSizes:
 
     def learns_from(self, first: SaveKey) -> bool:
         """True if a recording of a step that begins so tells more about other sizes."""
-        if first.size in self._by_size:
+        sizes = self._by_size.keys() - self._warm_ups
+        if first.size in sizes:
             return False
-        elements, known = math.prod(first.size), list(map(math.prod, self._by_size))
+        elements, known = math.prod(first.size), list(map(math.prod, sizes))
         return len(known) < 2 or elements > _LARGER * max(known) or elements < _MUCH_SMALLER * min(known)
 
     def foretold(self, first: SaveKey) -> Recording:
@@ -89,17 +107,17 @@ class RecordedSizes:
         found = (resized(line, first, 0) for line in lines)
         return next((one for one in found if one is not None), None) or guessed(self._nearest(first), first)
 
-    def tell(self, first: SaveKey, others: Sequence[RecordedSizes]) -> Told | None:
+    def tell(self, first: SaveKey, others: Sequence[RecordedSizes], allocated_bytes: int) -> Told | None:
         """The knowledge of a step that begins with this save; None if that was asked before. `others` are of nearly the
         same steps: they are asked if this could only guess."""
-        if first.size in self._has_told:
+        if first.size in self._has_told or self.is_of_warm_up:
             return None
         self._has_told.add(first.size)
         lines = lines_through(first.size, self._by_size)
         is_guess = not lines
         if is_guess:
             lines = [line for one in others for line in lines_through(first.size, one._by_size)]
-        return Told(first, tuple(lines), self._nearest(first, others), is_guess)
+        return Told(first, tuple(lines), self._nearest(first, others), is_guess, allocated_bytes)
 
     def _nearest(self, first: SaveKey, others: Sequence[RecordedSizes] = ()) -> Recording:
         """The recording nearest in size, of those with recomputes of their own: errors of guesses would add up."""
@@ -108,9 +126,9 @@ class RecordedSizes:
 
 
 def _ratio(one: SaveKey, other: SaveKey) -> float:
-    """How many times as large one of the two is."""
-    sizes = math.prod(one.size), math.prod(other.size)
-    return max(sizes) / max(1, min(sizes))
+    """How many times as large one of the two is, in each of their sizes."""
+    sizes = zip(one.size, other.size, strict=False)
+    return math.prod(max(pair) / max(1, min(pair)) for pair in sizes)
 
 
 def _made(line: Line, first: SaveKey, fits: Callable[[Recording], bool]) -> Iterator[Recording]:

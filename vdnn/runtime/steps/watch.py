@@ -157,6 +157,10 @@ class StepWatch:
             if self._step.keys.first is None:
                 self._begin_observers()
 
+    @property
+    def _is_warming_up(self) -> bool:
+        return self.steps < self.options.warmup_steps
+
     def _begin_observers(self) -> None:
         """Mark the beginning of the next step, and make its meter and recorder."""
         if self.gauges is None or self._transport is None:
@@ -164,7 +168,7 @@ class StepWatch:
         begin = self.gauges.mark(self._transport.current_stream())
         self.gauges.take_peaks()
         self._resident_bytes = self.gauges.allocated_bytes()
-        if self.steps >= self.options.warmup_steps:
+        if self.options.planner is not None or not self._is_warming_up:
             self._step.meter = Meter(self.gauges, begin)
             if self.options.planner is not None or self._last_recorded is None:
                 self._step.record(Recorder(self.gauges, begin, self._modules.parameters.nbytes()))
@@ -193,7 +197,7 @@ class StepWatch:
             self._last_measured = measured
         if step.recorder is not None:
             self._last_recorded = measured
-            self._plans.recorded(measured, step.keys, step.executor)
+            self._plans.recorded(measured, step.keys, step.executor, is_warm_up=self._is_warming_up)
         elif step.meter is not None and step.executor is not None:
             self._plans.executed(step.executor, step.meter, step.keys.kind)
 
