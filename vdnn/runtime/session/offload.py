@@ -73,7 +73,7 @@ def offload(
         integrity: Whether every storage is hashed before it leaves the device and compared when it is back.
         measure: Whether to record a step (``session.recording``) and to measure each step (``session.timeline``), with
             or without a plan.
-        warmup_steps: Steps before the one that is recorded.
+        warmup_steps: Steps before the one that is recorded. With a budget they are planned from, too, until then.
         min_bytes: Tensors whose storage is smaller stay on the device.
         limits: Further limits of memory, such as ``vdnn.Limits(host_budget="64GiB")``, that few trainings need.
 

@@ -134,7 +134,7 @@ class PlanBook:
             self.records_step = is_new
             return None
         is_new = is_new and len(self._ladders) < _MOST_KINDS
-        rung = self._best_rung(ladder, first, begin, maker, allocated_bytes)
+        rung = self._best_rung(ladder, first, begin, maker)
         self.records_step = is_new or rung is None or ladder.records_all or ladder.recorded.learns_from(first)
         if rung is None and (ladder.is_far_below(first) or ladder.recorded.is_of_warm_up):
             return None
@@ -163,15 +163,13 @@ class PlanBook:
             return None
         return self._ladders[max(alike, key=lambda kind: (self._begins[kind] == begin, self._ladders[kind].last_used))]
 
-    def _best_rung(
-        self, ladder: Ladder, first: SaveKey, begin: Begin, maker: PlanMaker, allocated_bytes: int
-    ) -> Rung | None:
+    def _best_rung(self, ladder: Ladder, first: SaveKey, begin: Begin, maker: PlanMaker) -> Rung | None:
         """The rung that serves a step that begins so. A better one is made, if what was recorded tells of it."""
         rung = ladder.choose(first)
         if rung is not None and not rung.is_far_above(first):
             return rung
         alike = [self._ladders[kind] for kind, one in self._begins.items() if one.is_like(begin)]
-        told = ladder.recorded.tell(first, [one.recorded for one in alike if one is not ladder], allocated_bytes)
+        told = ladder.recorded.tell(first, [one.recorded for one in alike if one is not ladder])
         if told is not None:
             maker.make_for(told, ladder.rungs[-1].timeline, ladder.add)
         return ladder.choose(first)
@@ -237,14 +235,14 @@ class PlanBook:
         foretold = None if like is None else like.recorded.foretold(first)
         if foretold is not None:
             recording = with_recomputes_of(foretold, recording)
-        has_own_recomputes, wrong = followed is None, None
+        has_own_recomputes, wrong = followed is None or followed.keeps_everything, None
         if ladder is not None:
             ladder.recorded.note(recording, has_own_recomputes=has_own_recomputes, is_warm_up=step.is_warm_up)
             rung = None if followed is None else ladder.rung_of(followed)
             if rung is not None and (rung.is_provisional or _is_mistaken(rung, foretold, recording)):
                 wrong = rung
             elif ladder.is_being_planned or not _needs_plan(
-                ladder, rung, recording, is_planned=not has_own_recomputes, has_grown=step.has_grown
+                ladder, rung, recording, is_planned=followed is not None, has_grown=step.has_grown
             ):
                 if rung is not None and step.has_grown:
                     maker.leave_room(rung)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from vdnn.step.made_steps import first_point, first_save, with_resident
+from vdnn.step.made_steps import first_save, with_resident
 from vdnn.step.recording import Recording, SaveKey
 from vdnn.step.resized_steps import Line, Sizes, guessed, lines_through, resized
 
@@ -34,27 +34,17 @@ class Told(NamedTuple):
     lines: tuple[Line, ...]
     guess_from: Recording
     is_guess: bool
-    allocated_bytes: int  # now, at the first save
 
     def steps(self, fits: Callable[[Recording], bool]) -> Iterator[Made]:
         """Steps as large as that one, the best one first. `fits`: a step that fits the budget with everything kept is
         made as large as it can be and still fit."""
         for line in self.lines:
-            alike = self._with_all_that_is_resident(line.recorded)
+            resident_bytes = max(one.resident_bytes for one in line.recorded.values())
+            alike = {position: with_resident(one, resident_bytes) for position, one in line.recorded.items()}
             for recording in _made(line._replace(recorded=alike), self.first, fits):
                 yield Made(recording, self.is_guess)
         if not self.lines:
-            (guess_from,) = self._with_all_that_is_resident({0: self.guess_from}).values()
-            yield Made(guessed(guess_from, self.first), self.is_guess)
-
-    def _with_all_that_is_resident(self, recorded: Mapping[int, Recording]) -> dict[int, Recording]:
-        """The same steps with what is resident now: the state of an optimizer may have come since."""
-        most_bytes = max(one.resident_bytes for one in recorded.values())
-        alike = {position: with_resident(one, most_bytes) for position, one in recorded.items()}
-        more_bytes = self.allocated_bytes - max(first_point(one).allocated_bytes for one in alike.values())
-        if more_bytes <= 0:
-            return alike
-        return {position: with_resident(one, most_bytes + more_bytes) for position, one in alike.items()}
+            yield Made(guessed(self.guess_from, self.first), self.is_guess)
 
 
 class RecordedSizes:
@@ -103,26 +93,33 @@ class RecordedSizes:
 
     def foretold(self, first: SaveKey) -> Recording:
         """A step that begins with this save, as far as it is known: at worst a guess."""
-        lines = lines_through(first.size, self._by_size)
-        found = (resized(line, first, 0) for line in lines)
+        found = (resized(line, first, 0) for line in self._lines(first))
         return next((one for one in found if one is not None), None) or guessed(self._nearest(first), first)
 
-    def tell(self, first: SaveKey, others: Sequence[RecordedSizes], allocated_bytes: int) -> Told | None:
+    def tell(self, first: SaveKey, others: Sequence[RecordedSizes]) -> Told | None:
         """The knowledge of a step that begins with this save; None if that was asked before. `others` are of nearly the
         same steps: they are asked if this could only guess."""
         if first.size in self._has_told or self.is_of_warm_up:
             return None
         self._has_told.add(first.size)
-        lines = lines_through(first.size, self._by_size)
+        lines = self._lines(first)
         is_guess = not lines
         if is_guess:
-            lines = [line for one in others for line in lines_through(first.size, one._by_size)]
-        return Told(first, tuple(lines), self._nearest(first, others), is_guess, allocated_bytes)
+            lines = [line for one in others for line in one._lines(first)]
+        return Told(first, tuple(lines), self._nearest(first, others), is_guess)
+
+    def _lines(self, first: SaveKey) -> list[Line]:
+        """The lines of sizes that it is on. What differs a little in a step of the warm-up would be far off elsewhere."""
+        return lines_through(
+            first.size, {size: one for size, one in self._by_size.items() if size not in self._warm_ups}
+        )
 
     def _nearest(self, first: SaveKey, others: Sequence[RecordedSizes] = ()) -> Recording:
-        """The recording nearest in size, of those with recomputes of their own: errors of guesses would add up."""
+        """The recording nearest in size, of those with recomputes of their own: errors of guesses would add up. All that
+        was resident later is resident in it: a step of the warm-up began without the state of the optimizer."""
         own = [one._by_size[size] for one in (self, *others) for size in one._have_own_recomputes & one._by_size.keys()]
-        return min(own or self._by_size.values(), key=lambda one: _ratio(first_save(one), first))
+        nearest = min(own or self._by_size.values(), key=lambda one: _ratio(first_save(one), first))
+        return with_resident(nearest, max(one.resident_bytes for one in (nearest, *self._by_size.values())))
 
 
 def _ratio(one: SaveKey, other: SaveKey) -> float:

@@ -2,7 +2,8 @@
 
 A step ends with session.step(), otherwise as ends.py decides. A step without saves is not counted.
 
-The first step after the warm-up is recorded. With a planner, so is one step of every further kind: see plan_book.py.
+The first step after the warm-up is recorded. With a planner, so are those of the warm-up, and one step of every further
+kind: see plan_book.py.
 Every step after the warm-up is measured. Only the first of several devices is watched.
 """
 
@@ -269,9 +270,11 @@ class StepWatch:
 
     @property
     def looks_for_recomputes(self) -> bool:
-        """True in steps that follow no plan, if they are recorded or may be."""
+        """True in steps that are recorded or may be, and have no plan that moves anything."""
         has_use = self.options.planner is not None or self._last_recorded is None
-        return self._is_in_hook and has_use and self._step.executor is None and self.gauges is not None
+        executor, recorder = self._step.executor, self._step.recorder
+        is_free = executor is None or (recorder is not None and executor.keeps_everything)
+        return self._is_in_hook and has_use and is_free and self.gauges is not None
 
     def can_be_recomputed(
         self, managed: ManagedStorage, operation: str, inputs: list[ManagedStorage], cost: RecomputeCost
