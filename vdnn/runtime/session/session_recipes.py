@@ -135,7 +135,7 @@ class SessionRecipes:
             return False  # only a part of the storage is managed
         save_key = self._steps.save_key
         recipe = None if node is None else find_recipe(tensor, node, self._our_unpack, max_depth=_DEPTH, expensive=True)
-        codec = codec_for(tensor, self._codecs) if tensor.nbytes == managed.nbytes else None
+        codec = codec_for(tensor, self._codecs, managed.transport) if tensor.nbytes == managed.nbytes else None
         if recipe is not None and not recipe.is_cheap and codec is not None:
             recipe = None  # a user who names a lossy codec prefers it to repeating an expensive operation
         if recipe is not None and self._accept(managed, recipe, save_key, discards=discards):
