@@ -165,6 +165,9 @@ class MarksAreTimes(Gauges):
     def take_peaks(self) -> tuple[int, int]:
         return 0, 0
 
+    def pause(self) -> None:
+        raise NotImplementedError
+
     def resume(self) -> None:
         raise NotImplementedError
 
