@@ -123,14 +123,15 @@ def _autocast(change: Change) -> contextlib.AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def _tf32(change: Change) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
+    products = torch.backends.cuda.matmul
+    before = products.fp32_precision
     if change.tf32:
-        torch.set_float32_matmul_precision("high")
+        products.fp32_precision = "tf32"
     try:
         yield
     finally:
         if change.tf32:
-            torch.set_float32_matmul_precision(before)
+            products.fp32_precision = before
 
 
 @contextlib.contextmanager

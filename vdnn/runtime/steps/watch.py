@@ -150,6 +150,8 @@ class StepWatch:
         """Called when the session is left. A backward that follows outside still belongs to the step."""
         if self._ends.is_due_at_exit(graphs_are_gone=self._graphs_are_gone):
             self.end_step()
+        if self.gauges is not None:
+            self.gauges.pause()
 
     def resumed(self) -> None:
         """The session is entered, or an inner one was left. A step begins here unless it has begun before."""
@@ -167,7 +169,7 @@ class StepWatch:
         if self.gauges is None or self._transport is None:
             return
         begin = self.gauges.mark(self._transport.current_stream())
-        self.gauges.take_peaks()
+        self.gauges.step_begins()
         self._resident_bytes = self.gauges.allocated_bytes()
         if self.options.planner is not None or not self._is_warming_up:
             self._step.meter = Meter(self.gauges, begin)
@@ -178,7 +180,7 @@ class StepWatch:
         transport, gauges = self._transport, self.gauges
         if transport is None or gauges is None:
             return
-        begin, peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
+        begin, peaks = gauges.mark(transport.current_stream()), gauges.step_ended()
         # Copies of freed graphs, and offloaded storages of live ones, must not count in the next step.
         if step.guard is not None:
             step.guard.step_ended()
