@@ -50,9 +50,8 @@ def test_steps_count_by_the_size_of_the_plan_that_they_followed() -> None:
     session = trained([[256], [256], [128], [256]])
     assert counts_of(session) == {Followed.OWN_SIZE: 2, Followed.LARGER_SIZE: 1, Followed.RECORDED: 1}
     use = use_of(session)
-    assert [(plan.kind, plan.first.size, plan.steps) for plan in use.plans] == [
-        (1, (256, 64), 2)
-    ]  # one followed the plan of the warm-up
+    # One more followed the plan of the warm-up.
+    assert [(plan.kind, plan.first.size, plan.steps) for plan in use.plans] == [(1, (256, 64), 2)]
     lines = session.report().splitlines()
     assert (
         "  plans: for 1 kind of step and 1 size; 3 made, 1 of them again for less memory, from 3 recorded steps"

@@ -109,13 +109,12 @@ class RecordedSizes:
         return Told(first, tuple(lines), self._nearest(first, others), is_guess)
 
     def _lines(self, first: SaveKey) -> list[Line]:
-        """The lines of sizes that it is on. What differs a little in a step of the warm-up would be far off elsewhere."""
-        return lines_through(
-            first.size, {size: one for size, one in self._by_size.items() if size not in self._warm_ups}
-        )
+        """The lines of sizes that it is on. A small difference in a step of the warm-up would be a large one there."""
+        after_warm_up = {size: one for size, one in self._by_size.items() if size not in self._warm_ups}
+        return lines_through(first.size, after_warm_up)
 
     def _nearest(self, first: SaveKey, others: Sequence[RecordedSizes] = ()) -> Recording:
-        """The recording nearest in size, of those with recomputes of their own: errors of guesses would add up. All that
+        """The recording nearest in size, of those with recomputes of their own: errors of guesses would add up. What
         was resident later is resident in it: a step of the warm-up began without the state of the optimizer."""
         own = [one._by_size[size] for one in (self, *others) for size in one._have_own_recomputes & one._by_size.keys()]
         nearest = min(own or self._by_size.values(), key=lambda one: _ratio(first_save(one), first))
