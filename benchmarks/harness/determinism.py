@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch.utils import deterministic as settings
+import torch.utils.deterministic
 
 
 @contextlib.contextmanager
@@ -22,6 +23,7 @@ def deterministic(*, strict: bool) -> Iterator[None]:
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
     was_benchmark = torch.backends.cudnn.benchmark
+    settings: Any = torch.utils.deterministic
     was_filled = settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=not strict)
     torch.backends.cudnn.benchmark = False

@@ -1,8 +1,9 @@
 """Measures one cell in this process: a workload's step under a peer, at a place.
 
-After the settling steps of the peer, some steps are timed and their peak is read. The gradients of the last of them give
-the digest, and one more step shows whether the cell repeats them. All steps of a cell run under the same algorithms. The
-figures of a session of vdnn are those of the last timed step, because a session that plans measures every step.
+After the settling steps of the peer, some steps are timed and their peak is read. The gradients of the last of them
+give the digest, and one more step shows whether the cell repeats them. All steps of a cell run under the same
+algorithms. The figures of a session of vdnn are those of the last timed step, because a session that plans measures
+every step.
 """
 
 from __future__ import annotations
@@ -113,13 +114,14 @@ class Steps:
         return Compared(self.loss, {name: one.grad for name, one in self._workload.model.named_parameters()})
 
 
-def measure(spec: CellSpec) -> Cell:
-    """Measure one cell. Raises what the step raises, except for a lack of memory, which is a result."""
+def measure(spec: CellSpec, place: Place | None = None) -> Cell:
+    """Measure one cell, at `place` if it is given. Raises what the step raises, except for a lack of memory, which is a
+    result."""
     # cuBLAS reads this when it is loaded; without it matrix products are not deterministic.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     entry, peer = workload_named(spec.workload), peer_named(spec.peer)
     result = cell_of(spec)
-    place = open_place(spec.place, spec.hardware)
+    place = place or open_place(spec.place, spec.hardware)
     result.device, result.clock = place.device, place.clock
     result.versions = versions_of(peer.package) | place.versions()
     result.commit = commit_of_tree()
