@@ -61,6 +61,8 @@ def judge_by_output(log: Path, work: Path) -> Judged:
 
 # A line that `pytest -v` prints of a test, such as "tests/x.py::test_a[b c] PASSED".
 _TEST = re.compile(r"^(tests/\S+?::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b(.*)$")
+# A line of pytest's summary, such as "SKIPPED [1] tests/x.py:25: the reason".
+_SKIPPED = re.compile(r"^SKIPPED \[(\d+)\] (tests/\S+?)(?::\d+)?: (.*)$")
 _BEGUN = re.compile(r"^(tests/\S+?::\S+.*?) *$")
 
 
@@ -71,13 +73,10 @@ def judge_tests(log: Path, work: Path) -> Judged:
     verdicts: dict[str, str] = {}
     skipped: dict[str, int] = {}
     for line in text.splitlines():
-        match = _TEST.match(line)
-        if match is None:
-            continue
-        verdicts[match[1]] = match[2]
-        if match[2] == "SKIPPED":
-            reason = match[3].strip(" ()") or "no reason"
-            skipped[reason] = skipped.get(reason, 0) + 1
+        if match := _TEST.match(line):
+            verdicts[match[1]] = match[2]
+        elif match := _SKIPPED.match(line):
+            skipped[match[3]] = skipped.get(match[3], 0) + int(match[1])
     counts = {name: list(verdicts.values()).count(name.upper()) for name in ("passed", "failed", "error", "skipped")}
     failed = [name for name, verdict in verdicts.items() if verdict in ("FAILED", "ERROR")]
     problems = [f"{len(failed)} tests failed"] if failed else []
@@ -93,7 +92,8 @@ def judge_tests(log: Path, work: Path) -> Judged:
 
 
 def _running(text: str, verdicts: dict[str, str]) -> str:
-    """The test that had begun when the output ended, or an empty text."""
+    """The test that had begun when the output ended, or an empty text. Reports of a hang may follow its name."""
+    text = re.sub(r" *(Fatal Python error|Timeout \(\d)", r"\n\1", text)
     begun = [match[1] for match in map(_BEGUN.match, text.splitlines()) if match]
     return next((name for name in reversed(begun) if not _TEST.match(name) and name not in verdicts), "")
 
@@ -129,7 +129,9 @@ def judge_table(name: str) -> Judge:
     def judge(log: Path, work: Path) -> Judged:
         rows = rows_of(work / name)
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        table = [line for line in lines if not set(line) <= {"-"}]
+        rules = [index for index, line in enumerate(lines) if set(line) == {"-"}]
+        # A title, a rule, the header and so on: what is above is not the table's.
+        table = [line for line in lines[rules[0] - 1 :] if set(line) != {"-"}] if rules else []
         return Judged(() if rows else (f"no rows in {name}",), tuple(table), {"rows": rows})
 
     return judge
@@ -160,6 +162,8 @@ def judge_sweep(run: str, workloads: Sequence[str] = ()) -> Judge:
             if not workloads or cell["workload"] in workloads
         ]
         problems = [f"{_title(cell)}: {wrong}" for cell in cells if (wrong := _wrong(cell))]
+        if not any(cell["status"] == "ok" and cell["peer"].startswith("vdnn") for cell in cells):
+            problems.append("no cell of vdnn ran")
         if not cells:
             problems.append("the sweep wrote no cells")
         counts = {"cells": len(cells), "ok": sum(cell["status"] == "ok" for cell in cells)}
@@ -182,6 +186,8 @@ def _title(cell: dict[str, Any]) -> str:
 
 
 def _wrong(cell: dict[str, Any]) -> str:
+    if cell["peer"] == "plain" and cell["status"] in ("failed", "timed-out"):
+        return f"{cell['status']}: {cell.get('said', '')[:200]}"
     if not cell["peer"].startswith("vdnn"):
         return ""
     if cell["status"] in ("failed", "timed-out", "out-of-memory") and "cannot be met" not in cell.get("said", ""):
