@@ -101,7 +101,7 @@ class Steps:
         return self._place.time_steps(TimedSteps(before, self.step, after), count), found[0]
 
     def repeated(self) -> Compared:
-        """What the step whose gradients are compared gives when it runs again."""
+        """Run the step whose gradients are compared again."""
         self.before_compared()
         self.step()
         found = self._compared()

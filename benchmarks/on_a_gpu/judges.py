@@ -175,7 +175,7 @@ def judge_sweep(run: str, workloads: Sequence[str] = ()) -> Judge:
 
 
 def latest(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of two cells of one kind the later one."""
+    """The later one of each two cells of one kind."""
     key = ("workload", "batch", "peer", "compiled", "budget")
     return list({tuple(cell.get(name) for name in key): cell for cell in cells}.values())
 

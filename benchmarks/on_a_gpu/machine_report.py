@@ -82,7 +82,7 @@ def packages_found() -> tuple[list[str], list[str]]:
 
 
 def torch_lines(*, on_gpu: bool) -> list[str]:
-    """What torch says of itself and of the GPU, after a first product there. Raises what it raises."""
+    """Lines on torch and the GPU, after a first product there. Raises what torch raises."""
     began_s = time.monotonic()
     torch: Any = importlib.import_module("torch")
     lines = [f"torch {torch.__version__} for CUDA {torch.version.cuda}, imported in {time.monotonic() - began_s:.1f} s"]

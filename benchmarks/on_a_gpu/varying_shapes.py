@@ -39,7 +39,7 @@ HARDWARE = "rtx-4090"
 
 
 class Clock(ABC):
-    """Where a case is trained: enter it, then time steps."""
+    """The device that a case is trained on: enter it, then time steps."""
 
     device: Any
 

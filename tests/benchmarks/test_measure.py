@@ -15,6 +15,7 @@ from benchmarks.harness import measure as measured_module
 from benchmarks.harness.cell_spec import CellSpec
 from benchmarks.harness.measure import digest_of, measure
 from benchmarks.harness.places import CudaPlace, MachinePlace
+from benchmarks.harness.session_figures import probed_link
 from benchmarks.harness.synthetic_data import DataOptions
 from benchmarks.harness.workloads import WORKLOADS, BenchmarkWorkload
 from benchmarks.peers import PEERS, CannotRun, Opened, Peer, Trial
@@ -22,7 +23,9 @@ from benchmarks.peers.peer import Moved
 from benchmarks.peers.save_on_cpu import MODELLED, BlockingCopies
 from tests.benchmarks.test_places import MadeUpCuda
 from vdnn import Plan, Recording, Timeline, VirtualMachine
+from vdnn._C import SimDevice
 from vdnn.hardware import load_profile
+from vdnn.hardware.link_probe import measure_link
 from vdnn.report.cell import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, Cell, cell_as_json, cell_from_json
 
 pytestmark = pytest.mark.slow
@@ -118,6 +121,18 @@ def test_a_session_tells_of_its_step_and_leaves_its_files(tmp_path: Path) -> Non
     assert result.step_times_ns == (result.step_ns,)
     assert result.versions["torch"] == torch.__version__
     assert cell_from_json(json.loads(json.dumps(cell_as_json(result))), "here") == result
+
+
+def test_a_prediction_for_a_gpu_has_the_rates_of_its_link() -> None:
+    found = probed_link(SimDevice)
+    probed = measure_link(SimDevice())
+    assert found.to_host_bytes_per_s == pytest.approx(probed.to_host_bytes_per_s, rel=0.01)
+    assert found.duplex_bytes_per_s == pytest.approx(probed.both_ways_bytes_per_s, rel=0.01)
+
+    def without_memory() -> SimDevice:
+        raise RuntimeError("out of memory")
+
+    assert probed_link(without_memory).latency_ns == 10_000
 
 
 def test_in_virtual_time_a_plan_takes_what_was_predicted() -> None:
