@@ -55,26 +55,31 @@ class Clock(ABC):
 
 
 class GpuClock(Clock):
-    """The current GPU: events around each step, requested bytes by torch's statistics."""
+    """The current GPU: events around each step, requested bytes by torch's statistics. `cuda` is torch.cuda, or a
+    stand-in in a test, and `place` the device of the tensors."""
 
     device = "cuda"
 
+    def __init__(self, cuda: Any = torch.cuda, place: str = "cuda") -> None:
+        self._cuda = cuda
+        self._place = place
+
     @contextlib.contextmanager
     def entered(self) -> Any:
-        with deterministic(strict=False), torch.device("cuda"):
+        with deterministic(strict=False), torch.device(self._place):
             yield
         gc.collect()
-        torch.cuda.empty_cache()
+        self._cuda.empty_cache()
 
     def timed(self, subject: Subject, size: Any) -> Executed:
-        cuda: Any = torch.cuda
+        cuda = self._cuda
         begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.reset_peak_memory_stats()
+        cuda.reset_peak_memory_stats()
         begin.record()
         subject.train(size)
         end.record()
-        torch.cuda.synchronize()
-        peak_bytes = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+        cuda.synchronize()
+        peak_bytes = cuda.memory_stats()["requested_bytes.all.peak"]
         return Executed(round(begin.elapsed_time(end) * 1e6), int(peak_bytes))
 
     def digest(self, subject: Subject) -> str | None:

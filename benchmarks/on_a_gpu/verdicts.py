@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST_LETTERS = 11_500
+MOST_LETTERS = 11_000
 _SAID_LETTERS = 300
 
 

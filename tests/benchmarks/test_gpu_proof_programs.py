@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.harness import virtual_warmth
+from benchmarks.harness.cell_spec import CellSpec, cell_of
+from benchmarks.harness.measure import measure
 from benchmarks.on_a_gpu import build_in_place, machine_report, statistics_cost, tiny_networks, varying_shapes
 from benchmarks.on_a_gpu.varying_shapes import Varied
+from benchmarks.shapes.cases import Case, Subject
 from benchmarks.shapes.figures import Executed
+from tests.benchmarks.test_places import MadeUpCuda
 from tests.fake_driver.control import LIBRARY
 from vdnn.report import Cell
 from vdnn.report.run_folder import CELLS_FILE, read_cells
@@ -102,6 +108,22 @@ def test_on_a_gpu_what_a_hook_calls_is_measured(monkeypatch: pytest.MonkeyPatch)
     assert len(statistics_cost.measure(calls, settled)) == len(calls) == settled.call_count
 
 
+def test_the_first_product_on_the_gpu_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch is a stand-in."""
+    made = mock.MagicMock(__version__="2.11.0")
+    product = made.ones.return_value.__matmul__.return_value.sum
+    product.return_value = 256.0**3
+    made.cuda.mem_get_info.return_value = (60 << 30, 80 << 30)
+    made.cuda.get_device_properties.return_value = mock.Mock(major=9, minor=0, multi_processor_count=132)
+    made.cuda.get_device_properties.return_value.name = "A card"
+    monkeypatch.setattr(machine_report.importlib, "import_module", lambda name: made)
+    lines = machine_report.torch_lines(on_gpu=True)
+    assert "A card, capability 9.0, 132 SMs, 60.0 of 80.0 GiB free" in lines
+    product.return_value = 0.0
+    with pytest.raises(RuntimeError, match="expected 16777216.0 from a product on the GPU, got 0.0"):
+        machine_report.torch_lines(on_gpu=True)
+
+
 # Networks of a tiny size.
 
 
@@ -109,6 +131,25 @@ def test_every_tiny_network_is_trained_and_one_of_each_kind_comes_first() -> Non
     names = tiny_networks.names()
     assert names[: len(tiny_networks.FIRST)] == list(tiny_networks.FIRST)
     assert len(names) == len(set(names)) > 30
+
+
+def test_on_a_gpu_the_tiny_size_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU is a stand-in, and the tensors are on the CPU. Its requested bytes are 500 in every cell."""
+    budgets: list[int | None] = []
+
+    def measured(spec: CellSpec, place: tiny_networks.TinyCudaPlace) -> Cell:
+        budgets.append(spec.budget_bytes)
+        if spec.peer != "plain":  # a session needs a GPU
+            return cell_of(spec, status="ok")
+        assert place.is_tiny
+        place.torch_device = torch.device("cpu")
+        return measure(spec, place)
+
+    monkeypatch.setattr(tiny_networks, "TinyCudaPlace", partial(tiny_networks.TinyCudaPlace, MadeUpCuda()))
+    monkeypatch.setattr(tiny_networks, "measure", measured)
+    plain, *_ = tiny_networks.cells_of("gpt2", "cuda", "")
+    assert (plain.status, plain.place, plain.deterministic, plain.requested_bytes) == ("ok", "cuda", True, 500)
+    assert budgets == [None, None, 400, None, None]
 
 
 @pytest.mark.slow
@@ -189,6 +230,29 @@ def test_a_case_is_trained_plain_and_under_a_budget(tmp_path: Path, capsys: pyte
     assert max(step["peak_bytes"] for step in row["ours"]) <= row["budget_bytes"]
     assert row["budget_bytes"] < max(step["peak_bytes"] for step in row["plain"])
     assert "no data to compare" in capsys.readouterr().out
+
+
+def test_on_a_gpu_steps_are_timed_by_events_and_parameters_are_compared() -> None:
+    """The GPU is a stand-in, and the tensors are on the CPU."""
+
+    def make() -> Subject:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def train(size: Any) -> None:
+            optimizer.zero_grad()
+            model(torch.ones(size[0], 4)).sum().backward()
+            optimizer.step()
+
+        return Subject([optimizer], train)
+
+    def trained(sizes: tuple[tuple[int], ...]) -> tuple[tuple[Executed, ...], str | None]:
+        case = Case("linear", make, sizes)
+        return varying_shapes.trained(case, varying_shapes.GpuClock(MadeUpCuda(), "cpu"), None, 2)
+
+    executed, digest = trained(((1,), (2,), (3,)))
+    assert executed == (Executed(1_000_000, 500),) * 2, "nothing but the step is between the two events"
+    assert digest == trained(((1,), (2,)))[1] != trained(((1,), (3,)))[1]
 
 
 def test_a_case_that_fails_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
