@@ -195,9 +195,9 @@ class Sweep:
         options += ["--deterministic"] if self.deterministic else []
         return program("benchmarks.sweep", *options)
 
-    def step(self, name: str, limit_s: float, *, takes_rest: bool = False) -> Step:
+    def step(self, name: str, limit_s: float) -> Step:
         judge = judge_sweep(self.out, self.workloads)
-        return Step(name, limit_s, self.command, judge, takes_rest=takes_rest, environment={"OMP_NUM_THREADS": "4"})
+        return Step(name, limit_s, self.command, judge, takes_rest=True, environment={"OMP_NUM_THREADS": "4"})
 
 
 def _claims(context: Context, limit_s: float) -> list[str]:
@@ -209,11 +209,10 @@ CLAIMS = Step("claims", 15, _claims, judge_claims)
 BESIDE_CHECKPOINT = ("plain,checkpoint,vdnn-auto", "90%,75%,peers")
 STEPS = (
     *BEGIN,
-    Sweep(("resnet50",), *BESIDE_CHECKPOINT).step("resnet50", 95),
-    Sweep(("gpt2",), *BESIDE_CHECKPOINT).step("gpt2", 95, takes_rest=True),
-    Sweep(("resnet50",), *BESIDE_CHECKPOINT, out="bits", steps=2, deterministic=True).step("resnet50, bits", 65),
-    Sweep(("gpt2",), *BESIDE_CHECKPOINT, out="bits", steps=2, deterministic=True).step(
-        "gpt2, bits", 65, takes_rest=True
+    *(Sweep((name,), *BESIDE_CHECKPOINT).step(name, 95) for name in ("resnet50", "gpt2")),
+    *(
+        Sweep((name,), *BESIDE_CHECKPOINT, out="bits", steps=2, deterministic=True).step(f"{name}, bits", 65)
+        for name in ("resnet50", "gpt2")
     ),
     LINK,
     CLAIMS,
@@ -244,11 +243,9 @@ ZOO = (
     *BEGIN,
     Step("varying shapes", 80, _varying, judge_by_output),
     Sweep(ZOO_WORKLOADS, "plain,vdnn-auto", "75%", steps=3, cell_s=40, dry_workloads=("lstm", "vgg16")).step(
-        "zoo", 110, takes_rest=True
+        "zoo", 110
     ),
-    Sweep(("gpt2", "resnet50"), PEERS, "peers", steps=3, cell_s=40, dry_workloads=("gpt2",)).step(
-        "peers", 90, takes_rest=True
-    ),
+    Sweep(("gpt2", "resnet50"), PEERS, "peers", steps=3, cell_s=40, dry_workloads=("gpt2",)).step("peers", 90),
     Step("saved", 40, _saved, judge_table("saved.jsonl")),
     CLAIMS,
 )
