@@ -166,6 +166,18 @@ class BudgetError(VdnnError, ValueError):
         )
 
 
+class RehearsalError(VdnnError, RuntimeError):
+    """The user's code raised an error in a rehearsal: while `doing` something, at `place`, a line of the program."""
+
+    def __init__(self, *, doing: str, problem: str, place: str, advice: str) -> None:
+        self.doing = doing
+        self.problem = problem
+        self.place = place
+        self.advice = advice
+        where = f"\n  at {place}" if place else ""
+        super().__init__(f"{_bare(doing)} failed: {_bare(problem)}{where}\n  {_bare(advice)}.")
+
+
 class FormatError(VdnnError, ValueError):
     """A file of a run, a recording, a plan or a timeline does not hold what it should. `where` is the file, or a place
     in it."""

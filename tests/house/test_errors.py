@@ -84,6 +84,18 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
         "smaller.",
     ),
     (
+        errors.RehearsalError,
+        RuntimeError,
+        {
+            "doing": "calling the model",
+            "problem": "KeyError: 'labels'.",
+            "place": "my_model.py:7, in forward: return batch['labels']",
+            "advice": "Run the step once",
+        },
+        "calling the model failed: KeyError: 'labels'\n  at my_model.py:7, in forward: return batch['labels']\n"
+        "  Run the step once.",
+    ),
+    (
         errors.OperandModifiedError,
         RuntimeError,
         {

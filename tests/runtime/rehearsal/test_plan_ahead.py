@@ -138,7 +138,7 @@ def test_attention_with_dropout_saves_no_matrix() -> None:
         (3, 2, {}, TypeError, "plan: expected a module or a function of a batch size, got int."),
         (mlp, 0, {}, ValueError, "batch: expected a number, 1 or more, got 0."),
         (mlp, "x", {}, ValueError, "batch: expected a number, 1 or more, got 'x'."),
-        (lambda batch: batch, 2, {}, TypeError, "the function must return .* it returned int."),
+        (lambda batch: batch, 2, {}, TypeError, "the function must return .* it returned an int."),
         (mlp, 2, {"hardware": "abacus"}, VdnnError, "hardware profile: expected one of a100-40"),
         (mlp, 2, {"policy": "best"}, ValueError, "policy: expected one of 'auto'"),
         (mlp, 2, {"optimizer": "magic"}, ValueError, "optimizer: expected one of 'sgd', 'momentum', 'adamw'"),

@@ -107,5 +107,6 @@ def compare(
             on_progress(f"running under the plan: {planner.name}")
             executed = rehearse(subject, profile, plan=planned.plan, optimizer=optimizer, min_bytes=min_bytes).timeline
         storages = explain(planned, costs, explains) if explains else ()
-        reports.append(PlanReport(name, batch, profile.name, planned, memory, executed, advice, storages))
+        stand_ins = tuple(map(str, rehearsal.stand_ins))
+        reports.append(PlanReport(name, batch, profile.name, planned, memory, executed, advice, storages, stand_ins))
     return reports
