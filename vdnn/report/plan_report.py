@@ -22,8 +22,8 @@ _STAND_INS_SHOWN = 5
 class PlanReport:
     """The result of planning one step.
 
-    `executed` is the same step run under the plan, in virtual time or on a device. `advice` is a sentence if the
-    planner knows beforehand that there is little to gain. `storages` has the reasons for the actions of the largest
+    `executed` is the same step run under the plan, in virtual time or on a device. `advice` is what a user
+    should know about this plan, if there is anything. `storages` has the reasons for the actions of the largest
     storages. `stand_ins` names each answer that the rehearsed step got in place of a value that depends on data.
     """
 
