@@ -184,8 +184,8 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
     (
         errors.TorchMissingError,
         ImportError,
-        {"found": "no torch is installed", "needed": "torch>=2.8"},
-        "this part of vdnn needs torch>=2.8, but no torch is installed: run pip install 'torch>=2.8'.",
+        {"found": "no torch is installed", "needed": "torch>=2.10"},
+        "this part of vdnn needs torch>=2.10, but no torch is installed: run pip install 'torch>=2.10'.",
     ),
     (
         errors.CoreMissingError,
