@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.runtime.rigs.virtual_training import recording_of
-from vdnn.step.made_steps import covering
+from vdnn.step.made_steps import covering, with_whole_peaks
 from vdnn.step.recording import Recording
 
 
@@ -25,7 +25,7 @@ def grown(recording: Recording, grows: list[bool]) -> Recording:
         replace(point, allocated_bytes=point.allocated_bytes + more, peak_bytes=point.peak_bytes + more)
         for point, more in zip(recording.points, itertools.accumulate(changes), strict=False)
     )
-    return replace(recording, points=points, lifetimes=tuple(lifetimes))
+    return replace(recording, points=with_whole_peaks(points), lifetimes=tuple(lifetimes))
 
 
 @pytest.mark.parametrize("model", ["chain", "perceptron", "resnet", "join"])
