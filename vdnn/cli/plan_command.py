@@ -26,7 +26,7 @@ def add_plan_command(commands: Any) -> None:
         description="Rehearses one training step of your model without data on a card that need not be present, plans "
         "what to offload and recompute, and runs the plan in virtual time.",
         epilog="my_model.py defines a function of the batch size that returns (model, inputs), (model, inputs, loss), "
-        "or an object with `model` and `step()`:\n"
+        "(model, inputs, optimizer), or an object with `model` and `step()`:\n"
         "  def build(batch):\n"
         "      return MyNet(), torch.randn(batch, 3, 224, 224)\n\n"
         "examples:\n"

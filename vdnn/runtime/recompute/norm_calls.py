@@ -1,7 +1,8 @@
 """Notes the arguments of norms that autograd's nodes do not save. They are read from the call, never from a module's
 attributes.
 
-Layer norm and RMS norm do not save their eps; batch, group and instance norm do not save whether a bias was given.
+Layer norm and RMS norm do not save their eps; batch, group and instance norm do not save whether a bias was given, and
+group norm saves its eps in older versions of torch only (2.13 does, 2.15 does not).
 While the forward of a norm module runs, a torch function mode sees the calls of torch's norm functions and notes these
 facts on the node that the call made. A node from any other call has no facts, and that norm is not recomputed.
 
@@ -51,16 +52,16 @@ _AFTER_NORM = 4  # nodes that one call may make after its norm: views, casts
 
 
 class _Reads(NamedTuple):
-    """The argument that the node does not save: its keyword, position and default in a function's signature."""
+    """An argument that the node does not save: its keyword, position and default in a function's signature."""
 
     keyword: str
     position: int
     default: float | None
 
 
-def _signatures() -> dict[Any, _Reads]:
+def _signatures() -> dict[Any, tuple[_Reads, ...]]:
     bias, eps = "bias", "eps"
-    return {
+    one = {
         functional.layer_norm: _Reads(eps, 4, 1e-5),
         torch.layer_norm: _Reads(eps, 4, 1e-5),
         torch.native_layer_norm: _Reads(eps, 4, None),
@@ -71,10 +72,13 @@ def _signatures() -> dict[Any, _Reads]:
         torch.native_batch_norm: _Reads(bias, 2, None),
         functional.instance_norm: _Reads(bias, 4, None),
         torch.instance_norm: _Reads(bias, 2, None),
-        functional.group_norm: _Reads(bias, 3, None),
-        torch.group_norm: _Reads(bias, 3, None),
-        torch.native_group_norm: _Reads(bias, 2, None),
     }
+    several = {
+        functional.group_norm: (_Reads(bias, 3, None), _Reads(eps, 4, 1e-5)),
+        torch.group_norm: (_Reads(bias, 3, None), _Reads(eps, 4, 1e-5)),
+        torch.native_group_norm: (_Reads(bias, 2, None), _Reads(eps, 7, None)),
+    }
+    return {**{norm: (reads,) for norm, reads in one.items()}, **several}
 
 
 _SIGNATURES = _signatures()
@@ -96,8 +100,9 @@ class _NormCalls(BaseTorchFunctionMode):  # type: ignore[misc,unused-ignore]
             return func(*args, **kwargs)
         begin = _sequence_nr()
         made = func(*args, **kwargs)
-        given = kwargs.get(reads.keyword, reads.default)
-        _note(made, begin, reads, args[reads.position] if len(args) > reads.position else given)
+        for one in reads:
+            given = kwargs.get(one.keyword, one.default)
+            _note(made, begin, one, args[one.position] if len(args) > one.position else given)
         return made
 
 

@@ -7,6 +7,7 @@ update them. A norm in evaluation reads the running statistics, which its node s
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,6 +67,17 @@ def _group(call: Call, input: Tensor, weight: Tensor | None, bias: Tensor | None
     return made
 
 
+_GROUP_SCALARS = ("N", "C", "HxW", "group")
+_GROUP_NORM = Operation(
+    "group_norm", _group, (_INPUT, _WEIGHT, _BIAS), (*_GROUP_SCALARS, "eps"), makes_every_output=True
+)
+_GROUP_NORM_WITHOUT_EPS = replace(_GROUP_NORM, scalars=_GROUP_SCALARS, facts=(EPS,))  # newer versions of torch
+
+
+def _group_norm(node: Any) -> Operation:
+    return _GROUP_NORM if hasattr(node, "_saved_eps") else _GROUP_NORM_WITHOUT_EPS
+
+
 TABLE: Table = {
     "NativeBatchNormBackward0": _batch_norms(torch.native_batch_norm, "eps"),
     "CudnnBatchNormBackward0": _batch_norms(_aten.cudnn_batch_norm, "epsilon"),
@@ -87,11 +99,5 @@ TABLE: Table = {
         (Argument("v", 0), Argument("g", 1)),
         ("dim",),
     ),
-    "NativeGroupNormBackward0": Operation(
-        "group_norm",
-        _group,
-        (_INPUT, _WEIGHT, _BIAS),
-        ("N", "C", "HxW", "group", "eps"),
-        makes_every_output=True,
-    ),
+    "NativeGroupNormBackward0": _group_norm,
 }
