@@ -118,7 +118,7 @@ def offload(
         if measure or planner is not None:
             _require_clock(device)
             gauges_for = functools.partial(_gauges, device)
-        steps = StepOptions(gauges_for, warmup_steps, plan, planner, recompute, codecs)
+        steps = StepOptions(gauges_for, measure, warmup_steps, plan, planner, recompute, codecs)
     if steps is None and lossy is not None:
         raise ValueError("lossy: only a plan uses codecs. Give a budget, a plan, or measure=True.")
     if steps is None and limit is not None and not online.recomputes:

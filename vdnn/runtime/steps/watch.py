@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from vdnn._C import KeptSave
 from vdnn.errors import VdnnError
 from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
@@ -27,6 +28,9 @@ from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.plan_book import PlanBook
 from vdnn.runtime.steps.plan_guard import PlanGuard
 from vdnn.runtime.steps.recorder import Recorder
+from vdnn.runtime.steps.settling import Settling
+from vdnn.runtime.steps.step_guards import StepGuards
+from vdnn.runtime.steps.step_peaks import StepPeaks
 from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView
@@ -54,17 +58,19 @@ class StepWatch:
         self.recomputes = options.recomputes
         self.codecs = options.codecs
         self._on_step_end = on_step_end
-        self._offload = offload
+        self._plans = PlanBook(options.plan, options.planner)
+        self._guards = StepGuards(options.planner, self._plans, offload)
         self._resident_bytes = 0  # allocated when the step began
         self._modules = modules
-        self._plans = PlanBook(options.plan, options.planner)
         self.budget = BudgetLedger()
+        self._peaks = StepPeaks()
         self.steps = 0  # the number of finished steps
         self._last_recorded: MeasuredStep | None = None
         self._last_measured: MeasuredStep | None = None
-        self._transport: Transport | None = None
+        self.transport: Transport | None = None
         self.gauges: Gauges | None = None
         self._ends = StepEnds()
+        self.settling = Settling(self._ends)
         self._thread = threading.local()
         self._busy = False
         self._step = WatchedStep(self._ends)
@@ -108,6 +114,7 @@ class StepWatch:
     # Steps.
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        self.settling.leave()
         found = self._ends.optimizer_stepped(id(optimizer), self._step.lifetimes)
         if found is Found.WERE_JOINED or (found is Found.WERE_CUT and self.steps):
             self._step.abandon_recorder()
@@ -118,6 +125,7 @@ class StepWatch:
             self.end_step()
 
     def end_step(self) -> None:
+        self.settling.leave()
         outliving = self._ends.step_ended()
         if self._step.keys.first is not None:
             self._end_micro_batch(outliving)
@@ -126,20 +134,22 @@ class StepWatch:
         self.budget.step_ended()
         self.steps += 1
         self._step = WatchedStep(self._ends)
-        self._begin_observers()
+        self._begin_observers(is_settled=self.settling.is_expected)
         self._on_step_end()
 
     def before_save(self) -> None:
         """Ends the step that is over before this save, or its micro-batch: each is planned by itself."""
+        self.settling.leave()
         if self._ends.is_due_before_save(graphs_are_gone=self._graphs_are_gone):
             self.end_step()
         elif self._plans.is_planning and self._ends.is_micro_batch_over(graphs_are_gone=self._graphs_are_gone):
             self._end_micro_batch([])
             self._step = WatchedStep(self._ends, is_later=True)
-            self._begin_observers()
+            self._begin_observers(is_settled=self.settling.is_expected)
 
     def _end_micro_batch(self, outliving: list[ManagedStorage]) -> None:
         step = self._step
+        self.settling.step_ended()
         self._plans.tell_kind(step.keys)
         self._finish_observers(step, outliving)
         self._plans.ended(step.keys)
@@ -147,30 +157,35 @@ class StepWatch:
 
     def end_step_if_graphs_are_gone(self) -> None:
         """Called when the session is left. A backward that follows outside still belongs to the step."""
+        self.settling.continue_in_python()
         if self._ends.is_due_at_exit(graphs_are_gone=self._graphs_are_gone):
             self.end_step()
 
     def resumed(self) -> None:
         """The session is entered, or an inner one was left. A step begins here unless it has begun before."""
+        self.settling.continue_in_python()
         if self.gauges is not None:
             self.gauges.resume()
             if self._step.keys.first is None:
-                self._begin_observers()
+                self._begin_observers(is_settled=self.settling.is_expected)
 
-    def _begin_observers(self) -> None:
-        """Mark the beginning of the next step, and make its meter and recorder."""
-        if self.gauges is None or self._transport is None:
+    def _begin_observers(self, *, is_settled: bool) -> None:
+        """Mark the beginning of the next step, and make its meter and recorder. A step that is expected to be settled
+        has neither."""
+        if self.gauges is None or self.transport is None:
             return
-        begin = self.gauges.mark(self._transport.current_stream())
+        self._resident_bytes = self._step.resident_bytes = self.gauges.allocated_bytes()
+        if is_settled:
+            return
+        begin = self.gauges.mark(self.transport.current_stream())
         self.gauges.take_peaks()
-        self._resident_bytes = self.gauges.allocated_bytes()
         if self.steps >= self.options.warmup_steps:
-            self._step.meter = Meter(self.gauges, begin)
+            self._step.meter = Meter(self.gauges, begin, self._resident_bytes)
             if self.options.planner is not None or self._last_recorded is None:
                 self._step.record(Recorder(self.gauges, begin, self._modules.parameters.nbytes()))
 
     def _finish_observers(self, step: WatchedStep, outliving: list[ManagedStorage]) -> None:
-        transport, gauges = self._transport, self.gauges
+        transport, gauges = self.transport, self.gauges
         if transport is None or gauges is None:
             return
         begin, peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
@@ -180,7 +195,7 @@ class StepWatch:
         for managed in outliving:
             managed.release()
         transport.release_sources()
-        step.peak_bytes = max(step.peak_bytes, peaks[0])
+        step.peak_bytes = self._peaks.of(step, peaks[0], is_exact=gauges.has_exact_peaks)
         judged = self._plans.judged(step.executor, step.keys.kind, transport.device.info.total_bytes)
         if judged is not None:
             self.budget.micro_batch_ended(step.peak_bytes, *judged)
@@ -194,28 +209,35 @@ class StepWatch:
         if step.recorder is not None:
             self._last_recorded = measured
             self._plans.recorded(measured, step.keys, step.executor)
-        elif step.meter is not None and step.executor is not None:
-            self._plans.executed(step.executor, step.meter, step.keys.kind)
+        elif step.executor is not None:
+            self._plans.executed(step.executor, step.peak_bytes, step.resident_bytes, step.keys.kind)
 
     # Called in the hooks, in this order.
 
     @contextlib.contextmanager
     def hook(self, transport: Transport) -> Iterator[None]:
         """A context around everything that a hook does on the device."""
-        if self._transport is None:
-            self._transport = transport
+        if self.transport is None:
+            self.transport = transport
             self.gauges = None if self.options.gauges_for is None else self.options.gauges_for(transport)
-            self._begin_observers()
-        if self._busy or transport is not self._transport:
+            self._begin_observers(is_settled=False)
+        if self._busy or transport is not self.transport:
             yield
             return
+        self.settling.continue_in_python()
         self._busy = self._thread.is_in_hook = True
         try:
-            with contextlib.nullcontext() if self.gauges is None else self._step.observed(self.gauges, transport):
+            with contextlib.ExitStack() as self._observed:
+                self._observe()
                 yield
                 self._step.make_moves()
         finally:
             self._busy = self._thread.is_in_hook = False
+
+    def _observe(self) -> None:
+        """From now on the running hook is marked, and its memory counts, if that of the step is."""
+        if self._step.is_observed and self.gauges is not None and self.transport is not None:
+            self._observed.enter_context(self._step.observed(self.gauges, self.transport))
 
     @property
     def _is_in_hook(self) -> bool:  # True if this thread is in a watched hook
@@ -246,9 +268,10 @@ class StepWatch:
             return None
         is_first = step.keys.first is None
         key = step.next_key(tensor, self._modules)
-        if is_first:
-            self._choose_executor(step)
+        now_bytes = self._choose_executor(step) if is_first else 0
         action = step.saved(managed, key, is_new=is_new)
+        if is_first:
+            self.settling.begin(step, self._modules, managed.facts.counters, now_bytes)
         if step.executor is not None and step.executor.is_outgrown and isinstance(step.guard, PlanGuard):
             self._guard_the_rest(step)
         return action
@@ -291,8 +314,13 @@ class StepWatch:
         with recorder.recomputing(self.gauges.mark(transport.current_stream())):
             yield
 
-    def _choose_executor(self, step: WatchedStep) -> None:
-        now_bytes = 0 if self.gauges is None else self.gauges.allocated_bytes()
+    def _allocated_bytes(self) -> int:
+        return 0 if self.gauges is None else self.gauges.allocated_bytes()
+
+    def _choose_executor(self, step: WatchedStep) -> int:
+        """Returns the bytes that are allocated now."""
+        script = self.settling.script_for(step.keys.first)
+        now_bytes = self._allocated_bytes() if script is None else script.resident_bytes
         # Gradients of the step before are often freed only now.
         self._resident_bytes = min(self._resident_bytes, now_bytes)
         try:
@@ -301,38 +329,54 @@ class StepWatch:
         except VdnnError:
             step.was_refused()
             raise
-        if self._transport is not None:
+        if self.transport is not None:
             # A plan itself bounds the bytes that copies in flight hold.
-            self._transport.set_windows(open_wide=executor is not None)
+            self.transport.set_windows(open_wide=executor is not None)
             host_bytes = self._plans.take_host_bytes()
             if host_bytes is not None:
-                self._transport.fit_host_memory(host_bytes, is_awaited=self._plans.is_awaited)
-        step.guard = self._guard(executor, now_bytes)
+                self.transport.fit_host_memory(host_bytes, is_awaited=self._plans.is_awaited)
+        step.guard = self._guard_of(executor, now_bytes)
         if executor is not None:
             executor.begin_step()
+        is_unexpected = self.settling.is_expected and (
+            self._plans.records_step or not self.settling.is_settled(step, executor)
+        )
+        if is_unexpected:
+            self._begin_observers(is_settled=False)
+            self._observe()
         if self.options.planner is not None and not self._plans.records_step:
             step.abandon_recorder()
+        if executor is not None and not self.options.measures:
+            step.measure_only_checks(executor)
+        return now_bytes
+
+    def _guard_of(self, executor: Executor | None, now_bytes: int) -> Guard | None:
+        """The guard of a step, which follows a plan or none. `now_bytes` are allocated at its first save."""
+        guard = (
+            self._guards.without_plan(self.transport, self._resident_bytes + self._modules.parameters.nbytes())
+            if executor is None
+            else self._guards.of_plan(self.transport, executor, now_bytes)
+        )
+        if guard is not None:
+            guard.gated_bytes = self.settling.gated_bytes
+        return guard
 
     def _guard_the_rest(self, step: WatchedStep) -> None:
         """The step has outgrown its plan: the guard may evict what the plan keeps, and what is saved from here on."""
-        step.guard = self._guard(None, 0)
-        if step.guard is not None and self._transport is not None:
+        step.guard = self._guard_of(None, 0)
+        if step.guard is not None and self.transport is not None:
             step.guard.take_over(step.kept())
-            self._transport.set_windows(open_wide=False)
+            self.transport.set_windows(open_wide=False)
 
-    def _guard(self, executor: Executor | None, now_bytes: int) -> Guard | None:
-        """The guard of a step; None if it has no budget in bytes. `now_bytes` are allocated at its first save."""
-        planner, transport = self.options.planner, self._transport
-        budget_bytes = None
-        if planner is not None and transport is not None:
-            budget_bytes = planner.fixed_bytes(transport.device.info.total_bytes)
-        if budget_bytes is None or transport is None:
-            return None
-        if executor is not None:
-            room_bytes = self._plans.room_bytes(executor, budget_bytes, now_bytes)
-            return None if room_bytes is None else PlanGuard(room_bytes, self._offload, executor)
-        taken_bytes = self._resident_bytes + self._modules.parameters.nbytes() + transport.windows_bytes
-        return Guard(budget_bytes - taken_bytes, self._offload)
+    def used_kept(self, save: KeptSave) -> None:
+        """A save that the native gate kept is used outside of the gate."""
+        planned = self.settling.planned_of(save)
+        if planned is not None:
+            self._step.use_passed(save.lifetime, planned)
+            return
+        self._ends.used_earlier_save()
+        if self._step.recorder is not None:
+            self._step.recorder.used_earlier_save()
 
     def used(self, managed: ManagedStorage) -> bool:
         """True if a plan decides when this storage and later ones are reloaded."""
