@@ -102,8 +102,8 @@ class Packer:
         )
         self.exemptions = Exemptions(policy, modules, marked, recasts=self._recipes is not None)
         self._missing = Missing(self.unpack, steps, readers)
-        self._storages = SavedStorages(modules, self._recipes)
-        self.lookahead = self._storages.lookahead
+        self.storages = SavedStorages(modules, self._recipes)
+        self.lookahead = self.storages.lookahead
         self.deferred = DeferredCopies()
         self.lock = threading.RLock()  # see [Note: One hook at a time]
         self._forks = forks.count
@@ -196,7 +196,7 @@ class Packer:
         self, tensor: torch.Tensor, part: torch.Tensor, storage: _Storage, node: _Node | None, transport: Transport
     ) -> PackedView:
         self.deferred.submit_finished(transport)
-        packed, is_new = self._storages.manage(tensor, part, storage, node, transport, self.counters)
+        packed, is_new = self.storages.manage(tensor, part, storage, node, transport, self.counters)
         self._decide(packed, tensor, storage, node, is_new=is_new)
         if self._recipes is not None and part is tensor:
             self._recipes.saved(packed, tensor, node, is_new=is_new)
@@ -206,7 +206,7 @@ class Packer:
         self, tensor: torch.Tensor, storage: _Storage, node: _Node | None, transport: Transport
     ) -> tuple[PackedView, bool]:
         """The packed view of a save of a settled step, and if its bytes are newly managed."""
-        return self._storages.manage(tensor, tensor, storage, node, transport, self.counters)
+        return self.storages.manage(tensor, tensor, storage, node, transport, self.counters)
 
     def follow(
         self,
@@ -325,7 +325,7 @@ class Packer:
         tensor = packed.unpack() if watch is None else watch.unpacked(packed)
         if isinstance(packed, PackedView):
             if torch.is_grad_enabled():
-                self._storages.add_reload(packed, tensor)
+                self.storages.add_reload(packed, tensor)
             if self._recipes is not None:
                 self._recipes.used(packed, tensor)
         return tensor

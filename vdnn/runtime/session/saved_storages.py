@@ -24,7 +24,7 @@ class SavedStorages:
     def __init__(self, modules: ModuleWatch, recipes: SessionRecipes | None) -> None:
         self._modules = modules
         self._recipes = recipes
-        self._table: Table[ManagedStorage] = Table()
+        self.table: Table[ManagedStorage] = Table()
         self.lookahead = Lookahead()
 
     def manage(
@@ -41,7 +41,7 @@ class SavedStorages:
         begin, managed_bytes = (0, whole) if nbytes == whole else bytes_to_manage(part, whole)
         key = (storage._cdata, begin, managed_bytes)
         counted = tensor if tensor._version else part  # see [Note: Shards] in hooks.py
-        known = self._table.find(key, whole, counted)
+        known = self.table.find(key, whole, counted)
         geometry = (part.dtype, part.size(), part.stride())
         if known is not None and self._can_join(known.found, part, known.begin):
             counters.shared_saves += 1
@@ -64,7 +64,7 @@ class SavedStorages:
             managed.saved_bytes = reach_of(part)
         view = PackedView(managed, part, witness, geometry, begin)
         split = split_of(part, node) if type(node).__name__ == UNSAFE_SPLIT else None
-        self._table.add(key, storage, managed, split)
+        self.table.add(key, storage, managed, split)
         self.lookahead.note(managed)
         return view, True
 
@@ -84,4 +84,4 @@ class SavedStorages:
         """`tensor`, which was unpacked, may be saved again: see [Note: Reloads that are saved] in table.py."""
         managed, storage = packed.managed, tensor.untyped_storage()
         if storage._cdata != managed.native_address:
-            self._table.add_reload(storage, managed, packed.begin_in(tensor))
+            self.table.add_reload(storage, managed, packed.begin_in(tensor))

@@ -69,6 +69,7 @@ class Executor:
 
     def __init__(self, plan: Plan, occupancy: Occupancy | None = None, *, is_given: bool = False) -> None:
         self.plan = plan
+        self.recomputes = any(one.is_recomputed for one in plan.lifetimes)
         self._occupancy = occupancy
         self._is_given = is_given
         self.checked_steps = 0  # steps that followed it and were measured
@@ -263,11 +264,6 @@ class Executor:
                 managed.release()
             else:
                 managed.reload_early()
-
-    @property
-    def recomputes(self) -> bool:
-        """True if the plan recomputes anything."""
-        return any(one.is_recomputed for one in self.plan.lifetimes)
 
     def followed(self, lifetime: int | None) -> ManagedStorage | None:
         """The storage that is this lifetime of the plan."""

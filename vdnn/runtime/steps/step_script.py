@@ -84,6 +84,7 @@ class StepScript:
         self.native = _C.Script([event.for_gate() for event in events])
         self.point, self.uses, self.lifetimes = step.point, step.uses, step.lifetimes
         self.kind, self.saves, self.save_key = step.keys.kind, dict(step.keys.saves), step.save_key
+        self._whole: Counters | None = None  # the counts of the whole step
         self.planned = {one.lifetime: one.planned for one in events if one.is_new}
 
     def is_like(self, other: StepScript) -> bool:
@@ -114,6 +115,15 @@ class StepScript:
 
     def count(self, counters: Counters, end: int) -> None:
         """Counts what hooks that did not run would have counted, of the events after the first and before `end`."""
+        if end < len(self.events):
+            self._count(counters, end)
+            return
+        if self._whole is None:
+            self._whole = Counters()
+            self._count(self._whole, end)
+        counters.add(self._whole)
+
+    def _count(self, counters: Counters, end: int) -> None:
         for event in self.events[1:end]:
             if event.kind is EventKind.USE:
                 counters.uses += 1

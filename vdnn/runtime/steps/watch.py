@@ -157,9 +157,10 @@ class StepWatch:
 
     def end_step_if_graphs_are_gone(self) -> None:
         """Called when the session is left. A backward that follows outside still belongs to the step."""
-        self.settling.continue_in_python()
+        self.settling.leave()
         if self._ends.is_due_at_exit(graphs_are_gone=self._graphs_are_gone):
             self.end_step()
+        self.settling.continue_in_python()
 
     def resumed(self) -> None:
         """The session is entered, or an inner one was left. A step begins here unless it has begun before."""
