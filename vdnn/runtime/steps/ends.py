@@ -142,7 +142,9 @@ class StepEnds:
         """True if the step is over now, because an optimizer stepped."""
         if not self._is_pending or in_backward():
             return False
-        return not self._alive_now() or not self._waits_for_graphs or self._last_has_stepped or self._rounds >= _MOST_ROUNDS
+        if self._last_has_stepped or self._rounds >= _MOST_ROUNDS:
+            return True
+        return not self._waits_for_graphs or not self._alive_now()
 
     def is_due_before_save(self, *, graphs_are_gone: bool) -> bool:
         """True if the step is over before this save, so that the save belongs to the next step."""

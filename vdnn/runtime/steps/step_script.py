@@ -23,6 +23,8 @@ from vdnn.step.plan import Action
 from vdnn.step.recording import SaveKey
 
 NO_LIFETIME = -1
+# A save that is kept for one of these may be managed in the next step.
+_NOT_LEARNED = (Kept.SUBCLASS, Kept.PAUSED, Kept.OTHER_DEVICE, Kept.POLICY)
 
 
 class EventKind(IntEnum):
@@ -94,7 +96,7 @@ class StepScript:
     def finish(self, step: WatchedStep) -> None:
         """Makes a step that went to the end of the script what it would be now."""
         step.point, step.uses, step.lifetimes = self.point, self.uses, self.lifetimes
-        step.keys.kind, step.keys.saves, step.save_key = self.kind, dict(self.saves), self.save_key
+        step.keys.kind, step.keys.saves, step.save_key = self.kind, self.saves, self.save_key
 
     def replay(self, step: WatchedStep, end: int) -> None:
         """Brings a step that the gate served from its second event to `end` to where the Python hooks would be."""
@@ -214,7 +216,7 @@ class Lesson:
     def _exempt(self, tensor: torch.Tensor) -> Event | None:
         now = self._counters.kept
         reason = next((one for one in now if now[one] != self._kept.get(one, 0)), None)
-        if type(tensor) not in PLAIN_CLASSES or reason in (None, Kept.SUBCLASS, Kept.PAUSED, Kept.OTHER_DEVICE, Kept.POLICY):
+        if type(tensor) not in PLAIN_CLASSES or reason is None or reason in _NOT_LEARNED:
             return None
         event = self._event(EventKind.EXEMPT, tensor, NO_LIFETIME, None, is_new=False)
         return event._replace(reason=reason, in_backward=False)
