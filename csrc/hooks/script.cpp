@@ -1,9 +1,14 @@
 #include "hooks/script.h"
 
 #include <algorithm>
+#include <new>
 
 namespace vdnn::hooks {
+namespace {
 
+PyTypeObject* type_of_scripts = nullptr;
+
+// Returns false with a Python error set.
 bool read_script(PyObject* events, Script& script) {
   const Reference fast = Reference::stolen(PySequence_Fast(events, "expected a sequence of events"));
   if (!fast) {
@@ -35,6 +40,52 @@ bool read_script(PyObject* events, Script& script) {
                                   Reference(dtype)});
   }
   return true;
+}
+
+PyObject* make_script(PyTypeObject* type, PyObject* arguments, PyObject*) {
+  PyObject* events = nullptr;
+  if (!PyArg_ParseTuple(arguments, "O", &events)) {
+    return nullptr;
+  }
+  auto* made = reinterpret_cast<ScriptObject*>(type->tp_alloc(type, 0));
+  if (made == nullptr) {
+    return nullptr;
+  }
+  new (&made->script) Script();
+  if (!read_script(events, made->script)) {
+    Py_DECREF(made);
+    return nullptr;
+  }
+  return reinterpret_cast<PyObject*>(made);
+}
+
+void dealloc_script(PyObject* self) {
+  reinterpret_cast<ScriptObject*>(self)->script.~Script();
+  PyTypeObject* type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyType_Slot script_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(&make_script)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(&dealloc_script)},
+    {0, nullptr},
+};
+
+PyType_Spec script_spec = {"vdnn._C.Script", sizeof(ScriptObject), 0, Py_TPFLAGS_DEFAULT, script_slots};
+
+}  // namespace
+
+PyTypeObject* script_type() {
+  return type_of_scripts;
+}
+
+bool add_script(PyObject* module) {
+  if (type_of_scripts == nullptr) {
+    type_of_scripts = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&script_spec));
+  }
+  return type_of_scripts != nullptr &&
+         PyObject_SetAttrString(module, "Script", reinterpret_cast<PyObject*>(type_of_scripts)) == 0;
 }
 
 }  // namespace vdnn::hooks

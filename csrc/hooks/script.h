@@ -71,7 +71,14 @@ struct Script final {
   std::int32_t lifetimes = 0;
 };
 
-// Reads the events from a sequence of tuples, in the order of the fields above. Returns false with a Python error set.
-bool read_script(PyObject* events, Script& script);
+struct ScriptObject final {
+  PyObject_HEAD Script script;
+};
+
+// The type of script objects. Python makes them from a sequence of tuples, with the fields above in their order.
+[[nodiscard]] PyTypeObject* script_type();
+
+// Adds the type to the module. Returns false with a Python error set.
+bool add_script(PyObject* module);
 
 }  // namespace vdnn::hooks

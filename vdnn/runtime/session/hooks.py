@@ -38,7 +38,7 @@ from vdnn.runtime.steps.unwatched import Steps
 from vdnn.runtime.steps.watch import StepWatch
 from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.runtime.storage.deferred_copies import DeferredCopies
-from vdnn.runtime.storage.kept import KeptTensor, keep_tensor, kept_tensor
+from vdnn.runtime.storage.kept import KeptTensor, keep_tensor, kept_tensor, unpack_without_hooks
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView
 from vdnn.runtime.storage.transport import Transport
@@ -278,8 +278,8 @@ class Packer:
                 with self.lock:
                     self._missing.before_use(packed[0])
             return kept_tensor(packed)
-        if self._planned is not None and isinstance(packed, KeptSave):
-            return self._planned.use_kept(packed)
+        if isinstance(packed, KeptSave):
+            return unpack_without_hooks(packed) if self._planned is None else self._planned.use_kept(packed)
         if forks.count != self._forks:
             return packed.unpack()
         if transform_level() is not None:

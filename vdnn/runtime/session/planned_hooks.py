@@ -134,7 +134,9 @@ class PlannedHooks:
         if transform_level() is not None or managed.discarded is not None or packer.reads_missing:
             return None
         if may_be_overwritten():
-            return None
+            if managed.container is not None:
+                return None
+            managed.keep_reloaded()  # as in the packer's own hook
         if self._has_cuda:
             refuse_capture()
         tensor = packer.unpacked(packed)

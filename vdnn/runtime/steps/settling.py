@@ -72,10 +72,10 @@ class Settling:
         habits = [known[first] for known in self._habits.values() if first in known]
         return next((habit.script for habit in habits if habit.is_settled), None)
 
-    def is_settled(self, step: WatchedStep, executor: Executor | None) -> bool:
-        """True if the gate may serve the rest of this step."""
-        habit = None if executor is None else self._habit(step, executor)
-        return habit is not None and habit.is_settled and not step.is_observed
+    def serves(self, step: WatchedStep, *, is_recorded: bool) -> bool:
+        """True if the gate will serve the rest of this step, whose plan is chosen."""
+        habit = None if step.executor is None else self._habit(step, step.executor)
+        return habit is not None and habit.is_settled and not is_recorded
 
     def begin(self, step: WatchedStep, modules: ModuleWatch, counters: Counters, resident_bytes: int) -> None:
         """Called in the first save: opens the gate for a settled step, and learns any other one."""
@@ -138,12 +138,13 @@ class Settling:
             followed.needs_replay = False
             followed.script.replay(followed.step, len(followed.script.events))
 
-    def planned_of(self, save: _C.KeptSave) -> int | None:
-        """The lifetime of the plan that a save of the running step begins; None for a save of an earlier step."""
+    def use_in_python(self, save: _C.KeptSave) -> bool:
+        """Counts the use of a save that the gate kept in this step. False for a save of an earlier step."""
         followed, gate = self.followed, self.gate
         if followed is None or gate is None or save.step != gate.step:
-            return None
-        return followed.script.planned.get(save.lifetime)
+            return False
+        followed.step.use_passed(save.lifetime, followed.script.planned.get(save.lifetime))
+        return True
 
     # At the end of a step.
 

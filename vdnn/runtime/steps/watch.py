@@ -3,7 +3,8 @@
 A step ends with session.step(), otherwise as ends.py decides. A step without saves is not counted.
 
 The first step after the warm-up is recorded. With a planner, so is one step of every further kind: see plan_book.py.
-Every step after the warm-up is measured. Only the first of several devices is watched.
+Of the steps that follow a plan, only the first are measured, unless the session measures. Only the first of several
+devices is watched.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.steps.budget_ledger import BudgetLedger
 from vdnn.runtime.steps.ends import Found, StepEnds
-from vdnn.runtime.steps.executor import Executor
-from vdnn.runtime.steps.guard import Guard
-from vdnn.runtime.steps.measured_step import MeasuredStep
+from vdnn.runtime.steps.measured_step import MeasuredSteps
 from vdnn.runtime.steps.meter import Meter
 from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.plan_book import PlanBook
@@ -59,24 +58,22 @@ class StepWatch:
         self.codecs = options.codecs
         self._on_step_end = on_step_end
         self._plans = PlanBook(options.plan, options.planner)
-        self._guards = StepGuards(options.planner, self._plans, offload)
         self._resident_bytes = 0  # allocated when the step began
         self._modules = modules
         self.budget = BudgetLedger()
         self._peaks = StepPeaks()
         self.steps = 0  # the number of finished steps
-        self._last_recorded: MeasuredStep | None = None
-        self._last_measured: MeasuredStep | None = None
+        self._measured = MeasuredSteps()
         self.transport: Transport | None = None
         self.gauges: Gauges | None = None
         self._ends = StepEnds()
         self.settling = Settling(self._ends)
+        self._guards = StepGuards(options.planner, self._plans, modules, self.settling, offload)
         self._thread = threading.local()
         self._busy = False
         self._step = WatchedStep(self._ends)
 
     # Results.
-
     @property
     def plan(self) -> Plan | None:
         executor = self._step.executor
@@ -101,12 +98,12 @@ class StepWatch:
     @property
     def recording(self) -> Recording | None:
         """The last recorded step. May block until the device has passed its end."""
-        return None if self._last_recorded is None else self._last_recorded.recording
+        return self._measured.recording
 
     @property
     def timeline(self) -> Timeline | None:
-        """The timeline of the last measured step. May block until the device has passed the step's end."""
-        return None if self._last_measured is None else self._last_measured.timeline
+        """That of the last measured step. May block until the device has passed the step's end."""
+        return self._measured.timeline
 
     def wait_for_plans(self) -> None:
         self._plans.wait()
@@ -119,7 +116,7 @@ class StepWatch:
         if found is Found.WERE_JOINED or (found is Found.WERE_CUT and self.steps):
             self._step.abandon_recorder()
         if found is Found.WERE_CUT and self.steps:
-            self.steps, self._last_recorded = 0, None
+            self.steps, self._measured.last_recorded = 0, None
             self._plans.forget_made()
         if self._ends.is_due():
             self.end_step()
@@ -182,7 +179,7 @@ class StepWatch:
         self.gauges.take_peaks()
         if self.steps >= self.options.warmup_steps:
             self._step.meter = Meter(self.gauges, begin, self._resident_bytes)
-            if self.options.planner is not None or self._last_recorded is None:
+            if self.options.planner is not None or self._measured.last_recorded is None:
                 self._step.record(Recorder(self.gauges, begin, self._modules.parameters.nbytes()))
 
     def _finish_observers(self, step: WatchedStep, outliving: list[ManagedStorage]) -> None:
@@ -200,15 +197,8 @@ class StepWatch:
         judged = self._plans.judged(step.executor, step.keys.kind, transport.device.info.total_bytes)
         if judged is not None:
             self.budget.micro_batch_ended(step.peak_bytes, *judged)
-        if step.meter is not None:
-            step.meter.finish(begin, gauges.mark(transport.current_stream()), peaks[0])
+        measured = self._measured.finish(step, transport, (begin, gauges.mark(transport.current_stream())), peaks)
         if step.recorder is not None:
-            step.recorder.finish(begin, peaks[1], has_data=not transport.fake)
-        measured = MeasuredStep(step.recorder, step.meter, transport)
-        if step.meter is not None:
-            self._last_measured = measured
-        if step.recorder is not None:
-            self._last_recorded = measured
             self._plans.recorded(measured, step.keys, step.executor)
         elif step.executor is not None:
             self._plans.executed(step.executor, step.peak_bytes, step.resident_bytes, step.keys.kind)
@@ -246,13 +236,7 @@ class StepWatch:
 
     def unpacked(self, packed: PackedView | PackedShard) -> torch.Tensor:
         """Unpacks a save, and marks how long the use waits for its reload."""
-        if self._step.meter is None or not self._is_in_hook or self.gauges is None:
-            return packed.unpack()
-        transport = packed.managed.transport
-        begin = self.gauges.mark(transport.current_stream())
-        tensor = packed.unpack()
-        self._step.reload_marks = begin, self.gauges.mark(transport.current_stream())
-        return tensor
+        return self._step.unpacked(packed, self.gauges if self._is_in_hook else None)
 
     @property
     def _graphs_are_gone(self) -> bool:
@@ -279,18 +263,14 @@ class StepWatch:
 
     def guards(self, managed: ManagedStorage) -> bool:
         """True if the guard keeps a storage that the online policy would offload, until it has to be evicted."""
-        guard, watched = self._step.guard, managed.watched
-        if guard is None or watched is None or watched.observer is not self._step or watched.number is None:
-            return False
-        guard.hold(watched.number, managed)
-        return True
+        return self._step.guards(managed)
 
     # Recomputes.
 
     @property
     def looks_for_recomputes(self) -> bool:
         """True in steps that follow no plan, if they are recorded or may be."""
-        has_use = self.options.planner is not None or self._last_recorded is None
+        has_use = self.options.planner is not None or self._measured.last_recorded is None
         return self._is_in_hook and has_use and self._step.executor is None and self.gauges is not None
 
     def can_be_recomputed(
@@ -305,15 +285,9 @@ class StepWatch:
         """The planned action for encoded bytes."""
         return self._step.saved_encoded(managed, key) if self._is_in_hook else None
 
-    @contextlib.contextmanager
-    def recomputing(self, transport: Transport) -> Iterator[None]:
+    def recomputing(self, transport: Transport) -> contextlib.AbstractContextManager[None]:
         """A context around the recompute of a discarded storage: it computes, and its operands have hooks."""
-        recorder = self._step.recorder
-        if recorder is None or self.gauges is None:
-            yield
-            return
-        with recorder.recomputing(self.gauges.mark(transport.current_stream())):
-            yield
+        return self._step.recomputing(self.gauges, transport)
 
     def _allocated_bytes(self) -> int:
         return 0 if self.gauges is None else self.gauges.allocated_bytes()
@@ -336,13 +310,10 @@ class StepWatch:
             host_bytes = self._plans.take_host_bytes()
             if host_bytes is not None:
                 self.transport.fit_host_memory(host_bytes, is_awaited=self._plans.is_awaited)
-        step.guard = self._guard_of(executor, now_bytes)
+        step.guard = self._guards.guard(self.transport, executor, self._resident_bytes, now_bytes)
         if executor is not None:
             executor.begin_step()
-        is_unexpected = self.settling.is_expected and (
-            self._plans.records_step or not self.settling.is_settled(step, executor)
-        )
-        if is_unexpected:
+        if self.settling.is_expected and not self.settling.serves(step, is_recorded=self._plans.records_step):
             self._begin_observers(is_settled=False)
             self._observe()
         if self.options.planner is not None and not self._plans.records_step:
@@ -351,43 +322,29 @@ class StepWatch:
             step.measure_only_checks(executor)
         return now_bytes
 
-    def _guard_of(self, executor: Executor | None, now_bytes: int) -> Guard | None:
-        """The guard of a step, which follows a plan or none. `now_bytes` are allocated at its first save."""
-        guard = (
-            self._guards.without_plan(self.transport, self._resident_bytes + self._modules.parameters.nbytes())
-            if executor is None
-            else self._guards.of_plan(self.transport, executor, now_bytes)
-        )
-        if guard is not None:
-            guard.gated_bytes = self.settling.gated_bytes
-        return guard
-
     def _guard_the_rest(self, step: WatchedStep) -> None:
         """The step has outgrown its plan: the guard may evict what the plan keeps, and what is saved from here on."""
-        step.guard = self._guard_of(None, 0)
+        step.guard = self._guards.guard(self.transport, None, self._resident_bytes, 0)
         if step.guard is not None and self.transport is not None:
             step.guard.take_over(step.kept())
             self.transport.set_windows(open_wide=False)
 
     def used_kept(self, save: KeptSave) -> None:
         """A save that the native gate kept is used outside of the gate."""
-        planned = self.settling.planned_of(save)
-        if planned is not None:
-            self._step.use_passed(save.lifetime, planned)
-            return
-        self._ends.used_earlier_save()
-        if self._step.recorder is not None:
-            self._step.recorder.used_earlier_save()
+        if not self.settling.use_in_python(save):
+            self._used_earlier_save()
 
     def used(self, managed: ManagedStorage) -> bool:
         """True if a plan decides when this storage and later ones are reloaded."""
         if not self._is_in_hook:
             return False
-        step = self._step
-        watched = step.lifetime_of(managed)
+        watched = self._step.lifetime_of(managed)
         if watched is not None:
-            return step.used(watched)
-        self._ends.used_earlier_save()
-        if step.recorder is not None:
-            step.recorder.used_earlier_save()
+            return self._step.used(watched)
+        self._used_earlier_save()
         return False
+
+    def _used_earlier_save(self) -> None:
+        self._ends.used_earlier_save()
+        if self._step.recorder is not None:
+            self._step.recorder.used_earlier_save()

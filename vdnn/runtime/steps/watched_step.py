@@ -24,6 +24,7 @@ from vdnn.runtime.steps.recorder import Recorder
 from vdnn.runtime.steps.save_keys import SaveKeys
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.runtime.storage.packed_view import PackedShard, PackedView
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.storage.watched_lifetime import WatchedLifetime
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
@@ -112,6 +113,25 @@ class WatchedStep:
             if self.meter is not None:
                 self.meter.hook(max(self.point, 0), (begin, *self.reload_marks, end), peak_bytes)
 
+    def unpacked(self, packed: PackedView | PackedShard, gauges: Gauges | None) -> torch.Tensor:
+        """Unpacks a save. In a hook that is measured, marks how long the use waits for its reload."""
+        if self.meter is None or gauges is None:
+            return packed.unpack()
+        transport = packed.managed.transport
+        begin = gauges.mark(transport.current_stream())
+        tensor = packed.unpack()
+        self.reload_marks = begin, gauges.mark(transport.current_stream())
+        return tensor
+
+    @contextlib.contextmanager
+    def recomputing(self, gauges: Gauges | None, transport: Transport) -> Iterator[None]:
+        """A context around a recompute, which the recorder does not take for the compute of the step."""
+        if self.recorder is None or gauges is None:
+            yield
+            return
+        with self.recorder.recomputing(gauges.mark(transport.current_stream())):
+            yield
+
     def next_key(self, tensor: torch.Tensor, modules: ModuleWatch) -> SaveKey:
         """The key of a save that is a point of this step."""
         self.save_key = self.keys.key(tensor, modules)
@@ -173,6 +193,14 @@ class WatchedStep:
     def use_passed(self, number: int, planned: int | None) -> None:
         """A use was as planned."""
         self.used(WatchedLifetime(self, number, planned))
+
+    def guards(self, managed: ManagedStorage) -> bool:
+        """True if the guard keeps a storage that the online policy would offload, until it has to be evicted."""
+        watched = self.lifetime_of(managed)
+        if self.guard is None or watched is None or watched.number is None:
+            return False
+        self.guard.hold(watched.number, managed)
+        return True
 
     def saved_encoded(self, managed: ManagedStorage, key: SaveKey) -> Action | None:
         """Counts the save of encoded bytes, which only a plan has; returns the planned action."""
