@@ -42,7 +42,7 @@ help:
 	@echo "make bench-core   what a transfer and a hook cost"
 	@echo "make bench-shapes steps whose shapes change, beside their own plans, in virtual time: ten minutes"
 	@echo "make figures      the pytest-benchmark figures"
-	@echo "make gpu-proof    on a CUDA machine, with what is installed there; PART=cnn,llm for some of its parts"
+	@echo "make gpu-proof    on a CUDA machine, with what is installed there: PART=checks, steps or zoo"
 	@echo "make wheel-check  wheels without and with nvcc, in a bare environment and used by their commands"
 	@echo "make build        build the native core in place; make venv: only make .venv; make clean"
 
@@ -166,10 +166,12 @@ docs: build
 	$(PY) -m sphinx -q -E -W --keep-going -b html docs build/site
 	@echo "the site is in build/site/index.html"
 
-# Without the environment on purpose: a CUDA machine has its own torch and, often, no network.
+# Without the environment on purpose: a CUDA machine has its own torch and, often, no network. Without make there:
+# python3 -m benchmarks.gpu_proof checks
+PART ?= checks
 .PHONY: gpu-proof
 gpu-proof:
-	$(PYTHON) -m benchmarks.gpu_proof
+	$(PYTHON) -m benchmarks.gpu_proof $(PART)
 
 .PHONY: wheel-check
 wheel-check: venv

@@ -1,10 +1,13 @@
-"""Checks the claims about vdnn against the cells of a run: held, broken, or not asked, each with its figures.
+"""Checks the claims about vdnn against the cells of a run: each held or not, or not asked, with its figures.
 
     python -m benchmarks.claims RUN
 
-Reads the cells of one run (docs/benchmarks.md) and, if present, the timelines of its steps and the probed link. A peer
-is compared with vdnn on the same workload, batch and place, eager with eager and compiled with compiled, at the peer's
-peak or less. This program measures nothing.
+Claims of two kinds: promises (what is ours runs, has plain's gradients, and keeps its budget), one of which that does
+not hold is BROKEN, and aims (how fast, how little, how well predicted), which are missed. Only a broken promise makes
+the exit code 1. Reads the cells of one run (docs/benchmarks.md) and, if present, the timelines of its steps and the
+probed link. A peer is compared with vdnn on the same workload, batch and place, eager with eager and compiled with
+compiled, at the peer's peak or less. All memory is in requested bytes, which sessions count: an allocator rounds them
+up. This program measures nothing.
 """
 
 from __future__ import annotations
@@ -16,14 +19,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vdnn.report.cell import FAILED, NOT_RUN, OK, Cell
 from vdnn.report.run_folder import CELLS_FILE, read_cells
 from vdnn.step.json_lines import read_json_lines
 from vdnn.step.timeline import Timeline, Track
 
-# Allocators round up: a peak within this factor counts as the same.
+# Where a place has no count of requested bytes, its allocator's counts: a peak within this factor counts as the same.
 SAME_PEAK = 1.005
 # Measured times of two processes differ by this much even if they do the same. Virtual times do not.
 NOISE = 0.01
@@ -41,9 +44,14 @@ class Claim:
     name: str
     held: bool | None
     said: str
+    is_promise: bool = False
+
+    @property
+    def is_broken(self) -> bool:
+        return self.is_promise and self.held is False
 
     def __str__(self) -> str:
-        verdict = {True: "held", False: "BROKEN", None: "not asked"}[self.held]
+        verdict = {True: "held", False: "BROKEN" if self.is_promise else "missed", None: "not asked"}[self.held]
         return f"{verdict:9}  {self.name}: {self.said}"
 
 
@@ -57,7 +65,7 @@ def is_refused(cell: Cell) -> bool:
 
 
 class Ran(NamedTuple):
-    """A cell that ran, with its figures."""
+    """A cell that ran, with its figures. `peak_bytes` are the requested ones, if the place counts those."""
 
     cell: Cell
     step_ns: int
@@ -70,7 +78,7 @@ class Ran(NamedTuple):
 
 def _ran(cells: Iterable[Cell]) -> list[Ran]:
     return [
-        Ran(cell, cell.step_ns, cell.peak_bytes)
+        Ran(cell, cell.step_ns, cell.requested_bytes or cell.peak_bytes)
         for cell in cells
         if cell.status == OK and cell.step_ns and cell.peak_bytes
     ]
@@ -136,7 +144,7 @@ def same_gradients(cells: Sequence[Cell]) -> Claim:
     compared = [cell for cell in cells if is_ours(cell) and cell.identical is not None]
     wrong = [cell for cell in compared if not cell.identical]
     said = f"{len(compared) - len(wrong)} of {len(compared)}" + "".join(f"; not {_title(cell)}" for cell in wrong)
-    return Claim("gradients are the plain ones", not wrong if compared else None, said)
+    return Claim("gradients are the plain ones", not wrong if compared else None, said, is_promise=True)
 
 
 def ours_run(cells: Sequence[Cell]) -> Claim:
@@ -144,7 +152,7 @@ def ours_run(cells: Sequence[Cell]) -> Claim:
     failed = [cell for cell in ours if cell.status != OK]
     said = f"{len(ours) - len(failed)} of {len(ours)}"
     said += "".join(f"; {_title(cell)}: {cell.status}, {cell.said}" for cell in failed)
-    return Claim("what is ours ran", not failed if ours else None, said)
+    return Claim("what is ours ran", not failed if ours else None, said, is_promise=True)
 
 
 def budgets_kept(cells: Sequence[Cell]) -> Claim:
@@ -152,7 +160,7 @@ def budgets_kept(cells: Sequence[Cell]) -> Claim:
     over = [(one, budget_bytes) for one, budget_bytes in budgets if one.peak_bytes > SAME_PEAK * budget_bytes]
     said = f"{len(budgets) - len(over)} of {len(budgets)}"
     said += "".join(f"; {_title(one.cell)}: {one.peak_bytes} for {budget_bytes}" for one, budget_bytes in over)
-    return Claim("budgets are kept", not over if budgets else None, said)
+    return Claim("budgets are kept", not over if budgets else None, said, is_promise=True)
 
 
 def predicted(cells: Sequence[Cell], measured: str, predicted: str, most: float) -> Claim:
@@ -173,36 +181,40 @@ def predicted(cells: Sequence[Cell], measured: str, predicted: str, most: float)
 
 
 def engines_at_full_rate(run: Path, cells: Sequence[Cell]) -> Claim:
-    """Compare the rates of long copies with those of the probed link."""
+    """Compare the time of long copies with what the probed link takes for as many bytes, in blocks of their size."""
     name = f"copy engines run at {FULL_RATE:.0%} of the probed rate"
     link = run / "link.jsonl"
     if not link.is_file():
         return Claim(name, None, "no link was probed")
-    rows = read_json_lines(link).values
-    probed = {
-        Track.TO_HOST: max(row["to_host_bytes_per_s"] for row in rows),
-        Track.TO_DEVICE: max(row["to_device_bytes_per_s"] for row in rows),
-    }
-    both = max(row["both_ways_bytes_per_s"] for row in rows) / sum(probed.values())
+    rows = sorted(read_json_lines(link).values, key=lambda row: int(row["block_bytes"]))
     shares = []
     for cell in cells:
         path = run / "steps" / str(cell.step) / "measured.json"
         if cell.is_measured and cell.step and path.is_file():
             timeline = Timeline.load(path)
-            for track, rate in probed.items():
+            for track, rate in _RATES.items():
                 copies = [copy for copy in timeline.copies if copy.track is track and copy.nbytes >= LONG_COPY_BYTES]
                 busy_ns = sum(copy.end_ns - copy.begin_ns for copy in copies)
                 if busy_ns:
-                    moved = sum(copy.nbytes for copy in copies)
-                    shares.append((moved * 1e9 / busy_ns / rate, f"{_title(cell)} {track.value}"))
+                    due_ns = sum(copy.nbytes * 1e9 / _row_for(rows, copy.nbytes)[rate] for copy in copies)
+                    shares.append((due_ns / busy_ns, f"{_title(cell)} {track.value}"))
     if not shares:
         return Claim(name, None, "no long copy was timed")
     worst, title = min(shares)
     median = statistics.median(share for share, _ in shares)
+    both = rows[-1]["both_ways_bytes_per_s"] / sum(rows[-1][rate] for rate in _RATES.values())
     said = (
         f"median {median:.1%}, lowest {worst:.1%} ({title}); both ways at once the link itself has {both:.1%} of each"
     )
-    return Claim(name, worst >= FULL_RATE * min(1.0, both), said)
+    return Claim(name, median >= FULL_RATE * min(1.0, both), said)
+
+
+_RATES = {Track.TO_HOST: "to_host_bytes_per_s", Track.TO_DEVICE: "to_device_bytes_per_s"}
+
+
+def _row_for(rows: Sequence[dict[str, Any]], nbytes: int) -> dict[str, Any]:
+    """The probed row of the largest block that is not larger, for smaller blocks are slower; else the smallest."""
+    return next((row for row in reversed(rows) if row["block_bytes"] <= nbytes), rows[0])
 
 
 def claims_of(run: Path) -> list[Claim]:
@@ -237,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     claims = claims_of(options.run)
     print("\n".join(map(str, claims)))
-    return 1 if any(claim.held is False for claim in claims) else 0
+    return 1 if any(claim.is_broken for claim in claims) else 0
 
 
 if __name__ == "__main__":

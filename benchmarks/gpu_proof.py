@@ -1,155 +1,171 @@
-"""`make gpu-proof`: runs everything that needs a GPU, in under nine minutes.
+"""`python3 -m benchmarks.gpu_proof PART`: runs what needs a GPU, in three parts of under nine minutes that stand alone.
 
-Needs torch, nvcc, cmake, ninja, pybind11, pytest and the plugins named in pyproject.toml, and no network. It also uses
-torchvision, timm, transformers and peers if they are installed. Builds into build/gpu-proof and in place, never into
-the system. The parts are build, tests, link, races, cnn, llm and predict; `PART=cnn,llm` runs only these two. Every
-step runs even if others failed, but without a GPU none does. Results go line by line to $OUT, else to
-benchmarks/results/: gpu_proof.jsonl, and the run with its cells as gpu_run.tar.gz. Exit code 0: every step passed.
+    checks   builds vdnn in place; tiny networks and the tests on the GPU; the link, pinning, statistics, hooks
+    steps    ResNet-50 and GPT-2: plain, checkpointed, and under three budgets; predicted beside measured; gradients
+    zoo      steps whose shapes change, all networks, other ways of saving memory, what a step saves
+
+Needs torch, cmake, ninja, pybind11 and a compiler, nvcc for device code, pytest and hypothesis for the tests; it says
+what is missing, and needs no network. Builds in place and works in build/gpu-proof; installs nothing. Each step is a
+process with a limit of its own, and a step that fails or hangs does not stop the others. Results go to $OUT, else to
+benchmarks/results/, as they come: they are there whenever the program is stopped. The verdicts are printed last, in
+less than 12,000 characters. Without a GPU it fails at once and writes no results. `--dry-run` goes through a part
+without a GPU: its figures mean nothing. Exit code 0: every step passed.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
+import contextlib
+import importlib.util
 import os
 import shutil
+import signal
 import sys
-import tarfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
-from benchmarks.on_a_gpu.gpu_parts import PARTS, ROOT, RUN, STEPS, Step, StepFailed, see_gpu
+from benchmarks.on_a_gpu.judges import Judged
+from benchmarks.on_a_gpu.proof_parts import PART_S, PARTS, ROOT, SPARE_S, Context, Step
+from benchmarks.on_a_gpu.proof_results import Results
+from benchmarks.on_a_gpu.step_process import Ended, last_lines, run_step
+from benchmarks.on_a_gpu.verdicts import Outcome, render_verdicts
 
-# For all steps together. The limit is nine minutes, and the last step needs time to write.
-BUDGET_S = 520.0
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of one step. `facts` is what it measured or counted."""
-
-    step: str
-    passed: bool
-    took_s: float
-    said: str
-    facts: dict[str, Any]
+WORK = ROOT / "build" / "gpu-proof"
+# cuBLAS sums in the same order each time only with a workspace of a fixed size.
+ENVIRONMENT = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+}
 
 
-def steps_of(parts: Sequence[str]) -> list[Step]:
-    """The steps of these parts. The check for a GPU always comes first."""
-    unknown = [part for part in parts if part not in PARTS]
-    if unknown or not parts:
-        raise ValueError(f"PART: expected some of {','.join(PARTS)}, got {','.join(unknown) or 'nothing'}.")
-    return [step for step in STEPS if step.part in parts or step.prove is see_gpu]
+class Part:
+    """One run of a part. `outcomes` grows as steps end, and the verdicts are those of all steps at any time."""
+
+    def __init__(self, name: str, steps: Sequence[Step], context: Context, results: Results) -> None:
+        self._title = f"gpu-proof {name}" + (", a dry run: no figure means anything" if context.dry else "")
+        self._steps = steps
+        self._context = context
+        self._results = results
+        self._has_begun = False
+        self.outcomes: list[Outcome] = []
+
+    def run(self, part_s: float = PART_S - SPARE_S) -> None:
+        """Run the steps in order, together in at most `part_s`. A signal ends the step that runs, and is raised."""
+        began_s = time.monotonic()
+        for index, step in enumerate(self._steps):
+            used_s = time.monotonic() - began_s
+            left_s = max(sum(one.limit_s for one in self._steps[:index]) - used_s, 0.0)
+            # At most twice its limit, so that one that hangs leaves something to others.
+            more_s = min(left_s, step.limit_s) if step.takes_rest else 0.0
+            limit_s = min(step.limit_s + more_s, part_s - used_s)
+            reason = self._why_not(step, limit_s)
+            if reason:
+                self._note(Outcome(step.name, None, 0.0, step.limit_s, reason))
+                continue
+            self._note(self._attempt(step, limit_s))
+            self._archive()
+            if step.must_find is not None and not self.outcomes[-1].facts.get(step.must_find):
+                break
+
+    def _why_not(self, step: Step, limit_s: float) -> str:
+        missing = [name for name in step.needs if importlib.util.find_spec(name) is None]
+        if missing:
+            return f"needs {', '.join(missing)}, which this Python lacks"
+        return "no time is left" if limit_s < 1 else ""
+
+    def _attempt(self, step: Step, limit_s: float) -> Outcome:
+        print(f"gpu-proof: {step.name}, at most {limit_s:.0f} s", flush=True)
+        log = self._context.work / "logs" / f"{step.name.replace(',', '').replace(' ', '_')}.log"
+        if self._has_begun:
+            self._results.begin_step(step.name)
+        command = step.command(self._context, limit_s)
+        environment = {**ENVIRONMENT, **step.environment}
+        began_s = time.monotonic()
+        try:
+            ended = run_step(command, limit_s, log, cwd=ROOT, environment=environment, looked=self._look)
+        except KeyboardInterrupt:
+            self._look()
+            took_s = time.monotonic() - began_s
+            stopped = replace(self._judged(step, Ended(0, took_s, log), limit_s), passed=False, said="was stopped")
+            self._note(replace(stopped, log=last_lines(log)))
+            raise
+        return self._judged(step, ended, limit_s)
+
+    def _look(self) -> None:
+        if self._has_begun:
+            self._results.follow()
+
+    def _judged(self, step: Step, ended: Ended, limit_s: float) -> Outcome:
+        try:
+            judged = step.judge(ended.log, self._context.work)
+        except Exception as error:  # an error of this program must not hide what other steps found
+            judged = Judged((f"its output cannot be judged: {type(error).__name__}: {error}",))
+        if step.must_find is not None and judged.facts.get(step.must_find) and not self._has_begun:
+            self._has_begun = True
+            self._results.begin()
+            self._results.begin_step(step.name)
+            self._results.follow()
+        how = ended.said(limit_s)
+        said = "; ".join([*([how] if how else []), *judged.problems])
+        log = last_lines(ended.log) if said else ""
+        return Outcome(step.name, not said, round(ended.took_s, 1), limit_s, said, judged.found, log, judged.facts)
+
+    def _note(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        if self._has_begun:
+            self._results.write_outcome({"part": self._title, **asdict(outcome)}, self.verdicts())
+
+    def _archive(self) -> None:
+        if self._has_begun:
+            self._results.archive()
+
+    def verdicts(self) -> str:
+        """The verdicts on all steps. Those behind the last outcome did not run."""
+        rest = [Outcome(step.name, None, 0.0, step.limit_s) for step in self._steps[len(self.outcomes) :]]
+        return render_verdicts(self._title, [*self.outcomes, *rest])
 
 
-def prove(
-    steps: Sequence[Step], *, budget_s: float = BUDGET_S, wrote: Callable[[Outcome], None] = lambda outcome: None
-) -> list[Outcome]:
-    """Run the steps in order. Each leaves later steps the least time that they need. A failed step does not stop the
-    others, but if the first step finds no GPU, the rest is reported as not run.
-    """
-    began = time.monotonic()
-    outcomes: list[Outcome] = []
-    for index, step in enumerate(steps):
-        if outcomes and not outcomes[0].passed:
-            outcome = Outcome(step.name, False, 0.0, "not run: there is no GPU", {})
-        else:
-            print(f"gpu-proof: {step.name} ...", flush=True)
-            left_s = budget_s - (time.monotonic() - began) - sum(later.least_s for later in steps[index + 1 :])
-            outcome = attempt(step, min(step.limit_s, max(left_s, 1.0)))
-        outcomes.append(outcome)
-        wrote(outcome)
-    return outcomes
+def results_folder(*, dry: bool) -> Path:
+    """Results of a dry run never lie where those of a GPU do."""
+    told = os.environ.get("OUT")
+    return Path(told) if told else WORK / "dry-results" if dry else ROOT / "benchmarks" / "results"
 
 
-def attempt(step: Step, limit_s: float) -> Outcome:
-    began = time.monotonic()
-    facts: dict[str, Any] = {}
-    said = ""
-    try:
-        facts = step.prove(limit_s)
-    except StepFailed as failed:
-        said, facts = str(failed), failed.facts
-    except Exception as error:
-        # An error of this program in one step must not hide the results of the others.
-        said = f"{type(error).__name__}: {error}"
-    return Outcome(step.name, not said, round(time.monotonic() - began, 2), said, facts)
+def _interrupt(number: int, frame: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # a second one must not keep the verdicts from being printed
+    raise KeyboardInterrupt
 
 
-def summary(outcomes: Sequence[Outcome]) -> str:
-    lines = ["", "gpu-proof"]
-    for outcome in outcomes:
-        verdict = "passed" if outcome.passed else "FAILED"
-        lines.append(f"  {outcome.step:14} {verdict}  {outcome.took_s:7.2f} s  {headline(outcome)}")
-        lines += [f"      {line}" for line in outcome.said.splitlines()[1:]]
-    passed = sum(outcome.passed for outcome in outcomes)
-    return "\n".join([*lines, f"{passed} passed, {len(outcomes) - passed} failed"])
+def run_part(name: str, *, dry: bool, steps: Callable[[], Sequence[Step]] | None = None) -> int:
+    work = WORK / (f"dry-{name}" if dry else name)
+    shutil.rmtree(work, ignore_errors=True)
+    (work / "run").mkdir(parents=True)
+    results = Results(results_folder(dry=dry), f"{'dry' if dry else 'gpu'}_{name}", work)
+    part = Part(name, PARTS[name] if steps is None else steps(), Context(work, dry), results)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    code = 0
+    with contextlib.suppress(BrokenPipeError):
+        try:
+            part.run()
+        except KeyboardInterrupt:
+            code = 130
+        print(part.verdicts(), flush=True)
+    return code or (0 if len(part.outcomes) and all(outcome.passed for outcome in part.outcomes) else 1)
 
 
-def headline(outcome: Outcome) -> str:
-    if outcome.said:
-        return outcome.said.splitlines()[0]
-    if outcome.step == "doctor":
-        return "; ".join(link_headline(gpu) for gpu in outcome.facts["gpus"])
-    counted = {name: len(value) if isinstance(value, list) else value for name, value in outcome.facts.items()}
-    return ", ".join(f"{name} {value}" for name, value in counted.items() if not isinstance(value, dict))
-
-
-def link_headline(gpu: dict[str, Any]) -> str:
-    link = gpu["link"]
-    ways = {"to host": "to_host", "to device": "to_device", "both": "both_ways"}
-    rates = ", ".join(f"{name} {link[f'{field}_bytes_per_s'] / 1e9:.1f}" for name, field in ways.items())
-    return f"{gpu['name']}: GB/s {rates}"
-
-
-class Results:
-    """Writes results as soon as they exist: a line for each step, and the run with its cells so far."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.path = folder / "gpu_proof.jsonl"
-        self._archive = folder / "gpu_run.tar.gz"
-        self._is_begun = False
-
-    def write(self, outcome: Outcome) -> None:
-        """Write one outcome. Writes nothing until the check for a GPU has passed, so that the results of another
-        machine are not overwritten."""
-        if not self._is_begun and not outcome.passed:
-            return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a" if self._is_begun else "w") as lines:
-            self._is_begun = True
-            lines.write(json.dumps({"format": 2, **asdict(outcome)}) + "\n")
-        if outcome.passed or outcome.facts:
-            self._archive_run()
-
-    def _archive_run(self) -> None:
-        """Archive the run and rename the archive, so that a reader always finds a complete one."""
-        if any(RUN.rglob("*.json*")):
-            fresh = self._archive.with_suffix(".part")
-            with tarfile.open(fresh, "w:gz") as archive:
-                archive.add(RUN, "gpu_run")
-            fresh.replace(self._archive)
-
-
-def main() -> int:
-    try:
-        steps = steps_of([part.strip() for part in os.environ.get("PART", ",".join(PARTS)).split(",")])
-    except ValueError as error:
-        print(f"gpu-proof: {error}", file=sys.stderr)
-        return 2
-    if any(step.part == "build" and step.prove is not see_gpu for step in steps):
-        shutil.rmtree(RUN, ignore_errors=True)  # the run of an earlier build
-    RUN.mkdir(parents=True, exist_ok=True)
-    results = Results(Path(os.environ.get("OUT") or ROOT / "benchmarks" / "results"))
-    outcomes = prove(steps, wrote=results.write)
-    if results.path.is_file() and outcomes[0].passed:
-        print(f"results are in {results.path.parent}, the run is in {RUN}")
-    print(summary(outcomes))
-    return 0 if all(outcome.passed for outcome in outcomes) else 1
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python3 -m benchmarks.gpu_proof",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("part", choices=tuple(PARTS), metavar="PART", help=f"one of {', '.join(PARTS)}")
+    parser.add_argument("--dry-run", action="store_true", help="without a GPU, with tiny sizes")
+    options = parser.parse_args(arguments)
+    return run_part(options.part, dry=options.dry_run)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--limit-s", type=float, default=float("inf"), metavar="S", help="of the whole sweep")
     made.add_argument("--cell-limit-s", type=float, default=900.0, metavar="S", help="of one cell, default 900")
     made.add_argument("--jobs", type=int, metavar="N", help="cells at once; default one on a GPU, else one a processor")
+    made.add_argument("--deterministic", action="store_true", help="all steps under torch's deterministic algorithms")
     made.add_argument("--again", default="", metavar="STATUSES", help="run cells again that are failed,timed-out")
     made.add_argument("--loader-workers", type=int, metavar="N", help="load batches by a DataLoader with N workers")
     made.add_argument("--pin-memory", action="store_true", help="pin the memory of the DataLoader's batches")
@@ -82,7 +83,8 @@ def grids_of(options: argparse.Namespace) -> list[Grid]:
     if data.workers is not None and options.place == "virtual":
         raise ValueError("--loader-workers: place 'virtual' has no data to load; use sim or cuda.")
     peers = peers_named(options.peers.split(","))
-    return [Grid(options.place, hardware, names, peers, budgets, options.batch, options.steps, data)]
+    batch, steps, is_deterministic = options.batch, options.steps, options.deterministic
+    return [Grid(options.place, hardware, names, peers, budgets, batch, steps, data, is_deterministic)]
 
 
 def _require_budget(text: str) -> None:

@@ -146,24 +146,41 @@ class OrderingError(VdnnError, RuntimeError):
 
 class BudgetError(VdnnError, ValueError):
     """No plan meets the budget. `least_bytes` is the smallest budget that some plan meets. `foreseen`, if there is any,
-    says what the estimate for a step that has only begun rests on: `least_bytes` is then a lower bound."""
+    says what the estimate for a step that has only begun rests on: `least_bytes` is then a lower bound. `way_out`: what
+    to do, if another batch would not help."""
 
     def __init__(
-        self, *, budget_bytes: int, least_bytes: int, where: str, resident_bytes: int, foreseen: str = ""
+        self,
+        *,
+        budget_bytes: int,
+        least_bytes: int,
+        where: str,
+        resident_bytes: int,
+        foreseen: str = "",
+        way_out: str = "",
     ) -> None:
         self.budget_bytes = budget_bytes
         self.least_bytes = least_bytes
         self.where = where
         self.resident_bytes = resident_bytes
-        self.foreseen = foreseen
+        self.foreseen, self.way_out = foreseen, way_out
         basis = f"{_bare(foreseen)}. " if foreseen else ""
         enough = "" if foreseen else f" to {format_bytes(least_bytes)} ({least_bytes} bytes)"
         super().__init__(
             f"budget {format_bytes(budget_bytes)} cannot be met: {'at least ' if foreseen else ''}"
             f"{format_bytes(least_bytes)} are needed at {_bare(where)}, even with everything offloaded; "
             f"{format_bytes(resident_bytes)} were allocated when the step began. "
-            f"{basis}Raise the budget{enough}, or make the batch smaller."
+            f"{basis}{_bare(way_out) or f'Raise the budget{enough}, or make the batch smaller'}."
         )
+
+
+class RehearsalError(VdnnError, RuntimeError):
+    """The user's code raised an error in a rehearsal: while `doing` something, at `place`, a line of the program."""
+
+    def __init__(self, *, doing: str, problem: str, place: str, advice: str) -> None:
+        self.doing, self.problem, self.place, self.advice = doing, problem, place, advice
+        at = f"\n  at {place}" if place else ""
+        super().__init__(f"{_bare(doing)} failed: {_bare(problem)}{at}\n  {_bare(advice)}.")
 
 
 class FormatError(VdnnError, ValueError):

@@ -19,7 +19,8 @@ class CellSpec:
 
     `peer` is a name in PEERS. `budget` is text such as "60%" (of plain's peak), "=checkpoint" (the peak of that peer),
     "12GiB" or "min". `budget_bytes` is its size; None if that is unknown before the run. With `batch` None the
-    workload's own batch is used. `run` is the folder for the step's files.
+    workload's own batch is used. `run` is the folder for the step's files. With `deterministic`, all steps of the cell
+    run under torch's deterministic algorithms.
     """
 
     workload: str
@@ -32,6 +33,7 @@ class CellSpec:
     steps: int = 5
     run: str | None = None
     data: DataOptions = field(default_factory=DataOptions)
+    deterministic: bool = False
 
     @property
     def key(self) -> CellKey:

@@ -16,7 +16,7 @@ AS_PEERS = "peers"
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A grid of cells. With `batch` None each workload has its own batch."""
+    """A grid of cells. With `batch` None each workload has its own batch. `deterministic` is for all of its steps."""
 
     place: str
     hardware: str
@@ -26,6 +26,7 @@ class Grid:
     batch: int | None = None
     steps: int = 5
     data: DataOptions = field(default_factory=DataOptions)
+    deterministic: bool = False
 
     def batch_of(self, workload: str) -> int:
         entry = workload_named(workload)
@@ -47,6 +48,7 @@ class Grid:
                 steps=self.steps,
                 run=run,
                 data=self.data,
+                deterministic=self.deterministic,
             )
             for peer in peers
             for budget in (self._budgets(peers) if PEERS[peer].has_budget else (None,))

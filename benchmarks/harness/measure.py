@@ -1,22 +1,23 @@
 """Measures one cell in this process: a workload's step under a peer, at a place.
 
-After the settling steps of the peer, some steps are timed and their peak is read. One more step gives the digest of the
-gradients under deterministic algorithms. The figures of a session of vdnn are those of the last timed step, because a
-session that plans measures every step.
+After the settling steps of the peer, some steps are timed and their peak is read. The gradients of the last of them
+give the digest, and one more step shows whether the cell repeats them. All steps of a cell run under the same
+algorithms. The figures of a session of vdnn are those of the last timed step, because a session that plans measures
+every step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 import vdnn
 from benchmarks.harness.cell_spec import CellSpec, cell_of
@@ -36,6 +37,13 @@ SEED = 0
 PATIENCE_S = 60.0
 
 
+class Compared(NamedTuple):
+    """Loss and gradients of a step, by the names of the parameters."""
+
+    loss: torch.Tensor
+    gradients: dict[str, torch.Tensor | None]
+
+
 class Steps:
     """The steps of one workload: each with the same random numbers and the next batch of its data, without updates."""
 
@@ -53,7 +61,7 @@ class Steps:
         self._feed.next()
 
     def before_compared(self) -> None:
-        """Prepare the step whose gradients are compared. It has the first batch for any number of settling steps."""
+        """Prepare a step whose gradients are compared. It has the first batch for any number of steps before it."""
         torch.manual_seed(SEED)
         self._feed.first()
 
@@ -74,14 +82,46 @@ class Steps:
     def times_ns(self, count: int) -> list[int]:
         return self._place.time_steps(TimedSteps(self.before, self.step, self.after), count)
 
+    def compared_times_ns(self, count: int) -> tuple[list[int], Compared]:
+        """Time steps. Returns their times, and what the last of them gave."""
+        begun = 0
 
-def measure(spec: CellSpec) -> Cell:
-    """Measure one cell. Raises what the step raises, except for a lack of memory, which is a result."""
+        def before() -> None:
+            nonlocal begun
+            begun += 1
+            self.before_compared() if begun == count else self.before()
+
+        found: list[Compared] = []
+
+        def after() -> None:
+            if begun == count:
+                found.append(self._compared())
+            self.after()
+
+        return self._place.time_steps(TimedSteps(before, self.step, after), count), found[0]
+
+    def repeated(self) -> Compared:
+        """Run the step whose gradients are compared again."""
+        self.before_compared()
+        self.step()
+        found = self._compared()
+        self.after()
+        return found
+
+    def _compared(self) -> Compared:
+        if self.loss is None:
+            raise RuntimeError("expected a step to have run before its gradients are read")
+        return Compared(self.loss, {name: one.grad for name, one in self._workload.model.named_parameters()})
+
+
+def measure(spec: CellSpec, place: Place | None = None) -> Cell:
+    """Measure one cell, at `place` if it is given. Raises what the step raises, except for a lack of memory, which is a
+    result."""
     # cuBLAS reads this when it is loaded; without it matrix products are not deterministic.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     entry, peer = workload_named(spec.workload), peer_named(spec.peer)
     result = cell_of(spec)
-    place = open_place(spec.place, spec.hardware)
+    place = place or open_place(spec.place, spec.hardware)
     result.device, result.clock = place.device, place.clock
     result.versions = versions_of(peer.package) | place.versions()
     result.commit = commit_of_tree()
@@ -90,7 +130,7 @@ def measure(spec: CellSpec) -> Cell:
         result.status, result.said = NOT_RUN, reason
         return result
     try:
-        with place:
+        with place, deterministic(strict=False) if spec.deterministic else contextlib.nullcontext():
             torch.manual_seed(SEED)
             with place.making():
                 workload, result.batch = entry.make_at(spec.batch, is_tiny=place.is_tiny)
@@ -137,7 +177,8 @@ def _run(spec: CellSpec, peer: Peer, trial: Trial, steps: Steps, result: Cell) -
         if opened.moved is not None:  # count only the timed steps
             opened.moved.to_host_bytes = opened.moved.to_device_bytes = opened.moved.stall_ns = 0
         place.reset_peak()
-        result.step_times_ns = tuple(steps.times_ns(count))
+        times_ns, compared = steps.compared_times_ns(count)
+        result.step_times_ns = tuple(times_ns)
         result.step_ns = round(statistics.median(result.step_times_ns))
         memory = place.memory()
         result.peak_bytes, result.requested_bytes = memory.peak_bytes, memory.requested_bytes
@@ -151,46 +192,22 @@ def _run(spec: CellSpec, peer: Peer, trial: Trial, steps: Steps, result: Cell) -
         if opened.session is not None:
             note_session(opened.session, trial, spec, result)
         if place.has_data:
-            try:
-                _note_gradients(steps, trial.workload.model, result)
-            except RuntimeError as error:  # deterministic algorithms may need more memory
-                if not is_out_of_memory(error):
-                    raise
-                said = f"gradients were not compared: {first_line(error)}"
-                result.said = f"{result.said}; {said}" if result.said else said
+            result.loss, result.gradients = repr(float(compared.loss)), digest_of(compared.gradients)
+            del compared  # its gradients are not part of another step
+            result.deterministic = digest_of(steps.repeated().gradients) == result.gradients
     if not place.has_data and result.peak_bytes > place.memory_bytes:
         result.status = OUT_OF_MEMORY
         needs = f"needs {format_bytes(result.peak_bytes)} of {format_bytes(place.memory_bytes)}"
         result.said = f"{result.said}; {needs}" if result.said else needs
 
 
-def _note_gradients(steps: Steps, model: nn.Module, result: Cell) -> None:
-    """Run one more step for the digest. If an operation has no deterministic algorithm, the digest may vary."""
-    for is_strict in (True, False):
-        try:
-            with deterministic(strict=is_strict):
-                steps.before_compared()
-                steps.step()
-        except RuntimeError as error:
-            steps.after()
-            if not is_strict or "deterministic" not in str(error):
-                raise
-            continue
-        result.deterministic = is_strict
-        break
-    assert steps.loss is not None, "a step has run"
-    result.loss = repr(float(steps.loss))
-    result.gradients = digest_of(model)
-    steps.after()
-
-
-def digest_of(model: nn.Module) -> str:
-    """A digest of all gradients, bit for bit, with their names."""
+def digest_of(gradients: Mapping[str, torch.Tensor | None]) -> str:
+    """A digest of gradients, bit for bit, with their names."""
     digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
+    for name, gradient in gradients.items():
         digest.update(name.encode())
-        if parameter.grad is not None:
-            content = parameter.grad.detach().cpu().contiguous().flatten().view(torch.uint8)
+        if gradient is not None:
+            content = gradient.detach().cpu().contiguous().flatten().view(torch.uint8)
             digest.update(content.numpy().tobytes())
     return digest.hexdigest()
 

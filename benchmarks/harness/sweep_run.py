@@ -144,11 +144,13 @@ class SweepRun:
         if not spec.budget.endswith("%"):
             return dataclasses.replace(spec, budget_bytes=parse_bytes(spec.budget))
         plain = self._base(spec)
-        if plain is None or plain.peak_bytes is None:
+        # A session counts requested bytes, so its budget is a share of those.
+        peak_bytes = None if plain is None else plain.requested_bytes or plain.peak_bytes
+        if peak_bytes is None:
             said = f"its budget is {spec.budget} of plain's peak, which is unknown: {_why_unknown(plain)}"
             return cell_of(spec, status=NOT_RUN, said=said)
         share = float(spec.budget[:-1]) / 100
-        return dataclasses.replace(spec, budget_bytes=int(share * plain.peak_bytes))
+        return dataclasses.replace(spec, budget_bytes=int(share * peak_bytes))
 
     def _as_low(self, spec: CellSpec, peer: str) -> CellSpec | Cell:
         """The cell with the peak of `peer` as its budget, in requested bytes if they are known."""
@@ -160,10 +162,20 @@ class SweepRun:
 
     def _note(self, spec: CellSpec, result: Cell) -> None:
         base = self._base(spec)
-        if base is not None and not _is_base(spec) and None not in (base.gradients, result.gradients):
-            result.identical = base.gradients == result.gradients
+        if base is not None and not _is_base(spec):
+            result.identical = is_identical(base, result)
         append_cells(self.folder, [result])
         self._done[spec.key] = result
+
+
+def is_identical(plain: Cell, other: Cell) -> bool | None:
+    """Compare the gradients of two cells. None if that proves nothing: gradients are missing, or differ although one
+    of the cells does not repeat its own."""
+    if plain.gradients is None or other.gradients is None:
+        return None
+    if plain.gradients == other.gradients:
+        return True
+    return False if plain.deterministic is not False and other.deterministic is not False else None
 
 
 def _is_base(spec: CellSpec) -> bool:

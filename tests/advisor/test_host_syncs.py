@@ -143,17 +143,17 @@ class Branching(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         x = self.first(x)
-        if x.detach().square().sum() < 0:  # this never happens
+        if x.detach().square().sum() >= 0:  # this always happens
             x = self.first(x)
         return self.last(x)
 
 
 def test_a_rehearsal_goes_the_way_the_real_step_went() -> None:
     """Without data a branch has no answer. The rehearsal takes the real step's answer; without a real step it takes
-    yes."""
+    no."""
     seen = evidence_of(training_of(Branching()), steps=1)
     blind = evidence_of(training_of(Branching()), steps=0)
-    products = dict(blind.base.products)["float32"] - dict(seen.base.products)["float32"]
+    products = dict(seen.base.products)["float32"] - dict(blind.base.products)["float32"]
     assert products == 3, "the first layer's forward, and the gradients of its input and its weight"
     assert [sync.call for sync in blind.base.syncs] == ["bool(tensor)"]
     assert found(Kind.HOST_SYNC, blind)[0].kind is Kind.HOST_SYNC, "seen in the rehearsal as well"
@@ -189,7 +189,7 @@ def test_a_size_that_depends_on_data_is_rehearsed_as_the_real_step_had_it(how: s
 
 
 def test_a_step_that_needs_data_is_not_rehearsed_and_that_is_said() -> None:
-    evidence = evidence_of(training_of(Looked(LOOKS[".numpy()"])), steps=1)
+    evidence = evidence_of(training_of(Looked(lambda x: x.unique(dim=0))), steps=1)
     with pytest.raises(NotSeen, match="the step cannot be rehearsed without data"):
         found(Kind.AMP, evidence)
     with pytest.raises(NotSeen, match="cannot be rehearsed"):

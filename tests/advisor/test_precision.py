@@ -112,3 +112,15 @@ def test_tf32_is_advised_for_products_and_not_where_it_is_allowed() -> None:
         assert found(Kind.TF32, evidence_of(training)) == []
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_tf32_advice_follows_the_precision_that_a_program_sets(precision: str) -> None:
+    """torch's older switches raise after this."""
+    products = torch.backends.cuda.matmul
+    before, products.fp32_precision = products.fp32_precision, precision
+    try:
+        assert len(found(Kind.TF32, evidence_of(training_of(wide(), batches())))) == (precision == "ieee")
+        assert products.fp32_precision == precision, "a rehearsal puts it back"
+    finally:
+        products.fp32_precision = before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from benchmarks.harness import measure as measured_module
 from benchmarks.harness.cell_spec import CellSpec
 from benchmarks.harness.measure import digest_of, measure
 from benchmarks.harness.places import CudaPlace, MachinePlace
+from benchmarks.harness.session_figures import probed_link
 from benchmarks.harness.synthetic_data import DataOptions
 from benchmarks.harness.workloads import WORKLOADS, BenchmarkWorkload
 from benchmarks.peers import PEERS, CannotRun, Opened, Peer, Trial
@@ -22,7 +23,9 @@ from benchmarks.peers.peer import Moved
 from benchmarks.peers.save_on_cpu import MODELLED, BlockingCopies
 from tests.benchmarks.test_places import MadeUpCuda
 from vdnn import Plan, Recording, Timeline, VirtualMachine
+from vdnn._C import SimDevice
 from vdnn.hardware import load_profile
+from vdnn.hardware.link_probe import measure_link
 from vdnn.report.cell import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, Cell, cell_as_json, cell_from_json
 
 pytestmark = pytest.mark.slow
@@ -46,13 +49,63 @@ def test_every_peer_that_runs_on_the_simulated_device_has_plains_gradients() -> 
 
 
 def test_the_digest_sees_a_single_bit_and_a_missing_gradient() -> None:
-    model = nn.Linear(2, 2)
-    model.weight.grad, model.bias.grad = torch.ones(2, 2), torch.ones(2)
-    before = digest_of(model)
-    model.bias.grad[1] = torch.nextafter(model.bias.grad[1], torch.tensor(2.0))
-    changed = digest_of(model)
-    model.bias.grad = None
-    assert len({before, changed, digest_of(model)}) == 3
+    ones = {"weight": torch.ones(2, 2), "bias": torch.ones(2)}
+    changed = torch.tensor([1.0, torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))])
+    found = {digest_of(ones), digest_of({**ones, "bias": changed}), digest_of({**ones, "bias": None})}
+    assert len(found) == 3
+
+
+class Doubled(Peer):
+    """A peer whose chosen steps have a loss that is twice as large, and so have their gradients."""
+
+    name = "plain"
+
+    def __init__(self, doubled: Callable[[int], bool]) -> None:
+        self._doubled = doubled
+        self._forwards = 0
+
+    @contextlib.contextmanager
+    def open(self, trial: Trial) -> Iterator[Opened]:
+        def forward(*inputs: object) -> torch.Tensor:
+            self._forwards += 1
+            found: torch.Tensor = trial.workload.model(*inputs)
+            return found * 2 if self._doubled(self._forwards) else found
+
+        yield Opened(model=forward)
+
+
+# On a virtual machine plain takes no settling step: the first forward is timed, the second repeats it.
+TIMED, REPEATED = 1, 2
+
+
+@pytest.mark.parametrize(
+    ("doubled", "differs", "repeats"),
+    [({TIMED, REPEATED}, True, True), ({TIMED}, True, False), ({REPEATED}, False, False), (set[int](), False, True)],
+)
+def test_the_gradients_are_those_of_the_timed_step(
+    monkeypatch: pytest.MonkeyPatch, doubled: set[int], differs: bool, repeats: bool
+) -> None:
+    plain = sim("plain")
+    monkeypatch.setattr(measured_module, "peer_named", lambda name: Doubled(doubled.__contains__))
+    found = sim("plain")
+    assert (found.gradients != plain.gradients, found.loss != plain.loss) == (differs, differs)
+    assert found.deterministic is repeats
+
+
+@pytest.mark.parametrize("is_deterministic", [True, False])
+def test_all_steps_of_a_cell_run_under_the_same_algorithms(
+    monkeypatch: pytest.MonkeyPatch, is_deterministic: bool
+) -> None:
+    seen: list[bool] = []
+
+    def look(forward: int) -> bool:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return False
+
+    monkeypatch.setattr(measured_module, "peer_named", lambda name: Doubled(look))
+    sim("plain", deterministic=is_deterministic)
+    assert seen == [is_deterministic] * 2
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_a_session_tells_of_its_step_and_leaves_its_files(tmp_path: Path) -> None:
@@ -68,6 +121,18 @@ def test_a_session_tells_of_its_step_and_leaves_its_files(tmp_path: Path) -> Non
     assert result.step_times_ns == (result.step_ns,)
     assert result.versions["torch"] == torch.__version__
     assert cell_from_json(json.loads(json.dumps(cell_as_json(result))), "here") == result
+
+
+def test_a_prediction_for_a_gpu_has_the_rates_of_its_link() -> None:
+    found = probed_link(SimDevice)
+    probed = measure_link(SimDevice())
+    assert found.to_host_bytes_per_s == pytest.approx(probed.to_host_bytes_per_s, rel=0.01)
+    assert found.duplex_bytes_per_s == pytest.approx(probed.both_ways_bytes_per_s, rel=0.01)
+
+    def without_memory() -> SimDevice:
+        raise RuntimeError("out of memory")
+
+    assert probed_link(without_memory).latency_ns == 10_000
 
 
 def test_in_virtual_time_a_plan_takes_what_was_predicted() -> None:
@@ -145,17 +210,6 @@ def test_want_of_memory_is_a_result(monkeypatch: pytest.MonkeyPatch, error: Exce
     monkeypatch.setattr(measured_module, "peer_named", lambda name: Broken(error))
     result = sim("plain")
     assert (result.status, result.said) == (status, str(error))
-
-
-def test_a_comparison_that_runs_out_of_memory_takes_nothing_from_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    def in_vain(*arguments: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(measured_module, "_note_gradients", in_vain)
-    result = sim("plain")
-    assert (result.status, result.gradients) == (OK, None)
-    assert result.said == "gradients were not compared: CUDA out of memory"
-    assert result.step_ns
 
 
 def test_any_other_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from benchmarks import sweep
 from benchmarks.harness.cell_process import Measure
 from benchmarks.harness.cell_spec import CellSpec, cell_of
 from benchmarks.harness.grid import Grid, quick_grids
-from benchmarks.harness.sweep_run import Limits, OutOfTime, SweepRun
+from benchmarks.harness.sweep_run import Limits, OutOfTime, SweepRun, is_identical
 from vdnn.report.cell import NOT_RUN, OUT_OF_MEMORY, Cell
 from vdnn.report.run_folder import CELLS_FILE, read_cells
 
@@ -125,6 +125,31 @@ def test_gradients_are_compared_with_plains(tmp_path: Path) -> None:
     run_of(tmp_path).do([GRID])
     found = {cell.peer: cell.identical for cell in cells_in(tmp_path)}
     assert found == {"plain": None, "vdnn-auto": True, "checkpoint": False}
+
+
+@pytest.mark.parametrize(
+    ("gradients", "repeats", "identical"),
+    [("a", False, True), ("b", True, False), ("b", None, False), ("b", False, None), (None, None, None)],
+)
+def test_gradients_that_differ_prove_nothing_where_a_step_does_not_repeat_its_own(
+    gradients: str | None, repeats: bool | None, identical: bool | None
+) -> None:
+    sure, other = Cell("net", "plain", gradients="a"), Cell("net", "x", gradients=gradients, deterministic=repeats)
+    assert is_identical(sure, other) is identical
+    unsure = Cell("net", "plain", gradients="a", deterministic=repeats)
+    assert is_identical(unsure, Cell("net", "x", gradients=gradients)) is identical
+
+
+def test_a_share_is_one_of_requested_bytes(tmp_path: Path) -> None:
+    """A session counts requested bytes. The allocated ones of plain are more, for the allocator rounds up."""
+
+    def measure(spec: CellSpec) -> Cell:
+        found = measured(spec)
+        found.requested_bytes = 1000
+        return found
+
+    run_of(tmp_path, measure).do([GRID])
+    assert {cell.said for cell in cells_in(tmp_path) if cell.budget == "60%"} == {"600"}
 
 
 def test_a_share_of_an_unknown_peak_is_not_run_and_says_why(tmp_path: Path) -> None:

@@ -113,6 +113,29 @@ def test_many_threads_may_use_one_device(fake_driver: FakeDriver) -> None:
     device.close()
 
 
+@pytest.mark.parametrize("name", ["record", "query", "adopt_stream", "stream_name"])
+def test_calls_of_the_driver_and_waits_for_its_lock_let_other_threads_run(fake_driver: FakeDriver, name: str) -> None:
+    """No thread takes the interpreter from the one that calls the device, so another runs only if the call lets it."""
+    device = open_fake_device(fake_driver)
+    stream = device.create_stream("a")
+    arguments = {"query": (device.record(stream),), "adopt_stream": ()}.get(name, (stream,))
+    call = getattr(device, name)
+    gate, has_run = threading.Lock(), threading.Event()
+    gate.acquire()
+    other = threading.Thread(target=lambda: (gate.acquire(), has_run.set()))
+    other.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e6)
+    try:
+        gate.release()
+        lets_run = any(call(*arguments) is not None and has_run.is_set() for _ in range(100_000))
+    finally:
+        sys.setswitchinterval(interval)
+        other.join()
+        device.close()
+    assert lets_run
+
+
 def test_a_refused_call_names_call_code_and_size_and_the_device_works_on(fake_driver: FakeDriver) -> None:
     device = open_fake_device(fake_driver)
     fake_driver.fail_call("cuMemHostRegister_v2", 1, OUT_OF_MEMORY)

@@ -84,6 +84,31 @@ EXAMPLES: list[tuple[type[VdnnError], type[Exception], dict[str, str | int], str
         "smaller.",
     ),
     (
+        errors.BudgetError,
+        ValueError,
+        {
+            "budget_bytes": 2 * GIB,
+            "least_bytes": 3 * GIB,
+            "where": "point 7",
+            "resident_bytes": GIB,
+            "way_out": "Train fewer parameters.",
+        },
+        "budget 2.00 GiB cannot be met: 3.00 GiB are needed at point 7, even with everything offloaded; 1.00 GiB were "
+        "allocated when the step began. Train fewer parameters.",
+    ),
+    (
+        errors.RehearsalError,
+        RuntimeError,
+        {
+            "doing": "calling the model",
+            "problem": "KeyError: 'labels'.",
+            "place": "my_model.py:7, in forward: return batch['labels']",
+            "advice": "Run the step once",
+        },
+        "calling the model failed: KeyError: 'labels'\n  at my_model.py:7, in forward: return batch['labels']\n"
+        "  Run the step once.",
+    ),
+    (
         errors.OperandModifiedError,
         RuntimeError,
         {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -82,6 +84,15 @@ def test_two_steps_tell_the_storages_and_no_less_than_the_rest(length: int) -> N
     assert [one.nbytes for one in made.lifetimes] == [one.nbytes for one in wanted.lifetimes]
     assert all(mine.peak_bytes >= one.peak_bytes for mine, one in zip(made.points, wanted.points, strict=True))
     assert made.peak_bytes <= 1.3 * wanted.peak_bytes
+
+
+@pytest.mark.parametrize("length", [112, 160, 320])
+def test_no_peak_of_a_made_step_is_below_what_is_allocated_before_it(length: int) -> None:
+    """Else plans would fit where they are searched for, and not where they are simulated."""
+    first = first_save(text(length))
+    for made in (made_from([text(64), text(96)], text(length)), guessed(text(96), first)):
+        assert made is not None
+        assert all(after.peak_bytes >= before.allocated_bytes for before, after in itertools.pairwise(made.points))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 syncs, gradients filled with zeros, biases before batch norms, and debugging tools that are on.
 
 A rehearsal does not have the values that the host asks for. The census answers with the value that a real step got at
-the same line, or with 1. Tensors with data that the program holds besides its model are replaced by tensors without.
+the same line, or else as any rehearsal does.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from vdnn.advisor.card_calls import card_calls
 from vdnn.advisor.diagnostics import tools_that_are_on
-from vdnn.advisor.host_reads import HostReads, chosen_by_mask, run_with_size
+from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.host_syncs import SCALER, VALUE, HostSync, PythonCalls, sync_of
 from vdnn.advisor.norm_biases import NormBias, norm_biases
-from vdnn.advisor.source_place import user_place
+from vdnn.runtime.rehearsal.chosen_sizes import chosen_by_mask, run_with_size
+from vdnn.runtime.rehearsal.source_place import user_place
 
 _aten = torch.ops.aten
 _CONVOLUTIONS = frozenset({"convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"})
@@ -72,7 +73,6 @@ class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._host_reads, self._aside, self._scale = host_reads, aside, scale
         self._python = PythonCalls(self._count_sync, self._look_at_graph)
         self._machine: FakeTensorMode | None = None
-        self._stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._counters: set[int] = set()
         self.counts = Counts()
 
@@ -105,10 +105,6 @@ class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if self._machine is None:
             self.counts.tools.update(tools_that_are_on())
-        elif any(
-            isinstance(one, torch.Tensor) and not isinstance(one, FakeTensor) for one in tree_leaves((args, kwargs))
-        ):
-            args, kwargs = tree_map_only(torch.Tensor, self._without_data, (args, kwargs))
         self._count_operation(func, args)
         call = None if self._python.is_aside else sync_of(func, args, kwargs)
         if call is not None:
@@ -145,9 +141,10 @@ class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _value(self, func: Any, args: tuple[Any, ...]) -> Any:
         """The value that the host asks for. On a GPU this is timed: the host waits for all work queued before."""
-        if isinstance(args[0], FakeTensor):
+        if self._machine is not None:
             known = self._host_reads.replay("value", user_place())
-            known = 1 if known is None else known
+            if known is None:
+                return func(*args)  # the rehearsal's own value, or its stand-in
             dtype = args[0].dtype
             return bool(known) if dtype is torch.bool else float(known) if dtype.is_floating_point else int(known)
         begin_ns = time.perf_counter_ns()
@@ -168,15 +165,6 @@ class Census(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _is_counter(self, func: Any, args: tuple[Any, ...]) -> bool:
         return any(id(leaf) in self._counters for leaf in tree_leaves(args[:1]))
-
-    def _without_data(self, tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, FakeTensor):
-            return tensor
-        known = self._stand_ins.get(id(tensor))
-        if known is None:
-            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-            known = self._stand_ins[id(tensor)] = (tensor, made)  # holds the tensor, so that its id is not used again
-        return known[1]
 
 
 def _host_counters(optimizer: torch.optim.Optimizer | None) -> set[int]:

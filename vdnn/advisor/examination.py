@@ -25,10 +25,11 @@ from vdnn.advisor.observation import Observed, observe
 from vdnn.advisor.optimizer_form import fused_form, state_in_8_bits
 from vdnn.advisor.parts import Training
 from vdnn.advisor.precision import mixed_precision, tf32_products
-from vdnn.advisor.restored_state import random_state_kept, settings_kept
+from vdnn.advisor.restored_state import settings_kept
 from vdnn.advisor.virtual_step import VirtualStep
 from vdnn.hardware import HardwareProfile, load_profile
 from vdnn.planning.budget import parse_budget
+from vdnn.runtime.rehearsal.random_state import random_state_kept
 
 EXAMINERS: dict[Kind, Callable[[Evidence], list[Advice]]] = {
     Kind.AMP: mixed_precision,

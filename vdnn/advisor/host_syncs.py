@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from vdnn.advisor.source_place import called_from_torch, user_place
+from vdnn.runtime.rehearsal.source_place import called_from_torch, user_place
 
 _aten = torch.ops.aten
 VALUE = _aten._local_scalar_dense.default

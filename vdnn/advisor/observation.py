@@ -22,8 +22,8 @@ from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.host_syncs import HostSync
 from vdnn.advisor.loop_training import LoopTraining
 from vdnn.advisor.parts import Parts
-from vdnn.advisor.restored_state import random_state_kept
 from vdnn.errors import InvalidArgumentError
+from vdnn.runtime.rehearsal.random_state import random_state_kept
 
 Clock = Callable[[], int]
 _FEWEST_TIMED = 2

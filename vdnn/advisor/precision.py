@@ -36,7 +36,7 @@ def mixed_precision(evidence: Evidence) -> list[Advice]:
 
 def tf32_products(evidence: Evidence) -> list[Advice]:
     """Advice on matrix products. Convolutions use tf32 by default; products use it only if the program allows it."""
-    allowed = torch.get_float32_matmul_precision() != "highest"
+    allowed = torch.backends.cuda.matmul.fp32_precision == "tf32"
     count = evidence.base.products_tf32_could_take
     if allowed or not count or "tf32" not in evidence.profile.flop_per_s:
         return []

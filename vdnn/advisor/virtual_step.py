@@ -24,7 +24,7 @@ from vdnn.advisor.optimizer_state import OptimizerForm, form_of
 from vdnn.advisor.parts import Parts, Training
 from vdnn.hardware import HardwareProfile
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
-from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
+from vdnn.runtime.rehearsal.stage import stage
 from vdnn.runtime.session.offload import offload
 
 _STEPS = 2
@@ -57,7 +57,7 @@ def rehearse(
     """Rehearse the step with `change`. The same step and change give the same numbers on any machine."""
     batch = change.batch or training.batch
     known, scale = host_reads or HostReads(), batch / change.micro_batches / training.batch
-    with _tf32(change), torch.autograd.set_detect_anomaly(False), VirtualMachine(profile) as machine, CudaShaped():
+    with _tf32(change), torch.autograd.set_detect_anomaly(False), VirtualMachine(profile) as machine, stage(machine):
         parts = training.parts(batch // change.micro_batches)
         blocks = _apply(change, parts)
         state = [] if parts.optimizer is None else list(parts.optimizer.state.values())
@@ -123,14 +123,15 @@ def _autocast(change: Change) -> contextlib.AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def _tf32(change: Change) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
+    products = torch.backends.cuda.matmul
+    before = products.fp32_precision
     if change.tf32:
-        torch.set_float32_matmul_precision("high")
+        products.fp32_precision = "tf32"
     try:
         yield
     finally:
         if change.tf32:
-            torch.set_float32_matmul_precision(before)
+            products.fp32_precision = before
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from vdnn.cli.command_line import INTERRUPTED
+from vdnn.cli.command_line import INTERRUPTED, say_error
 from vdnn.cli.plan_command import find_function
 from vdnn.errors import VdnnError
 from vdnn.hardware import profile_names
@@ -45,6 +45,7 @@ def add_advise_command(commands: Any) -> None:
     )
     card.add_argument("--budget", metavar="SIZE", help="memory of a step: 12GiB, or 80%%. Default: the whole card")
     output = command.add_argument_group("output")
+    output.add_argument("--traceback", action="store_true", help="show where an error of your program was raised")
     output.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -55,7 +56,7 @@ def run_advise_command(options: argparse.Namespace) -> int:
         require_core()
         found = _advise(options)
     except (VdnnError, ValueError, TypeError) as error:
-        sys.stderr.write(f"vdnn advise: {error}\n")
+        say_error("vdnn advise", error, with_traceback=options.traceback)
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("\nvdnn advise: interrupted\n")

@@ -10,9 +10,12 @@ import argparse
 import difflib
 import shutil
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, final
+
+from vdnn.errors import RehearsalError
 
 # Wider lines are hard to read, narrower ones leave no room beside the names of options.
 _WIDEST, _NARROWEST = 100, 50
@@ -29,6 +32,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """`: did you mean 'plan'?`, or an empty string if no known word is similar."""
     found = difflib.get_close_matches(word, list(known), n=1)
     return f": did you mean {found[0]!r}?" if found else ""
+
+
+def say_error(program: str, error: Exception, *, with_traceback: bool = False) -> None:
+    """Writes a message to stderr, after the traceback of the user's error if that is wanted."""
+    if with_traceback:
+        sys.stderr.write("".join(traceback.format_exception(error.__cause__ or error)))
+    hint = "\n  --traceback shows all lines." if isinstance(error, RehearsalError) and not with_traceback else ""
+    sys.stderr.write(f"{program}: {error}{hint}\n")
 
 
 @final

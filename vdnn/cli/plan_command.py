@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from vdnn.bytesize import format_bytes
-from vdnn.cli.command_line import nearest
-from vdnn.errors import BudgetError, VdnnError
+from vdnn.cli.command_line import nearest, say_error
+from vdnn.errors import BudgetError, RehearsalError, VdnnError
 from vdnn.hardware import profile_names
 from vdnn.requirements import require_core, require_torch
 
@@ -66,6 +66,7 @@ def add_plan_command(commands: Any) -> None:
         "--explain", type=int, default=0, metavar="N", help="show the actions of the N largest storages, and why"
     )
     output.add_argument("--save", metavar="RUN", help="add the plans to a folder that `vdnn report` reads")
+    output.add_argument("--traceback", action="store_true", help="show where an error of your program was raised")
     output.add_argument("--json", action="store_true", help="print one JSON object, or a list with --compare")
 
 
@@ -76,10 +77,10 @@ def run_plan_command(options: argparse.Namespace) -> int:
         require_core()
         return _plan(options)
     except BudgetError as refused:
-        sys.stderr.write(f"vdnn plan: {refused}\n")
+        say_error("vdnn plan", refused)
         return 1
     except (VdnnError, ValueError, TypeError) as error:
-        sys.stderr.write(f"vdnn plan: {error}\n")
+        say_error("vdnn plan", error, with_traceback=options.traceback)
         return 2
 
 
@@ -167,14 +168,19 @@ def find_function(name: str) -> Callable[[int], Any]:
 
 
 def _imported_module(name: str) -> ModuleType:
+    from vdnn.runtime.rehearsal.user_code import user_code
+
     # Unlike `python -m vdnn`, the installed `vdnn` program does not have the current directory on sys.path.
     current = str(Path.cwd())
     if current not in sys.path:
         sys.path.insert(0, current)
     try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ValueError(f"the module {name!r} cannot be imported from {current}: {error}.") from error
+        with user_code(f"importing {name}"):
+            return importlib.import_module(name)
+    except RehearsalError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == name:
+            raise ValueError(f"the module {name!r} cannot be imported from {current}: {error.__cause__}.") from error
+        raise
 
 
 def _imported_file(name: str) -> ModuleType:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from vdnn.bytesize import format_bytes
 from vdnn.errors import BudgetError
 from vdnn.planning.gaps import gaps_of
 from vdnn.step.recording import Recording
+
+_BEFORE = "Parameters, optimizer state and what else there is before the step"
 
 
 def least_bytes(recording: Recording) -> int:
@@ -45,6 +48,19 @@ def require_feasible(recording: Recording, peaks: Sequence[int], budget_bytes: i
         least_bytes=least,
         where=describe_interval(recording, where),
         resident_bytes=recording.resident_bytes,
+        way_out=smaller_state(_BEFORE, recording.resident_bytes, budget_bytes, least),
+    )
+
+
+def smaller_state(what: str, state_bytes: int, budget_bytes: int, least: int) -> str:
+    """What to do where parameters, gradients and optimizer state, of which a plan moves nothing, are over the budget by
+    themselves. Empty if they are not."""
+    if state_bytes <= budget_bytes:
+        return ""
+    return (
+        f"{what} alone take {format_bytes(state_bytes)}, so a smaller batch does not help. Train fewer parameters "
+        "(LoRA), keep them in a smaller dtype, take an optimizer with less state, shard them over several cards "
+        f"(FSDP2, ZeRO), or raise the budget to {format_bytes(least)} ({least} bytes)."
     )
 
 

@@ -3,7 +3,7 @@
 plan_step() is the one place that holds plans to the budget: it corrects plans of our policies that are over it, takes
 the shortest that fits, and refuses plans that do not fit if the caller asks for that.
 
-why_it_will_not_help() says before a run whether any plan can help.
+note_on() says before a run what a user should know about a plan.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from vdnn.planning.search.use_moments import with_room_at_uses
 from vdnn.planning.simulate import simulate
 from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
-from vdnn.step.timeline import Timeline
+from vdnn.step.timeline import Timeline, Track
 
-# The link counts as saturated if the copies take this many times as long as the step computes: most cannot be hidden.
-_SATURATED = 2
+_SLOW = 1.25  # times the step with everything kept: from here on a note says why
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,25 +136,31 @@ def _bound(recording: Recording, costs: LinkCosts, budget_bytes: int | None, ste
         return None
 
 
-def why_it_will_not_help(recording: Recording, costs: LinkCosts, budget_bytes: int | None = None) -> str | None:
-    """Says before a run, in one sentence, why no plan can help. None if plans can help."""
-    least, most = least_bytes(recording), recording.peak_bytes
+def note_on(planned: PlannedStep, costs: LinkCosts) -> str | None:
+    """What a user should know about this plan before any run, in a sentence or two. None if it is as it should be."""
+    recording, budget_bytes = planned.recording, planned.plan.budget_bytes
+    most = recording.peak_bytes
     if not recording.lifetimes:
-        return "it will not help, because the step saves nothing that may be offloaded."
-    if least >= most:
-        peaks = [point.peak_bytes for point in recording.points]
-        where = describe_interval(recording, peaks.index(most))
+        return "no plan can help, because the step saves nothing that may be offloaded."
+    if budget_bytes is None or budget_bytes >= most:
+        slower = f"; this plan takes {100 * (planned.slowdown - 1):.1f} % longer" if planned.slowdown > 1 else ""
+        return f"keep everything: it fits, in {format_bytes(most)}{slower}.{_no_less(recording)}"
+    copied = planned.timeline.copied_bytes
+    to_host, to_device = copied(Track.TO_HOST), copied(Track.TO_DEVICE)
+    copies_ns = 1e9 * (to_host / costs.to_host_bytes_per_s + to_device / costs.to_device_bytes_per_s)
+    if planned.slowdown > _SLOW and copies_ns > recording.compute_ns:
         return (
-            f"it will not help, because the peak of {format_bytes(most)} is at {where}, where nothing that was saved "
-            "is left to move."
-        )
-    if budget_bytes is not None and budget_bytes >= most:
-        return f"there is nothing to do: the step needs {format_bytes(most)} with everything kept."
-    both_copies_ns = (most - least) * (1e9 / costs.to_host_bytes_per_s + 1e9 / costs.to_device_bytes_per_s)
-    if both_copies_ns > _SATURATED * recording.compute_ns:
-        return (
-            "at its least memory it will be slow, because the link is saturated: copying "
-            f"{format_bytes(most - least)} to the host and back takes {both_copies_ns / 1e6:.0f} ms, and the step "
-            f"computes for {recording.compute_ns / 1e6:.0f} ms. A larger budget moves less."
+            f"this plan is slow because of the link: its copies take {copies_ns / 1e6:.0f} ms, and the step computes "
+            f"for {recording.compute_ns / 1e6:.0f} ms. A larger budget moves less."
         )
     return None
+
+
+def _no_less(recording: Recording) -> str:
+    """Says where no smaller budget can be met."""
+    most = recording.peak_bytes
+    if least_bytes(recording) < most:
+        return ""
+    peaks = [point.peak_bytes for point in recording.points]
+    where = describe_interval(recording, peaks.index(most))
+    return f" No plan takes less: the peak is at {where}, where nothing that was saved is left to move."

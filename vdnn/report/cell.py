@@ -28,9 +28,9 @@ class Cell:
 
     `peer` is the way of training, such as "plain", "checkpoint" or "vdnn-auto". `hardware` is the profile of the card
     that was requested. `step_ns` is the median of `step_times_ns`. `requested_bytes` is the peak before an allocator
-    rounds. `said` tells why a status is not "ok". `identical` is True if the gradients equal those of plain, and
-    `deterministic` if every operation had a deterministic algorithm. `compiled` cells are compared with the compiled
-    plain. `step` names the folder with the step's own files.
+    rounds. `said` tells why a status is not "ok". `gradients` is a digest of those of the last timed step. `identical`
+    is True if they equal those of plain, and `deterministic` if another step of the cell had the same. `compiled` cells
+    are compared with the compiled plain. `step` names the folder with the step's own files.
     """
 
     workload: str

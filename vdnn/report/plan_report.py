@@ -15,14 +15,16 @@ from vdnn.report.explanation import choices_as_json, explanation
 from vdnn.step.plan import Action
 from vdnn.step.timeline import Timeline, Track
 
+_STAND_INS_SHOWN = 5
+
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
     """The result of planning one step.
 
-    `executed` is the same step run under the plan, in virtual time or on a device. `advice` is a sentence if the
-    planner knows beforehand that there is little to gain. `storages` has the reasons for the actions of the largest
-    storages.
+    `executed` is the same step run under the plan, in virtual time or on a device. `advice` is what a user
+    should know about this plan, if there is anything. `storages` has the reasons for the actions of the largest
+    storages. `stand_ins` names each answer that the rehearsed step got in place of a value that depends on data.
     """
 
     model: str
@@ -33,6 +35,7 @@ class PlanReport:
     executed: Timeline | None = None
     advice: str | None = None
     storages: tuple[StorageChoice, ...] = ()
+    stand_ins: tuple[str, ...] = ()
 
     @property
     def host_bytes(self) -> int:
@@ -71,6 +74,7 @@ class PlanReport:
                 for action in Action
             },
             **({"storages": choices_as_json(self.storages)} if self.storages else {}),
+            **({"stand_ins": list(self.stand_ins)} if self.stand_ins else {}),
         }
 
     def __str__(self) -> str:
@@ -103,6 +107,11 @@ class PlanReport:
             )
         if self.advice is not None:
             lines.append(f"  note: {self.advice}")
+        if self.stand_ins:
+            lines.append("  the step asked for values that depend on data, and went on with stand-ins:")
+            lines += [f"    {one}" for one in self.stand_ins[:_STAND_INS_SHOWN]]
+            if len(self.stand_ins) > _STAND_INS_SHOWN:
+                lines.append(f"    and {len(self.stand_ins) - _STAND_INS_SHOWN} more (--json names all)")
         if self.storages:
             lines += ["", "the largest storages, and the reasons for their actions:", explanation(self.storages)]
         return "\n".join(lines)

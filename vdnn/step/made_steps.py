@@ -33,7 +33,7 @@ def covering(one: Recording, other: Recording) -> Recording | None:
         one,
         resident_bytes=max(one.resident_bytes, other.resident_bytes),
         parameter_bytes=max(one.parameter_bytes, other.parameter_bytes),
-        points=points,
+        points=with_whole_peaks(points),
         lifetimes=lifetimes,
     )
 
@@ -85,9 +85,24 @@ def made_of(
         )
         for index, now in enumerate(live_bytes(lifetimes, len(last.points)))
     ]
+    return replace(last, points=with_whole_peaks(beginning_with(first, points)), lifetimes=lifetimes)
+
+
+def beginning_with(first: SaveKey, points: Sequence[Point]) -> list[Point]:
+    """The same points, the first save of which is this one."""
     begin = next(index for index, point in enumerate(points) if point.key is not None)
-    points[begin] = replace(points[begin], key=first)
-    return replace(last, points=tuple(points), lifetimes=lifetimes)
+    return [replace(point, key=first) if index == begin else point for index, point in enumerate(points)]
+
+
+def with_whole_peaks(points: Sequence[Point]) -> tuple[Point, ...]:
+    """The same points, with each peak at least what is allocated before and after it, as in every recorded step. Peaks
+    that are made of others may miss that by a little. Plans would then fit where they are searched for, but not where
+    they are simulated."""
+    before_bytes = [0, *(point.allocated_bytes for point in points)]
+    return tuple(
+        replace(point, peak_bytes=max(point.peak_bytes, point.allocated_bytes, before))
+        for point, before in zip(points, before_bytes, strict=False)
+    )
 
 
 def _resized_recompute(lifetimes: Sequence[Lifetime], more: Callable[[Sequence[int]], int]) -> Recompute | None:

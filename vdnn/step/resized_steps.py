@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from vdnn.step.made_steps import first_save, live_bytes, made_of, recompute_of_size
+from vdnn.step.made_steps import beginning_with, first_save, live_bytes, made_of, recompute_of_size, with_whole_peaks
 from vdnn.step.recording import PointKind, Recording, SaveKey
 
 Sizes = tuple[int, ...]
@@ -126,9 +126,7 @@ def guessed(recording: Recording, first: SaveKey) -> Recording:
                 peak_bytes=after_bytes + math.ceil((point.peak_bytes - before_bytes) * nearby[index]),
             )
         )
-    begin = next(index for index, point in enumerate(points) if point.key is not None)
-    points[begin] = replace(points[begin], key=first)
-    return replace(recording, points=tuple(points), lifetimes=lifetimes)
+    return replace(recording, points=with_whole_peaks(beginning_with(first, points)), lifetimes=lifetimes)
 
 
 def _fixed_bytes(recording: Recording, live: list[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The gauges of a GPU, computed from timed events of the fake driver and from made-up memory statistics."""
+"""The gauges of a GPU, computed from timed events of the fake driver and from made-up statistics of an allocator."""
 
 from __future__ import annotations
 
@@ -15,28 +15,59 @@ from vdnn.runtime.machine.gauges import CudaGauges
 
 
 class Statistics:
-    """A stand-in for torch.cuda.memory_stats_as_nested_dict, with the figures that an allocator would report."""
+    """A stand-in for torch.cuda.memory_stats_as_nested_dict, with the figures and the history of an allocator."""
 
     def __init__(self) -> None:
-        self.current = self.total = self.peak = 0
+        self.current = self.total = self.peak = self.allocations = self.frees = 0
+        self.events: list[dict[str, Any]] | None = None  # while a history is recorded
+        self.histories = 0
 
     def allocate(self, nbytes: int) -> None:
         self.current += nbytes
         self.total += nbytes
+        self.allocations += 1
         self.peak = max(self.peak, self.current)
+        self._happened("segment_alloc", 1 << 21)
+        self._happened("alloc", nbytes)
 
     def free(self, nbytes: int) -> None:
         self.current -= nbytes
+        self.frees += 1
+        self._happened("free_requested", nbytes)
+        self._happened("free_completed", nbytes)
+
+    def take_workspaces(self, *sizes: int) -> None:
+        """Allocates one after the other, each freed before the next."""
+        for nbytes in sizes:
+            self.allocate(nbytes)
+            self.free(nbytes)
 
     def __call__(self, device: torch.device) -> dict[str, Any]:
-        figures = {"current": self.current, "allocated": self.total, "freed": 0, "peak": self.peak}
-        return {"requested_bytes": {"all": figures}}
+        figures = {"current": self.current, "allocated": self.total, "peak": self.peak}
+        blocks = {"allocated": self.allocations, "freed": self.frees}
+        return {"requested_bytes": {"all": figures}, "active": {"all": blocks}}
+
+    def _happened(self, action: str, nbytes: int) -> None:
+        if self.events is not None:
+            self.events.append({"action": action, "size": nbytes})
+
+    def record_history(self, enabled: str | None, **options: Any) -> None:
+        assert enabled is None or options["context"] is None, "stack traces cost too much"
+        self.events = None if enabled is None else []
+        self.histories += enabled is not None
+
+    def snapshot(self) -> dict[str, Any]:
+        assert self.events is not None
+        return {"device_traces": [self.events]}
 
 
 @pytest.fixture
 def statistics(monkeypatch: pytest.MonkeyPatch) -> Statistics:
     statistics = Statistics()
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", statistics)
+    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: statistics.events is not None, raising=False)
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", statistics.record_history)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", statistics.snapshot)
     return statistics
 
 
@@ -74,6 +105,98 @@ def test_a_peak_below_an_older_one_is_bounded_by_what_was_allocated(gauges: Cuda
     statistics.free(960)
     statistics.allocate(500)
     assert gauges.take_peaks()[0] == 1100, "never more than the peak that did not rise"
+
+
+def test_a_peak_without_a_free_or_without_an_allocation_is_known_exactly(
+    gauges: CudaGauges, statistics: Statistics
+) -> None:
+    statistics.take_workspaces(1000)
+    gauges.take_peaks()
+    statistics.allocate(30)
+    statistics.allocate(40)
+    assert gauges.take_peaks()[0] == 170
+    statistics.free(30)
+    assert gauges.take_peaks()[0] == 170
+    assert gauges.take_peaks()[0] == 140
+
+
+def step(gauges: CudaGauges, statistics: Statistics) -> list[int]:
+    """The peaks of a step of two intervals, by the gauges."""
+    gauges.step_begins()
+    statistics.take_workspaces(300, 200)
+    statistics.allocate(10)
+    peaks = [gauges.take_peaks()[0]]
+    statistics.take_workspaces(400)
+    statistics.free(10)
+    statistics.take_workspaces(50)
+    return [*peaks, gauges.step_ended()[0]]
+
+
+def test_workspaces_that_are_freed_one_after_the_other_do_not_add_up(
+    gauges: CudaGauges, statistics: Statistics
+) -> None:
+    """Both workspaces of a convolution's backward: the peak is that of the larger one, not of their sum."""
+    statistics.take_workspaces(5000)
+    gauges.take_peaks()
+    assert step(gauges, statistics) == [100 + 300 + 200 + 10, 110 + 400 + 50], "bounds, while it learns"
+    for _ in range(3):
+        assert step(gauges, statistics) == [100 + 300, 110 + 400]
+    assert (statistics.histories, statistics.events) == (1, None), "one step was enough"
+
+
+def test_an_interval_of_another_sum_is_bounded_until_a_step_with_it_was_learned(
+    gauges: CudaGauges, statistics: Statistics
+) -> None:
+    statistics.take_workspaces(5000)
+    step(gauges, statistics)
+    for expected in (100 + 300 + 150, 100 + 300 + 150, 100 + 300):
+        gauges.step_begins()
+        statistics.take_workspaces(300, 150)
+        assert gauges.step_ended()[0] == expected
+    assert statistics.histories == 2
+
+
+def test_steps_that_always_differ_have_few_histories(gauges: CudaGauges, statistics: Statistics) -> None:
+    statistics.take_workspaces(5000)
+    for nbytes in range(20):
+        gauges.step_begins()
+        statistics.take_workspaces(300, 150 + nbytes)
+        gauges.step_ended()
+    assert statistics.histories == 4
+
+
+def test_a_history_of_the_user_is_left_alone(gauges: CudaGauges, statistics: Statistics) -> None:
+    statistics.take_workspaces(5000)
+    gauges.take_peaks()
+    statistics.record_history("all", context=None)
+    for _ in range(2):
+        assert step(gauges, statistics) == [610, 560]
+    assert statistics.histories == 1
+    assert statistics.events
+
+
+@pytest.mark.parametrize("lost", [0, 1, -1])
+def test_nothing_is_learned_from_a_history_that_does_not_agree_with_the_statistics(
+    gauges: CudaGauges, statistics: Statistics, lost: int
+) -> None:
+    statistics.take_workspaces(5000)
+    gauges.step_begins()
+    statistics.take_workspaces(300, 200)
+    assert statistics.events is not None
+    statistics.events.pop(lost)  # the history is too short, or an event has another size
+    statistics.events.insert(lost, {"action": "alloc", "size": 7})
+    gauges.step_ended()
+    assert statistics.events is None
+    gauges.step_begins()
+    statistics.take_workspaces(300, 200)
+    assert gauges.step_ended()[0] == 600
+
+
+def test_leaving_a_session_within_a_step_stops_its_history(gauges: CudaGauges, statistics: Statistics) -> None:
+    gauges.step_begins()
+    assert statistics.events is not None
+    gauges.pause()
+    assert statistics.events is None
 
 
 def test_absent_bytes_count_where_everything_is_kept(gauges: CudaGauges, statistics: Statistics) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
@@ -117,6 +118,27 @@ def test_convolutions_use_tf32_where_the_hardware_and_torch_do() -> None:
         slow = convolution_ns("a100-80"), convolution_ns("titan-x")
     assert slow[0] > 4 * fast[0]
     assert slow[1] == fast[1]
+
+
+@pytest.mark.parametrize("convolves", [False, True], ids=["products", "convolutions"])
+def test_a_precision_that_a_program_sets_decides_about_tf32(*, convolves: bool) -> None:
+    """torch's older switches raise after this."""
+    cudnn: Any = torch.backends.cudnn
+    backend = cudnn.conv if convolves else torch.backends.cuda.matmul
+
+    def layer_ns(precision: str) -> int:
+        before, backend.fp32_precision = backend.fp32_precision, precision
+        try:
+            with VirtualMachine("a100-80") as machine, torch.no_grad():
+                layer = nn.Conv2d(256, 256, 3, padding=1) if convolves else nn.Linear(4096, 4096)
+                x = torch.empty(32, 256, 56, 56) if convolves else torch.empty(4096, 4096)
+                begin_ns = machine.now_ns
+                layer(x)
+                return machine.now_ns - begin_ns
+        finally:
+            backend.fp32_precision = before
+
+    assert layer_ns("ieee") > 4 * layer_ns("tf32")
 
 
 # Without the recurrent model: oneDNN's kernel makes a workspace for it, and torch's fake kernel makes none.

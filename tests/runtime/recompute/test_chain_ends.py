@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.runtime.recompute.saving import Saving
 from vdnn.errors import OperandModifiedError, VdnnError
-from vdnn.runtime.recompute import observe
+from vdnn.runtime.recompute import find_recipe, observe
 
 Tensor = torch.Tensor
 
@@ -243,3 +244,36 @@ def test_a_batch_norm_is_recomputed_in_training_and_in_evaluation(training: bool
         assert saving.failures == []
         assert any("batch_norm" in recipe.name for recipe in saving.recipes)
     assert all(torch.equal(one, other) for one, other in zip(norm.buffers(), statistics, strict=True))
+
+
+class _OnCuda:
+    """A node of the graph whose outputs are said to be on a GPU."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+        (output,) = node._input_metadata
+        on_cuda = SimpleNamespace(dtype=output.dtype, shape=output.shape, is_nested_tensor=False)
+        on_cuda.device = torch.device("cuda", 0)
+        self._input_metadata = [on_cuda]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("on_cuda", [False, True], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_convolution_whose_algorithm_is_timed_on_each_thread_ends_a_chain(
+    *, timed: bool, on_cuda: bool, deterministic: bool
+) -> None:
+    """Deterministic algorithms are timed as well, and two of them may differ in bits."""
+    x, layer = torch.randn(2, 3, 8, 8, requires_grad=True), nn.Conv2d(3, 4, 3)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=timed, deterministic=deterministic), Saving() as saving:
+        made, product = layer(x), x[0, 0] @ x[0, 0]
+        nodes: list[Any] = [_OnCuda(one.grad_fn) if on_cuda else one.grad_fn for one in (made, product)]
+        recipes = [
+            find_recipe(one, node, saving.unpack, max_depth=8, expensive=True)
+            for one, node in zip((made, product), nodes, strict=True)
+        ]
+    assert (recipes[0] is None) == (timed and on_cuda)
+    assert recipes[1] is not None, "cuBLAS times nothing"

@@ -13,6 +13,7 @@ from torch import nn
 
 import vdnn
 from benchmarks.models import unet
+from vdnn.bytesize import format_bytes
 from vdnn.cli.main import main
 from vdnn.errors import BudgetError, VdnnError
 from vdnn.hardware import load_profile
@@ -102,8 +103,37 @@ def test_more_than_the_card_has_is_refused_with_the_least() -> None:
 def test_it_says_when_it_will_not_help() -> None:
     report = plan_of(mlp, 256, optimizer="adamw", min_bytes="64KiB")
     assert report.advice is not None
-    assert "it will not help, because the peak" in report.advice
+    assert report.advice.startswith(
+        f"keep everything: it fits, in {format_bytes(report.memory.floor)}. No plan takes less"
+    )
     assert "the optimizer's step" in report.advice
+
+
+def test_a_note_is_about_the_plan_at_hand() -> None:
+    cheap, dear = plan_of(mlp, 8192), plan_of(mlp, 8192, policy="vdnn-all")
+    peak = format_bytes(dear.planned.recording.peak_bytes)
+    assert cheap.advice == f"keep everything: it fits, in {peak}."
+    slower = f"{100 * (dear.planned.slowdown - 1):.1f} % longer"
+    assert dear.advice == f"keep everything: it fits, in {peak}; this plan takes {slower}."
+    middle = (dear.memory.floor + 3 * dear.planned.recording.peak_bytes) // 4
+    hidden = plan_of(mlp, 8192, budget=middle)
+    least = plan_of(mlp, 8192, budget="min", policy="vdnn-all", hardware="h100")
+    assert hidden.planned.slowdown < 1.25
+    assert hidden.advice is None, "its copies are hidden"
+    assert least.planned.slowdown > 1.25
+    assert least.advice is not None
+    assert least.advice.startswith("this plan is slow because of the link: its copies take ")
+
+
+def test_what_no_batch_makes_smaller_is_said_with_what_does() -> None:
+    with pytest.raises(BudgetError) as refused:
+        plan_of(mlp, 8192, optimizer="adamw", budget="24MiB")
+    said = str(refused.value)
+    assert "Parameters, gradients and optimizer state alone take 32.0" in said
+    assert "so a smaller batch does not help. Train fewer parameters (LoRA)" in said
+    assert "make the batch smaller" not in said
+    with pytest.raises(BudgetError, match="or make the batch smaller"):
+        plan_of(mlp, 8192, optimizer="adamw", budget="64MiB")
 
 
 def test_dropout_saves_the_mask_that_a_gpu_saves() -> None:
@@ -138,7 +168,7 @@ def test_attention_with_dropout_saves_no_matrix() -> None:
         (3, 2, {}, TypeError, "plan: expected a module or a function of a batch size, got int."),
         (mlp, 0, {}, ValueError, "batch: expected a number, 1 or more, got 0."),
         (mlp, "x", {}, ValueError, "batch: expected a number, 1 or more, got 'x'."),
-        (lambda batch: batch, 2, {}, TypeError, "the function must return .* it returned int."),
+        (lambda batch: batch, 2, {}, TypeError, "the function must return .* it returned an int."),
         (mlp, 2, {"hardware": "abacus"}, VdnnError, "hardware profile: expected one of a100-40"),
         (mlp, 2, {"policy": "best"}, ValueError, "policy: expected one of 'auto'"),
         (mlp, 2, {"optimizer": "magic"}, ValueError, "optimizer: expected one of 'sgd', 'momentum', 'adamw'"),

@@ -153,6 +153,43 @@ def test_a_cuda_graph_captured_inside_is_refused(monkeypatch: pytest.MonkeyPatch
     session.close()
 
 
+class TestAllocatorsWithoutACountOfMemory:
+    """A pluggable allocator raises if it is asked for statistics, and cudaMallocAsync reports no requested bytes."""
+
+    @pytest.fixture(autouse=True, params=["pluggable", "cudaMallocAsync"])
+    def name(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+        def statistics(*_: object) -> Any:
+            raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: request.param)
+        monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", statistics)
+        return str(request.param)
+
+    @pytest.mark.parametrize("options", [{"budget": "1GiB"}, {"measure": True}, {"policy": "auto-offload"}], ids=str)
+    @pytest.mark.parametrize("device", [None, "cuda"])
+    def test_budgets_and_measurements_are_refused(self, name: str, device: Any, options: dict[str, Any]) -> None:
+        message = f"need a count of requested bytes, which torch's allocator '{name}' does not have. Use torch's native"
+        with pytest.raises(ValueError, match=message):
+            vdnn.offload(device=device, **options)
+
+    def test_without_a_budget_everything_is_offloaded_with_a_warning(self, name: str) -> None:
+        with pytest.warns(vdnn.VdnnWarning, match=f"torch's allocator '{name}' does not count requested bytes"):
+            session = vdnn.offload()
+        assert session.report().startswith("policy vdnn-all")
+        session.close()
+
+    def test_policies_that_plan_nothing_need_no_count(self) -> None:
+        vdnn.offload("vdnn-all").close()
+        vdnn.offload("keep").close()
+
+
+def test_torchs_native_allocator_has_a_count_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    vdnn.offload("auto", measure=True).close()
+
+
 def test_a_virtual_machine_is_entered_once() -> None:
     with VirtualMachine("titan-x") as machine:
         with pytest.raises(VdnnError, match="this virtual machine is already entered: make another one."), machine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ import torch
 import vdnn
 from tests.runtime.rigs.virtual_training import MODELS, trained_virtually
 from vdnn.hardware import HardwareProfile, load_profile
+from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.steps.meter import Meter
 from vdnn.step.timeline import Copy, Timeline, Track
 
 
@@ -140,3 +143,71 @@ def test_the_report_tells_what_the_step_waited_for() -> None:
     report = trained_virtually("resnet", offload_window="1KiB", reload_window="1KiB").report()
     assert "ms by the virtual clock, of which compute waited" in report
     assert "ms for offloads and" in report
+
+
+class MarksAreTimes(Gauges):
+    """Gauges of a device whose marks and events are their times in nanoseconds."""
+
+    clock = "device"
+
+    def mark(self, stream: Any) -> int:
+        raise NotImplementedError
+
+    def ns_between(self, begin: int, end: int) -> int:
+        return end - begin
+
+    def ns_until(self, begin: int, event: Any) -> int:
+        return int(event) - begin
+
+    def allocated_bytes(self) -> int:
+        return 0
+
+    def take_peaks(self) -> tuple[int, int]:
+        return 0, 0
+
+    def pause(self) -> None:
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        raise NotImplementedError
+
+
+US = 1000
+
+
+@pytest.mark.parametrize(
+    ("to_host_us", "to_device_us", "stalls_us"),
+    [
+        ([], [], (0, 0)),
+        ([90], [95], (0, 0)),  # both were over before the hook
+        ([120], [], (20, 0)),
+        ([120], [190], (20, 40)),
+        ([], [160, 190, 400], (0, 40)),  # the last is not waited for
+        ([220, 230], [], (30, 0)),
+        ([120, 230], [150], (50, 0)),
+        ([200], [200], (0, 50)),  # two waits end with the reload
+    ],
+)
+def test_a_device_that_waits_for_the_host_does_not_stall(
+    to_host_us: list[int], to_device_us: list[int], stalls_us: tuple[int, int]
+) -> None:
+    """A hook begins at 100 us, reloads from 150 to 200, and ends at 250, as the host issues its marks."""
+    meter = Meter(MarksAreTimes(), 0)
+    for track, ends in ((Track.TO_HOST, to_host_us), (Track.TO_DEVICE, to_device_us)):
+        for end in ends:
+            span: Any = ((end - 50) * US, end * US)
+            meter.copied(track, 0, 1, span)
+    meter.hook(0, (100 * US, 150 * US, 200 * US, 250 * US), 0)
+    meter.finish(300 * US, 320 * US, 0)
+    timeline = meter.timeline()
+    assert (timeline.release_stall_ns, timeline.reload_stall_ns) == (stalls_us[0] * US, stalls_us[1] * US)
+    assert [(mark.begin_ns, mark.end_ns) for mark in timeline.marks] == [(100 * US, 250 * US), (300 * US, 320 * US)]
+
+
+def test_a_wait_that_ends_with_its_copy_is_all_stall_within_the_precision_of_events() -> None:
+    meter = Meter(MarksAreTimes(), 0)
+    span: Any = (0, 200 * US + 400)  # the device's events are half a microsecond exact
+    meter.copied(Track.TO_DEVICE, 0, 1, span)
+    meter.hook(0, (100 * US, 150 * US, 200 * US, 250 * US), 0)
+    meter.finish(300 * US, 300 * US, 0)
+    assert meter.timeline().reload_stall_ns == 50 * US

@@ -191,6 +191,19 @@ def test_precisions_that_were_inherited_are_inherited_again() -> None:
         setter("cuda", "matmul", before[-5])
 
 
+def test_settings_are_read_where_torchs_older_switches_raise() -> None:
+    before = backend_flags()
+    with _precision("cuda", "matmul", "tf32")():
+        with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+            torch.get_float32_matmul_precision()
+        wanted = backend_flags()
+        assert wanted != before
+        for change in changes_to(before)[0]:
+            change()
+        assert torch.backends.cuda.matmul.fp32_precision != "tf32"
+    assert backend_flags() == before
+
+
 class _Interrupts:
     """Raises KeyboardInterrupt at opcode number `at` of those that run in `package`."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from vdnn import _C
+from vdnn.runtime.machine.interval_peaks import IntervalPeaks, Reading
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 
 Mark = Any  # opaque: only the gauges that made a mark can read it
@@ -51,6 +52,18 @@ class Gauges(ABC):
     def take_peaks(self) -> tuple[int, int]:
         """The peak of allocated bytes, and of allocated and absent bytes together, since the last call."""
 
+    def step_begins(self) -> None:
+        """Called before the first hook of a step, from which peaks count."""
+        self.take_peaks()
+
+    def step_ended(self) -> tuple[int, int]:
+        """The same as take_peaks, behind the last hook of a step."""
+        return self.take_peaks()
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Called when the session is left, be it within a step."""
+
     @abstractmethod
     def resume(self) -> None:
         """Counts again, after the gauges of another session did."""
@@ -76,6 +89,9 @@ class VirtualGauges(Gauges):
         self._tracker = machine.tracker
         self._peak_with_absent = 0
         self.resume()
+
+    def pause(self) -> None:
+        """Does nothing: the next gauges that resume count in place of these."""
 
     def resume(self) -> None:
         self._tracker.on_growth = self._grown  # of one at a time: the machine runs on one thread
@@ -118,8 +134,9 @@ class CudaGauges(Gauges):
     """Gauges of a GPU: timed events, and torch's memory statistics.
 
     The statistics have one peak, since the user's last reset. If that peak rose between two hooks, it is the peak
-    between them. Otherwise there are two upper bounds: the unchanged peak, and the bytes allocated at the first hook
-    plus all allocations since. The lower bound of the two is used.
+    between them. Otherwise the peak is known if the interval's allocations and frees are: see interval_peaks.py. For
+    all others there are two upper bounds: the unchanged peak, and the bytes allocated at the first hook plus all
+    allocations since. The lower bound of the two is used.
     """
 
     clock = "device"
@@ -129,15 +146,29 @@ class CudaGauges(Gauges):
         super().__init__()
         self._device = device
         self._torch_device = torch_device
-        self._last_bytes, self._last_total, self._last_peak = self._statistics()
+        self._intervals = IntervalPeaks(torch_device)
+        self._last = self._read()
 
     def resume(self) -> None:
         """Does nothing: torch counts all the time."""
 
-    def _statistics(self) -> tuple[int, int, int]:
+    def _read(self) -> Reading:
         statistics: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(self._torch_device)
-        requested = statistics["requested_bytes"]["all"]
-        return requested["current"], requested["allocated"], requested["peak"]
+        requested, blocks = statistics["requested_bytes"]["all"], statistics["active"]["all"]
+        sizes = requested["current"], requested["allocated"], requested["peak"]
+        return Reading(*sizes, blocks["allocated"], blocks["freed"])
+
+    def step_begins(self) -> None:
+        self._intervals.step_begins(self._read)
+        self._last = self._read()
+
+    def step_ended(self) -> tuple[int, int]:
+        peaks = self.take_peaks()
+        self._intervals.step_ended(lambda: self._last)
+        return peaks
+
+    def pause(self) -> None:
+        self._intervals.step_ended(self._read)
 
     def mark(self, stream: _C.Stream) -> Mark:
         return self._device.record(stream, timing=True)
@@ -149,13 +180,17 @@ class CudaGauges(Gauges):
         return self._device.elapsed_ns(begin, event)
 
     def allocated_bytes(self) -> int:
-        return self._statistics()[0]
+        return self._read().bytes
 
     def take_peaks(self) -> tuple[int, int]:
-        current, total, peak = self._statistics()
-        highest = min(self._last_bytes + total - self._last_total, peak)
-        if peak > self._last_peak:
-            highest = peak
-        highest = max(highest, current, self._last_bytes)
-        self._last_bytes, self._last_total, self._last_peak = current, total, peak
+        before, now = self._last, self._read()
+        self._last = now
+        known = self._intervals.peak_bytes(before, now)
+        if now.peak_bytes > before.peak_bytes:
+            highest = now.peak_bytes
+        elif known is not None:
+            highest = known
+        else:
+            highest = min(before.bytes + now.allocated_bytes - before.allocated_bytes, now.peak_bytes)
+        highest = max(highest, now.bytes, before.bytes)
         return highest, highest + self.absent_bytes

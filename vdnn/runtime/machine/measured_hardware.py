@@ -20,6 +20,7 @@ _SIDE = 4096  # rows and columns of the matrices that are multiplied
 _BLOCK_BYTES = 256 << 20
 _REPEATS = 20
 _SMALL_BYTES = 4096
+_FIRST_WITH_TF32 = 8  # major compute capability
 _LEAST_NS = 1  # a profile refuses figures of zero
 _SOURCE = "measured on this machine"
 
@@ -38,9 +39,12 @@ def measured_profile(ordinal: int = 0) -> HardwareProfile:
     finally:
         native.close()
     flop_per_s = {
-        name: _flop_per_s(device, dtype)
-        for name, dtype in (("float32", torch.float32), ("float16", torch.float16), ("bfloat16", torch.bfloat16))
+        "float32": _float32_flop_per_s(device, "ieee"),
+        "float16": _flop_per_s(device, torch.float16),
+        "bfloat16": _flop_per_s(device, torch.bfloat16),
     }
+    if properties.major >= _FIRST_WITH_TF32:
+        flop_per_s["tf32"] = _float32_flop_per_s(device, "tf32")
     fastest = int(max(link.to_host_bytes_per_s, link.to_device_bytes_per_s))
     return HardwareProfile(
         name=str(properties.name),
@@ -70,6 +74,16 @@ def _seconds(device: torch.device, work: Callable[[], object]) -> float:
         end.record()
         end.synchronize()
     return float(begin.elapsed_time(end)) / 1e3 / _REPEATS
+
+
+def _float32_flop_per_s(device: torch.device, precision: str) -> int:
+    """The rate of products of float32 at a precision, whatever the program has set."""
+    products = torch.backends.cuda.matmul
+    before, products.fp32_precision = products.fp32_precision, precision
+    try:
+        return _flop_per_s(device, torch.float32)
+    finally:
+        products.fp32_precision = before
 
 
 def _flop_per_s(device: torch.device, dtype: torch.dtype) -> int:

@@ -74,6 +74,8 @@ def _flop_per_s(profile: HardwareProfile, operation: str, tensors: list[torch.Te
 
 
 def _uses_tf32(operation: str) -> bool:
-    """Reads torch's switches. By default convolutions use TF32 if the hardware has it, and matrix products do not."""
-    is_convolution = "convolution" in operation
-    return torch.backends.cudnn.allow_tf32 if is_convolution else torch.backends.cuda.matmul.allow_tf32
+    """Reads torch's precisions: its older switches raise once a precision was set. By default convolutions use TF32 if
+    the hardware has it, and matrix products do not."""
+    cudnn: Any = torch.backends.cudnn
+    backend = cudnn.conv if "convolution" in operation else torch.backends.cuda.matmul
+    return bool(backend.fp32_precision == "tf32")

@@ -127,12 +127,22 @@ def _settings() -> tuple[_Setting, ...]:
 
 _SETTINGS = _settings()
 _GETTERS = tuple(setting.get for setting in _SETTINGS)
+_CUDNN_BENCHMARK = _GETTERS.index(_C._get_cudnn_benchmark)
 _FIRST_PRECISION = len(_SETTINGS) - (len(_PRECISIONS) if _HAS_PRECISIONS else 0)
 
 
 def backend_flags() -> Flags:
     """The present settings, on this thread."""
     return tuple([get() for get in _GETTERS])
+
+
+def times_convolutions(flags: Flags) -> bool:
+    """True if cuDNN chooses the algorithm of a convolution by timing several (torch.backends.cudnn.benchmark).
+
+    It keeps the choice for each thread, so the thread of the backward pass may choose another one. Deterministic
+    algorithms are timed too, and two of them may differ in bits.
+    """
+    return bool(flags[_CUDNN_BENCHMARK])
 
 
 def changes_to(flags: Flags) -> tuple[list[Change], list[Change]]:

@@ -58,6 +58,11 @@ class Codec(ABC):
     def takes(tensor: torch.Tensor) -> bool: ...
 
     @staticmethod
+    def runs_on(transport: Transport) -> bool:
+        """True if the codec can run on this device."""
+        return True
+
+    @staticmethod
     def admits(values: torch.Tensor) -> bool:
         """True if the codec can represent these values. Called for each storage, so it must not make the host wait for
         a GPU."""
@@ -103,6 +108,10 @@ class Bits(Codec):
     @staticmethod
     def takes(tensor: torch.Tensor) -> bool:
         return tensor.dtype is torch.bool and tensor.device.type in ("cpu", "cuda")
+
+    @staticmethod
+    def runs_on(transport: Transport) -> bool:
+        return transport.has_kernels
 
     @staticmethod
     def admits(values: torch.Tensor) -> bool:
@@ -187,8 +196,9 @@ LOSSLESS = tuple(name for name, codec in CODECS.items() if codec.is_exact)
 LOSSY = tuple(name for name in CODECS if name not in LOSSLESS)
 
 
-def codec_for(tensor: torch.Tensor, names: Sequence[str]) -> type[Codec] | None:
-    return next((CODECS[name] for name in names if CODECS[name].takes(tensor)), None)
+def codec_for(tensor: torch.Tensor, names: Sequence[str], transport: Transport) -> type[Codec] | None:
+    codecs = (CODECS[name] for name in names)
+    return next((codec for codec in codecs if codec.takes(tensor) and codec.runs_on(transport)), None)
 
 
 def _is_within(original: torch.Tensor, made: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:

@@ -80,13 +80,13 @@ def _product(name: str, run: Any, *arguments: Argument, scalars: tuple[str, ...]
 
 
 TABLE: Table = {
-    "ConvolutionBackward0": _product(
+    "ConvolutionBackward0": Operation(
         "convolution",
         _convolution,
-        saved("input", 0),
-        saved("weight", 1),
-        Argument(None, 2, _had_no_bias),
-        scalars=("stride", "padding", "dilation", "transposed", "output_padding", "groups"),
+        (saved("input", 0), saved("weight", 1), Argument(None, 2, _had_no_bias)),
+        ("stride", "padding", "dilation", "transposed", "output_padding", "groups"),
+        cost=Cost.EXPENSIVE,
+        on_cudnn=True,
     ),
     "MmBackward0": _product("mm", lambda call, a, b: torch.mm(a, b), saved("self", 0), saved("mat2", 1)),
     "BmmBackward0": _product("bmm", lambda call, a, b: torch.bmm(a, b), saved("self", 0), saved("mat2", 1)),

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vdnn.runtime.recompute.backend_flags import Flags, backend_flags
+from vdnn.runtime.recompute.backend_flags import Flags, backend_flags, times_convolutions
 from vdnn.runtime.recompute.flag_epochs import flags_of
 from vdnn.runtime.recompute.leaf_versions import version_read
 from vdnn.runtime.recompute.node_notes import Packed, facts_of, noted_save
@@ -133,7 +133,7 @@ class _Search:
         flags = None
         if operation.cost is not Cost.FREE:
             flags = flags_of(node, at_save=operation.must_be_seen)
-            if flags is None:
+            if flags is None or (operation.on_cudnn and _is_on_cuda(node, output_nr) and times_convolutions(flags)):
                 return None
         scalars = scalars_of(node, operation.scalars)
         facts = facts_of(node, operation.facts)
@@ -227,6 +227,11 @@ class _Search:
         if found is None:
             found = self.found[id(held)] = _Available(given)
         return found
+
+
+def _is_on_cuda(node: Node, output_nr: int) -> bool:
+    device: torch.device = node._input_metadata[output_nr].device
+    return device.type == "cuda"
 
 
 def _writes_shown(node: Node, operation: Operation | None) -> int:

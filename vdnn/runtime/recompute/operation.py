@@ -60,7 +60,7 @@ class Operation:
 
     With `takes_every_edge` the arguments are the outputs at all of the node's edges. With `makes_every_output` it makes
     the output that the call names, otherwise the first. `may_be_in_place`: it may have overwritten its first argument;
-    the node's name does not tell.
+    the node's name does not tell. `on_cudnn`: on a GPU, cuDNN chooses the algorithm.
     """
 
     name: str
@@ -73,6 +73,7 @@ class Operation:
     makes_every_output: bool = False
     may_be_in_place: bool = False
     layout: Layout = Layout.READ
+    on_cudnn: bool = False
 
     @property
     def must_be_seen(self) -> bool:

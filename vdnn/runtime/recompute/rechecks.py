@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from vdnn import _C
-from vdnn.errors import KernelUnavailableError, RecomputeError
+from vdnn.errors import RecomputeError
 from vdnn.runtime.recompute.proofs import Recent, disabled_recipes
 from vdnn.runtime.storage.integrity import HashPairs
 from vdnn.runtime.storage.managed_storage import ManagedStorage
@@ -78,7 +78,7 @@ class Rechecks:
     ) -> Check | None:
         """A check of a storage that is about to be discarded; None if this step does not check it."""
         transport = managed.transport
-        if not self._one_in or transport.fake or transport.integrity is not None:
+        if not self._one_in or transport.fake or transport.integrity is not None or not transport.has_kernels:
             return None
         times = self._followed.get((signature, save_key)) or 0
         if times < _FIRST:
@@ -90,8 +90,7 @@ class Rechecks:
             pairs = self._pairs[transport] = HashPairs(transport)
         try:
             before = pairs.hash(managed.facts.address, managed.nbytes, transport.current_stream())
-        except KernelUnavailableError:
-            self._one_in = 0  # this build has no device code, as vdnn doctor reports
+        except torch.OutOfMemoryError:
             return None
         label = managed.facts.label
         return Check(pairs, _Recomputed(label if save_key is None else f"{label} ({save_key})", recipe), before)

@@ -135,6 +135,8 @@ class Recipe:
         call = step.call
         try:
             made = step.operation.run(call, *inputs)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise VdnnError(
                 f"cannot recompute a tensor by {self.name}: {step.operation.name} raised: {error}"

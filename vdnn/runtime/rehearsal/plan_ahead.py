@@ -11,17 +11,20 @@ from typing import Any
 
 import torch
 
+from vdnn.errors import BudgetError
 from vdnn.hardware import HardwareProfile, load_profile
 from vdnn.planning.budget import parse_budget
 from vdnn.planning.catalogue import make_planner
-from vdnn.planning.costs import profile_costs
-from vdnn.planning.least_memory import least_bytes
+from vdnn.planning.costs import LinkCosts, profile_costs
+from vdnn.planning.least_memory import least_bytes, smaller_state
 from vdnn.planning.memory_kinds import memory_kinds
-from vdnn.planning.planned_step import plan_step, why_it_will_not_help
+from vdnn.planning.planned_step import PlannedStep, note_on, plan_step
 from vdnn.planning.policies import PlanPolicy
 from vdnn.planning.second_best import explain
 from vdnn.report.plan_report import PlanReport
-from vdnn.runtime.rehearsal.rehearsal import Subject, rehearse, subject_of
+from vdnn.runtime.rehearsal.rehearsal import Rehearsal, Subject, rehearse, subject_of
+
+_STATE = "Parameters, gradients and optimizer state"
 
 
 def plan(
@@ -97,15 +100,36 @@ def compare(
         gradient_bytes=rehearsal.gradient_bytes,
         optimizer_bytes=rehearsal.optimizer_bytes,
     )
-    advice = why_it_will_not_help(recording, costs, budget_bytes)
     reports = []
     for planner in planners:
         on_progress(f"planning: {planner.name}")
-        planned = plan_step(recording, costs, budget_bytes, planner, certify=certify)
+        planned = _planned(rehearsal, costs, budget_bytes, planner, certify=certify)
         executed = None
         if runs:
             on_progress(f"running under the plan: {planner.name}")
             executed = rehearse(subject, profile, plan=planned.plan, optimizer=optimizer, min_bytes=min_bytes).timeline
         storages = explain(planned, costs, explains) if explains else ()
-        reports.append(PlanReport(name, batch, profile.name, planned, memory, executed, advice, storages))
+        stand_ins = tuple(map(str, rehearsal.stand_ins))
+        reports.append(
+            PlanReport(
+                name, batch, profile.name, planned, memory, executed, note_on(planned, costs), storages, stand_ins
+            )
+        )
     return reports
+
+
+def _planned(
+    rehearsal: Rehearsal, costs: LinkCosts, budget_bytes: int, planner: PlanPolicy, *, certify: bool
+) -> PlannedStep:
+    """plan_step(), whose refusal also knows the bytes that no plan moves."""
+    try:
+        return plan_step(rehearsal.recording, costs, budget_bytes, planner, certify=certify)
+    except BudgetError as refused:
+        state_bytes = rehearsal.parameter_bytes + rehearsal.gradient_bytes + rehearsal.optimizer_bytes
+        raise BudgetError(
+            budget_bytes=refused.budget_bytes,
+            least_bytes=refused.least_bytes,
+            where=refused.where,
+            resident_bytes=refused.resident_bytes,
+            way_out=smaller_state(_STATE, state_bytes, budget_bytes, refused.least_bytes) or refused.way_out,
+        ) from None

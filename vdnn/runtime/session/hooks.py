@@ -193,11 +193,28 @@ class Packer:
             return self._save(tensor, part, storage, node, transport)
 
     def _save(
-        self, tensor: torch.Tensor, part: torch.Tensor, storage: _Storage, node: _Node | None, transport: Transport
+        self,
+        tensor: torch.Tensor,
+        part: torch.Tensor,
+        storage: _Storage,
+        node: _Node | None,
+        transport: Transport,
+        known: tuple[PackedView, bool] | None = None,
     ) -> PackedView:
+        """`known`: the packed view, if it is made already, and whether its bytes are newly managed."""
         self.deferred.submit_finished(transport)
-        packed, is_new = self.storages.manage(tensor, part, storage, node, transport, self.counters)
-        self._decide(packed, tensor, storage, node, is_new=is_new)
+        packed, is_new = known or self.storages.manage(tensor, part, storage, node, transport, self.counters)
+        steps, managed = self._steps, packed.managed
+        planned = steps.saved(managed, tensor, is_new=is_new)
+        if planned is None:
+            self._follow_policy(managed, storage, node, is_new=is_new)
+        elif is_new:
+            managed.action = planned
+            self.deferred.when_complete(managed, node)
+            if planned in (_RECOMPUTE, _COMPRESS):
+                self._discard(packed, tensor, node)
+            elif planned is _KEEP:
+                self.counters.keep(Kept.PLAN, managed.nbytes)
         if self._recipes is not None and part is tensor:
             self._recipes.saved(packed, tensor, node, is_new=is_new)
         return packed
@@ -210,33 +227,15 @@ class Packer:
 
     def follow(
         self,
-        packed: PackedView,
         tensor: torch.Tensor,
         storage: _Storage,
         node: _Node | None,
         transport: Transport,
-        *,
-        is_new: bool,
+        known: tuple[PackedView, bool],
     ) -> PackedView:
         """Decides about a managed save of a settled step, which differs from its script."""
         with self._steps.hook(transport):
-            self._decide(packed, tensor, storage, node, is_new=is_new)
-        return packed
-
-    def _decide(
-        self, packed: PackedView, tensor: torch.Tensor, storage: _Storage, node: _Node | None, *, is_new: bool
-    ) -> None:
-        steps, managed = self._steps, packed.managed
-        planned = steps.saved(managed, tensor, is_new=is_new)
-        if planned is None:
-            self._follow_policy(managed, storage, node, is_new=is_new)
-        elif is_new:
-            managed.action = planned
-            self.deferred.when_complete(managed, node)
-            if planned in (_RECOMPUTE, _COMPRESS):
-                self._discard(packed, tensor, node)
-            elif planned is _KEEP:
-                self.counters.keep(Kept.PLAN, managed.nbytes)
+            return self._save(tensor, tensor, storage, node, transport, known)
 
     def _keep(self, tensor: torch.Tensor, reason: Kept, nbytes: int) -> KeptTensor:
         counters = self.counters
@@ -278,7 +277,7 @@ class Packer:
                 with self.lock:
                     self._missing.before_use(packed[0])
             return kept_tensor(packed)
-        if isinstance(packed, KeptSave):
+        if type(packed) is KeptSave:
             return unpack_without_hooks(packed) if self._planned is None else self._planned.use_kept(packed)
         if forks.count != self._forks:
             return packed.unpack()
@@ -309,18 +308,17 @@ class Packer:
             self._missing.recompute_for(managed)
         watch = self._watch
         if watch is None:
-            return self._unpacked(packed, managed)
-        with (self._recipes or watch).hook(managed.transport):
-            return self._unpacked(packed, managed)
-
-    def _unpacked(self, packed: PackedView | PackedShard, managed: ManagedStorage) -> torch.Tensor:
-        self.deferred.submit_finished(managed.transport)
-        tensor = self.unpacked(packed)
-        if self._watch is None or not self._watch.used(managed):
+            tensor = self.unpacked(packed)
             self.lookahead.used(managed)
+            return tensor
+        with (self._recipes or watch).hook(managed.transport):
+            tensor = self.unpacked(packed)
+            if not watch.used(managed):
+                self.lookahead.used(managed)
         return tensor
 
     def unpacked(self, packed: PackedView | PackedShard) -> torch.Tensor:
+        self.deferred.submit_finished(packed.managed.transport)
         watch = self._watch
         tensor = packed.unpack() if watch is None else watch.unpacked(packed)
         if isinstance(packed, PackedView):

@@ -19,6 +19,7 @@ from vdnn.planning.catalogue import has_online, has_planner, make_planner, make_
 from vdnn.planning.policies import OnlinePolicy, PlanPolicy
 from vdnn.runtime.machine.gauges import CudaGauges, Gauges, VirtualGauges
 from vdnn.runtime.machine.tensor_device import TensorDevice
+from vdnn.runtime.machine.torch_allocator import allocator_without_count
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.recompute.codecs import LOSSLESS, LOSSY
 from vdnn.runtime.recompute.rechecks import DEFAULT_ONE_IN
@@ -32,6 +33,10 @@ from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.runtime.storage.transport import Transport, TransportOptions
 from vdnn.step.plan import Plan
+from vdnn.user_warnings import warn
+
+# What to do where torch's allocator counts no requested bytes.
+_COUNTED = "Use torch's native allocator (PYTORCH_ALLOC_CONF=backend:native)"
 
 
 def offload(
@@ -73,7 +78,7 @@ def offload(
         integrity: Whether every storage is hashed before it leaves the device and compared when it is back.
         measure: Whether to record a step (``session.recording``) and to measure each step (``session.timeline``), with
             or without a plan.
-        warmup_steps: Steps before the one that is recorded.
+        warmup_steps: Steps before the one that is recorded. With a budget they are planned from, too, until then.
         min_bytes: Tensors whose storage is smaller stay on the device.
         limits: Further limits of memory, such as ``vdnn.Limits(host_budget="64GiB")``, that few trainings need.
 
@@ -119,6 +124,12 @@ def offload(
             _require_clock(device)
             gauges_for = functools.partial(_gauges, device)
         steps = StepOptions(gauges_for, measure, warmup_steps, plan, planner, recompute, codecs)
+    uncounted = _uncounted(device)
+    if steps is None and policy == "auto" and uncounted is not None:
+        warn(
+            f"nothing is planned, and everything is offloaded: torch's allocator {uncounted!r} does not count "
+            f"requested bytes. {_COUNTED}."
+        )
     if steps is None and lossy is not None:
         raise ValueError("lossy: only a plan uses codecs. Give a budget, a plan, or measure=True.")
     if steps is None and limit is not None and not online.recomputes:
@@ -207,7 +218,13 @@ def _device_bytes(device: object) -> int | None:
 
 def _has_clock(device: object) -> bool:
     """True if the device has a clock and a count of memory."""
-    return isinstance(device, VirtualMachine) or (device in (None, "cuda") and torch.cuda.is_available())
+    is_cuda = device in (None, "cuda") and torch.cuda.is_available()
+    return isinstance(device, VirtualMachine) or (is_cuda and _uncounted(device) is None)
+
+
+def _uncounted(device: object) -> str | None:
+    """The name of the allocator of a GPU that does not count requested bytes."""
+    return allocator_without_count() if device in (None, "cuda") and torch.cuda.is_available() else None
 
 
 def _require_clock(device: object) -> None:
@@ -215,6 +232,12 @@ def _require_clock(device: object) -> None:
         raise ValueError(
             "budgets and measure=True need a clock and a count of memory, which tensors on the CPU do not have. "
             "Use a GPU, or a vdnn.VirtualMachine as device."
+        )
+    uncounted = _uncounted(device)
+    if uncounted is not None:
+        raise ValueError(
+            f"budgets and measure=True need a count of requested bytes, which torch's allocator {uncounted!r} does not "
+            f"have. {_COUNTED}, or a policy without a budget, such as 'vdnn-all'."
         )
 
 

@@ -113,7 +113,7 @@ class PlannedHooks:
         managed, watched = packed.managed, packed.managed.watched
         is_known = watched is not None and watched.observer is followed.step and watched.number == event.lifetime
         if is_new is not event.is_new or not (is_new or is_known) or managed.nbytes != event.storage_bytes:
-            return packer.follow(packed, tensor, storage, node, transport, is_new=is_new)
+            return packer.follow(tensor, storage, node, transport, (packed, is_new))
         self.gate.advance()
         if is_new and event.planned is not None:
             followed.step.begin_planned(managed, event.lifetime, event.planned)

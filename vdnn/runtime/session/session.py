@@ -143,9 +143,9 @@ class Session(contextlib.ContextDecorator):
 
     @property
     def timeline(self) -> Timeline | None:
-        """The timeline of the last measured step, or None. A session with ``measure=True`` measures every whole step after
-        the warm-up; one with a budget those that it records, and the first that follow each plan. Reading it
-        may block until the device has completed that step."""
+        """The timeline of the last measured step, or None. A session with ``measure=True`` measures every whole step
+        after the warm-up; one with a budget those that it records, and the first that follow each plan. Reading it may
+        block until the device has completed that step."""
         return self._engine.steps.timeline
 
     @property

@@ -136,7 +136,7 @@ class SessionRecipes:
             return False  # only a part of the storage is managed
         save_key = self._steps.save_key
         recipe = None if node is None else find_recipe(tensor, node, self._our_unpack, max_depth=_DEPTH, expensive=True)
-        codec = codec_for(tensor, self._codecs) if tensor.nbytes == managed.nbytes else None
+        codec = codec_for(tensor, self._codecs, managed.transport) if tensor.nbytes == managed.nbytes else None
         if recipe is not None and not recipe.is_cheap and codec is not None:
             recipe = None  # a user who names a lossy codec prefers it to repeating an expensive operation
         if recipe is not None and self._accept(managed, recipe, save_key, discards=discards):
@@ -251,12 +251,19 @@ class SessionRecipes:
         for packed, one in self._complete(self._to_encode):
             managed, steps = packed.managed, self._steps
             with steps.recomputing(managed.transport):
-                if self._codec_cost(packed, one) is None:
+                encoded = None if self._codec_cost(packed, one) is None else _encoded(packed, one.codec)
+                if encoded is None:
+                    self._offload_instead(managed)
                     continue
-                encoded = _encoded(packed, one.codec)
                 was_discarded = self._discard(managed, encoded, one.save_key, is_exact=one.codec.is_exact)
                 if was_discarded and one.save_key is not None:
                     self._follow_encoded(encoded, one.save_key)
+
+    def _offload_instead(self, managed: ManagedStorage) -> None:
+        """A save that the plan encodes, and that cannot be encoded now, is offloaded in this step."""
+        self._steps.cannot_be_recomputed(managed)
+        managed.action = Action.OFFLOAD
+        managed.complete()
 
     def _follow_encoded(self, encoded: Codec, save_key: SaveKey) -> None:
         """The encoded bytes have a lifetime of their own, which the plan may offload."""
@@ -285,6 +292,8 @@ class SessionRecipes:
                 gauges.take_peaks()
                 before_bytes, begin = gauges.allocated_bytes(), gauges.mark(stream)
             encoded = _encoded(packed, one.codec)
+            if encoded is None:
+                return None  # not remembered: a later step may have the memory
             if gauges is not None:
                 encode_ns = gauges.ns_between(begin, gauges.mark(stream))
                 encode_bytes = gauges.take_peaks()[0] - before_bytes
@@ -294,9 +303,13 @@ class SessionRecipes:
         return self._proofs.with_encoding(encoded, encode_ns, encode_bytes)
 
 
-def _encoded(packed: PackedView, codec: type[Codec]) -> Codec:
+def _encoded(packed: PackedView, codec: type[Codec]) -> Codec | None:
+    """None if the device has no memory for the encoded bytes."""
     managed = packed.managed
     source = managed.source.storage
     if source is None:
         raise RuntimeError("expected a storage on the device to encode, got one that was released")
-    return codec(packed.view_of(source, managed.facts.begin), managed.transport, managed.facts.counters)
+    try:
+        return codec(packed.view_of(source, managed.facts.begin), managed.transport, managed.facts.counters)
+    except torch.OutOfMemoryError:
+        return None

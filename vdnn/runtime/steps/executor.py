@@ -105,6 +105,10 @@ class Executor:
         self.begin_step()
 
     @property
+    def keeps_everything(self) -> bool:
+        return all(one.action is Action.KEEP for one in self.plan.lifetimes)
+
+    @property
     def first_key(self) -> SaveKey | None:
         return self.saves[0].key if self.saves else None
 

@@ -35,6 +35,7 @@ class Source(Enum):
     """A rung was planned from this."""
 
     RECORDED = "a recorded step"
+    WARM_UP = "a recorded step of the warm-up"
     MADE = "steps of other sizes"
     GUESSED = "one step of another size"
 
@@ -75,7 +76,7 @@ class Rung:
     @property
     def is_provisional(self) -> bool:
         """True if the next step is recorded for a better plan. A guess that costs nothing stays."""
-        return self.source is Source.GUESSED and self.slowdown > _FREE
+        return self.source is Source.WARM_UP or (self.source is Source.GUESSED and self.slowdown > _FREE)
 
     @property
     def first(self) -> SaveKey:

@@ -1,16 +1,26 @@
 """Measures the Timeline of a step: when the compute stream waited and for what, and when each copy ran.
 
 While the step runs, the meter only records marks. They are converted to times when the timeline is read.
+
+[Note: Stalls and host-bound gaps] The time between two marks of a hook is not all stall: if the device is ahead of the
+host, the second mark is reached when the host issues it. What the compute stream waits for is the end of a copy. So a
+stall lasts from the first mark to the last end of a copy before the second, and there is none if no copy ended.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vdnn import _C
 from vdnn.runtime.machine.gauges import Gauges, Mark
 from vdnn.step.timeline import Copy, Timeline, Track
 from vdnn.step.timeline import Mark as TimelineMark
+
+_CLOCK_NS = 1000  # how exact the times of a device's events are
+
+Ends = Mapping[Track, Sequence[int]]  # when the copies of each track ended, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +68,34 @@ class Meter:
     def timeline(self) -> Timeline:
         """May block until the device has passed the step's end."""
         gauges, begin = self._gauges, self._begin
-        marks = [self._mark_of(hook) for hook in self._hooks]
-        computed_ns, step_ns = (gauges.ns_between(begin, mark) for mark in self._end)
-        end_point = marks[-1].point + 1 if marks else 0
-        marks.append(TimelineMark(end_point, computed_ns, step_ns, step_ns - computed_ns, 0, *self._last))
         copies = tuple(
             Copy(track, lifetime, nbytes, gauges.ns_until(begin, span[0]), gauges.ns_until(begin, span[1]))
             for track, lifetime, nbytes, span in self._copies
         )
+        ends = {track: sorted(copy.end_ns for copy in copies if copy.track is track) for track in Track}
+        marks = [self._mark_of(hook, ends) for hook in self._hooks]
+        computed_ns, step_ns = (gauges.ns_between(begin, mark) for mark in self._end)
+        end_point = marks[-1].point + 1 if marks else 0
+        released_ns = _stall_ns(ends[Track.TO_HOST], computed_ns, step_ns)
+        marks.append(TimelineMark(end_point, computed_ns, step_ns, released_ns, 0, *self._last))
         return Timeline("measured", gauges.clock, step_ns, tuple(marks), copies)
 
-    def _mark_of(self, hook: _Hook) -> TimelineMark:
-        gauges, begin = self._gauges, self._begin
-        stalled_ns = gauges.ns_between(hook.begin, hook.end)
-        reload_ns = 0
+    def _mark_of(self, hook: _Hook, ends: Ends) -> TimelineMark:
+        begin_ns, end_ns = (self._gauges.ns_between(self._begin, mark) for mark in (hook.begin, hook.end))
+        release_ns = reload_ns = 0
+        before_ns = begin_ns
         if hook.reload_begin is not None:
-            reload_ns = gauges.ns_between(hook.reload_begin, hook.reload_end)
-        return TimelineMark(
-            point=hook.point,
-            begin_ns=gauges.ns_between(begin, hook.begin),
-            end_ns=gauges.ns_between(begin, hook.end),
-            release_stall_ns=stalled_ns - reload_ns,
-            reload_stall_ns=reload_ns,
-            allocated_bytes=hook.allocated_bytes,
-            peak_bytes=hook.peak_bytes,
-        )
+            reloads = (self._gauges.ns_between(self._begin, mark) for mark in (hook.reload_begin, hook.reload_end))
+            reload_begin_ns, reload_end_ns = reloads
+            release_ns = _stall_ns(ends[Track.TO_HOST], begin_ns, reload_begin_ns)
+            reload_ns = _stall_ns(ends[Track.TO_DEVICE], reload_begin_ns, reload_end_ns)
+            before_ns = reload_end_ns
+        release_ns += _stall_ns(ends[Track.TO_HOST], before_ns, end_ns)
+        sizes = hook.allocated_bytes, hook.peak_bytes
+        return TimelineMark(hook.point, begin_ns, end_ns, release_ns, reload_ns, *sizes)
+
+
+def _stall_ns(ends: Sequence[int], begin_ns: int, end_ns: int) -> int:
+    """See [Note: Stalls and host-bound gaps]."""
+    before = bisect_right(ends, end_ns + _CLOCK_NS)
+    return max(0, min(ends[before - 1], end_ns) - begin_ns) if before else 0

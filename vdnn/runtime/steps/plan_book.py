@@ -11,6 +11,8 @@ compared.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from vdnn.planning.simulate import simulate
 from vdnn.runtime.steps.alike_kinds import AlikeKinds
 from vdnn.runtime.steps.budget_ledger import Over
@@ -37,6 +39,16 @@ _TOLERANCE = 1.01
 # What recorded steps told of another one was mistaken if its peak is off by this share, or its time shorter by that.
 _MISTAKEN_PEAK = 0.01
 _MISTAKEN_TIME = 0.05
+
+
+class _Finished(NamedTuple):
+    """A finished step that was recorded. `has_grown`: it was larger than the plan that it followed."""
+
+    kind: Kind
+    begin: Begin
+    followed: Executor | None
+    has_grown: bool
+    is_warm_up: bool
 
 
 class PlanBook:
@@ -123,7 +135,7 @@ class PlanBook:
         is_new = is_new and len(self._ladders) < _MOST_KINDS
         rung = self._best_rung(ladder, first, begin, maker)
         self.records_step = is_new or rung is None or ladder.records_all or ladder.recorded.learns_from(first)
-        if rung is None and ladder.is_far_below(first):
+        if rung is None and (ladder.is_far_below(first) or ladder.recorded.is_of_warm_up):
             return None
         if rung is None:
             rung = ladder.rungs[-1]
@@ -185,6 +197,8 @@ class PlanBook:
         measured: MeasuredStep,
         keys: SaveKeys,
         followed: Executor | None = None,
+        *,
+        is_warm_up: bool = False,
     ) -> None:
         """Make a plan for a recorded step, if there is a planner and no plan serves the step yet. `followed`: it
         followed this plan."""
@@ -194,13 +208,13 @@ class PlanBook:
             return
         if kind not in self._ladders:
             self._being_planned[kind] = begin
-        has_grown = followed is not None and followed.has_grown
+        step = _Finished(kind, begin, followed, followed is not None and followed.has_grown, is_warm_up)
 
         def read() -> tuple[Recording | None, Timeline | None]:
             return measured.recording, measured.timeline
 
         def use(found: tuple[Recording | None, Timeline | None]) -> None:
-            self._plan(maker, *found, kind, begin, followed, has_grown=has_grown)
+            self._plan(maker, *found, step)
 
         maker.work.add(read, use)
 
@@ -209,12 +223,9 @@ class PlanBook:
         maker: PlanMaker,
         recording: Recording | None,
         timeline: Timeline | None,
-        kind: Kind,
-        begin: Begin,
-        followed: Executor | None,
-        *,
-        has_grown: bool,
+        step: _Finished,
     ) -> None:
+        kind, followed = step.kind, step.followed
         ladder = self._ladders.get(kind)
         if recording is None or not recording.lifetimes:
             self._being_planned.pop(kind, None)
@@ -223,25 +234,25 @@ class PlanBook:
         foretold = None if like is None else like.recorded.foretold(first)
         if foretold is not None:
             recording = with_recomputes_of(foretold, recording)
-        has_own_recomputes, wrong = followed is None, None
+        has_own_recomputes, wrong = followed is None or followed.keeps_everything, None
         if ladder is not None:
-            ladder.recorded.note(recording, has_own_recomputes=has_own_recomputes)
+            ladder.recorded.note(recording, has_own_recomputes=has_own_recomputes, is_warm_up=step.is_warm_up)
             rung = None if followed is None else ladder.rung_of(followed)
             if rung is not None and (rung.is_provisional or _is_mistaken(rung, foretold, recording)):
                 wrong = rung
             elif ladder.is_being_planned or not _needs_plan(
-                ladder, rung, recording, is_planned=not has_own_recomputes, has_grown=has_grown
+                ladder, rung, recording, is_planned=followed is not None, has_grown=step.has_grown
             ):
-                if rung is not None and has_grown:
+                if rung is not None and step.has_grown:
                     maker.leave_room(rung)
                 return
             ladder.is_being_planned = True
-        new = RecordedSizes(recording, has_own_recomputes=has_own_recomputes)
+        new = RecordedSizes(recording, has_own_recomputes=has_own_recomputes, is_warm_up=step.is_warm_up)
         below = None if ladder is None else ladder.highest_without(wrong)
 
         def use(rung: Rung) -> None:
             self._uses += 1
-            mine = self._ladder_for(kind, begin, new)
+            mine = self._ladder_for(kind, step.begin, new)
             mine.last_used = self._uses
             mine.is_being_planned = False
             mine.replace(wrong, rung)
@@ -251,7 +262,8 @@ class PlanBook:
             if ladder is not None:
                 ladder.is_being_planned = False
 
-        maker.make_from(recording, timeline, None if below is None else below.recording, use, give_up)
+        source = Source.WARM_UP if step.is_warm_up else Source.RECORDED
+        maker.make_from(recording, timeline, None if below is None else below.recording, source, use, give_up)
 
     def _ladder_for(self, kind: Kind, begin: Begin, recorded: RecordedSizes) -> Ladder:
         """The ladder of a kind; a new one that begins with these recorded steps if it has none, or none any more."""

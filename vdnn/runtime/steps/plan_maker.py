@@ -49,11 +49,12 @@ class PlanMaker:
         recording: Recording,
         timeline: Timeline | None,
         below: Recording | None,
+        source: Source,
         use: Callable[[Rung], None],
         give_up: Callable[[], None],
     ) -> None:
         """A rung for a recorded step; or for the step that covers it and the highest one below, if that can meet the
-        budget. If no plan meets it, that is raised."""
+        budget. If no plan meets it, that is raised, unless the step was one of the warm-up."""
 
         def make() -> tuple[Recording, PlannedStep] | VdnnError:
             try:
@@ -65,8 +66,10 @@ class PlanMaker:
         def take(made: tuple[Recording, PlannedStep] | VdnnError) -> None:
             if isinstance(made, VdnnError):
                 give_up()
+                if source is Source.WARM_UP:  # it may have taken more than later ones do
+                    return
                 raise made
-            use(self._rung(*made, timeline, Source.RECORDED))
+            use(self._rung(*made, timeline, source))
 
         self.work.add(make, take)
 

@@ -50,25 +50,32 @@ class Told(NamedTuple):
 class RecordedSizes:
     """The recorded steps of one kind. It has one from the begin."""
 
-    def __init__(self, recording: Recording, *, has_own_recomputes: bool) -> None:
+    def __init__(self, recording: Recording, *, has_own_recomputes: bool, is_warm_up: bool = False) -> None:
         self._by_size: dict[Sizes, Recording] = {}
         self._have_own_recomputes: set[Sizes] = set()
         self._has_told: set[Sizes] = set()  # of sizes that were asked for, from these recordings
-        self.note(recording, has_own_recomputes=has_own_recomputes)
+        self._warm_ups: set[Sizes] = set()  # of steps of the warm-up, which later ones replace
+        self.note(recording, has_own_recomputes=has_own_recomputes, is_warm_up=is_warm_up)
 
-    def note(self, recording: Recording, *, has_own_recomputes: bool) -> None:
+    def note(self, recording: Recording, *, has_own_recomputes: bool, is_warm_up: bool = False) -> None:
         """Remembers a recorded step. `has_own_recomputes`: it followed no plan, so its recomputes were found in it."""
         size = first_save(recording).size
         if has_own_recomputes:
             self._have_own_recomputes.add(size)
-        known = self._by_size.get(size)
+        known = None if size in self._warm_ups else self._by_size.get(size)
         if known is not None and known.managed_bytes >= recording.managed_bytes:
             return
+        (self._warm_ups.add if is_warm_up else self._warm_ups.discard)(size)
         self._by_size[size] = recording
         self._has_told.clear()
         if len(self._by_size) > _MOST_RECORDINGS:  # the smallest and the largest tell most
             by_size = sorted(self._by_size, key=math.prod)
             del self._by_size[by_size[len(by_size) // 2]]
+
+    @property
+    def is_of_warm_up(self) -> bool:
+        """True if no step after the warm-up was recorded."""
+        return self._by_size.keys() <= self._warm_ups
 
     @property
     def ends(self) -> tuple[Recording, Recording] | None:
@@ -78,39 +85,46 @@ class RecordedSizes:
 
     def learns_from(self, first: SaveKey) -> bool:
         """True if a recording of a step that begins so tells more about other sizes."""
-        if first.size in self._by_size:
+        sizes = self._by_size.keys() - self._warm_ups
+        if first.size in sizes:
             return False
-        elements, known = math.prod(first.size), list(map(math.prod, self._by_size))
+        elements, known = math.prod(first.size), list(map(math.prod, sizes))
         return len(known) < 2 or elements > _LARGER * max(known) or elements < _MUCH_SMALLER * min(known)
 
     def foretold(self, first: SaveKey) -> Recording:
         """A step that begins with this save, as far as it is known: at worst a guess."""
-        lines = lines_through(first.size, self._by_size)
-        found = (resized(line, first, 0) for line in lines)
+        found = (resized(line, first, 0) for line in self._lines(first))
         return next((one for one in found if one is not None), None) or guessed(self._nearest(first), first)
 
     def tell(self, first: SaveKey, others: Sequence[RecordedSizes]) -> Told | None:
         """The knowledge of a step that begins with this save; None if that was asked before. `others` are of nearly the
         same steps: they are asked if this could only guess."""
-        if first.size in self._has_told:
+        if first.size in self._has_told or self.is_of_warm_up:
             return None
         self._has_told.add(first.size)
-        lines = lines_through(first.size, self._by_size)
+        lines = self._lines(first)
         is_guess = not lines
         if is_guess:
-            lines = [line for one in others for line in lines_through(first.size, one._by_size)]
+            lines = [line for one in others for line in one._lines(first)]
         return Told(first, tuple(lines), self._nearest(first, others), is_guess)
 
+    def _lines(self, first: SaveKey) -> list[Line]:
+        """The lines of sizes that it is on. A small difference in a step of the warm-up would be a large one there."""
+        after_warm_up = {size: one for size, one in self._by_size.items() if size not in self._warm_ups}
+        return lines_through(first.size, after_warm_up)
+
     def _nearest(self, first: SaveKey, others: Sequence[RecordedSizes] = ()) -> Recording:
-        """The recording nearest in size, of those with recomputes of their own: errors of guesses would add up."""
+        """The recording nearest in size, of those with recomputes of their own: errors of guesses would add up. What
+        was resident later is resident in it: a step of the warm-up began without the state of the optimizer."""
         own = [one._by_size[size] for one in (self, *others) for size in one._have_own_recomputes & one._by_size.keys()]
-        return min(own or self._by_size.values(), key=lambda one: _ratio(first_save(one), first))
+        nearest = min(own or self._by_size.values(), key=lambda one: _ratio(first_save(one), first))
+        return with_resident(nearest, max(one.resident_bytes for one in (nearest, *self._by_size.values())))
 
 
 def _ratio(one: SaveKey, other: SaveKey) -> float:
-    """How many times as large one of the two is."""
-    sizes = math.prod(one.size), math.prod(other.size)
-    return max(sizes) / max(1, min(sizes))
+    """How many times as large one of the two is, in each of their sizes."""
+    sizes = zip(one.size, other.size, strict=False)
+    return math.prod(max(pair) / max(1, min(pair)) for pair in sizes)
 
 
 def _made(line: Line, first: SaveKey, fits: Callable[[Recording], bool]) -> Iterator[Recording]:

@@ -1,10 +1,9 @@
 """Follows a session's steps: finds where each begins and ends, and informs the recorder, the meter and the executor.
 
 A step ends with session.step(), otherwise as ends.py decides. A step without saves is not counted.
-
-The first step after the warm-up is recorded. With a planner, so is one step of every further kind: see plan_book.py.
-Of the steps that follow a plan, only the first are measured, unless the session measures. Only the first of several
-devices is watched.
+The first step after the warm-up is recorded. With a planner, so are those of the warm-up, and one step of every further
+kind: see plan_book.py. Of the steps that follow a plan, only the first are measured, unless the session measures. Only
+the first of several devices is watched.
 """
 
 from __future__ import annotations
@@ -158,6 +157,8 @@ class StepWatch:
         if self._ends.is_due_at_exit(graphs_are_gone=self._graphs_are_gone):
             self.end_step()
         self.settling.continue_in_python()
+        if self.gauges is not None:
+            self.gauges.pause()
 
     def resumed(self) -> None:
         """The session is entered, or an inner one was left. A step begins here unless it has begun before."""
@@ -172,12 +173,12 @@ class StepWatch:
         has neither."""
         if self.gauges is None or self.transport is None:
             return
+        begin = None if is_settled else self.gauges.mark(self.transport.current_stream())
+        self.gauges.step_begins()
         self._resident_bytes = self._step.resident_bytes = self.gauges.allocated_bytes()
         if is_settled:
             return
-        begin = self.gauges.mark(self.transport.current_stream())
-        self.gauges.take_peaks()
-        if self.steps >= self.options.warmup_steps:
+        if self.options.planner is not None or self.steps >= self.options.warmup_steps:
             self._step.meter = Meter(self.gauges, begin, self._resident_bytes)
             if self.options.planner is not None or self._measured.last_recorded is None:
                 self._step.record(Recorder(self.gauges, begin, self._modules.parameters.nbytes()))
@@ -186,7 +187,7 @@ class StepWatch:
         transport, gauges = self.transport, self.gauges
         if transport is None or gauges is None:
             return
-        begin, peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
+        begin, peaks = gauges.mark(transport.current_stream()), gauges.step_ended()
         # Copies of freed graphs, and offloaded storages of live ones, must not count in the next step.
         if step.guard is not None:
             step.guard.step_ended()
@@ -199,7 +200,7 @@ class StepWatch:
             self.budget.micro_batch_ended(step.peak_bytes, *judged)
         measured = self._measured.finish(step, transport, (begin, gauges.mark(transport.current_stream())), peaks)
         if step.recorder is not None:
-            self._plans.recorded(measured, step.keys, step.executor)
+            self._plans.recorded(measured, step.keys, step.executor, is_warm_up=self.steps < self.options.warmup_steps)
         elif step.executor is not None:
             self._plans.executed(step.executor, step.peak_bytes, step.resident_bytes, step.keys.kind)
 
@@ -269,9 +270,11 @@ class StepWatch:
 
     @property
     def looks_for_recomputes(self) -> bool:
-        """True in steps that follow no plan, if they are recorded or may be."""
+        """True in steps that are recorded or may be, and have no plan that moves anything."""
         has_use = self.options.planner is not None or self._measured.last_recorded is None
-        return self._is_in_hook and has_use and self._step.executor is None and self.gauges is not None
+        executor, recorder = self._step.executor, self._step.recorder
+        is_free = executor is None or (recorder is not None and executor.keeps_everything)
+        return self._is_in_hook and has_use and is_free and self.gauges is not None
 
     def can_be_recomputed(
         self, managed: ManagedStorage, operation: str, inputs: list[ManagedStorage], cost: RecomputeCost
@@ -289,13 +292,11 @@ class StepWatch:
         """A context around the recompute of a discarded storage: it computes, and its operands have hooks."""
         return self._step.recomputing(self.gauges, transport)
 
-    def _allocated_bytes(self) -> int:
-        return 0 if self.gauges is None else self.gauges.allocated_bytes()
-
     def _choose_executor(self, step: WatchedStep) -> int:
         """Returns the bytes that are allocated now."""
         script = self.settling.script_for(step.keys.first)
-        now_bytes = self._allocated_bytes() if script is None else script.resident_bytes
+        counted = None if script is not None or self.gauges is None else self.gauges.allocated_bytes()
+        now_bytes = counted or (0 if script is None else script.resident_bytes)
         # Gradients of the step before are often freed only now.
         self._resident_bytes = min(self._resident_bytes, now_bytes)
         try:
@@ -339,10 +340,9 @@ class StepWatch:
         if not self._is_in_hook:
             return False
         watched = self._step.lifetime_of(managed)
-        if watched is not None:
-            return self._step.used(watched)
-        self._used_earlier_save()
-        return False
+        if watched is None:
+            self._used_earlier_save()
+        return watched is not None and self._step.used(watched)
 
     def _used_earlier_save(self) -> None:
         self._ends.used_earlier_save()

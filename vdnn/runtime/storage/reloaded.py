@@ -13,8 +13,10 @@ from vdnn.runtime.storage.facts import StorageFacts
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.spans import in_span
 
-# The last bit of a result of torch's CPU kernels may depend on alignment, so a reload keeps that of the original.
-_ALIGNMENT = 64
+# The last bit of a result may depend on alignment, so a reload keeps that of the original. torch's CPU kernels look at
+# 64 bytes, and cuBLASLt chooses its kernel by up to 256. torch's CUDA allocator aligns to 512.
+_CPU_ALIGNMENT = 64
+_CUDA_ALIGNMENT = 512
 
 
 class Reloaded:
@@ -56,20 +58,21 @@ class Reloaded:
         transport.reload_in_flight_bytes += facts.nbytes
 
     def _allocate(self, transport: Transport, facts: StorageFacts) -> None:
-        misalignment = facts.address % _ALIGNMENT
+        alignment = _CUDA_ALIGNMENT if transport.torch_device.type == "cuda" else _CPU_ALIGNMENT
+        misalignment = facts.address % alignment
         if facts.is_dense and not misalignment:
             dtype, size, stride = facts.geometry
             self.tensor = torch.empty_strided(size, stride, dtype=dtype, device=transport.torch_device)
             self.address = self.tensor.data_ptr()
-            if not self.address % _ALIGNMENT:
+            if not self.address % alignment:
                 self.begin, self.is_whole = 0, True
                 return
-        # torch's allocators align to 64 bytes or more, so this is usually enough. Another allocator may need padding.
+        # torch's allocators align to this or more, so this is usually enough. Another allocator may need padding.
         tensor = _allocate_bytes(transport, facts.nbytes + misalignment)
-        if not transport.fake and tensor.data_ptr() % _ALIGNMENT:
-            tensor = _allocate_bytes(transport, facts.nbytes + _ALIGNMENT)
+        if not transport.fake and tensor.data_ptr() % alignment:
+            tensor = _allocate_bytes(transport, facts.nbytes + alignment)
         address = transport.address_of(tensor.untyped_storage())
-        self.tensor, self.begin, self.is_whole = tensor, (misalignment - address) % _ALIGNMENT, False
+        self.tensor, self.begin, self.is_whole = tensor, (misalignment - address) % alignment, False
         self.address = address + self.begin
 
     def wait(self) -> None:

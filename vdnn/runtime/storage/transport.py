@@ -103,6 +103,8 @@ class Transport:
         self._stream_of_torch = stream_of_torch
         # Only an ordering checker acts on notes of reads and writes. A simulated device acts on notes of releases only.
         self.is_checked = isinstance(device, _C.OrderingChecker)
+        # A GPU runs the codec's kernels only in a build with device code.
+        self.has_kernels = device.info.kind != "cuda" or _C.device_code_present()
         notes_releases = not isinstance(device, _C.CudaDevice)
         self.release_context = ReleaseContext(device, notes_releases, {}, deque(maxlen=_MAX_HELD))
         self.streams = self.release_context.streams

@@ -9,12 +9,13 @@ from types import FrameType
 import torch
 
 _TORCH = str(Path(torch.__file__).parent) + "/"
-_OURS = str(Path(__file__).parents[1]) + "/"
+_OURS = str(Path(__file__).parents[2]) + "/"
 IN_TORCH = "inside torch"
 
 
 def user_place() -> str:
-    """The line as "file:line". A file below the current directory is named relative to it."""
+    """The line as "file:line". A file of an installed package is named by the package, and one below the current
+    directory relative to it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -38,7 +39,7 @@ def called_from_torch(package: str) -> bool:
 
 
 def _shown(name: str) -> str:
-    path = Path(name)
+    path = Path(name.rpartition("/site-packages/")[2])
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

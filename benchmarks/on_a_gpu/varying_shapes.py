@@ -1,0 +1,209 @@
+"""Part of gpu-proof: trains cases of benchmarks.shapes on the GPU, plain and under a budget, step by step.
+
+The budget is 60 % of the largest requested peak of a plain step. Both trainings begin from the same seed and take the
+same steps with their optimizers, under deterministic algorithms: afterwards their parameters must be equal, bit for
+bit. Each step's time and peak are written as a case ends. `--device virtual` trains in virtual time, without data, to
+try the program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import vdnn
+from benchmarks.harness.determinism import deterministic
+from benchmarks.harness.measure import SEED, digest_of, first_line
+from benchmarks.shapes.cases import CASES, Case, Subject
+from benchmarks.shapes.figures import LEARNING_STEPS, Executed
+
+NAMES = ("decoder", "padded encoder", "multi-scale images", "four micro-batches", "smaller last batch")
+BUDGET_SHARE = 0.6
+HARDWARE = "rtx-4090"
+
+
+class Clock(ABC):
+    """The device that a case is trained on: enter it, then time steps."""
+
+    device: Any
+
+    @abstractmethod
+    def entered(self) -> AbstractContextManager[object]: ...
+
+    @abstractmethod
+    def timed(self, subject: Subject, size: Any) -> Executed: ...
+
+    @abstractmethod
+    def digest(self, subject: Subject) -> str | None:
+        """A digest of the parameters, or None if they have no data."""
+
+
+class GpuClock(Clock):
+    """The current GPU: events around each step, requested bytes by torch's statistics. `cuda` is torch.cuda, or a
+    stand-in in a test, and `place` the device of the tensors."""
+
+    device = "cuda"
+
+    def __init__(self, cuda: Any = torch.cuda, place: str = "cuda") -> None:
+        self._cuda = cuda
+        self._place = place
+
+    @contextlib.contextmanager
+    def entered(self) -> Any:
+        with deterministic(strict=False), torch.device(self._place):
+            yield
+        gc.collect()
+        self._cuda.empty_cache()
+
+    def timed(self, subject: Subject, size: Any) -> Executed:
+        cuda = self._cuda
+        begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
+        cuda.reset_peak_memory_stats()
+        begin.record()
+        subject.train(size)
+        end.record()
+        cuda.synchronize()
+        peak_bytes = cuda.memory_stats()["requested_bytes.all.peak"]
+        return Executed(round(begin.elapsed_time(end) * 1e6), int(peak_bytes))
+
+    def digest(self, subject: Subject) -> str | None:
+        groups = [group for optimizer in subject.optimizers for group in optimizer.param_groups]
+        return digest_of({str(index): one for index, one in enumerate(p for group in groups for p in group["params"])})
+
+
+class VirtualClock(Clock):
+    """A virtual machine without data."""
+
+    def __init__(self) -> None:
+        self.device = vdnn.VirtualMachine(HARDWARE)
+
+    def entered(self) -> AbstractContextManager[object]:
+        return self.device  # type: ignore[no-any-return]
+
+    def timed(self, subject: Subject, size: Any) -> Executed:
+        self.device.reset_peak()
+        begin_ns = self.device.now_ns
+        subject.train(size)
+        return Executed(self.device.now_ns - begin_ns, self.device.peak_bytes)
+
+    def digest(self, subject: Subject) -> str | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Varied:
+    """A case: each step plain and under the budget. `same` is None if parameters have no data."""
+
+    case: str
+    said: str
+    budget_bytes: int = 0
+    plain: tuple[Executed, ...] = ()
+    ours: tuple[Executed, ...] = ()
+    same: bool | None = None
+
+    @property
+    def over_budget(self) -> int:
+        return sum(step.peak_bytes > self.budget_bytes for step in self.ours)
+
+    @property
+    def over_plain(self) -> float:
+        """The time of the steps behind the first, over that of plain's."""
+        plain_ns, ours_ns = (sum(step.step_ns for step in steps[LEARNING_STEPS:]) for steps in (self.plain, self.ours))
+        return ours_ns / plain_ns if plain_ns else 0.0
+
+    @property
+    def is_good(self) -> bool:
+        return not self.said and self.same is not False and not self.over_budget
+
+    def __str__(self) -> str:
+        if self.said:
+            return f"{self.case}: {self.said}"
+        bits = {True: "parameters as plain", False: "parameters DIFFER from plain", None: "no data to compare"}[
+            self.same
+        ]
+        worst = max((step.peak_bytes / self.budget_bytes for step in self.ours), default=0.0)
+        largest = max(step.peak_bytes for step in self.plain)
+        over = f"{self.over_budget} of {len(self.ours)} steps over the budget, highest {worst:.3f} of it"
+        peaks = f"budget {self.budget_bytes / 2**30:.2f} of {largest / 2**30:.2f} GiB"
+        return f"{self.case}: {bits}; {peaks}; {over}; {self.over_plain:.3f} x plain's time"
+
+
+def trained(case: Case, clock: Clock, budget_bytes: int | None, steps: int) -> tuple[tuple[Executed, ...], str | None]:
+    """All steps of the case from the same seed, plain if there is no budget."""
+    with clock.entered():
+        torch.manual_seed(SEED)
+        subject = case.make()
+        subject.make_states()
+        session = None if budget_bytes is None else vdnn.offload(budget=budget_bytes, device=clock.device)
+        try:
+            with session or contextlib.nullcontext():
+                executed = tuple(clock.timed(subject, size) for size in case.sizes[:steps])
+        finally:
+            if session is not None:
+                session.close()
+        return executed, clock.digest(subject)
+
+
+def measure(case: Case, device: str, steps: int) -> Varied:
+    def clock() -> Clock:
+        return GpuClock() if device == "cuda" else VirtualClock()
+
+    try:
+        plain, plain_digest = trained(case, clock(), None, steps)
+        budget_bytes = int(BUDGET_SHARE * max(step.peak_bytes for step in plain))
+        ours, digest = trained(case, clock(), budget_bytes, steps)
+    except Exception as error:  # a case that fails must not hide the others
+        traceback.print_exc()
+        return Varied(case.name, f"{type(error).__name__}: {first_line(error)}")
+    return Varied(case.name, "", budget_bytes, plain, ours, None if digest is None else digest == plain_digest)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.on_a_gpu.varying_shapes", description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "virtual"), default="cuda")
+    parser.add_argument("--cases", default=",".join(NAMES), metavar="NAMES", help="separated by commas")
+    parser.add_argument("--steps", type=int, default=30, metavar="N", help="at most, of each case")
+    parser.add_argument("--limit-s", type=float, default=float("inf"), metavar="S")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the cases there, line by line")
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("varying_shapes: torch sees no GPU here: --device virtual tries it without one.", file=sys.stderr)
+        return 2
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # What sessions say of their budgets is in the figures.
+    logging.getLogger("vdnn").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore", vdnn.VdnnWarning)
+    began_s = time.monotonic()
+    cases = {case.name: case for case in CASES}
+    failures = 0
+    for name in options.cases.split(","):
+        if time.monotonic() - began_s > options.limit_s:
+            print(f"the time is over: {name} and those behind it did not run")
+            break
+        found = measure(cases[name], options.device, options.steps)
+        failures += not found.is_good
+        print(found, flush=True)
+        if options.json is not None:
+            with options.json.open("a") as lines:
+                lines.write(json.dumps(asdict(found)) + "\n")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""A session with a budget plans its second step from the first one, and plans again from the second."""
+
+from __future__ import annotations
+
+import torch
+
+import vdnn
+from tests.runtime.rigs.networks import perceptron
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.step.plan import Plan
+
+BUDGET_BYTES = 1200 << 10
+
+
+def trained(batches: list[int], budget_bytes: int = BUDGET_BYTES) -> tuple[list[int], list[int], list[Plan | None]]:
+    """The times and the peaks of steps with these batches, and the plans that were the latest after each."""
+    times_ns, peaks, plans = [], [], []
+    with VirtualMachine("titan-x") as machine:
+        model = perceptron(64, 12)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        with vdnn.offload(budget=budget_bytes, device=machine, min_bytes=0) as session:
+            for batch in batches:
+                machine.reset_peak()
+                begin_ns = machine.now_ns
+                model(torch.zeros(batch, 64)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                times_ns.append(machine.now_ns - begin_ns)
+                peaks.append(machine.peak_bytes)
+                plans.append(session.plan)
+    return times_ns, peaks, plans
+
+
+def test_the_second_step_follows_a_plan_of_the_first_one() -> None:
+    times_ns, peaks, plans = trained([320, 320, 320])
+    assert plans[0] is not None
+    assert max(peaks) <= BUDGET_BYTES, "the state of the optimizer came after the first step"
+    assert times_ns[1] <= 1.1 * times_ns[2]
+    assert plans[1] is not plans[0], "the second step was recorded, and planned from"
+
+
+def test_a_larger_second_step_does_not_follow_it() -> None:
+    _, peaks, plans = trained([160, 320, 320])
+    assert plans[0] is not None
+    assert max(peaks) <= BUDGET_BYTES
+    assert plans[1] is not None
+    assert plans[1].lifetimes[0].nbytes > plans[0].lifetimes[0].nbytes
+
+
+def test_a_first_step_that_no_plan_fits_ends_nothing() -> None:
+    _, peaks, plans = trained([8000, 320, 320])
+    assert peaks[0] > BUDGET_BYTES
+    assert plans[0] is None
+    assert plans[2] is not None
+    assert max(peaks[1:]) <= BUDGET_BYTES

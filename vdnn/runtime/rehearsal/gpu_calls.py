@@ -1,0 +1,106 @@
+"""Lets a program that names its GPU run in a rehearsal, where CPU tensors without data stand for those of the card.
+
+tensors and modules   `.to("cuda")`, `.cuda()`, `device="cuda"` and `.pin_memory()` leave them where they are.
+mixed precision       `torch.autocast("cuda")` and `GradScaler("cuda")` apply to the CPU tensors. Without this, torch
+                      would turn both off, and a step in mixed precision would be planned as one in float32.
+torch.cuda            `synchronize()`, `set_device()` and the like do nothing.
+numpy                 `.numpy()` gives the known values, or the expected ones.
+copies                `copy.deepcopy()` of a model, as for an average of its weights. Torch cannot copy a storage
+                      without data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.amp.autocast_mode import autocast
+from torch.amp.grad_scaler import GradScaler
+from torch.overrides import TorchFunctionMode
+
+from vdnn.runtime.recompute.norm_calls import remove_stale_mode
+
+_HERE = "cpu"
+_STAYS = frozenset({torch.Tensor.cuda, torch.Tensor.pin_memory})
+_ARRAYS: tuple[Any, ...] = (torch.Tensor.numpy, torch.Tensor.__array__)
+_QUIET = ("synchronize", "set_device", "reset_peak_memory_stats", "reset_max_memory_allocated", "empty_cache")
+
+
+class OnTheCard(TorchFunctionMode):
+    """Replaces a GPU among the arguments of any function of torch by the device of the rehearsal."""
+
+    passes_norms_on: ClassVar[bool] = True  # see recompute/norm_calls.py
+
+    def __init__(self, array_of: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self._array_of = array_of
+
+    def __exit__(self, *exception: Any) -> None:
+        remove_stale_mode()
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.device:
+            return func(*args, **(kwargs or {}))  # the program may look at its type
+        if func in _STAYS:
+            return args[0]
+        if func in _ARRAYS:
+            return self._array_of(args[0])
+        if func is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
+            return _copied(*args)
+        if any(_is_gpu(one) for one in args):
+            args = tuple(_HERE if _is_gpu(one) else one for one in args)
+        if kwargs and _is_gpu(kwargs.get("device")):
+            kwargs = {**kwargs, "device": _HERE}
+        return func(*args, **(kwargs or {}))
+
+
+def _is_gpu(value: object) -> bool:
+    if isinstance(value, torch.device):
+        return value.type == "cuda"
+    return isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
+
+
+def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    if id(tensor) not in memo:
+        made = tensor.detach().clone()
+        if isinstance(tensor, torch.nn.Parameter):
+            made = torch.nn.Parameter(made)
+        made.requires_grad_(tensor.requires_grad)
+        # A FakeTensor has its own state here too. Only what a library noted on the tensor goes along.
+        vars(made).update({name: value for name, value in vars(tensor).items() if name not in vars(made)})
+        memo[id(tensor)] = made
+    copied: torch.Tensor = memo[id(tensor)]
+    return copied
+
+
+@contextlib.contextmanager
+def gpu_calls() -> Iterator[None]:
+    """A context in which mixed precision and functions of torch.cuda work without a GPU. Not for several threads."""
+    originals = {name: getattr(torch.cuda, name) for name in (*_QUIET, "current_device")}
+    start_autocast, start_scaler = autocast.__init__, GradScaler.__init__
+
+    def autocast_here(context: autocast, device_type: str, dtype: torch.dtype | None = None, **options: Any) -> None:
+        if device_type == "cuda":
+            device_type, dtype = _HERE, dtype or torch.get_autocast_dtype("cuda")
+        start_autocast(context, device_type, dtype, **options)
+
+    def scaler_here(scaler: GradScaler, device: str = "cuda", *arguments: Any, **options: Any) -> None:
+        start_scaler(scaler, _HERE if device == "cuda" else device, *arguments, **options)
+
+    autocast.__init__ = autocast_here  # type: ignore[method-assign, assignment]
+    GradScaler.__init__ = scaler_here  # type: ignore[method-assign, assignment]
+    for name in _QUIET:
+        setattr(torch.cuda, name, lambda *arguments, **options: None)
+    torch.cuda.current_device = lambda: 0
+    try:
+        yield
+    finally:
+        autocast.__init__, GradScaler.__init__ = start_autocast, start_scaler  # type: ignore[method-assign]
+        for name, original in originals.items():
+            setattr(torch.cuda, name, original)

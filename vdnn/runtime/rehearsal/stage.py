@@ -1,0 +1,50 @@
+"""The stage of a rehearsal: all that makes a program on a virtual machine behave as it would on the card."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from torch._subclasses import fake_tensor
+
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
+from vdnn.runtime.rehearsal.gpu_calls import OnTheCard, gpu_calls
+from vdnn.runtime.rehearsal.host_values import HostValues
+from vdnn.runtime.rehearsal.random_state import same_random_numbers
+from vdnn.runtime.torch_internals.backward_modes import backward_under
+from vdnn.runtime.torch_internals.fake_modules import fake_modules_can_be_converted
+
+
+@contextlib.contextmanager
+def stage(machine: VirtualMachine) -> Iterator[HostValues]:
+    """Enter it after a virtual machine whose tensors have no data. Yields what answers for values."""
+    with (
+        _quiet(),
+        same_random_numbers(),
+        fake_modules_can_be_converted(),
+        gpu_calls(),
+        HostValues(machine.tracker.track) as values,
+        backward_under(lambda: _functions(values)),
+        _functions(values),
+    ):
+        yield values
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Torch logs a traceback for each error of a shape, which the program gets as an exception anyway."""
+    logger = logging.getLogger(fake_tensor.__name__)
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+@contextlib.contextmanager
+def _functions(values: HostValues) -> Iterator[None]:
+    with OnTheCard(values.array_of), CudaShaped():
+        yield

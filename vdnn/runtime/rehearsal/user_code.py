@@ -1,0 +1,89 @@
+"""Turns what the user's code raises in a rehearsal into one message: what was being done, the line, what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import linecache
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+from vdnn.errors import RehearsalError, VdnnError
+
+_NOT_THE_USERS = (str(Path(torch.__file__).parent) + "/", str(Path(__file__).parents[2]) + "/", "<")
+_LIBRARY = sysconfig.get_paths()["stdlib"]
+_TRY_IT = "Run the step once with tensors that have data: if it fails there too, the program is at fault"
+_NO_CARD = (
+    "A rehearsal has no GPU: tensors and modules may be moved to one, but its libraries and custom kernels cannot be "
+    "called. Leave that call out of what is rehearsed"
+)
+
+
+@contextlib.contextmanager
+def user_code(doing: str, *, function: Callable[..., Any] | None = None) -> Iterator[None]:
+    """A context in which the user's code runs. Errors of vdnn pass through; others become a RehearsalError with the
+    original as its cause."""
+    try:
+        yield
+    except VdnnError:
+        raise
+    except Exception as error:
+        place = _place(error)
+        called = f"{function.__module__}.{function.__qualname__}" if inspect.isfunction(function) else ""
+        raise RehearsalError(
+            doing=doing, problem=_problem(error), place=place, advice=_advice(error, called if not place else "")
+        ) from error
+
+
+def _problem(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _place(error: Exception) -> str:
+    """The innermost line outside torch and vdnn."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    for frame, line in reversed(frames):
+        name = frame.f_code.co_filename
+        if not name.startswith(_NOT_THE_USERS) and (not name.startswith(_LIBRARY) or "/site-packages/" in name):
+            text = linecache.getline(name, line).strip()
+            return f"{name}:{line}, in {frame.f_code.co_name}: {text}"
+    return ""
+
+
+def _advice(error: Exception, called: str) -> str:
+    text = str(error)
+    if called and isinstance(error, TypeError):
+        return (
+            "The function is called with one number, the batch size. A program that trains by itself cannot be taken "
+            "apart: write a function that returns its model and inputs, or an object with `model` and `step()`"
+        )
+    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        return (
+            "The result of this operation depends on data, and a rehearsal has none. Take it out of the step that is "
+            "rehearsed, or bring its result as an input"
+        )
+    if isinstance(error, (UnsupportedOperatorException, NotImplementedError)):
+        return (
+            "This operation cannot run without data. If it is a custom one, register its shape with "
+            "torch.library.register_fake"
+        )
+    if "CUDA" in text or "cuda" in text or "NVIDIA" in text:
+        return _NO_CARD
+    if isinstance(error, ImportError):
+        return "Install what is missing, or run the command in the environment of the program"
+    if isinstance(error, OSError):
+        return "A rehearsal needs no weights: make the model from its configuration"
+    if "second time" in text:
+        return "step() keeps a graph of an earlier step: detach what it carries over"
+    return _TRY_IT
