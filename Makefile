@@ -30,6 +30,7 @@ help:
 	@echo "make test         the tests; make test-full has the rest"
 	@echo "For work on vdnn:"
 	@echo "make test-fast    the tests without those marked slow"
+	@echo "make test-torch   the tests that depend on torch, on another one: TORCH=torch==2.15.0 VENV=build/torch"
 	@echo "make test-full    every sample of torch's operation database in every mode, every schedule and budget"
 	@echo "make fuzz         100,000 random training programs, each against plain PyTorch, bit for bit"
 	@echo "make stress       the C++ stress program under ThreadSanitizer, AddressSanitizer and UBSan; stress-deferred"
@@ -97,6 +98,11 @@ TRAINERS := tests/integrations/test_huggingface.py tests/integrations/test_light
 test-fast: build
 	$(PYTEST) --benchmark-disable -m "not slow and not full" $(TRAINERS:%=--ignore=%)
 	$(PYTEST) -m "not slow and not full" tests/deferred
+
+# What depends on the version of torch, for another one than the pinned: make test-torch TORCH=torch==2.15.0 VENV=build/torch
+.PHONY: test-torch
+test-torch: build
+	$(PYTEST) --benchmark-disable tests/runtime tests/integrations tests/advisor tests/models $(TRAINERS:%=--ignore=%)
 
 # All samples of torch's own operation and module databases, in every mode, moved and recomputed; the schedules and
 # budgets that `make test` did not draw (tests/drawn.py); and four times its seeds of the deferred accelerator.

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from vdnn.errors import CoreMissingError, TorchMissingError
 
-NEEDED = "torch>=2.8"
-_OLDEST = (2, 8)
+NEEDED = "torch>=2.10"
+_OLDEST = (2, 10)
 
 
 def require_core() -> None:

@@ -46,12 +46,16 @@ std::optional<std::uint64_t> field(const std::string& text, const std::string& n
 struct CgroupFiles {
   fs::path mount;
   const char* limit;
+  // Beyond it the kernel stalls the group to reclaim memory, and pinned memory cannot be reclaimed. nullptr: none.
+  const char* throttle;
   const char* used;
   const char* reclaimable;  // line of memory.stat
 };
 
 void tighten(HostLimits& limits, const fs::path& group, const CgroupFiles& files) {
-  const auto limit = read_number(group / files.limit);
+  auto limit = read_number(group / files.limit);
+  const auto throttle = files.throttle ? read_number(group / files.throttle) : std::nullopt;
+  if (throttle && (!limit || *throttle < *limit)) limit = throttle;
   const auto used = read_number(group / files.used);
   if (!limit || !used || *limit >= beyond_any_machine) return;
   const std::uint64_t reclaimable = field(read_text(group / "memory.stat").value_or(""), files.reclaimable).value_or(0);
@@ -76,8 +80,8 @@ void walk_up(HostLimits& limits, const std::string& group, const CgroupFiles& fi
 }
 
 void read_cgroups(HostLimits& limits, const fs::path& root) {
-  const CgroupFiles v2{root / "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "};
-  const CgroupFiles v1{root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+  const CgroupFiles v2{root / "sys/fs/cgroup", "memory.max", "memory.high", "memory.current", "inactive_file "};
+  const CgroupFiles v1{root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", nullptr, "memory.usage_in_bytes",
                        "total_inactive_file "};
   std::istringstream lines(read_text(root / "proc/self/cgroup").value_or(""));
   for (std::string line; std::getline(lines, line);) {

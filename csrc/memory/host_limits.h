@@ -12,8 +12,9 @@ namespace vdnn {
 struct HostLimits {
   std::uint64_t total_bytes = 0;
   std::uint64_t available_bytes = 0;
-  std::optional<std::uint64_t> cgroup_limit_bytes;  // of the cgroup (own or ancestor) with the least headroom
-  std::optional<std::uint64_t> cgroup_used_bytes;   // of the same cgroup, without file pages that it could reclaim
+  // Of the cgroup (own or ancestor) with the least headroom: its limit, or where it is throttled if that is less.
+  std::optional<std::uint64_t> cgroup_limit_bytes;
+  std::optional<std::uint64_t> cgroup_used_bytes;  // of the same cgroup, without file pages that it could reclaim
   std::optional<std::uint64_t> memlock_limit_bytes;
   int numa_nodes = 1;
   std::uint64_t huge_page_bytes = 0;

@@ -96,7 +96,7 @@ def check_runtime_names_torch() -> None:
         sentence = str(error)
     else:
         raise CheckFailed("vdnn.offload raises where there is no torch")
-    expect("\n" not in sentence and "torch>=2.8" in sentence, f"one sentence names torch>=2.8: {sentence!r}")
+    expect("\n" not in sentence and "torch>=2.10" in sentence, f"one sentence names torch>=2.10: {sentence!r}")
 
 
 def main() -> int:

@@ -145,7 +145,7 @@ def test_every_fact_is_in_the_json() -> None:
     assert [codec["kernel"] for codec in found["codecs"]] == ["content_hash", "pack_bits"]
     assert found["host"]["cgroup_limit_bytes"] == 128 * GIB
     assert found["host"]["memlock_limit_bytes"] is None
-    assert found["torch"] == {"version": "2.13.0", "needed": "torch>=2.8", "usable": True, "problem": None}
+    assert found["torch"] == {"version": "2.13.0", "needed": "torch>=2.10", "usable": True, "problem": None}
 
 
 def test_the_text_shows_the_link_each_way_and_both_at_once() -> None:
@@ -192,7 +192,7 @@ def test_the_text_fits_in_80_columns(core: Core | None) -> None:
             "2.13.0",
             "Without device code, masks and indices are offloaded at full size",
         ),
-        (Core(), "2.7.0", "torch 2.7.0 is too old for the runtime, which needs torch>=2.8."),
+        (Core(), "2.7.0", "torch 2.7.0 is too old for the runtime, which needs torch>=2.10."),
         (Core(broken="CudaDevice"), "2.13.0", "GPU 0 could not be opened"),
         (Core(broken="host_limits"), "2.13.0", "set a cap on pinned memory yourself"),
         (every_kind_of_machine()[-2], "2.13.0", "The limit on locked memory is 64.00 KiB"),
@@ -266,4 +266,4 @@ def test_a_missing_torch_is_a_fact_with_a_reason() -> None:
     report = examine(Sources(native_core=lambda: Core(), torch_version=missing, link=lambda _: LINK))
     assert report.torch.version is None
     assert report.torch.problem == "no torch is installed"
-    assert "Without torch no training step can be run; run pip install 'torch>=2.8'." in report.meanings
+    assert "Without torch no training step can be run; run pip install 'torch>=2.10'." in report.meanings

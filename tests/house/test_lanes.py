@@ -70,6 +70,15 @@ def test_the_night_runs_what_no_other_lane_has_time_for() -> None:
     assert all(recipe_of(target) for target in found[1].split(", "))
 
 
+def test_the_night_has_the_lowest_and_the_newest_torch_of_the_readme() -> None:
+    promised = re.search(r"promises torch (2\.\d+) to (2\.\d+)", (ROOT / "README.md").read_text())
+    lane = re.search(r"torch: \[(.+)\]", (WORKFLOWS / "everything.yml").read_text())
+    assert promised is not None
+    assert lane is not None
+    assert re.findall(r'"(2\.\d+)\.\d+"', lane[1]) == list(promised.groups())
+    assert f'dependencies = ["torch>={promised[1]}"]' in PROJECT
+
+
 def test_pull_requests_have_eight_minutes() -> None:
     text = (WORKFLOWS / "pull-request.yml").read_text()
     assert set(re.findall(r"timeout-minutes: (\d+)", text)) == {"8"}

@@ -27,29 +27,29 @@ def test_touching_the_runtime_without_torch_is_one_sentence(tmp_path: Path) -> N
     program = "import vdnn\ntry:\n    vdnn.offload\nexcept ImportError as error:\n    print(error)"
     done = python_without_torch(tmp_path, "-c", program)
     assert done.stdout == (
-        "this part of vdnn needs torch>=2.8, but no torch is installed: run pip install 'torch>=2.8'.\n"
+        "this part of vdnn needs torch>=2.10, but no torch is installed: run pip install 'torch>=2.10'.\n"
     )
 
 
 def test_importing_a_runtime_name_without_torch_is_an_import_error(tmp_path: Path) -> None:
     done = python_without_torch(tmp_path, "-c", "from vdnn import offload")
     assert done.returncode == 1
-    assert "TorchMissingError: this part of vdnn needs torch>=2.8" in done.stderr
+    assert "TorchMissingError: this part of vdnn needs torch>=2.10" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("version", "accepted"),
     [
-        ("2.8.0", True),
+        ("2.10.0", True),
         ("2.13.0+cpu", True),
         ("3.0.0", True),
-        ("2.7.1", False),
+        ("2.9.1", False),
         ("1.13.1", False),
         ("2.10.0a0+git123", True),
         ("unreadable", True),
     ],
 )
-def test_torch_is_accepted_from_2_8_on(version: str, accepted: bool) -> None:
+def test_torch_is_accepted_from_2_10_on(version: str, accepted: bool) -> None:
     assert in_range(version) is accepted
 
 
@@ -57,7 +57,7 @@ def test_an_old_torch_is_named_with_what_is_needed(monkeypatch: pytest.MonkeyPat
     old = ModuleType("torch")
     old.__version__ = "2.4.1"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", old)
-    with pytest.raises(TorchMissingError, match=r"needs torch>=2\.8, but torch 2\.4\.1 is installed"):
+    with pytest.raises(TorchMissingError, match=r"needs torch>=2\.10, but torch 2\.4\.1 is installed"):
         require_torch()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import all_gather_single_autograd
+from torch.distributed import _functional_collectives
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.experimental import context_parallel
@@ -29,6 +29,12 @@ from tests.integrations.parallel_training import BATCH, STEPS, WIDTH, beside_pla
 
 TOKENS = 16
 HEADS = 2
+
+# torch before 2.13 has only the second name, at which later ones warn.
+_NAMES = ("all_gather_single_autograd", "all_gather_tensor_autograd")
+_all_gather: Any = next(
+    getattr(_functional_collectives, name) for name in _NAMES if hasattr(_functional_collectives, name)
+)
 
 
 def sequences(count: int = STEPS) -> list[torch.Tensor]:
@@ -74,7 +80,7 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        keys, values = (all_gather_single_autograd(one(x).contiguous(), 1, self.group) for one in (self.k, self.v))
+        keys, values = (_all_gather(one(x).contiguous(), 1, self.group) for one in (self.k, self.v))
         q, k, v = (one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (self.q(x), keys, values))
         attended = nn.functional.scaled_dot_product_attention(q, k, v)
         out: torch.Tensor = x + self.out(attended.transpose(1, 2).flatten(-2))

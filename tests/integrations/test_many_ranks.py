@@ -23,6 +23,9 @@ from vdnn.runtime.session.session import Session
 
 pytestmark = pytest.mark.slow
 
+GATHERS_WITHOUT_DATA = pytest.mark.skipif(
+    torch.__version__.startswith("2.10."), reason="torch 2.10 cannot gather tensors without data"
+)
 WIDTH, LAYERS, BATCH = 512, 8, 8192
 
 
@@ -66,6 +69,7 @@ def train(mesh: DeviceMesh, budget: int | None) -> Session:
     return session
 
 
+@GATHERS_WITHOUT_DATA
 @pytest.mark.usefixtures("no_group")
 def test_a_rank_of_64_is_planned_without_the_others() -> None:
     whole = train(mesh_of(0, 64), None)
@@ -80,6 +84,7 @@ def test_a_rank_of_64_is_planned_without_the_others() -> None:
     assert planned.timeline.peak_bytes <= (least + most) // 2
 
 
+@GATHERS_WITHOUT_DATA
 @pytest.mark.usefixtures("no_group")
 def test_the_first_and_the_last_of_64_ranks_have_one_step() -> None:
     first, last = (train(mesh_of(rank, 64), None).recording for rank in (0, 63))
@@ -89,6 +94,7 @@ def test_the_first_and_the_last_of_64_ranks_have_one_step() -> None:
     assert first.peak_bytes == last.peak_bytes
 
 
+@GATHERS_WITHOUT_DATA
 @pytest.mark.usefixtures("no_group")
 def test_more_ranks_leave_more_room_for_activations() -> None:
     """Parameters, gradients and two moments, of 4 bytes each, are sharded; gathered parameters are released again."""

@@ -79,6 +79,17 @@ def test_a_cgroup_without_a_limit_does_not_bind(root: Path) -> None:
     assert _C.default_pinned_cap_bytes(limits_of(root)) == 8 * MIB // 5 * 4
 
 
+@pytest.mark.parametrize(("limit", "bound"), [("max", 3), (str(6 * MIB), 3), (str(2 * MIB), 2)])
+def test_memory_beyond_which_a_cgroup_is_throttled_is_not_free(root: Path, limit: str, bound: int) -> None:
+    """The kernel lets it allocate more, and stalls it to reclaim what pinned memory cannot give back."""
+    write(root / "proc/self/cgroup", "0::/job\n")
+    cgroup_v2(root, "job", limit, MIB)
+    write(root / "sys/fs/cgroup/job/memory.high", str(3 * MIB))
+    limits = limits_of(root)
+    assert limits.cgroup_limit_bytes == bound * MIB
+    assert _C.default_pinned_cap_bytes(limits) == (bound - 1) * MIB // 5 * 4
+
+
 def test_a_version_1_cgroup_binds(root: Path) -> None:
     write(root / "proc/self/cgroup", "9:cpu,cpuacct:/x\n4:memory:/docker/abc\n")
     folder = root / "sys/fs/cgroup/memory/docker/abc"

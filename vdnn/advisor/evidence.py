@@ -86,7 +86,7 @@ class Evidence:
                 raise
             except Exception as error:
                 ran = self.observed is not None and self.observed.steps > 0
-                if self._known or not (ran or isinstance(error, _NEEDS_DATA)):
+                if self._known or not (ran or isinstance(error.__cause__ or error, _NEEDS_DATA)):
                     raise
                 first = str(error).strip().splitlines() or [""]
                 self._refused = f"the step cannot be rehearsed without data: {type(error).__name__}: {first[0]}"

@@ -1,16 +1,14 @@
-"""WorkloadTraining: a function of a batch size that returns (model, inputs, loss), as for `vdnn plan`."""
+"""WorkloadTraining: a function of a batch size, which returns what it may return for `vdnn plan`."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from vdnn.advisor.parts import Parts, Training, check_model
 from vdnn.errors import InvalidArgumentError
-from vdnn.runtime.rehearsal.rehearsal import OPTIMIZERS, loss_of
+from vdnn.runtime.rehearsal.rehearsal import OPTIMIZERS
+from vdnn.runtime.rehearsal.subjects import optimizers_of, subject_of
 
 
 class WorkloadTraining(Training):
@@ -28,23 +26,12 @@ class WorkloadTraining(Training):
         self._make, self._optimizer = make, optimizer
 
     def parts(self, batch: int) -> Parts:
-        made = self._make(batch)
-        model = made[0] if isinstance(made, tuple) and len(made) in (2, 3) else getattr(made, "model", None)
-        if not isinstance(model, torch.nn.Module):
-            raise TypeError(
-                "advise: expected a function that, called with a batch size, returns (model, inputs), (model, inputs, "
-                f"loss), or an object with `model` and `step()`, got one that returns {type(made).__name__}. For a "
-                "function that returns the model, loader and optimizer of a loop, leave out --batch."
-            )
-        check_model(model)
-        optimizer = None if self._optimizer is None else OPTIMIZERS[self._optimizer](model.parameters())
-        if not isinstance(made, tuple):
-            return Parts(model, optimizer, None, step=made.step)
-        inputs, loss = made[1], made[2] if len(made) == 3 else loss_of
-        return Parts(model, optimizer, inputs, loss=functools.partial(_loss, model, inputs, loss))
-
-
-def _loss(model: torch.nn.Module, inputs: Any, loss: Callable[[Any], object]) -> object:
-    if isinstance(inputs, dict):
-        return loss(model(**inputs))
-    return loss(model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs))
+        staged = subject_of(self._make, batch).make()
+        check_model(staged.model)
+        optimizer = staged.optimizer
+        if self._optimizer is not None:
+            optimizer = OPTIMIZERS[self._optimizer](staged.model.parameters())
+        if staged.compute_loss is not None:
+            return Parts(staged.model, optimizer, staged.inputs, loss=staged.compute_loss)
+        own = optimizers_of(staged)
+        return Parts(staged.model, own[0] if own else optimizer, None, step=staged.step, is_whole=bool(own))

@@ -68,13 +68,16 @@ def run_advise_command(options: argparse.Namespace) -> int:
 def _advise(options: argparse.Namespace) -> Any:
     from vdnn.advisor.examination import advise, examine, profile_for
     from vdnn.advisor.workload_training import WorkloadTraining
+    from vdnn.runtime.rehearsal.user_code import user_code
 
     make: Any = find_function(options.function)
     on_progress = _progress if sys.stderr.isatty() else lambda doing: None
     if options.batch is None:
         if options.optimizer is not None:
             raise ValueError("--optimizer: expected together with --batch only. A loop has an optimizer of its own.")
-        parts = _loop_parts(make())
+        with user_code(f"calling {options.function}"):
+            made = make()
+        parts = _loop_parts(made)
         return advise(
             **parts,
             steps=options.steps,

@@ -53,8 +53,8 @@ def require_feasible(recording: Recording, peaks: Sequence[int], budget_bytes: i
 
 
 def smaller_state(what: str, state_bytes: int, budget_bytes: int, least: int) -> str:
-    """What to do where parameters, gradients and optimizer state, of which a plan moves nothing, are over the budget by
-    themselves. Empty if they are not."""
+    """The way out where parameters, gradients and optimizer state, of which a plan moves nothing, exceed the budget by
+    themselves. Empty if they do not."""
     if state_bytes <= budget_bytes:
         return ""
     return (

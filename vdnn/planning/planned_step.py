@@ -137,7 +137,7 @@ def _bound(recording: Recording, costs: LinkCosts, budget_bytes: int | None, ste
 
 
 def note_on(planned: PlannedStep, costs: LinkCosts) -> str | None:
-    """What a user should know about this plan before any run, in a sentence or two. None if it is as it should be."""
+    """A sentence or two that a user should know about this plan. None if there is nothing to say."""
     recording, budget_bytes = planned.recording, planned.plan.budget_bytes
     most = recording.peak_bytes
     if not recording.lifetimes:

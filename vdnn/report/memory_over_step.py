@@ -262,7 +262,7 @@ def _write_legend(
     ]
     entries.append(patch(color=REST_SPIKES.light, label="gradients, workspaces"))
     if has_line:
-        entries.append(importlib.import_module("matplotlib.lines").Line2D([], [], color=INK.light, label="measured"))
+        entries.append(importlib.import_module("matplotlib.lines").Line2D([], [], color=INK.light, label="as run"))
     largest, outlined = named
     letters = 38 if shape.is_narrow else 110
     lines = []

@@ -154,6 +154,6 @@ def _draw_panel(axes: Any, what: str, predicted: Sequence[Predicted], looks: dic
         axis.set_major_formatter(ticker.FuncFormatter(lambda number, _: f"{number:.3g}"))
         axis.set_minor_locator(ticker.NullLocator())
     axes.set_xlabel(f"predicted {what}")
-    axes.set_ylabel(f"measured {what}")
     is_virtual = all(one.cell.clock == "virtual" for one in predicted)
-    axes.set_title(f"band: 10 %{'; in virtual time' if is_virtual else ''}", loc="left", color=MUTED.light)
+    axes.set_ylabel(f"{what} in virtual time" if is_virtual else f"measured {what}")
+    axes.set_title("band: 10 %", loc="left", color=MUTED.light)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -10,6 +11,7 @@ from tests.runtime.rigs.networks import perceptron
 from vdnn.runtime.torch_internals import spans
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")  # torch 2.10
 def test_a_trace_shows_what_the_runtime_did() -> None:
     model, x = perceptron(32, 4), torch.randn(8, 32)
     session = vdnn.offload(device="sim", min_bytes=0, limits=vdnn.Limits(offload_window=1, reload_window=1))

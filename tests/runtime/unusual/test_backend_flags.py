@@ -71,12 +71,9 @@ SETTINGS: dict[str, Setting] = {
     "flush_denormal": lambda: _set(torch.set_flush_denormal, True, False),
     "nnpack off": lambda: torch.backends.nnpack.flags(enabled=False),
     "default dtype": lambda: _set(torch.set_default_dtype, torch.float64, torch.float32),
+    "the precision of one backend": _precision("mkldnn", "matmul", "bf16"),
+    "the precision of all": _precision("generic", "all", "tf32"),
 }
-if hasattr(torch._C, "_set_fp32_precision_setter"):
-    SETTINGS |= {
-        "the precision of one backend": _precision("mkldnn", "matmul", "bf16"),
-        "the precision of all": _precision("generic", "all", "tf32"),
-    }
 
 
 def _convolutions(setting: Setting, only: int | None = None) -> Callable[[], Step]:

@@ -1,9 +1,8 @@
 """The settings of torch that choose kernels or change results: read all at once, and set for a recompute.
 
-Each setting is read by a bound C function, if this version of torch has it. The legacy TF32 getters are read only
-if torch has no precisions for single backends: they raise after one of those was set, and kernels do not read
-them. `changes_to` returns how to set earlier values and how to restore the present ones. This module never
-initializes CUDA.
+Each setting is read by a bound C function, if this version of torch has it. The legacy TF32 getters are not read: they
+raise after the precision of a single backend was set, and kernels do not read them. `changes_to` returns how to set
+earlier values and how to restore the present ones. This module never initializes CUDA.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ _PRECISIONS = (
     ("generic", "all"),
     *((backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv")),
 )
-_HAS_PRECISIONS = hasattr(_C, "_get_fp32_precision_getter")
-_get_precision: Any = getattr(_C, "_get_fp32_precision_getter", None)
-_set_precision: Any = getattr(_C, "_set_fp32_precision_setter", None)
+_get_precision: Any = _C._get_fp32_precision_getter
+_set_precision: Any = _C._set_fp32_precision_setter
 (_DENORMAL,) = struct.unpack("d", struct.pack("q", 1))
 _ONE = 1.0
 
@@ -94,10 +92,9 @@ def _named() -> list[tuple[str, str]]:
         *(("blas_preferred_backend",) if _C._has_cuda else ()),  # a pybind enum: slow to compare
         *(("rocm_fa_preferred_backend",) if torch.version.hip else ()),
     )
-    legacy = () if _HAS_PRECISIONS else ("float32_matmul_precision", "cudnn_allow_tf32", "onednn_allow_tf32")
     kinds = ("math", "flash", "mem_efficient", "cudnn", "overrideable", "fa3")
     return [
-        *((f"_get_{name}", f"_set_{name}") for name in (*same, *legacy)),
+        *((f"_get_{name}", f"_set_{name}") for name in same),
         *((f"_get_{kind}_sdp_enabled", f"_set_sdp_use_{kind}") for kind in kinds),
         ("get_num_threads", "set_num_threads"),
         ("get_default_dtype", "_set_default_dtype"),
@@ -119,16 +116,15 @@ def _settings() -> tuple[_Setting, ...]:
         for getter, setter in _named()
         if hasattr(_C, getter) and hasattr(_C, setter)
     ]
-    if _HAS_PRECISIONS:
-        found.append(_Setting(_matmul_precision, _set_matmul_precision))
-        found += [_Setting(partial(_get_precision, *one), partial(_set_precision, *one)) for one in _PRECISIONS]
+    found.append(_Setting(_matmul_precision, _set_matmul_precision))
+    found += [_Setting(partial(_get_precision, *one), partial(_set_precision, *one)) for one in _PRECISIONS]
     return tuple(found)
 
 
 _SETTINGS = _settings()
 _GETTERS = tuple(setting.get for setting in _SETTINGS)
 _CUDNN_BENCHMARK = _GETTERS.index(_C._get_cudnn_benchmark)
-_FIRST_PRECISION = len(_SETTINGS) - (len(_PRECISIONS) if _HAS_PRECISIONS else 0)
+_FIRST_PRECISION = len(_SETTINGS) - len(_PRECISIONS)
 
 
 def backend_flags() -> Flags:
@@ -156,7 +152,7 @@ def changes_to(flags: Flags) -> tuple[list[Change], list[Change]]:
     for setting, wanted, now in list(zip(_SETTINGS, flags, present, strict=True))[:_FIRST_PRECISION]:
         if now != wanted:
             back.append(partial(setting.set, now))
-    if _HAS_PRECISIONS and (back or present[_FIRST_PRECISION:] != flags[_FIRST_PRECISION:]):
+    if back or present[_FIRST_PRECISION:] != flags[_FIRST_PRECISION:]:
         back += [partial(_set_precision, *name, value) for name, value in _own_precisions().items()]
     return make, back
 

@@ -1,8 +1,7 @@
 """Reads what a node saved without unpacking it, and only if our own hooks packed it.
 
 The plain attributes (`_saved_self`) would unpack: under a checkpoint, that runs the region's forward again in the
-middle of a forward. The raw attributes give what the pack hook returned and the unpack hook that belongs to it. In
-torch 2.8 they do not give it, so less is recomputed there, and more is kept or offloaded.
+middle of a forward. The raw attributes give what the pack hook returned and the unpack hook that belongs to it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ _RESULTS = (("_raw_saved_result", "_raw_saved_output"), ("_raw_saved_result1",),
 Number = bool | int | float | complex
 _OF_NUMBERS = (torch.bool, torch.int64, torch.float64, torch.complex128)  # as torch wraps Python's
 _UNSIGNED_FROM = 1 << 63
-_IS_READABLE = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
 
 
 def saved_in(node: Node, slot: str, unpack: Unpack) -> Packed | None:
@@ -78,8 +76,8 @@ def scalars_of(node: Node, names: tuple[str, ...]) -> tuple[Any, ...] | None:
 
 
 def _raw(node: Node, name: str) -> Any:
-    """The raw slot; None if the node has no such slot, or torch does not give its content."""
-    return getattr(node, name, None) if _IS_READABLE else None
+    """The raw slot; None if the node has no such slot."""
+    return getattr(node, name, None)
 
 
 def _read(node: Node, name: str, unpack: Unpack) -> Packed | None:

@@ -7,6 +7,7 @@ made in the function or before it, on the CPU, on the meta device, or "on" a GPU
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -21,19 +22,21 @@ from torch.utils._pytree import tree_map_only
 from vdnn.runtime.rehearsal.user_code import user_code
 from vdnn.runtime.torch_internals.fake_modules import materialize
 
-_RETURNS = "(model, inputs), (model, inputs, loss), (model, inputs, optimizer) or an object with `model` and `step()`"
+_RETURNS = "(model, inputs), (model, inputs, optimizer), (model, inputs, loss), or an object with `model` and `step()`"
 LossOf = Callable[[Any], torch.Tensor]
 
 
 class Staged(NamedTuple):
     """A model without data, a function that runs one step, and the inputs that exist before the first step. With an
-    `optimizer`, the rehearsal calls its step. `program` is the user's object, whose step() may do that itself."""
+    `optimizer`, the rehearsal calls its step. `program` is the user's object, whose step() may do that itself;
+    otherwise `compute_loss` is the step without its backward pass."""
 
     model: torch.nn.Module
     step: Callable[[], object]
     inputs: object = None
     optimizer: torch.optim.Optimizer | None = None
     program: object = None
+    compute_loss: Callable[[], torch.Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,14 @@ def _stage(returned: Any, loss: LossOf | None) -> Staged:
             f"returned {_described(returned)}."
         )
     (model, optimizer), inputs = _without_data((parts[0], optimizer)), _inputs(parts[1])
-    return Staged(model, _step_of(model, inputs, losses[0] if losses else loss), inputs, optimizer)
+    compute_loss = _loss_of_step(model, inputs, losses[0] if losses else loss)
+
+    def step() -> None:
+        value = compute_loss()
+        with user_code("running the backward pass"):
+            torch.autograd.backward(value)
+
+    return Staged(model, step, inputs, optimizer, compute_loss=compute_loss)
 
 
 def _stage_program(program: Any) -> Staged:
@@ -98,8 +108,8 @@ def _stage_program(program: Any) -> Staged:
     return Staged(program.model, step, program=program)
 
 
-def _step_of(model: torch.nn.Module, inputs: Any, loss: LossOf | None) -> Callable[[], object]:
-    def step() -> None:
+def _loss_of_step(model: torch.nn.Module, inputs: Any, loss: LossOf | None) -> Callable[[], torch.Tensor]:
+    def compute_loss() -> torch.Tensor:
         with user_code("calling the model"):
             output = _call_model(model, inputs)
         if loss is None:
@@ -107,12 +117,10 @@ def _step_of(model: torch.nn.Module, inputs: Any, loss: LossOf | None) -> Callab
         else:
             with user_code("computing the loss"):
                 value = loss(output)
-        del output  # as where the loss is computed in one expression
         _check_loss(value)
-        with user_code("running the backward pass"):
-            torch.autograd.backward(value)
+        return value
 
-    return step
+    return compute_loss
 
 
 def _check_loss(loss: object) -> None:
@@ -201,6 +209,9 @@ def _fields_without_data(value: Any) -> Any:
 def _tensor_without_data(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type == "meta":
         return torch.empty_like(tensor, device="cpu")
+    with contextlib.nullcontext() if isinstance(tensor, FakeTensor) else _disable_current_modes():
+        if tensor.is_floating_point() and bool(tensor.isnan().any()):
+            raise ValueError("plan: expected a batch of numbers, got NaN in it. Any numbers of that shape will do.")
     # The rehearsal's modes replace a real tensor by one without data, and keep the values of small ones.
     return tensor if isinstance(tensor, FakeTensor) else torch.ops.aten.alias.default(tensor)
 

@@ -7,9 +7,9 @@ import inspect
 import linecache
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -29,28 +29,34 @@ _NO_CARD = (
 )
 
 
-@contextlib.contextmanager
-def user_code(doing: str, *, function: Callable[..., Any] | None = None) -> Iterator[None]:
+def user_code(doing: str, *, function: Callable[..., Any] | None = None) -> contextlib.AbstractContextManager[None]:
     """A context in which the user's code runs. Errors of vdnn pass through; others become a RehearsalError with the
     original as its cause."""
-    try:
-        yield
-    except VdnnError:
-        raise
-    except Exception as error:
+    return _UserCode(doing, function)
+
+
+@final
+class _UserCode(contextlib.AbstractContextManager[None]):
+    """Not a generator: contextlib takes a RuntimeError that was caused by the user's StopIteration for its own."""
+
+    def __init__(self, doing: str, function: Callable[..., Any] | None) -> None:
+        self._doing, self._function = doing, function
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, (Exception, SystemExit)) or isinstance(error, VdnnError):
+            return
         place = _place(error)
-        called = f"{function.__module__}.{function.__qualname__}" if inspect.isfunction(function) else ""
-        raise RehearsalError(
-            doing=doing, problem=_problem(error), place=place, advice=_advice(error, called if not place else "")
-        ) from error
+        is_call = inspect.isfunction(self._function) and not place
+        advice = _advice(error, is_call=is_call)
+        raise RehearsalError(doing=self._doing, problem=_problem(error), place=place, advice=advice) from error
 
 
-def _problem(error: Exception) -> str:
+def _problem(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """The innermost line outside torch and vdnn."""
     frames = list(traceback.walk_tb(error.__traceback__))
     for frame, line in reversed(frames):
@@ -61,9 +67,9 @@ def _place(error: Exception) -> str:
     return ""
 
 
-def _advice(error: Exception, called: str) -> str:
+def _advice(error: BaseException, *, is_call: bool) -> str:
     text = str(error)
-    if called and isinstance(error, TypeError):
+    if is_call and isinstance(error, TypeError):
         return (
             "The function is called with one number, the batch size. A program that trains by itself cannot be taken "
             "apart: write a function that returns its model and inputs, or an object with `model` and `step()`"
