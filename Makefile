@@ -132,6 +132,7 @@ sweep: build
 bench-core: build
 	$(PY) -m benchmarks.core.transfers
 	$(PY) -m benchmarks.core.hook_cost
+	$(PY) -m benchmarks.core.settled_models
 
 .PHONY: bench-shapes
 bench-shapes: build

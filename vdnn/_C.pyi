@@ -8,7 +8,7 @@ description of the extension; docs/device.md explains how the parts work togethe
 # ruff: noqa: N999  (the module has the name of the extension)
 
 from collections.abc import Sequence
-from typing import ClassVar, Final, TypedDict, overload, type_check_only
+from typing import Any, ClassVar, Final, TypedDict, final, overload, type_check_only
 
 import typing_extensions
 from typing_extensions import Never, Self
@@ -596,3 +596,50 @@ class RecordedStep(_Native):
     ) -> None:
         """A recompute is (inputs, known point, compute ns, extra bytes, kept bytes, ns and bytes of the discard)."""
     def with_recomputes(self, chosen: Sequence[int]) -> RecomputedStep: ...
+
+@final
+class Script:
+    """What the gate compares the saves and uses of a settled step with. See vdnn.runtime.steps.step_script."""
+
+    def __new__(cls, events: Sequence[tuple[Any, ...]], /) -> Script: ...
+
+@final
+class KeptSave:
+    """The packed form of a save that the gate keeps."""
+
+    @property
+    def tensor(self) -> Any: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def lifetime(self) -> int: ...
+
+@final
+class Gate:
+    """The pack and unpack hooks of a session that follows plans. See csrc/hooks/gate.h."""
+
+    attention: bool  # the next point that the gate serves is one for Python
+    def __new__(cls, *parts: object) -> Gate: ...
+    def pack(self, tensor: Any, /) -> Any: ...
+    def unpack(self, packed: Any, /) -> Any: ...
+    def open(self, script: Script, stack: list[Any], position: int, /) -> None: ...
+    def close(self, /) -> int:
+        """Returns the position."""
+    def advance(self, /) -> None: ...
+    def teach(self, tutor: object, /) -> None: ...
+    def alive(self, /) -> list[int]:
+        """The lifetimes of the last step that was opened of which saves are alive."""
+    @property
+    def is_open(self) -> bool: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def living(self) -> int:
+        """The number of kept saves that are alive, of all steps."""
+    @property
+    def step(self) -> int: ...
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes that are kept for the last step that was opened."""

@@ -2,8 +2,9 @@
 
 A chain of small operations runs forward and backward, without hooks and under each kind of hooks in turn, for many
 rounds, so that other load on the machine affects all alike. The cost is the processor time of the training thread in
-the best round, minus that of the plain chain. No byte is copied: the simulated device only keeps time. `--json PATH`
-writes the figures with units in their names.
+the best round, minus that of the plain chain. All that is repeated, and the medians of the repetitions count. No byte
+is copied: the simulated device only keeps time. `--json PATH` writes the figures with units in their names, and as
+`kept_settled` and `offloaded_settled` the multiples of hooks that do nothing under a settled plan.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import contextlib
 import gc
 import json
+import statistics
 import sys
 import time
 import warnings
@@ -24,15 +26,20 @@ import torch
 
 import vdnn
 from benchmarks.core.peer_hooks import Absent, open_peers
+from benchmarks.core.settled_chain import chain_plan
 from benchmarks.progress import Progress
 from benchmarks.text_table import render_table
 from vdnn import _C
 from vdnn.runtime.session.session import Session
+from vdnn.step.plan import Plan
 
 SAVES = 2000
 ELEMENTS = 64
-# About ten seconds: processors change their speed, and every kind of hooks should run at the highest.
-ROUNDS = 30
+# About ten seconds in all: processors change their speed, and every kind of hooks should run at the highest.
+ROUNDS = 6
+REPETITIONS = 7
+# So many chains follow a plan before it is settled.
+LEARNED = 4
 # 64 storages of 256 bytes in each direction: all others are offloaded, and reloaded ahead of their use.
 WINDOW = "16KiB"
 # With this as min_bytes, no save is managed.
@@ -40,8 +47,10 @@ LARGER_THAN_A_SAVE = "1KiB"
 
 PLAIN, NO_OP, KEPT, OFFLOADED = "plain", "no-op hooks", "vdnn, kept: too small", "vdnn, offloaded and reloaded"
 STILL_ON_DEVICE = "vdnn, offloaded, used before it is released"
+KEPT_SETTLED = "vdnn, kept by a settled plan"
+OFFLOADED_SETTLED = "vdnn, offloaded by a settled plan, reloaded"
 # As multiples of no-op hooks.
-TARGETS = {KEPT: 3.0, OFFLOADED: 20.0}
+TARGETS = {KEPT: 3.0, OFFLOADED: 20.0, KEPT_SETTLED: 2.0, OFFLOADED_SETTLED: 8.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +101,12 @@ def timed_ns(x: torch.Tensor, hooks: AbstractContextManager[object]) -> int:
 
 
 def vdnn_ways() -> dict[str, Session]:
-    def open_session(min_bytes: int | str, window: str) -> Session:
+    def open_session(min_bytes: int | str, window: str, plan: Plan | None = None) -> Session:
         device = _C.SimDevice(moves_bytes=False)
         return vdnn.offload(
             device=device,  # type: ignore[arg-type]  # a native device stands for the CPU's tensors in tests
             min_bytes=min_bytes,
+            plan=plan,
             limits=vdnn.Limits(offload_window=window, reload_window=window),
         )
 
@@ -104,10 +114,20 @@ def vdnn_ways() -> dict[str, Session]:
         KEPT: open_session(LARGER_THAN_A_SAVE, WINDOW),
         STILL_ON_DEVICE: open_session(0, "1GiB"),
         OFFLOADED: open_session(0, WINDOW),
+        KEPT_SETTLED: open_session(0, WINDOW, chain_plan(SAVES - 1, ELEMENTS, offloads=False)),
+        OFFLOADED_SETTLED: open_session(0, WINDOW, chain_plan(SAVES - 1, ELEMENTS, offloads=True)),
     }
 
 
-def measure(rounds: int, progress: Progress) -> HookCosts:
+def settle(x: torch.Tensor, sessions: Mapping[str, Session]) -> None:
+    """Runs the chain until the plans of the sessions that have one are settled."""
+    for name in (KEPT_SETTLED, OFFLOADED_SETTLED):
+        for _ in range(LEARNED):
+            with sessions[name]:
+                chain(x)
+
+
+def measure(rounds: int, repetitions: int, progress: Progress) -> HookCosts:
     x = torch.rand(ELEMENTS, requires_grad=True)  # too few for torch to use more than one thread
     no_op = NoOp()
     sessions = vdnn_ways()
@@ -118,16 +138,39 @@ def measure(rounds: int, progress: Progress) -> HookCosts:
         **sessions,
         **peers,
     }
-    best = dict.fromkeys(ways, sys.maxsize)
-    for turn in range(rounds):
-        progress.begin(f"round {turn + 1}")
-        # All others are divided by the difference of the first two, so those run more often.
-        for name in (PLAIN, NO_OP, *ways, PLAIN, NO_OP):
-            best[name] = min(best[name], timed_ns(x, ways[name]))
-    _require_offloads(sessions, rounds)
+    settle(x, sessions)
+    repeated = []
+    for repetition in range(repetitions):
+        progress.begin(f"repetition {repetition + 1}")
+        best = dict.fromkeys(ways, sys.maxsize)
+        for _ in range(rounds):
+            # All others are divided by the difference of the first two, so those run more often.
+            for name in (PLAIN, NO_OP, *ways, PLAIN, NO_OP):
+                best[name] = min(best[name], timed_ns(x, ways[name]))
+        repeated.append(costs_of(best, absent))
+    _require_offloads(sessions, rounds * repetitions)
     for session in sessions.values():
         session.close()
-    return costs_of(best, absent)
+    return medians_of(repeated)
+
+
+def medians_of(repeated: Sequence[HookCosts]) -> HookCosts:
+    """The median of each figure of several measurements."""
+    rows = [
+        HookCost(
+            same[0].way,
+            statistics.median(row.cost_ns for row in same),
+            _median_of_known([row.no_ops for row in same]),
+            same[0].target,
+        )
+        for same in zip(*(costs.rows for costs in repeated), strict=True)
+    ]
+    return HookCosts(statistics.median(costs.plain_ns for costs in repeated), tuple(rows), repeated[0].absent)
+
+
+def _median_of_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def _require_offloads(sessions: dict[str, Session], rounds: int) -> None:
@@ -139,6 +182,12 @@ def _require_offloads(sessions: dict[str, Session], rounds: int) -> None:
         raise RuntimeError(f"expected offloads {(0, expected, expected)} of {kept.saves} saves each, got {offloads}")
     if on_device.reloads or moved.reloads < 0.9 * expected:
         raise RuntimeError(f"expected 0 and about {expected} reloads, got {on_device.reloads} and {moved.reloads}")
+    settled = sessions[OFFLOADED_SETTLED].counters
+    if settled.reloads < 0.9 * expected or settled.demand_reloads:
+        raise RuntimeError(
+            f"expected about {expected} reloads ahead of their use under a settled plan, got {settled.reloads}, "
+            f"{settled.demand_reloads} of them on demand"
+        )
 
 
 def costs_of(best: Mapping[str, int], absent: Sequence[Absent]) -> HookCosts:
@@ -152,6 +201,12 @@ def costs_of(best: Mapping[str, int], absent: Sequence[Absent]) -> HookCosts:
         cost_ns = taken_ns / SAVES - plain_ns
         rows.append(HookCost(name, cost_ns, cost_ns / no_op_ns if no_op_ns > 0 else None, TARGETS.get(name)))
     return HookCosts(plain_ns, tuple(rows), tuple(absent))
+
+
+def settled_multiples(costs: HookCosts) -> dict[str, float | None]:
+    """The costs under a settled plan, as multiples of hooks that do nothing."""
+    multiples = {row.way: row.no_ops for row in costs.rows}
+    return {"kept_settled": multiples[KEPT_SETTLED], "offloaded_settled": multiples[OFFLOADED_SETTLED]}
 
 
 def render(costs: HookCosts) -> str:
@@ -168,7 +223,8 @@ def render(costs: HookCosts) -> str:
     ]
     remark = (
         f"Measured: a chain of {SAVES} sin of {ELEMENTS} elements, forward and backward; processor time beyond the "
-        f"plain chain's {costs.plain_ns / 1e3:.2f} us an operation, best of the rounds, all kinds in turn. One save "
+        f"plain chain's {costs.plain_ns / 1e3:.2f} us an operation, all kinds in turn, median of {REPETITIONS} "
+        f"repetitions of the best of {ROUNDS} rounds. One save "
         "and its use: pack, offload, release, reload, unpack, on a simulated device that moves no bytes."
     )
     remarks = [remark, *(str(one) for one in costs.absent)]
@@ -186,12 +242,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # One of the sessions offloads nothing on purpose, so its warning is not wanted.
     warnings.simplefilter("ignore", vdnn.VdnnWarning)
     gc.freeze()  # ignore torch's own objects: collecting them would take longer than the chains
-    progress = Progress("hook_cost", ROUNDS)
-    costs = measure(ROUNDS, progress)
+    progress = Progress("hook_cost", REPETITIONS)
+    costs = measure(ROUNDS, REPETITIONS, progress)
     progress.end()
     print(render(costs))
     if options.json is not None:
-        options.json.write_text(json.dumps({"format": 1, **asdict(costs)}, indent=2) + "\n")
+        options.json.write_text(json.dumps({"format": 1, **settled_multiples(costs), **asdict(costs)}, indent=2) + "\n")
     return 0
 
 

@@ -5,7 +5,7 @@
 #include "bindings/bindings.h"
 
 PYBIND11_MODULE(_C, module) {
-  module.doc() = "The native core of vdnn: devices, pinned memory, transfers, codecs, planning. Does not need torch.";
+  module.doc() = "The native core of vdnn: devices, pinned memory, transfers, codecs, planning, hooks. Does not need torch.";
   vdnn::bind_errors(module);
   vdnn::bind_codec(module);
   vdnn::bind_device(module);
@@ -13,4 +13,5 @@ PYBIND11_MODULE(_C, module) {
   vdnn::bind_memory(module);
   vdnn::bind_transfer(module);
   vdnn::bind_planning(module);
+  vdnn::bind_hooks(module);
 }

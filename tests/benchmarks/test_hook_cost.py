@@ -16,8 +16,10 @@ import torch
 from benchmarks.core import hook_cost, peer_hooks
 from benchmarks.core.hook_cost import (
     KEPT,
+    KEPT_SETTLED,
     NO_OP,
     OFFLOADED,
+    OFFLOADED_SETTLED,
     PLAIN,
     SAVES,
     STILL_ON_DEVICE,
@@ -25,7 +27,9 @@ from benchmarks.core.hook_cost import (
     HookCosts,
     costs_of,
     measure,
+    medians_of,
     render,
+    settled_multiples,
 )
 from benchmarks.core.peer_hooks import open_peers
 from benchmarks.progress import Progress
@@ -74,7 +78,7 @@ def test_the_table_says_what_was_aimed_at_and_who_did_not_run() -> None:
     costs = costs_of(MADE_UP_NS, absent)
     assert [no_ops(costs, way) for way in (NO_OP, KEPT, STILL_ON_DEVICE, OFFLOADED)] == [1, 2.5, 8, 21]
     table = render(costs)
-    assert set(TARGETS) == {KEPT, OFFLOADED}
+    assert set(TARGETS) == {KEPT, OFFLOADED, KEPT_SETTLED, OFFLOADED_SETTLED}
     for way, target, met in ((KEPT, 3, "yes"), (OFFLOADED, 20, "NO")):
         line = next(line for line in table.splitlines() if line.startswith(way))
         assert line.split()[-2:] == [str(target), met]
@@ -92,16 +96,23 @@ def test_nothing_is_a_multiple_of_hooks_that_took_no_time() -> None:
 @pytest.mark.slow
 def test_every_way_is_measured() -> None:
     rounds = 1
-    costs = measure(rounds, Progress("test", rounds, stream=io.StringIO()))
+    costs = measure(rounds, rounds, Progress("test", rounds, stream=io.StringIO()))
     assert costs.plain_ns > 0
     assert {NO_OP, KEPT, STILL_ON_DEVICE, OFFLOADED} <= {row.way for row in costs.rows}
+    multiples = settled_multiples(costs)
+    assert list(multiples) == ["kept_settled", "offloaded_settled"]
+
+
+def test_each_figure_is_the_median_of_the_repetitions() -> None:
+    repeated = [costs_of({**MADE_UP_NS, KEPT: kept_ns * SAVES}, ()) for kept_ns in (3_000, 9_000, 4_000)]
+    assert no_ops(medians_of(repeated), KEPT) == 3
 
 
 @pytest.mark.slow
 def test_a_figure_without_an_offload_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook_cost, "LARGER_THAN_A_SAVE", 0)
     with pytest.raises(RuntimeError, match=r"expected offloads \(0, 1999, 1999\) of 2000 saves each, got \(1999, "):
-        measure(1, Progress("test", 1, stream=io.StringIO()))
+        measure(1, 1, Progress("test", 1, stream=io.StringIO()))
 
 
 # Peers.

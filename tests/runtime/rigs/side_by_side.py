@@ -68,7 +68,7 @@ def alive(session: Session) -> dict[str, int]:
     """Everything that a session still holds: on the host, in flight and in its records. Empty if it holds nothing."""
     found = {
         "managed storages": len(session._engine.packer.managed),
-        "table entries": len(session._engine.packer._table),
+        "table entries": len(session._engine.packer.storages.table),
     }
     for transport in session._engine.transports.values():
         if transport is None:

@@ -110,7 +110,7 @@ def test_sources_in_flight_never_exceed_their_window(
     """axolotl#3733: offloading all took more memory than it freed, since copies queued up without a bound."""
     window = 8 * KIB
     session = open_session(offload_window=window)
-    pack, flights = session._engine.packer.pack, []
+    pack, flights = session._engine.packer.pack_hook, []
 
     def watched(tensor: torch.Tensor) -> Any:
         packed = pack(tensor)
@@ -119,7 +119,7 @@ def test_sources_in_flight_never_exceed_their_window(
             flights.append(transport.queue.stats.offload_in_flight_bytes)
         return packed
 
-    monkeypatch.setattr(session._engine.packer, "pack", watched)
+    monkeypatch.setattr(session._engine.packer, "pack_hook", watched)
     model, x = perceptron(width=32, depth=12), torch.randn(16, 32)  # storages of 2 KiB
     assert_same_as_plain(session, lambda: train(model, x), model)
     assert window // 2 < max(flights) <= window

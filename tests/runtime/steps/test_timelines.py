@@ -192,7 +192,7 @@ def test_a_device_that_waits_for_the_host_does_not_stall(
     to_host_us: list[int], to_device_us: list[int], stalls_us: tuple[int, int]
 ) -> None:
     """A hook begins at 100 us, reloads from 150 to 200, and ends at 250, as the host issues its marks."""
-    meter = Meter(MarksAreTimes(), 0)
+    meter = Meter(MarksAreTimes(), 0, 0)
     for track, ends in ((Track.TO_HOST, to_host_us), (Track.TO_DEVICE, to_device_us)):
         for end in ends:
             span: Any = ((end - 50) * US, end * US)
@@ -205,7 +205,7 @@ def test_a_device_that_waits_for_the_host_does_not_stall(
 
 
 def test_a_wait_that_ends_with_its_copy_is_all_stall_within_the_precision_of_events() -> None:
-    meter = Meter(MarksAreTimes(), 0)
+    meter = Meter(MarksAreTimes(), 0, 0)
     span: Any = (0, 200 * US + 400)  # the device's events are half a microsecond exact
     meter.copied(Track.TO_DEVICE, 0, 1, span)
     meter.hook(0, (100 * US, 150 * US, 200 * US, 250 * US), 0)

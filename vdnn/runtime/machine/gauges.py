@@ -28,6 +28,7 @@ class Gauges(ABC):
     """
 
     clock: str
+    has_exact_peaks: bool  # False: take_peaks returns an upper bound, which is the looser the longer the interval is
 
     def __init__(self) -> None:
         self.absent_bytes = 0
@@ -79,6 +80,7 @@ class VirtualGauges(Gauges):
     """Gauges of a virtual machine: exact, and the same on every machine that runs it."""
 
     clock = "virtual"
+    has_exact_peaks = True
 
     def __init__(self, machine: VirtualMachine) -> None:
         super().__init__()
@@ -138,6 +140,7 @@ class CudaGauges(Gauges):
     """
 
     clock = "device"
+    has_exact_peaks = False
 
     def __init__(self, torch_device: torch.device, device: _C.Device) -> None:
         super().__init__()

@@ -16,12 +16,13 @@ a hook restores the grad mode itself, by a native call in a `finally`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from vdnn._C import KeptSave
 from vdnn.errors import VdnnError
 from vdnn.planning.policies import OnlinePolicy
 from vdnn.runtime.recompute import observe_flags
@@ -30,21 +31,19 @@ from vdnn.runtime.recompute.rechecks import Rechecks
 from vdnn.runtime.recompute.tolerance import Tolerance
 from vdnn.runtime.session.exemptions import Exemptions
 from vdnn.runtime.session.missing import Missing
+from vdnn.runtime.session.planned_hooks import PlannedHooks
+from vdnn.runtime.session.saved_storages import SavedStorages
 from vdnn.runtime.session.session_recipes import SessionRecipes
 from vdnn.runtime.steps.unwatched import Steps
 from vdnn.runtime.steps.watch import StepWatch
 from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.runtime.storage.deferred_copies import DeferredCopies
-from vdnn.runtime.storage.facts import StorageFacts, is_dense
-from vdnn.runtime.storage.kept import KeptTensor, keep_tensor, kept_tensor
-from vdnn.runtime.storage.lookahead import Lookahead
+from vdnn.runtime.storage.kept import KeptTensor, keep_tensor, kept_tensor, unpack_without_hooks
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView
-from vdnn.runtime.storage.table import UNSAFE_SPLIT, Table, bytes_to_manage, reach_of, split_of
 from vdnn.runtime.storage.transport import Transport
-from vdnn.runtime.storage.unseen_writes import joins_unseen_writes
 from vdnn.runtime.torch_internals import forks
-from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out, refuse_capture, refuse_graphs_around
+from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out, refuse_capture
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.runtime.torch_internals.storage_set import StorageSet
 from vdnn.runtime.torch_internals.tensor_kinds import (
@@ -56,10 +55,9 @@ from vdnn.runtime.torch_internals.tensor_kinds import (
     plain_part,
     transform_level,
 )
-from vdnn.runtime.torch_internals.version_counter import counter_of
 from vdnn.step.plan import Action
 
-Packed = KeptTensor | PackedView | PackedShard
+Packed = KeptTensor | KeptSave | PackedView | PackedShard
 _STRIDED = torch.strided
 _KEEP, _OFFLOAD, _RECOMPUTE, _COMPRESS = Action  # an attribute look-up on an Enum class costs as much as a call
 _set_grad_mode = torch._C._set_grad_enabled
@@ -93,12 +91,20 @@ class Packer:
         self._steps = steps
         self._watch = steps if isinstance(steps, StepWatch) else None
         self._manages = self._watch is not None or policy.may_offload
-        self._recipes = SessionRecipes(self.unpack, steps, tolerance, rechecks) if steps.recomputes else None
+        readers = Readers()
+        self._planned = None if self._watch is None else PlannedHooks(self, self._watch, readers)
+        self.pack_hook: Callable[[torch.Tensor], Any] = self.pack if self._planned is None else self._planned.gate.pack
+        self.unpack_hook: Callable[[Any], torch.Tensor] = (
+            self.unpack if self._planned is None else self._planned.gate.unpack
+        )
+        self._recipes = (
+            SessionRecipes(self.unpack_hook, steps, tolerance, rechecks, readers) if steps.recomputes else None
+        )
         self.exemptions = Exemptions(policy, modules, marked, recasts=self._recipes is not None)
-        self._missing = Missing(self.unpack, steps, Readers() if self._recipes is None else self._recipes.readers)
-        self._table: Table[ManagedStorage] = Table()
-        self.lookahead = Lookahead()
-        self._deferred = DeferredCopies()
+        self._missing = Missing(self.unpack, steps, readers)
+        self.storages = SavedStorages(modules, self._recipes)
+        self.lookahead = self.storages.lookahead
+        self.deferred = DeferredCopies()
         self.lock = threading.RLock()  # see [Note: One hook at a time]
         self._forks = forks.count
         self._has_cuda = torch.cuda.is_available()
@@ -187,18 +193,24 @@ class Packer:
             return self._save(tensor, part, storage, node, transport)
 
     def _save(
-        self, tensor: torch.Tensor, part: torch.Tensor, storage: _Storage, node: _Node | None, transport: Transport
+        self,
+        tensor: torch.Tensor,
+        part: torch.Tensor,
+        storage: _Storage,
+        node: _Node | None,
+        transport: Transport,
+        known: tuple[PackedView, bool] | None = None,
     ) -> PackedView:
-        self._deferred.submit_finished(transport)
-        steps = self._steps
-        packed, is_new = self._manage(tensor, part, storage, node, transport)
-        managed = packed.managed
+        """`known`: the packed view, if it is made already, and whether its bytes are newly managed."""
+        self.deferred.submit_finished(transport)
+        packed, is_new = known or self.storages.manage(tensor, part, storage, node, transport, self.counters)
+        steps, managed = self._steps, packed.managed
         planned = steps.saved(managed, tensor, is_new=is_new)
         if planned is None:
             self._follow_policy(managed, storage, node, is_new=is_new)
         elif is_new:
             managed.action = planned
-            self._deferred.when_complete(managed, node)
+            self.deferred.when_complete(managed, node)
             if planned in (_RECOMPUTE, _COMPRESS):
                 self._discard(packed, tensor, node)
             elif planned is _KEEP:
@@ -207,58 +219,29 @@ class Packer:
             self._recipes.saved(packed, tensor, node, is_new=is_new)
         return packed
 
+    def manage(
+        self, tensor: torch.Tensor, storage: _Storage, node: _Node | None, transport: Transport
+    ) -> tuple[PackedView, bool]:
+        """The packed view of a save of a settled step, and if its bytes are newly managed."""
+        return self.storages.manage(tensor, tensor, storage, node, transport, self.counters)
+
+    def follow(
+        self,
+        tensor: torch.Tensor,
+        storage: _Storage,
+        node: _Node | None,
+        transport: Transport,
+        known: tuple[PackedView, bool],
+    ) -> PackedView:
+        """Decides about a managed save of a settled step, which differs from its script."""
+        with self._steps.hook(transport):
+            return self._save(tensor, tensor, storage, node, transport, known)
+
     def _keep(self, tensor: torch.Tensor, reason: Kept, nbytes: int) -> KeptTensor:
         counters = self.counters
         counters.kept[reason] += 1
         counters.kept_bytes[reason] += nbytes
         return keep_tensor(tensor)
-
-    def _manage(
-        self, tensor: torch.Tensor, part: torch.Tensor, storage: _Storage, node: _Node | None, transport: Transport
-    ) -> tuple[PackedView, bool]:
-        """The packed view of `part`, which is the tensor or its shard, and whether its bytes are newly managed."""
-        whole, nbytes = storage.nbytes(), part.nbytes
-        begin, managed_bytes = (0, whole) if nbytes == whole else bytes_to_manage(part, whole)
-        key = (storage._cdata, begin, managed_bytes)
-        counted = tensor if tensor._version else part  # see [Note: Shards]
-        known = self._table.find(key, whole, counted)
-        geometry = (part.dtype, part.size(), part.stride())
-        if known is not None and self._can_join(known.found, part, known.begin):
-            self.counters.shared_saves += 1
-            return PackedView(known.found, part, known.witness, geometry, known.begin), False
-        refuse_graphs_around()
-        witness = counter_of(counted)
-        module = self._modules.innermost()
-        facts = StorageFacts(
-            transport.address_of(storage) + begin,
-            begin,
-            managed_bytes,
-            transport.current_stream(),
-            geometry,
-            nbytes == managed_bytes and is_dense(part),
-            None if module is None else type(module),
-            self.counters,
-        )
-        managed = ManagedStorage(transport, storage, facts, witness)
-        if nbytes != managed_bytes:
-            managed.saved_bytes = reach_of(part)
-        view = PackedView(managed, part, witness, geometry, begin)
-        split = split_of(part, node) if type(node).__name__ == UNSAFE_SPLIT else None
-        self._table.add(key, storage, managed, split)
-        self.lookahead.note(managed)
-        return view, True
-
-    def _can_join(self, managed: ManagedStorage, part: torch.Tensor, begin: int) -> bool:
-        """False if `managed` cannot restore these bytes: see unseen_writes.py, or it keeps values of another dtype."""
-        if managed.saved_bytes is not None and joins_unseen_writes(managed, managed.saved_bytes, part, begin):
-            return False
-        if managed.facts.geometry[0] is part.dtype:
-            return True
-        if managed.discarded is not None and not managed.discarded.is_exact_in_bytes:
-            return False
-        if self._recipes is not None and not managed.has_several_dtypes:
-            self._recipes.saved_as_another_dtype(managed)
-        return True
 
     def _follow_policy(self, managed: ManagedStorage, storage: _Storage, node: _Node | None, *, is_new: bool) -> None:
         """Applies the policy's decision. If it offloads one save of a storage, no later save of it can keep it."""
@@ -266,18 +249,18 @@ class Packer:
             return
         reason = self.exemptions.without_plan(storage, node)
         if reason is None and self._watch is not None and self._watch.guards(managed):
-            self._deferred.when_complete(managed, node)
+            self.deferred.when_complete(managed, node)
             return
         managed.action = _OFFLOAD if reason is None else _KEEP
         if reason is not None:
             self.counters.keep(reason, managed.nbytes)
         if is_new or reason is None:
-            self._deferred.when_complete(managed, node)
+            self.deferred.when_complete(managed, node)
 
     def offload_soon(self, managed: ManagedStorage) -> None:
         """Issues its copy as soon as the running operation is over."""
         managed.action = _OFFLOAD
-        self._deferred.when_complete(managed, None)
+        self.deferred.when_complete(managed, None)
 
     def _discard(self, packed: PackedView, tensor: torch.Tensor, node: _Node | None) -> None:
         """Discards a storage that is to be recomputed. If it cannot be recomputed, the policy decides."""
@@ -294,6 +277,8 @@ class Packer:
                 with self.lock:
                     self._missing.before_use(packed[0])
             return kept_tensor(packed)
+        if type(packed) is KeptSave:
+            return unpack_without_hooks(packed) if self._planned is None else self._planned.use_kept(packed)
         if forks.count != self._forks:
             return packed.unpack()
         if transform_level() is not None:
@@ -323,22 +308,35 @@ class Packer:
             self._missing.recompute_for(managed)
         watch = self._watch
         if watch is None:
-            return self._unpacked(packed, managed)
+            tensor = self.unpacked(packed)
+            self.lookahead.used(managed)
+            return tensor
         with (self._recipes or watch).hook(managed.transport):
-            return self._unpacked(packed, managed)
+            tensor = self.unpacked(packed)
+            if not watch.used(managed):
+                self.lookahead.used(managed)
+        return tensor
 
-    def _unpacked(self, packed: PackedView | PackedShard, managed: ManagedStorage) -> torch.Tensor:
-        self._deferred.submit_finished(managed.transport)
+    def unpacked(self, packed: PackedView | PackedShard) -> torch.Tensor:
+        self.deferred.submit_finished(packed.managed.transport)
         watch = self._watch
         tensor = packed.unpack() if watch is None else watch.unpacked(packed)
         if isinstance(packed, PackedView):
-            if torch.is_grad_enabled() and tensor.untyped_storage()._cdata != managed.native_address:
-                self._table.add_reload(tensor.untyped_storage(), managed, packed.begin_in(tensor))
+            if torch.is_grad_enabled():
+                self.storages.add_reload(packed, tensor)
             if self._recipes is not None:
                 self._recipes.used(packed, tensor)
-        if watch is None or not watch.used(managed):
-            self.lookahead.used(managed)
         return tensor
+
+    @property
+    def reads_missing(self) -> bool:
+        """True if a recompute will read saves or parameters."""
+        return bool(self._missing.read)
+
+    def before_use(self, source: torch.Tensor) -> None:
+        """Called before a kept save is used, under the lock."""
+        if self._missing.read:
+            self._missing.before_use(source)
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Called before the optimizer writes to its parameters."""

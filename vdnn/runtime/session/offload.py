@@ -123,7 +123,7 @@ def offload(
         if measure or planner is not None:
             _require_clock(device)
             gauges_for = functools.partial(_gauges, device)
-        steps = StepOptions(gauges_for, warmup_steps, plan, planner, recompute, codecs)
+        steps = StepOptions(gauges_for, measure, warmup_steps, plan, planner, recompute, codecs)
     uncounted = _uncounted(device)
     if steps is None and policy == "auto" and uncounted is not None:
         warn(

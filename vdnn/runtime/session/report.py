@@ -77,7 +77,7 @@ def _step_lines(steps: Steps) -> list[str]:
     timeline = steps.timeline
     if timeline is not None:
         lines.append(
-            f"  last step: {timeline.step_ns / 1e6:.2f} ms by the {timeline.clock} clock, of which compute "
+            f"  last measured step: {timeline.step_ns / 1e6:.2f} ms by the {timeline.clock} clock, of which compute "
             f"waited {timeline.release_stall_ns / 1e6:.2f} ms for offloads and {timeline.reload_stall_ns / 1e6:.2f} ms "
             f"for reloads; peak {format_bytes(timeline.peak_bytes)}"
         )

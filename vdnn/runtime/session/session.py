@@ -74,7 +74,7 @@ class Session(contextlib.ContextDecorator):
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise VdnnError("vdnn.offload cannot be entered while a CUDA graph is being captured. Capture without it.")
         engine = self._had = engine_for(self, self._options, self._key, self._had, enters=True)
-        hooks = torch.autograd.graph.saved_tensors_hooks(engine.packer.pack, engine.packer.unpack)
+        hooks = torch.autograd.graph.saved_tensors_hooks(engine.packer.pack_hook, engine.packer.unpack_hook)
         try:
             hooks.__enter__()
         except BaseException:  # raised where saved-tensor hooks are disabled
@@ -143,8 +143,9 @@ class Session(contextlib.ContextDecorator):
 
     @property
     def timeline(self) -> Timeline | None:
-        """The timeline of the last whole step after the warm-up, or None. Set only if the session measures. Reading it
-        may block until the device has completed that step."""
+        """The timeline of the last measured step, or None. A session with ``measure=True`` measures every whole step
+        after the warm-up; one with a budget those that it records, and the first that follow each plan. Reading it may
+        block until the device has completed that step."""
         return self._engine.steps.timeline
 
     @property

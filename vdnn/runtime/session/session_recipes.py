@@ -78,13 +78,14 @@ class SessionRecipes:
         steps: Steps,
         tolerance: Tolerance,
         rechecks: Rechecks,
+        readers: Readers,
     ) -> None:
         self._codecs = steps.codecs
         self._our_unpack = our_unpack
         self._steps = steps
         self._proofs = Proofs(tolerance)
         self._rechecks = rechecks
-        self.readers = Readers()
+        self.readers = readers
         self._snapshots = Snapshots()
         # Recomputed only within the tolerance. No recipe reads them: its result might be outside of the tolerance.
         self._inexact: weakref.WeakSet[ManagedStorage] = weakref.WeakSet()

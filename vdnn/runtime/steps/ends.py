@@ -24,6 +24,7 @@ from enum import Enum
 
 import torch
 
+from vdnn import _C
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 
 # A critic may step ten times on one graph of its generator; a graph that is never freed must not join all steps.
@@ -57,11 +58,13 @@ class StepEnds:
         self._is_cut_used = False
         self._waits_for_graphs = False
         self._last_of_cycle: int | None = None
-        self.living = 0  # the number of live lifetimes, of this step and of earlier ones
+        self._living = 0  # the number of live lifetimes, of this step and of earlier ones
+        self._gate: _C.Gate | None = None  # it keeps saves of its own, of this step or of earlier ones
         self._begin()
 
     def _begin(self) -> None:
         self.alive: Alive = {}  # the saves of the step that are alive
+        self._serves_step = False  # the gate keeps saves of this step
         self._is_pending = False  # an optimizer has stepped
         self._is_joined = False  # it is several steps
         self._last_has_stepped = False  # the last optimizer of the cycle has stepped
@@ -70,21 +73,38 @@ class StepEnds:
         self._rounds = 0
         self._saved_since = False
 
+    def keeps_natively(self, gate: _C.Gate) -> None:
+        """From now on the gate keeps saves of this step."""
+        self._gate, self._serves_step = gate, True
+
+    @property
+    def living(self) -> int:
+        """The number of saved storages that are alive, of this step and of earlier ones."""
+        return self._living + (0 if self._gate is None else self._gate.living)
+
+    @property
+    def waits_for_graphs(self) -> bool:
+        return self._waits_for_graphs
+
+    def _alive_now(self) -> list[int]:
+        """The lifetimes of the step that are alive."""
+        return [*self.alive, *(self._gate.alive() if self._gate is not None and self._serves_step else ())]
+
     def lifetime_began(self, lifetime: int, managed: ManagedStorage) -> Alive:
         """Returns the saves of its step, from which `lifetime_ended` removes it."""
-        self.living += 1
+        self._living += 1
         self.alive[lifetime] = managed.reference
         return self.alive
 
     def lifetime_ended(self, lifetime: int, alive: Alive) -> None:
         """Called on any thread, also for a lifetime of an earlier step."""
-        self.living -= 1
+        self._living -= 1
         alive.pop(lifetime, None)
 
     def step_ended(self) -> list[ManagedStorage]:
         """End the step. Returns its storages that are still alive."""
         outliving = [managed for reference in list(self.alive.values()) if (managed := reference()) is not None]
-        self._has_cut |= self._is_pending and bool(outliving)
+        self._has_cut |= self._is_pending and bool(outliving or self._alive_now())
         self._begin()
         return outliving
 
@@ -116,13 +136,15 @@ class StepEnds:
 
     def _outlives(self, optimizer: int) -> bool:
         since = self._lifetimes_at_step.get(optimizer)
-        return since is not None and any(lifetime >= since for lifetime in list(self.alive))
+        return since is not None and any(lifetime >= since for lifetime in self._alive_now())
 
     def is_due(self) -> bool:
         """True if the step is over now, because an optimizer stepped."""
         if not self._is_pending or in_backward():
             return False
-        return not self.alive or not self._waits_for_graphs or self._last_has_stepped or self._rounds >= _MOST_ROUNDS
+        if self._last_has_stepped or self._rounds >= _MOST_ROUNDS:
+            return True
+        return not self._waits_for_graphs or not self._alive_now()
 
     def is_due_before_save(self, *, graphs_are_gone: bool) -> bool:
         """True if the step is over before this save, so that the save belongs to the next step."""

@@ -33,9 +33,12 @@ _AHEAD = 4
 _FAR = 2
 
 
-class _Move(Enum):
+class Move(Enum):
     RELEASE = "release"
     RELOAD = "reload"
+
+
+PlannedMove = tuple[int, Move]  # of a lifetime of the plan
 
 
 class Occupancy:
@@ -66,8 +69,11 @@ class Executor:
 
     def __init__(self, plan: Plan, occupancy: Occupancy | None = None, *, is_given: bool = False) -> None:
         self.plan = plan
+        self.recomputes = any(one.is_recomputed for one in plan.lifetimes)
         self._occupancy = occupancy
         self._is_given = is_given
+        self.checked_steps = 0  # steps that followed it and were measured
+        self.checked_bytes = 0  # the highest peak of those
         self.differences = 0  # saves of this step that differ from the plan
         self.first_difference: str | None = None
         self._has_warned = False
@@ -90,11 +96,11 @@ class Executor:
                 (point, move.value, lifetime, move)
                 for lifetime, planned in enumerate(plan.lifetimes)
                 for absence in planned.absences
-                for move, point in ((_Move.RELEASE, absence.release_point), (_Move.RELOAD, absence.reload_point))
+                for move, point in ((Move.RELEASE, absence.release_point), (Move.RELOAD, absence.reload_point))
                 if point is not None
             ),
             # At one point: releases first, because they make room, then reloads, in the order of their uses.
-            key=lambda one: (one[0], one[3] is _Move.RELOAD, self._next_use(one[2], one[0]), one[2]),
+            key=lambda one: (one[0], one[3] is Move.RELOAD, self._next_use(one[2], one[0]), one[2]),
         )
         self.begin_step()
 
@@ -112,7 +118,7 @@ class Executor:
     def begin_step(self) -> None:
         self._next_save = 0  # index of a planned save
         self._next_move = 0
-        self._waiting: list[tuple[int, _Move]] = []  # reloads for which there was no room
+        self._waiting: list[PlannedMove] = []  # reloads for which there was no room
         self._is_lost = False  # the last save was not found nearby
         self._reached = -1
         self._managed: list[weakref.ref[ManagedStorage] | None] = [None] * len(self.plan.lifetimes)
@@ -229,7 +235,7 @@ class Executor:
             managed = None if reference is None else reference()
             if managed is None:
                 continue
-            if move is _Move.RELEASE:
+            if move is Move.RELEASE:
                 managed.release()
                 released.append(managed)
             elif self.is_outgrown:  # there may be no room: the lookahead reloads as much as its window takes
@@ -239,6 +245,46 @@ class Executor:
             else:
                 self._waiting.append((lifetime, move))
         return released
+
+    # Called in a settled step, in place of the hooks above.
+
+    def moves_since(self, first: int) -> tuple[tuple[PlannedMove, ...], int]:
+        """The moves that came due since the first ones, and the number of all that came due."""
+        due = self._moves[first : self._next_move]
+        return tuple((lifetime, move) for _, _, lifetime, move in due), self._next_move
+
+    def follow(self, lifetime: int, managed: ManagedStorage) -> None:
+        """From now on this lifetime of the plan is `managed`."""
+        self._managed[lifetime] = managed.reference
+
+    def make_planned(self, moves: tuple[PlannedMove, ...]) -> None:
+        """Issues these moves."""
+        for lifetime, move in moves:
+            reference = self._managed[lifetime]
+            managed = None if reference is None else reference()
+            if managed is None:
+                continue
+            if move is Move.RELEASE:
+                managed.release()
+            else:
+                managed.reload_early()
+
+    def followed(self, lifetime: int | None) -> ManagedStorage | None:
+        """The storage that is this lifetime of the plan."""
+        reference = None if lifetime is None else self._managed[lifetime]
+        return None if reference is None else reference()
+
+    def pass_save(self, form: Form) -> None:
+        """The step has passed this save, which was as planned."""
+        index = self._find(form)
+        if index is not None:
+            self._next_save = index + 1
+            self._reached = max(self._reached, self.saves[index].point)
+
+    def pass_moves(self) -> None:
+        """The moves up to the point that the step has reached were issued."""
+        while self._next_move < len(self._moves) and self._moves[self._next_move][0] <= self._reached:
+            self._next_move += 1
 
     # Differences between the step and the plan.
 

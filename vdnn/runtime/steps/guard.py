@@ -34,6 +34,8 @@ class Guard:
         self._unseen_bytes = 0  # that operations may take besides what they save
         self._small_bytes = 0  # of this step, in tensors that are too small to be moved
         self._small_bytes_before: int | None = None
+        self.has_acted = False  # it moved something
+        self.gated_bytes: Callable[[], int] = int  # held by saves that the native gate keeps
         self._candidates: dict[int, tuple[weakref.ref[ManagedStorage], Kept]] = {}  # the first saved comes first
 
     # What is on the device.
@@ -102,7 +104,7 @@ class Guard:
 
     def _over_bytes(self) -> int:
         """How much more the step takes than there is room for, with the margin."""
-        return self._held_bytes + self._small_bytes + self._unseen_bytes - self._room_bytes
+        return self._held_bytes + self.gated_bytes() + self._small_bytes + self._unseen_bytes - self._room_bytes
 
     def step_ended(self) -> None:
         """Evicts what outlives the step, as a plan would: the memory of the next step must not depend on whether this
@@ -118,6 +120,7 @@ class Guard:
         managed = reference()
         if managed is None or managed.action is Action.OFFLOAD:
             return False
+        self.has_acted = True
         self.is_gone(lifetime)
         managed.facts.counters.keep(why, -managed.nbytes, saves=-1)
         self._offload(managed)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 
+from vdnn.runtime.machine.gauges import Mark
 from vdnn.runtime.steps.meter import Meter
 from vdnn.runtime.steps.recorder import Recorder
+from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.runtime.storage.transport import Transport
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
@@ -31,3 +33,33 @@ class MeasuredStep:
     @functools.cached_property
     def timeline(self) -> Timeline | None:
         return None if self._meter is None else self._meter.timeline()
+
+
+class MeasuredSteps:
+    """The last recorded and the last measured step of one session."""
+
+    def __init__(self) -> None:
+        self.last_recorded: MeasuredStep | None = None
+        self._last_measured: MeasuredStep | None = None
+
+    @property
+    def recording(self) -> Recording | None:
+        return None if self.last_recorded is None else self.last_recorded.recording
+
+    @property
+    def timeline(self) -> Timeline | None:
+        return None if self._last_measured is None else self._last_measured.timeline
+
+    def finish(
+        self, step: WatchedStep, transport: Transport, ends: tuple[Mark, Mark], peaks: tuple[int, int]
+    ) -> MeasuredStep:
+        """Ends a step. Its last computation is over at the first of `ends`; copies of freed graphs have released their
+        memory at the second."""
+        measured = MeasuredStep(step.recorder, step.meter, transport)
+        if step.meter is not None:
+            step.meter.finish(*ends, peaks[0])
+            self._last_measured = measured
+        if step.recorder is not None:
+            step.recorder.finish(ends[0], peaks[1], has_data=not transport.fake)
+            self.last_recorded = measured
+        return measured

@@ -37,10 +37,11 @@ class _Hook:
 class Meter:
     """Measures one step on one device."""
 
-    def __init__(self, gauges: Gauges, begin: Mark) -> None:
+    def __init__(self, gauges: Gauges, begin: Mark, resident_bytes: int) -> None:
+        """`resident_bytes` were allocated when the step began."""
         self._gauges = gauges
         self._begin = begin
-        self.resident_bytes = gauges.allocated_bytes() + gauges.absent_bytes  # when the step began
+        self.resident_bytes = resident_bytes + gauges.absent_bytes
         self._end: tuple[Mark, Mark] = (begin, begin)
         self._last: tuple[int, int] = (0, 0)
         self._hooks: list[_Hook] = []

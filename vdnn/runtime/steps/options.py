@@ -14,10 +14,12 @@ from vdnn.step.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """Options for steps. Without gauges nothing is recorded or measured; following a plan needs none. `recomputes`:
-    plans may recompute storages, or pack them by these codecs."""
+    """Options for steps. Without gauges nothing is recorded or measured; following a plan needs none. `measures`: every
+    step is measured, not only those that are recorded or checked. `recomputes`: plans may recompute storages, or pack
+    them by these codecs."""
 
     gauges_for: Callable[[Transport], Gauges] | None = None
+    measures: bool = False
     warmup_steps: int = 1
     plan: Plan | None = None
     planner: BudgetPlanner | None = None

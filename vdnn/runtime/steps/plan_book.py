@@ -21,7 +21,6 @@ from vdnn.runtime.steps.foresight import require_foreseen_fit
 from vdnn.runtime.steps.kinds import Begin, Kind, StepKinds
 from vdnn.runtime.steps.ladder import Ladder, Rung, Source
 from vdnn.runtime.steps.measured_step import MeasuredStep
-from vdnn.runtime.steps.meter import Meter
 from vdnn.runtime.steps.plan_maker import PlanMaker
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.runtime.steps.recorded_sizes import RecordedSizes
@@ -310,15 +309,15 @@ class PlanBook:
         is_own = executor is self._given or self._rung_of(executor, kind) is not None
         return budget_bytes, Over.MORE_THAN_PLANNED if is_own else Over.ANOTHER_PLAN
 
-    def executed(self, executor: Executor, meter: Meter, kind: Kind) -> None:
-        """Compare a finished step that followed a plan with the plan's budget."""
+    def executed(self, executor: Executor, peak_bytes: int, resident_bytes: int, kind: Kind) -> None:
+        """Compare a finished step that followed a plan with the plan's budget. `resident_bytes` were allocated when it
+        began."""
         rung, maker = self._rung_of(executor, kind), self._maker
         if rung is None or maker is None:
             return
         self._ladders[kind].records_all |= executor.has_grown
-        peak_bytes = meter.peak_bytes
         if not executor.differences and peak_bytes > maker.planner.budget_bytes(rung.recording):
-            maker.tighten(rung, peak_bytes, meter.resident_bytes)
+            maker.tighten(rung, peak_bytes, resident_bytes)
 
 
 def _needs_plan(ladder: Ladder, rung: Rung | None, recording: Recording, *, is_planned: bool, has_grown: bool) -> bool:

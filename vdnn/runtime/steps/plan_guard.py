@@ -84,13 +84,15 @@ class PlanGuard(Guard):
     def _over_bytes(self) -> int:
         """How much of what stays until its use has no room. What the plan offloads only passes through the device."""
         followed = self._followed
-        over_bytes = self._held_bytes - sum(self._passing.values()) - followed.kept_bytes + self._margin_bytes
+        staying_bytes = self._held_bytes + self.gated_bytes() - sum(self._passing.values())
+        over_bytes = staying_bytes - followed.kept_bytes + self._margin_bytes
         return over_bytes - self._room_bytes - followed.spare_bytes_nearby
 
     def _over_bytes_now(self) -> int:
         """How much of all that is on the device has no room now."""
         followed = self._followed
-        over_bytes = self._held_bytes + self._leaving_bytes - followed.stored_bytes + self._margin_bytes
+        here_bytes = self._held_bytes + self.gated_bytes() + self._leaving_bytes
+        over_bytes = here_bytes - followed.stored_bytes + self._margin_bytes
         return over_bytes - self._room_bytes - followed.spare_bytes
 
     # What leaves it.
@@ -107,6 +109,7 @@ class PlanGuard(Guard):
             managed = reference()
             if managed is not None and managed.copy is None and managed.source.storage is not None:
                 return  # its operation is still running
+            self.has_acted = True
             if lifetime in self._leaving:
                 self._has_left(lifetime)
             else:

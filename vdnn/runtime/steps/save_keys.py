@@ -21,6 +21,7 @@ class SaveKeys:
         self._occurrences: Counter[tuple[object, ...]] = Counter()
         self._forms = Forms()
         self.first: SaveKey | None = None
+        self._first_bytes = 0
         self.begin: Begin | None = None
         self.form = NO_FORM  # of the last save
         self.kind = NO_SAVES  # the kind of the step so far
@@ -36,17 +37,32 @@ class SaveKeys:
             tuple(int(size) for size in tensor.shape),
             tuple(int(stride) for stride in tensor.stride()),
         )
-        occurrence = self._occurrences[alike]
-        self._occurrences[alike] = occurrence + 1
-        key = SaveKey(*alike, occurrence)
-        form = self.form = self._forms.of(key)
-        self.saves[form] = tensor.nbytes
+        key = SaveKey(*alike, self._occurrences[alike])
         if self.first is None:
-            self.first, self.begin = key, Begin(form, modules.model(), self._is_later)
+            self.begin = Begin(NO_FORM, modules.model(), self._is_later)
+        self.add(key, tensor.nbytes)
+        return key
+
+    def add(self, key: SaveKey, nbytes: int) -> None:
+        """Adds the next save, which has this key."""
+        self._occurrences[key.producer, key.module, key.dtype, key.size, key.stride] += 1
+        form = self.form = self._forms.of(key)
+        self.saves[form] = nbytes
+        if self.first is None and self.begin is not None:
+            self.first, self.begin = key, self.begin._replace(form=form)
+            self._first_bytes = nbytes
             self.kind = kind_with(self.kind, self.begin)
         else:
             self.kind = kind_with(self.kind, form)
-        return key
+
+    def rewind(self) -> None:
+        """Forgets all saves but the first."""
+        first = self.first
+        if first is None:
+            return
+        self._occurrences.clear()
+        self._forms, self.saves, self.kind, self.first = Forms(), {}, NO_SAVES, None
+        self.add(first, self._first_bytes)
 
     def form_of_encoded(self, key: SaveKey) -> Form:
         """The form of encoded bytes, which are no save of the program and do not count for the kind."""

@@ -31,7 +31,7 @@ class UnwatchedSteps:
     is_watching = False
     looks_for_recomputes = False
     codecs = LOSSLESS
-    budget = gauges = recording = plan = plan_use = timeline = first_difference = save_key = None
+    settling = budget = gauges = recording = plan = plan_use = timeline = first_difference = save_key = None
 
     def __init__(self, on_step_end: Callable[[], None], *, recomputes: bool) -> None:
         self.steps = 0  # the number of finished steps

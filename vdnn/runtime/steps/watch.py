@@ -1,10 +1,9 @@
 """Follows a session's steps: finds where each begins and ends, and informs the recorder, the meter and the executor.
 
 A step ends with session.step(), otherwise as ends.py decides. A step without saves is not counted.
-
 The first step after the warm-up is recorded. With a planner, so are those of the warm-up, and one step of every further
-kind: see plan_book.py.
-Every step after the warm-up is measured. Only the first of several devices is watched.
+kind: see plan_book.py. Of the steps that follow a plan, only the first are measured, unless the session measures. Only
+the first of several devices is watched.
 """
 
 from __future__ import annotations
@@ -15,19 +14,21 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from vdnn._C import KeptSave
 from vdnn.errors import VdnnError
 from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.steps.budget_ledger import BudgetLedger
 from vdnn.runtime.steps.ends import Found, StepEnds
-from vdnn.runtime.steps.executor import Executor
-from vdnn.runtime.steps.guard import Guard
-from vdnn.runtime.steps.measured_step import MeasuredStep
+from vdnn.runtime.steps.measured_step import MeasuredSteps
 from vdnn.runtime.steps.meter import Meter
 from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.plan_book import PlanBook
 from vdnn.runtime.steps.plan_guard import PlanGuard
 from vdnn.runtime.steps.recorder import Recorder
+from vdnn.runtime.steps.settling import Settling
+from vdnn.runtime.steps.step_guards import StepGuards
+from vdnn.runtime.steps.step_peaks import StepPeaks
 from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView
@@ -55,23 +56,23 @@ class StepWatch:
         self.recomputes = options.recomputes
         self.codecs = options.codecs
         self._on_step_end = on_step_end
-        self._offload = offload
+        self._plans = PlanBook(options.plan, options.planner)
         self._resident_bytes = 0  # allocated when the step began
         self._modules = modules
-        self._plans = PlanBook(options.plan, options.planner)
         self.budget = BudgetLedger()
+        self._peaks = StepPeaks()
         self.steps = 0  # the number of finished steps
-        self._last_recorded: MeasuredStep | None = None
-        self._last_measured: MeasuredStep | None = None
-        self._transport: Transport | None = None
+        self._measured = MeasuredSteps()
+        self.transport: Transport | None = None
         self.gauges: Gauges | None = None
         self._ends = StepEnds()
+        self.settling = Settling(self._ends)
+        self._guards = StepGuards(options.planner, self._plans, modules, self.settling, offload)
         self._thread = threading.local()
         self._busy = False
         self._step = WatchedStep(self._ends)
 
     # Results.
-
     @property
     def plan(self) -> Plan | None:
         executor = self._step.executor
@@ -96,12 +97,12 @@ class StepWatch:
     @property
     def recording(self) -> Recording | None:
         """The last recorded step. May block until the device has passed its end."""
-        return None if self._last_recorded is None else self._last_recorded.recording
+        return self._measured.recording
 
     @property
     def timeline(self) -> Timeline | None:
-        """The timeline of the last measured step. May block until the device has passed the step's end."""
-        return None if self._last_measured is None else self._last_measured.timeline
+        """That of the last measured step. May block until the device has passed the step's end."""
+        return self._measured.timeline
 
     def wait_for_plans(self) -> None:
         self._plans.wait()
@@ -109,16 +110,18 @@ class StepWatch:
     # Steps.
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        self.settling.leave()
         found = self._ends.optimizer_stepped(id(optimizer), self._step.lifetimes)
         if found is Found.WERE_JOINED or (found is Found.WERE_CUT and self.steps):
             self._step.abandon_recorder()
         if found is Found.WERE_CUT and self.steps:
-            self.steps, self._last_recorded = 0, None
+            self.steps, self._measured.last_recorded = 0, None
             self._plans.forget_made()
         if self._ends.is_due():
             self.end_step()
 
     def end_step(self) -> None:
+        self.settling.leave()
         outliving = self._ends.step_ended()
         if self._step.keys.first is not None:
             self._end_micro_batch(outliving)
@@ -127,20 +130,22 @@ class StepWatch:
         self.budget.step_ended()
         self.steps += 1
         self._step = WatchedStep(self._ends)
-        self._begin_observers()
+        self._begin_observers(is_settled=self.settling.is_expected)
         self._on_step_end()
 
     def before_save(self) -> None:
         """Ends the step that is over before this save, or its micro-batch: each is planned by itself."""
+        self.settling.leave()
         if self._ends.is_due_before_save(graphs_are_gone=self._graphs_are_gone):
             self.end_step()
         elif self._plans.is_planning and self._ends.is_micro_batch_over(graphs_are_gone=self._graphs_are_gone):
             self._end_micro_batch([])
             self._step = WatchedStep(self._ends, is_later=True)
-            self._begin_observers()
+            self._begin_observers(is_settled=self.settling.is_expected)
 
     def _end_micro_batch(self, outliving: list[ManagedStorage]) -> None:
         step = self._step
+        self.settling.step_ended()
         self._plans.tell_kind(step.keys)
         self._finish_observers(step, outliving)
         self._plans.ended(step.keys)
@@ -148,36 +153,38 @@ class StepWatch:
 
     def end_step_if_graphs_are_gone(self) -> None:
         """Called when the session is left. A backward that follows outside still belongs to the step."""
+        self.settling.leave()
         if self._ends.is_due_at_exit(graphs_are_gone=self._graphs_are_gone):
             self.end_step()
+        self.settling.continue_in_python()
         if self.gauges is not None:
             self.gauges.pause()
 
     def resumed(self) -> None:
         """The session is entered, or an inner one was left. A step begins here unless it has begun before."""
+        self.settling.continue_in_python()
         if self.gauges is not None:
             self.gauges.resume()
             if self._step.keys.first is None:
-                self._begin_observers()
+                self._begin_observers(is_settled=self.settling.is_expected)
 
-    @property
-    def _is_warming_up(self) -> bool:
-        return self.steps < self.options.warmup_steps
-
-    def _begin_observers(self) -> None:
-        """Mark the beginning of the next step, and make its meter and recorder."""
-        if self.gauges is None or self._transport is None:
+    def _begin_observers(self, *, is_settled: bool) -> None:
+        """Mark the beginning of the next step, and make its meter and recorder. A step that is expected to be settled
+        has neither."""
+        if self.gauges is None or self.transport is None:
             return
-        begin = self.gauges.mark(self._transport.current_stream())
+        begin = None if is_settled else self.gauges.mark(self.transport.current_stream())
         self.gauges.step_begins()
-        self._resident_bytes = self.gauges.allocated_bytes()
-        if self.options.planner is not None or not self._is_warming_up:
-            self._step.meter = Meter(self.gauges, begin)
-            if self.options.planner is not None or self._last_recorded is None:
+        self._resident_bytes = self._step.resident_bytes = self.gauges.allocated_bytes()
+        if is_settled:
+            return
+        if self.options.planner is not None or self.steps >= self.options.warmup_steps:
+            self._step.meter = Meter(self.gauges, begin, self._resident_bytes)
+            if self.options.planner is not None or self._measured.last_recorded is None:
                 self._step.record(Recorder(self.gauges, begin, self._modules.parameters.nbytes()))
 
     def _finish_observers(self, step: WatchedStep, outliving: list[ManagedStorage]) -> None:
-        transport, gauges = self._transport, self.gauges
+        transport, gauges = self.transport, self.gauges
         if transport is None or gauges is None:
             return
         begin, peaks = gauges.mark(transport.current_stream()), gauges.step_ended()
@@ -187,42 +194,42 @@ class StepWatch:
         for managed in outliving:
             managed.release()
         transport.release_sources()
-        step.peak_bytes = max(step.peak_bytes, peaks[0])
+        step.peak_bytes = self._peaks.of(step, peaks[0], is_exact=gauges.has_exact_peaks)
         judged = self._plans.judged(step.executor, step.keys.kind, transport.device.info.total_bytes)
         if judged is not None:
             self.budget.micro_batch_ended(step.peak_bytes, *judged)
-        if step.meter is not None:
-            step.meter.finish(begin, gauges.mark(transport.current_stream()), peaks[0])
+        measured = self._measured.finish(step, transport, (begin, gauges.mark(transport.current_stream())), peaks)
         if step.recorder is not None:
-            step.recorder.finish(begin, peaks[1], has_data=not transport.fake)
-        measured = MeasuredStep(step.recorder, step.meter, transport)
-        if step.meter is not None:
-            self._last_measured = measured
-        if step.recorder is not None:
-            self._last_recorded = measured
-            self._plans.recorded(measured, step.keys, step.executor, is_warm_up=self._is_warming_up)
-        elif step.meter is not None and step.executor is not None:
-            self._plans.executed(step.executor, step.meter, step.keys.kind)
+            self._plans.recorded(measured, step.keys, step.executor, is_warm_up=self.steps < self.options.warmup_steps)
+        elif step.executor is not None:
+            self._plans.executed(step.executor, step.peak_bytes, step.resident_bytes, step.keys.kind)
 
     # Called in the hooks, in this order.
 
     @contextlib.contextmanager
     def hook(self, transport: Transport) -> Iterator[None]:
         """A context around everything that a hook does on the device."""
-        if self._transport is None:
-            self._transport = transport
+        if self.transport is None:
+            self.transport = transport
             self.gauges = None if self.options.gauges_for is None else self.options.gauges_for(transport)
-            self._begin_observers()
-        if self._busy or transport is not self._transport:
+            self._begin_observers(is_settled=False)
+        if self._busy or transport is not self.transport:
             yield
             return
+        self.settling.continue_in_python()
         self._busy = self._thread.is_in_hook = True
         try:
-            with contextlib.nullcontext() if self.gauges is None else self._step.observed(self.gauges, transport):
+            with contextlib.ExitStack() as self._observed:
+                self._observe()
                 yield
                 self._step.make_moves()
         finally:
             self._busy = self._thread.is_in_hook = False
+
+    def _observe(self) -> None:
+        """From now on the running hook is marked, and its memory counts, if that of the step is."""
+        if self._step.is_observed and self.gauges is not None and self.transport is not None:
+            self._observed.enter_context(self._step.observed(self.gauges, self.transport))
 
     @property
     def _is_in_hook(self) -> bool:  # True if this thread is in a watched hook
@@ -230,13 +237,7 @@ class StepWatch:
 
     def unpacked(self, packed: PackedView | PackedShard) -> torch.Tensor:
         """Unpacks a save, and marks how long the use waits for its reload."""
-        if self._step.meter is None or not self._is_in_hook or self.gauges is None:
-            return packed.unpack()
-        transport = packed.managed.transport
-        begin = self.gauges.mark(transport.current_stream())
-        tensor = packed.unpack()
-        self._step.reload_marks = begin, self.gauges.mark(transport.current_stream())
-        return tensor
+        return self._step.unpacked(packed, self.gauges if self._is_in_hook else None)
 
     @property
     def _graphs_are_gone(self) -> bool:
@@ -253,27 +254,24 @@ class StepWatch:
             return None
         is_first = step.keys.first is None
         key = step.next_key(tensor, self._modules)
-        if is_first:
-            self._choose_executor(step)
+        now_bytes = self._choose_executor(step) if is_first else 0
         action = step.saved(managed, key, is_new=is_new)
+        if is_first:
+            self.settling.begin(step, self._modules, managed.facts.counters, now_bytes)
         if step.executor is not None and step.executor.is_outgrown and isinstance(step.guard, PlanGuard):
             self._guard_the_rest(step)
         return action
 
     def guards(self, managed: ManagedStorage) -> bool:
         """True if the guard keeps a storage that the online policy would offload, until it has to be evicted."""
-        guard, watched = self._step.guard, managed.watched
-        if guard is None or watched is None or watched.observer is not self._step or watched.number is None:
-            return False
-        guard.hold(watched.number, managed)
-        return True
+        return self._step.guards(managed)
 
     # Recomputes.
 
     @property
     def looks_for_recomputes(self) -> bool:
         """True in steps that are recorded or may be, and have no plan that moves anything."""
-        has_use = self.options.planner is not None or self._last_recorded is None
+        has_use = self.options.planner is not None or self._measured.last_recorded is None
         executor, recorder = self._step.executor, self._step.recorder
         is_free = executor is None or (recorder is not None and executor.keeps_everything)
         return self._is_in_hook and has_use and is_free and self.gauges is not None
@@ -290,18 +288,15 @@ class StepWatch:
         """The planned action for encoded bytes."""
         return self._step.saved_encoded(managed, key) if self._is_in_hook else None
 
-    @contextlib.contextmanager
-    def recomputing(self, transport: Transport) -> Iterator[None]:
+    def recomputing(self, transport: Transport) -> contextlib.AbstractContextManager[None]:
         """A context around the recompute of a discarded storage: it computes, and its operands have hooks."""
-        recorder = self._step.recorder
-        if recorder is None or self.gauges is None:
-            yield
-            return
-        with recorder.recomputing(self.gauges.mark(transport.current_stream())):
-            yield
+        return self._step.recomputing(self.gauges, transport)
 
-    def _choose_executor(self, step: WatchedStep) -> None:
-        now_bytes = 0 if self.gauges is None else self.gauges.allocated_bytes()
+    def _choose_executor(self, step: WatchedStep) -> int:
+        """Returns the bytes that are allocated now."""
+        script = self.settling.script_for(step.keys.first)
+        counted = None if script is not None or self.gauges is None else self.gauges.allocated_bytes()
+        now_bytes = counted or (0 if script is None else script.resident_bytes)
         # Gradients of the step before are often freed only now.
         self._resident_bytes = min(self._resident_bytes, now_bytes)
         try:
@@ -310,48 +305,46 @@ class StepWatch:
         except VdnnError:
             step.was_refused()
             raise
-        if self._transport is not None:
+        if self.transport is not None:
             # A plan itself bounds the bytes that copies in flight hold.
-            self._transport.set_windows(open_wide=executor is not None)
+            self.transport.set_windows(open_wide=executor is not None)
             host_bytes = self._plans.take_host_bytes()
             if host_bytes is not None:
-                self._transport.fit_host_memory(host_bytes, is_awaited=self._plans.is_awaited)
-        step.guard = self._guard(executor, now_bytes)
+                self.transport.fit_host_memory(host_bytes, is_awaited=self._plans.is_awaited)
+        step.guard = self._guards.guard(self.transport, executor, self._resident_bytes, now_bytes)
         if executor is not None:
             executor.begin_step()
+        if self.settling.is_expected and not self.settling.serves(step, is_recorded=self._plans.records_step):
+            self._begin_observers(is_settled=False)
+            self._observe()
         if self.options.planner is not None and not self._plans.records_step:
             step.abandon_recorder()
+        if executor is not None and not self.options.measures:
+            step.measure_only_checks(executor)
+        return now_bytes
 
     def _guard_the_rest(self, step: WatchedStep) -> None:
         """The step has outgrown its plan: the guard may evict what the plan keeps, and what is saved from here on."""
-        step.guard = self._guard(None, 0)
-        if step.guard is not None and self._transport is not None:
+        step.guard = self._guards.guard(self.transport, None, self._resident_bytes, 0)
+        if step.guard is not None and self.transport is not None:
             step.guard.take_over(step.kept())
-            self._transport.set_windows(open_wide=False)
+            self.transport.set_windows(open_wide=False)
 
-    def _guard(self, executor: Executor | None, now_bytes: int) -> Guard | None:
-        """The guard of a step; None if it has no budget in bytes. `now_bytes` are allocated at its first save."""
-        planner, transport = self.options.planner, self._transport
-        budget_bytes = None
-        if planner is not None and transport is not None:
-            budget_bytes = planner.fixed_bytes(transport.device.info.total_bytes)
-        if budget_bytes is None or transport is None:
-            return None
-        if executor is not None:
-            room_bytes = self._plans.room_bytes(executor, budget_bytes, now_bytes)
-            return None if room_bytes is None else PlanGuard(room_bytes, self._offload, executor)
-        taken_bytes = self._resident_bytes + self._modules.parameters.nbytes() + transport.windows_bytes
-        return Guard(budget_bytes - taken_bytes, self._offload)
+    def used_kept(self, save: KeptSave) -> None:
+        """A save that the native gate kept is used outside of the gate."""
+        if not self.settling.use_in_python(save):
+            self._used_earlier_save()
 
     def used(self, managed: ManagedStorage) -> bool:
         """True if a plan decides when this storage and later ones are reloaded."""
         if not self._is_in_hook:
             return False
-        step = self._step
-        watched = step.lifetime_of(managed)
-        if watched is not None:
-            return step.used(watched)
+        watched = self._step.lifetime_of(managed)
+        if watched is None:
+            self._used_earlier_save()
+        return watched is not None and self._step.used(watched)
+
+    def _used_earlier_save(self) -> None:
         self._ends.used_earlier_save()
-        if step.recorder is not None:
-            step.recorder.used_earlier_save()
-        return False
+        if self._step.recorder is not None:
+            self._step.recorder.used_earlier_save()

@@ -24,12 +24,16 @@ from vdnn.runtime.steps.recorder import Recorder
 from vdnn.runtime.steps.save_keys import SaveKeys
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.runtime.storage.packed_view import PackedShard, PackedView
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.storage.watched_lifetime import WatchedLifetime
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.step.plan import Action
 from vdnn.step.recording import SaveKey
 from vdnn.step.timeline import Track
+
+# So many steps under each plan are measured, whether or not the session measures.
+_CHECKED = 2
 
 
 class WatchedStep:
@@ -42,6 +46,7 @@ class WatchedStep:
         self.point = -1
         self.lifetimes = 0
         self.peak_bytes = 0  # allocated at one time, so far
+        self.resident_bytes = 0  # allocated when it began
         self.reload_marks: tuple[Mark | None, Mark | None] = None, None  # of the running hook
         self.keys = SaveKeys(is_later=is_later)
         self.save_key: SaveKey | None = None  # of the last save
@@ -61,6 +66,16 @@ class WatchedStep:
             self.recorder.abandon()
             self.recorder = self._ends_to = None
 
+    def measure_only_checks(self, executor: Executor) -> None:
+        """Removes the meter, unless the step is recorded or is one of the first that follow its plan."""
+        if self.recorder is None and executor.checked_steps >= _CHECKED:
+            self.meter = None
+
+    @property
+    def is_observed(self) -> bool:
+        """True if its hooks are marked and their memory counts."""
+        return self.recorder is not None or self.meter is not None
+
     def was_refused(self) -> None:
         """Its first save was refused: the step has not begun, and another may begin in its place."""
         self.keys, self.save_key = SaveKeys(is_later=self.is_later), None
@@ -79,8 +94,10 @@ class WatchedStep:
     # Points.
 
     @contextlib.contextmanager
-    def observed(self, gauges: Gauges, transport: Transport) -> Iterator[None]:
+    def observed(self, gauges: Gauges | None, transport: Transport) -> Iterator[None]:
         """A context around a hook, which is marked, and whose memory counts."""
+        if gauges is None:
+            raise RuntimeError("expected gauges for a step that is measured, got none")
         self.reload_marks = None, None
         begin, peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
         if self.recorder is not None:
@@ -95,6 +112,25 @@ class WatchedStep:
             self.peak_bytes = max(self.peak_bytes, peak_bytes)
             if self.meter is not None:
                 self.meter.hook(max(self.point, 0), (begin, *self.reload_marks, end), peak_bytes)
+
+    def unpacked(self, packed: PackedView | PackedShard, gauges: Gauges | None) -> torch.Tensor:
+        """Unpacks a save. In a hook that is measured, marks how long the use waits for its reload."""
+        if self.meter is None or gauges is None:
+            return packed.unpack()
+        transport = packed.managed.transport
+        begin = gauges.mark(transport.current_stream())
+        tensor = packed.unpack()
+        self.reload_marks = begin, gauges.mark(transport.current_stream())
+        return tensor
+
+    @contextlib.contextmanager
+    def recomputing(self, gauges: Gauges | None, transport: Transport) -> Iterator[None]:
+        """A context around a recompute, which the recorder does not take for the compute of the step."""
+        if self.recorder is None or gauges is None:
+            yield
+            return
+        with self.recorder.recomputing(gauges.mark(transport.current_stream())):
+            yield
 
     def next_key(self, tensor: torch.Tensor, modules: ModuleWatch) -> SaveKey:
         """The key of a save that is a point of this step."""
@@ -129,6 +165,42 @@ class WatchedStep:
             guard.hold(number, managed, Kept.PLAN)
         elif action is Action.OFFLOAD:
             guard.will_leave(number, managed)
+
+    # The native gate has passed them, without the hooks of this step.
+
+    def save_passed(self, key: SaveKey, nbytes: int, storage_bytes: int, *, is_new: bool) -> None:
+        """A save was as planned."""
+        self.point += 1
+        self.lifetimes += is_new
+        self.save_key = key
+        self.keys.add(key, nbytes)
+        if self.executor is not None:
+            self.executor.pass_save(self.keys.form)
+        if self.guard is not None and is_new:
+            self.guard.saved(storage_bytes)
+
+    def guard_passed(self, managed: ManagedStorage, number: int) -> None:
+        """`managed` is a lifetime that Python handled."""
+        if self.guard is None:
+            return
+        if managed.source.storage is not None:
+            self.guard.is_here(number, managed.nbytes)
+        if managed.action is Action.KEEP:
+            self.guard.hold(number, managed, Kept.PLAN)
+        elif managed.action is Action.OFFLOAD and managed.source.storage is not None:
+            self.guard.will_leave(number, managed)
+
+    def use_passed(self, number: int, planned: int | None) -> None:
+        """A use was as planned."""
+        self.used(WatchedLifetime(self, number, planned))
+
+    def guards(self, managed: ManagedStorage) -> bool:
+        """True if the guard keeps a storage that the online policy would offload, until it has to be evicted."""
+        watched = self.lifetime_of(managed)
+        if self.guard is None or watched is None or watched.number is None:
+            return False
+        self.guard.hold(watched.number, managed)
+        return True
 
     def saved_encoded(self, managed: ManagedStorage, key: SaveKey) -> Action | None:
         """Counts the save of encoded bytes, which only a plan has; returns the planned action."""
@@ -181,10 +253,15 @@ class WatchedStep:
         }
 
     def _begin_lifetime(self, managed: ManagedStorage) -> WatchedLifetime:
-        watched = WatchedLifetime(self, self.lifetimes)
-        managed.watch(watched)
-        self._alive = self._ends.lifetime_began(self.lifetimes, managed)
+        watched = self.begin_planned(managed, self.lifetimes, None)
         self.lifetimes += 1
+        return watched
+
+    def begin_planned(self, managed: ManagedStorage, number: int, planned: int | None) -> WatchedLifetime:
+        """`managed` is the lifetime of this number, and of that number in the plan."""
+        watched = WatchedLifetime(self, number, planned)
+        managed.watch(watched)
+        self._alive = self._ends.lifetime_began(number, managed)
         return watched
 
     def ended(self, watched: WatchedLifetime) -> None:

@@ -58,6 +58,16 @@ class Counters:
         self.kept[reason] += saves
         self.kept_bytes[reason] += nbytes
 
+    def add(self, other: Counters) -> None:
+        """Adds the counts of saves and uses."""
+        self.saves += other.saves
+        self.saved_bytes += other.saved_bytes
+        self.shared_saves += other.shared_saves
+        self.uses += other.uses
+        self.used_in_place += other.used_in_place
+        self.kept.update(other.kept)
+        self.kept_bytes.update(other.kept_bytes)
+
     @property
     def used_reloaded(self) -> int:
         """Uses of the fourth kind: they found the bytes reloaded, ahead or for an earlier use."""

@@ -63,6 +63,11 @@ class DeferredCopies:
     def __init__(self) -> None:
         self._deferred: AfterOperation[weakref.ref[ManagedStorage]] = AfterOperation()
 
+    @property
+    def number(self) -> int:
+        """How many copies wait, on all threads."""
+        return self._deferred.number
+
     def when_complete(self, managed: ManagedStorage, node: torch.autograd.graph.Node | None) -> None:
         """Calls `managed.complete` now or later. `node` is the grad_fn of the saved tensor.
 

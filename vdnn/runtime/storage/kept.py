@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from vdnn._C import KeptSave
 from vdnn.runtime.torch_internals.version_counter import raise_modified
 
 KeptTensor = tuple[torch.Tensor, int]
@@ -32,6 +33,8 @@ def unpack_without_hooks(packed: Any) -> torch.Tensor:
     """Unpacks whatever the pack hook returned, in a process or a place where the unpack hook does not run."""
     if isinstance(packed, tuple):
         return kept_tensor(packed)
+    if isinstance(packed, KeptSave):
+        return kept_tensor((packed.tensor, packed.version))
     tensor: torch.Tensor = packed.unpack()
     return tensor
 

@@ -89,6 +89,10 @@ class ModuleWatch:
         while module in stack and stack.pop() is not module:
             pass
 
+    def stack(self) -> list[torch.nn.Module]:
+        """The module calls that are running on this thread, the outermost first: always the same list of a thread."""
+        return self._calls.stack
+
     def innermost(self) -> torch.nn.Module | None:
         stack = self._calls.stack
         return stack[-1] if stack else None

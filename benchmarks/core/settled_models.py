@@ -1,0 +1,192 @@
+"""The host time of the hooks of a whole step under a plan, for recordings of three models, settled and not.
+
+The saves and uses of a recording are replayed with small tensors, by calling the hooks as autograd does, under a plan
+that was made for the recording. The native device keeps time and moves no bytes, or is CUDA's over a driver library
+(`--library`, such as the fake driver of the tests). What it leaves out: the exempt saves of parameters, which have no
+points, and the statistics of a CUDA allocator, which the hooks of a step that is not settled read besides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+import vdnn
+from benchmarks.models.gpt import gpt2
+from benchmarks.models.llama import llama_1b
+from benchmarks.models.resnet import resnet50
+from benchmarks.models.workload import Workload
+from vdnn import _C
+from vdnn.planning.least_memory import least_bytes
+from vdnn.planning.search.prefix_cut import prefix_cut
+from vdnn.runtime.session.session import Session
+from vdnn.step.plan import Action, Plan, PlannedPoint
+from vdnn.step.recording import PointKind, Recording, SaveKey
+
+_BUDGETS = (0.9, 0.75)  # of the peak of the step with everything kept
+_ELEMENTS = 64
+# Steps under a plan until it is settled, and steps that are timed, of which the median counts.
+_LEARNED = 5
+_TIMED = 15
+
+
+@dataclass(frozen=True, slots=True)
+class HookTimes:
+    """Host time of all hooks of one step. `offloaded`: of so many lifetimes, these are offloaded."""
+
+    model: str
+    budget_share: float
+    points: int
+    lifetimes: int
+    offloaded: int
+    python_us: float
+    settled_us: float
+
+    @property
+    def times_less(self) -> float:
+        return self.python_us / self.settled_us
+
+
+def models() -> dict[str, Callable[[], Workload]]:
+    return {"ResNet-50 (64)": lambda: resnet50(64), "GPT-2 (4)": lambda: gpt2(4), "Llama 1B (1)": lambda: llama_1b(1)}
+
+
+def recorded(make: Callable[[], Workload]) -> Recording:
+    """The recording of a step without data, on a virtual machine."""
+    with vdnn.VirtualMachine("h100") as machine:
+        workload = make()
+        with vdnn.offload("keep", device=machine, measure=True, recompute=False) as session:
+            for _ in range(2):
+                workload.step()
+                session.step()
+        recording = session.recording
+    if recording is None:
+        raise RuntimeError("expected a recording after two steps, got none")
+    return recording
+
+
+def small_plan(recording: Recording, share: float) -> Plan:
+    """A plan for a share of the peak, as if each storage had few bytes and were made by `sin`."""
+    budget = max(least_bytes(recording), round(share * recording.peak_bytes))
+    plan = prefix_cut(recording, budget)
+    keys: dict[int, SaveKey] = {}
+    points: list[PlannedPoint] = []
+    for number, point in enumerate(plan.points):
+        key = None
+        if point.kind is PointKind.SAVE and point.lifetime is not None:
+            key = SaveKey("SinBackward0", "", "float32", (_ELEMENTS,), (1,), len(keys))
+            keys[number] = key
+        points.append(replace(point, key=key))
+    lifetimes = tuple(replace(one, nbytes=4 * _ELEMENTS) for one in plan.lifetimes)
+    return replace(plan, points=tuple(points), lifetimes=lifetimes)
+
+
+def replay_ns(session: Session, plan: Plan, leaf: torch.Tensor) -> int:
+    """Runs the hooks of one step, and returns their processor time."""
+    packer = session._engine.packer
+    pack, unpack = packer.pack_hook, packer.unpack_hook
+    tensors = [leaf.sin() for _ in plan.lifetimes]
+    packed: list[list[object]] = [[] for _ in plan.lifetimes]
+    uses = [0] * len(plan.lifetimes)
+    left = [0] * len(plan.lifetimes)
+    for point in plan.points:
+        if point.kind is PointKind.USE and point.lifetime is not None:
+            left[point.lifetime] += 1
+    taken_ns = 0
+    clock = time.thread_time_ns
+    with torch.no_grad():
+        for point in plan.points:
+            number = point.lifetime
+            if number is None:
+                continue
+            if point.kind is PointKind.SAVE:
+                tensor = tensors[number]
+                begin_ns = clock()
+                packed[number].append(pack(tensor))
+                taken_ns += clock() - begin_ns
+                continue
+            saves = packed[number]
+            save = saves[min(uses[number], len(saves) - 1)]
+            tensors[number] = leaf  # the program holds it no longer
+            begin_ns = clock()
+            unpack(save)
+            taken_ns += clock() - begin_ns
+            uses[number] += 1
+            if uses[number] == left[number]:
+                del save
+                saves.clear()
+    del tensors, packed
+    session.step()
+    return taken_ns
+
+
+def hook_us(plan: Plan, device: _C.Device, *, settles: bool) -> float:
+    """The median processor time of a step's hooks."""
+    leaf = torch.rand(_ELEMENTS, requires_grad=True)
+    given: object = device
+    with vdnn.offload(device=given, plan=plan, min_bytes=0) as session:  # type: ignore[arg-type]
+        settling = session._engine.steps.settling
+        if settling is None:
+            raise RuntimeError("expected a session that follows a plan, got one that watches no steps")
+        if not settles:
+            settling.gate = None
+        for _ in range(_LEARNED):
+            replay_ns(session, plan, leaf)
+        if settling.is_expected is not settles:
+            raise RuntimeError(f"expected the replayed step to settle: {settles}, got {settling.is_expected}")
+        gc.collect()
+        times = [replay_ns(session, plan, leaf) for _ in range(_TIMED)]
+    session.close()
+    return statistics.median(times) / 1e3
+
+
+def measure(library: str | None) -> list[HookTimes]:
+    rows = []
+    for name, make in models().items():
+        recording = recorded(make)
+        for share in _BUDGETS:
+            plan = small_plan(recording, share)
+            python_us, settled_us = (
+                hook_us(
+                    plan, _C.SimDevice(moves_bytes=False) if library is None else _C.CudaDevice(0, library), settles=one
+                )
+                for one in (False, True)
+            )
+            offloaded = sum(one.action is Action.OFFLOAD for one in plan.lifetimes)
+            points = len(plan.points) - 1
+            rows.append(HookTimes(name, share, points, len(plan.lifetimes), offloaded, python_us, settled_us))
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.core.settled_models", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures there")
+    parser.add_argument("--library", metavar="PATH", help="a driver library, instead of a device that only keeps time")
+    options = parser.parse_args(arguments)
+    warnings.simplefilter("ignore", vdnn.VdnnWarning)
+    rows = measure(options.library)
+    for row in rows:
+        print(
+            f"{row.model:16} {row.budget_share:.0%} of its peak: {row.points} points, {row.offloaded} of "
+            f"{row.lifetimes} offloaded; hooks {row.python_us / 1e3:.2f} ms, settled {row.settled_us / 1e3:.2f} ms, "
+            f"{row.times_less:.1f} x less"
+        )
+    if options.json is not None:
+        options.json.write_text(json.dumps({"format": 1, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

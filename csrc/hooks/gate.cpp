@@ -1,0 +1,221 @@
+// The hooks of the gate, from the cheapest test to the dearest.
+#include "hooks/gate_state.h"
+
+namespace vdnn::hooks {
+namespace {
+
+PyObject* read(const Gate* gate, Part part, PyObject* tensor) {
+  PyObject* getter = gate->parts[part];
+  return Py_TYPE(getter)->tp_descr_get(getter, tensor, reinterpret_cast<PyObject*>(Py_TYPE(tensor)));
+}
+
+// Returns false with a Python error set.
+bool read_number(const Gate* gate, Part part, PyObject* tensor, std::int64_t& number) {
+  const Reference value = Reference::stolen(read(gate, part, tensor));
+  if (!value) {
+    return false;
+  }
+  number = PyLong_AsLongLong(value.get());
+  return number != -1 || PyErr_Occurred() == nullptr;
+}
+
+const Event* expected(const Gate* gate) {
+  if (gate->followed == nullptr || gate->position >= gate->followed->script.events.size()) {
+    return nullptr;
+  }
+  return &gate->followed->script.events[gate->position];
+}
+
+bool is_in_module(const Gate* gate, const Event& event) {
+  const Py_ssize_t depth = PyList_GET_SIZE(gate->stack);
+  if (depth != event.depth) {
+    return false;
+  }
+  return reinterpret_cast<std::uintptr_t>(depth == 0 ? nullptr : PyList_GET_ITEM(gate->stack, depth - 1)) ==
+         event.module;
+}
+
+// True if all that can be read at once is as in the script. A tensor that cannot be read does not match.
+bool matches(const Gate* gate, const Event& event, PyObject* tensor) {
+  if (event.kind > Kind::Planned || reinterpret_cast<PyObject*>(Py_TYPE(tensor)) != event.type.get() ||
+      PyThread_get_thread_ident() != gate->save_thread || !is_in_module(gate, event)) {
+    return false;
+  }
+  const Reference dtype = Reference::stolen(read(gate, kDtype, tensor));
+  const Reference is_leaf = Reference::stolen(read(gate, kIsLeaf, tensor));
+  std::int64_t nbytes = 0;
+  if (!dtype || !is_leaf || !read_number(gate, kNbytes, tensor, nbytes)) {
+    PyErr_Clear();
+    return false;
+  }
+  if (dtype.get() != event.dtype.get() || (is_leaf.get() == Py_True) != event.is_leaf || nbytes != event.nbytes) {
+    return false;
+  }
+  if (event.in_backward) {
+    const Reference task = Reference::stolen(PyObject_CallNoArgs(gate->parts[kGraphTask]));
+    if (!task || PyLong_AsLong(task.get()) == -1) {
+      PyErr_Clear();
+      return false;
+    }
+  }
+  return true;
+}
+
+PyObject* call_at(PyObject* callable, PyObject* argument, std::size_t position) {
+  const Reference index = Reference::stolen(PyLong_FromSize_t(position));
+  return index ? PyObject_CallFunctionObjArgs(callable, argument, index.get(), nullptr) : nullptr;
+}
+
+// Tells Python of a point that the gate served. Returns false with a Python error set.
+bool moved(const Gate* gate, std::size_t position) {
+  const Reference index = Reference::stolen(PyLong_FromSize_t(position));
+  return index && Reference::stolen(PyObject_CallOneArg(gate->parts[kMoved], index.get()));
+}
+
+// Tells the tutor, if there is one. Drops `result` and returns null if it raises.
+PyObject* taught(const Gate* gate, const char* what, PyObject* argument, PyObject* result) {
+  if (gate->tutor == nullptr || result == nullptr) {
+    return result;
+  }
+  const Reference tutor(gate->tutor);
+  const Reference done = Reference::stolen(PyObject_CallMethod(tutor.get(), what, "OO", argument, result));
+  if (!done) {
+    Py_DECREF(result);
+    return nullptr;
+  }
+  return result;
+}
+
+// The packed form of a save that stays on the device. See kept.py for what is held.
+PyObject* keep(Gate* gate, const Event& event, std::size_t position, PyObject* tensor) {
+  std::int64_t version = 0;
+  if (!read_number(gate, kVersion, tensor, version)) {
+    return nullptr;
+  }
+  const bool is_exempt = event.kind == Kind::Exempt, is_leaf = event.is_leaf;
+  const std::int32_t lifetime = event.lifetime;
+  gate->position = position + 1;
+  const bool calls = !is_exempt && (event.has_moves || gate->attention != 0);
+  Ledger* ledger = gate->ledger;
+  const std::int64_t step = ledger->step();
+  if (!is_exempt) {
+    ledger->saved(lifetime, event.storage_bytes);
+  }
+  // From here on another thread may run: `event` may be gone.
+  PyObject* held = is_leaf ? Py_NewRef(tensor) : PyObject_CallOneArg(gate->parts[kDetach], tensor);
+  if (is_exempt) {
+    return held == nullptr ? nullptr : Py_BuildValue("(NL)", held, static_cast<long long>(version));
+  }
+  PyObject* save = held == nullptr ? nullptr : make_kept_save(held, version, step, ledger, lifetime);
+  if (save == nullptr) {
+    ledger->freed(step, lifetime);
+    return nullptr;
+  }
+  if (calls && !moved(gate, position)) {
+    Py_DECREF(save);
+    return nullptr;
+  }
+  return save;
+}
+
+// True if the hook that just ended has opened the gate, and the plan keeps its save.
+bool is_begun(const Gate* gate) {
+  const Event* event = expected(gate);
+  return event != nullptr && gate->position == 1 && gate->followed->script.events.front().kind == Kind::Kept;
+}
+
+// True if the tensor has the version of its save and no recompute reads it. False also where Python has to raise.
+bool may_be_returned(const Gate* gate, PyObject* tensor, std::int64_t version) {
+  std::int64_t now = 0;
+  if (!read_number(gate, kVersion, tensor, now)) {
+    PyErr_Clear();
+    return false;
+  }
+  if (now != version) {
+    return false;
+  }
+  if (PyDict_GET_SIZE(gate->parts[kReaders]) == 0) {
+    return true;
+  }
+  const Reference id = Reference::stolen(PyLong_FromVoidPtr(tensor));
+  const int is_read = id ? PyDict_Contains(gate->parts[kReaders], id.get()) : -1;
+  PyErr_Clear();
+  return is_read == 0;
+}
+
+bool is_use_here(Gate* gate, const Event* event, Kind kind) {
+  if (event == nullptr || event->kind != kind) {
+    return false;
+  }
+  const unsigned long thread = PyThread_get_thread_ident();
+  if (gate->use_thread == 0) {
+    gate->use_thread = thread;
+  }
+  return gate->use_thread == thread;
+}
+
+PyObject* unpack_kept(Gate* gate, PyObject* packed) {
+  const auto* save = reinterpret_cast<KeptSave*>(packed);
+  const Event* event = expected(gate);
+  if (!is_use_here(gate, event, Kind::Use) || event->lifetime != save->lifetime || save->step != gate->ledger->step() ||
+      !may_be_returned(gate, save->tensor, save->version) || expected(gate) != event) {
+    return nullptr;
+  }
+  const std::size_t position = gate->position++;
+  const Reference tensor(save->tensor);
+  if ((event->has_moves || gate->attention != 0) && !moved(gate, position)) {
+    return nullptr;
+  }
+  return Py_NewRef(tensor.get());
+}
+
+PyObject* unpack_exempt(const Gate* gate, PyObject* packed) {
+  if (PyTuple_GET_SIZE(packed) != 2) {
+    return nullptr;
+  }
+  PyObject* tensor = PyTuple_GET_ITEM(packed, 0);
+  const long long version = PyLong_AsLongLong(PyTuple_GET_ITEM(packed, 1));
+  if (version == -1 && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  return may_be_returned(gate, tensor, version) ? Py_NewRef(tensor) : nullptr;
+}
+
+}  // namespace
+
+PyObject* pack(PyObject* self, PyObject* tensor) {
+  Gate* gate = gate_of(self);
+  const Event* event = expected(gate);
+  const std::size_t position = gate->position;
+  const bool was_open = gate->followed != nullptr;
+  if (event != nullptr && matches(gate, *event, tensor) && expected(gate) == event) {
+    return event->kind == Kind::Planned ? call_at(gate->parts[kPlannedSave], tensor, position)
+                                        : keep(gate, *event, position, tensor);
+  }
+  PyObject* packed = PyObject_CallOneArg(gate->parts[kPack], tensor);
+  if (!was_open && packed != nullptr && is_begun(gate)) {
+    // The first save of a settled step, which Python has followed: its use is the gate's.
+    Py_DECREF(packed);
+    return keep(gate, gate->followed->script.events.front(), 0, tensor);
+  }
+  return taught(gate, "saved", tensor, packed);
+}
+
+PyObject* unpack(PyObject* self, PyObject* packed) {
+  Gate* gate = gate_of(self);
+  PyObject* tensor = nullptr;
+  if (is_kept_save(packed)) {
+    tensor = unpack_kept(gate, packed);
+  } else if (PyTuple_CheckExact(packed)) {
+    tensor = unpack_exempt(gate, packed);
+  } else if (is_use_here(gate, expected(gate), Kind::Fetch)) {
+    return call_at(gate->parts[kPlannedUse], packed, gate->position);
+  }
+  if (tensor != nullptr || PyErr_Occurred() != nullptr) {
+    return tensor;
+  }
+  return taught(gate, "used", packed, PyObject_CallOneArg(gate->parts[kUnpack], packed));
+}
+
+}  // namespace vdnn::hooks

@@ -1,0 +1,51 @@
+// The state of a gate, which its hooks change and Python opens and closes.
+#pragma once
+
+#include <Python.h>
+
+#include <array>
+#include <cstddef>
+
+#include "hooks/kept_save.h"
+#include "hooks/script.h"
+
+namespace vdnn::hooks {
+
+// What Python gives the gate, in the order of its arguments.
+enum Part {
+  kPack,  // the hooks of a step that is not settled
+  kUnpack,
+  kPlannedSave,  // (tensor, position): a save that Python handles in a settled step
+  kPlannedUse,   // (packed, position): a use that Python handles
+  kMoved,        // (position): the plan moves something after a hook that the gate served
+  kReaders,      // a dict with the ids of tensors that a recompute will read
+  kVersion,      // torch's descriptors
+  kIsLeaf,
+  kNbytes,
+  kDtype,
+  kDetach,
+  kGraphTask,  // -1 outside of a backward
+  kParts,
+};
+
+struct Gate final {
+  PyObject_HEAD std::array<PyObject*, kParts> parts;
+  PyObject* tutor;         // told of each hook of a step that is learned; or null
+  PyObject* stack;         // the running modules of the thread that saves
+  ScriptObject* followed;  // null: closed
+  Ledger* ledger;
+  std::size_t position;
+  unsigned long save_thread;
+  unsigned long use_thread;  // 0: not known yet
+  char attention;            // the next point is one for Python
+};
+
+inline Gate* gate_of(PyObject* self) {
+  return reinterpret_cast<Gate*>(self);
+}
+
+// The hooks: tp_methods of the gate.
+PyObject* pack(PyObject* self, PyObject* tensor);
+PyObject* unpack(PyObject* self, PyObject* packed);
+
+}  // namespace vdnn::hooks

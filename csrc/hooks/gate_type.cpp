@@ -1,0 +1,163 @@
+// The Python type of the gate.
+#include <Python.h>
+// Python.h comes first
+#include <structmember.h>
+
+#include "hooks/gate.h"
+#include "hooks/gate_state.h"
+
+namespace vdnn::hooks {
+namespace {
+
+PyObject* open(PyObject* self, PyObject* arguments) {
+  Gate* gate = gate_of(self);
+  PyObject *script = nullptr, *stack = nullptr;
+  Py_ssize_t position = 0;
+  if (!PyArg_ParseTuple(arguments, "O!O!n", script_type(), &script, &PyList_Type, &stack, &position)) {
+    return nullptr;
+  }
+  Py_INCREF(script);
+  Py_XSETREF(gate->followed, reinterpret_cast<ScriptObject*>(script));
+  Py_INCREF(stack);
+  Py_XSETREF(gate->stack, stack);
+  gate->ledger->begin_step(gate->followed->script.lifetimes);
+  gate->position = static_cast<std::size_t>(position);
+  gate->save_thread = PyThread_get_thread_ident();
+  gate->use_thread = 0;
+  gate->attention = 0;
+  Py_RETURN_NONE;
+}
+
+PyObject* close(PyObject* self, PyObject*) {
+  Gate* gate = gate_of(self);
+  Py_CLEAR(gate->followed);
+  Py_CLEAR(gate->stack);
+  return PyLong_FromSize_t(gate->position);
+}
+
+PyObject* advance(PyObject* self, PyObject*) {
+  ++gate_of(self)->position;
+  Py_RETURN_NONE;
+}
+
+PyObject* teach(PyObject* self, PyObject* tutor) {
+  Gate* gate = gate_of(self);
+  Py_XINCREF(tutor == Py_None ? nullptr : tutor);
+  Py_XSETREF(gate->tutor, tutor == Py_None ? nullptr : tutor);
+  Py_RETURN_NONE;
+}
+
+PyObject* alive(PyObject* self, PyObject*) {
+  return gate_of(self)->ledger->alive();
+}
+PyObject* is_open(PyObject* self, void*) {
+  return PyBool_FromLong(gate_of(self)->followed != nullptr);
+}
+PyObject* position(PyObject* self, void*) {
+  return PyLong_FromSize_t(gate_of(self)->position);
+}
+PyObject* living(PyObject* self, void*) {
+  return PyLong_FromLongLong(gate_of(self)->ledger->living());
+}
+PyObject* step(PyObject* self, void*) {
+  return PyLong_FromLongLong(gate_of(self)->ledger->step());
+}
+PyObject* kept_bytes(PyObject* self, void*) {
+  return PyLong_FromLongLong(gate_of(self)->ledger->kept_bytes());
+}
+
+PyObject* make_gate(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
+  if (PyTuple_GET_SIZE(arguments) != kParts || (keywords != nullptr && PyDict_GET_SIZE(keywords) != 0) ||
+      !PyDict_CheckExact(PyTuple_GET_ITEM(arguments, kReaders))) {
+    PyErr_Format(PyExc_TypeError, "expected %d arguments, the sixth a dict", static_cast<int>(kParts));
+    return nullptr;
+  }
+  for (const Part part : {kVersion, kIsLeaf, kNbytes, kDtype}) {
+    if (Py_TYPE(PyTuple_GET_ITEM(arguments, part))->tp_descr_get == nullptr) {
+      PyErr_SetString(PyExc_TypeError, "expected descriptors of torch.Tensor");
+      return nullptr;
+    }
+  }
+  Gate* gate = gate_of(type->tp_alloc(type, 0));  // zeroed
+  if (gate == nullptr) {
+    return nullptr;
+  }
+  for (int part = 0; part < kParts; ++part) {
+    gate->parts[static_cast<std::size_t>(part)] = Py_NewRef(PyTuple_GET_ITEM(arguments, part));
+  }
+  gate->ledger = Ledger::make();
+  return reinterpret_cast<PyObject*>(gate);
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  const Gate* gate = gate_of(self);
+  Py_VISIT(Py_TYPE(self));
+  for (PyObject* part : gate->parts) {
+    Py_VISIT(part);
+  }
+  Py_VISIT(gate->tutor);
+  Py_VISIT(gate->stack);
+  Py_VISIT(gate->followed);
+  return 0;
+}
+
+// A cleared gate is garbage: no graph holds its hooks.
+int clear(PyObject* self) {
+  Gate* gate = gate_of(self);
+  for (PyObject*& part : gate->parts) {
+    Py_CLEAR(part);
+  }
+  Py_CLEAR(gate->tutor);
+  Py_CLEAR(gate->stack);
+  Py_CLEAR(gate->followed);
+  return 0;
+}
+
+void dealloc_gate(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  clear(self);
+  gate_of(self)->ledger->drop();
+  PyTypeObject* type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyMethodDef gate_methods[] = {
+    {"pack", pack, METH_O, nullptr},        {"unpack", unpack, METH_O, nullptr},
+    {"open", open, METH_VARARGS, nullptr},  {"close", close, METH_NOARGS, nullptr},
+    {"teach", teach, METH_O, nullptr},      {"advance", advance, METH_NOARGS, nullptr},
+    {"alive", alive, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr},
+};
+
+PyGetSetDef gate_properties[] = {
+    {"is_open", is_open, nullptr, nullptr, nullptr},       {"position", position, nullptr, nullptr, nullptr},
+    {"living", living, nullptr, nullptr, nullptr},         {"step", step, nullptr, nullptr, nullptr},
+    {"kept_bytes", kept_bytes, nullptr, nullptr, nullptr}, {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyMemberDef gate_members[] = {
+    {"attention", T_BOOL, offsetof(Gate, attention), 0, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyType_Slot gate_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(&make_gate)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(&dealloc_gate)},
+    {Py_tp_traverse, reinterpret_cast<void*>(&traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(&clear)},
+    {Py_tp_methods, gate_methods},
+    {Py_tp_getset, gate_properties},
+    {Py_tp_members, gate_members},
+    {0, nullptr},
+};
+
+PyType_Spec gate_spec = {"vdnn._C.Gate", sizeof(Gate), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, gate_slots};
+
+}  // namespace
+
+bool add_gate(PyObject* module) {
+  const Reference gate = Reference::stolen(PyType_FromSpec(&gate_spec));
+  return gate && PyObject_SetAttrString(module, "Gate", gate.get()) == 0 && add_script(module) && add_kept_save(module);
+}
+
+}  // namespace vdnn::hooks

@@ -1,0 +1,146 @@
+#include "hooks/kept_save.h"
+
+#include <structmember.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <new>
+
+namespace vdnn::hooks {
+namespace {
+
+PyTypeObject* kept_save_type = nullptr;
+
+// Memory of freed saves, for the next ones: after the first settled step a save allocates nothing of its own.
+struct Free final {
+  Free* next;
+};
+Free* free_saves = nullptr;
+std::int32_t number_free = 0;
+constexpr std::int32_t kMostFree = 1 << 14;
+
+void dealloc(PyObject* self) {
+  auto* save = reinterpret_cast<KeptSave*>(self);
+  PyObject* tensor = save->tensor;
+  Ledger* ledger = save->ledger;
+  if (ledger != nullptr) {
+    ledger->freed(save->step, save->lifetime);
+    ledger->drop();
+  }
+  PyTypeObject* type = Py_TYPE(self);
+  if (number_free < kMostFree) {
+    free_saves = new (self) Free{free_saves};
+    ++number_free;
+  } else {
+    PyObject_Free(self);
+  }
+  Py_DECREF(type);
+  Py_XDECREF(tensor);  // last: it may run any code
+}
+
+PyMemberDef members[] = {
+    {"tensor", T_OBJECT_EX, offsetof(KeptSave, tensor), READONLY, nullptr},
+    {"version", T_LONGLONG, offsetof(KeptSave, version), READONLY, nullptr},
+    {"step", T_LONGLONG, offsetof(KeptSave, step), READONLY, nullptr},
+    {"lifetime", T_INT, offsetof(KeptSave, lifetime), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyType_Slot slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(&dealloc)},
+    {Py_tp_members, members},
+    {0, nullptr},
+};
+
+PyType_Spec spec = {"vdnn._C.KeptSave", sizeof(KeptSave), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                    slots};
+
+}  // namespace
+
+bool is_kept_save(PyObject* object) {
+  return Py_TYPE(object) == kept_save_type;
+}
+
+PyObject* make_kept_save(PyObject* tensor, std::int64_t version, std::int64_t step, Ledger* ledger,
+                         std::int32_t lifetime) {
+  void* memory = free_saves;
+  if (memory != nullptr) {
+    free_saves = free_saves->next;
+    --number_free;
+  } else {
+    memory = PyObject_Malloc(sizeof(KeptSave));
+    if (memory == nullptr) {
+      Py_DECREF(tensor);
+      PyErr_NoMemory();
+      return nullptr;
+    }
+  }
+  auto* save = reinterpret_cast<KeptSave*>(PyObject_Init(static_cast<PyObject*>(memory), kept_save_type));
+  save->tensor = tensor;
+  save->ledger = ledger;
+  ledger->hold();
+  save->version = version;
+  save->step = step;
+  save->lifetime = lifetime;
+  return reinterpret_cast<PyObject*>(save);
+}
+
+bool add_kept_save(PyObject* module) {
+  if (kept_save_type == nullptr) {
+    kept_save_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  }
+  return kept_save_type != nullptr &&
+         PyObject_SetAttrString(module, "KeptSave", reinterpret_cast<PyObject*>(kept_save_type)) == 0;
+}
+
+Ledger::~Ledger() {
+  delete[] lifetimes_;
+}
+
+void Ledger::begin_step(std::int32_t lifetimes) {
+  if (lifetimes > count_) {
+    delete[] lifetimes_;
+    lifetimes_ = new Lifetime[static_cast<std::size_t>(lifetimes)];
+    count_ = lifetimes;
+  }
+  std::fill(lifetimes_, lifetimes_ + count_, Lifetime{});
+  ++step_;
+  kept_bytes_ = 0;
+}
+
+void Ledger::saved(std::int32_t lifetime, std::int64_t storage_bytes) {
+  Lifetime& one = lifetimes_[lifetime];
+  ++living_;
+  if (one.saves++ == 0) {
+    one.nbytes = storage_bytes;
+    kept_bytes_ += storage_bytes;
+  }
+}
+
+void Ledger::freed(std::int64_t step, std::int32_t lifetime) {
+  --living_;
+  if (step != step_) {
+    return;
+  }
+  Lifetime& one = lifetimes_[lifetime];
+  if (--one.saves == 0) {
+    kept_bytes_ -= one.nbytes;
+  }
+}
+
+PyObject* Ledger::alive() const {
+  PyObject* found = PyList_New(0);
+  for (std::int32_t number = 0; found != nullptr && number < count_; ++number) {
+    if (lifetimes_[number].saves <= 0) {
+      continue;
+    }
+    PyObject* boxed = PyLong_FromLong(number);
+    if (boxed == nullptr || PyList_Append(found, boxed) != 0) {
+      Py_CLEAR(found);
+    }
+    Py_XDECREF(boxed);
+  }
+  return found;
+}
+
+}  // namespace vdnn::hooks

@@ -1,0 +1,71 @@
+// The packed form of a save that the gate keeps: the tensor, its version at the save, and its place in the step.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+
+namespace vdnn::hooks {
+
+class Ledger;
+
+struct KeptSave final {
+  PyObject_HEAD PyObject* tensor;  // a leaf itself, otherwise its detach()
+  Ledger* ledger;                  // counts it; shared
+  std::int64_t version;
+  std::int64_t step;
+  std::int32_t lifetime;
+};
+
+// Takes `tensor` (a new reference). The ledger has counted the save already. Null with a Python error set if there is
+// no memory.
+PyObject* make_kept_save(PyObject* tensor, std::int64_t version, std::int64_t step, Ledger* ledger,
+                         std::int32_t lifetime);
+
+[[nodiscard]] bool is_kept_save(PyObject* object);
+
+// Adds the type to the module. Returns false with a Python error set.
+bool add_kept_save(PyObject* module);
+
+// Counts the kept saves of one session that graphs still hold. Saves outlive the gate, so they share it. GIL held.
+class Ledger final {
+ public:
+  static Ledger* make() { return new Ledger(); }
+  Ledger(const Ledger&) = delete;
+  Ledger& operator=(const Ledger&) = delete;
+
+  void hold() { ++holders_; }
+  void drop() {
+    if (--holders_ == 0) {
+      delete this;
+    }
+  }
+
+  // A step begins, whose lifetimes have these sizes.
+  void begin_step(std::int32_t lifetimes);
+  void saved(std::int32_t lifetime, std::int64_t storage_bytes);
+  void freed(std::int64_t step, std::int32_t lifetime);
+
+  [[nodiscard]] std::int64_t step() const { return step_; }
+  [[nodiscard]] std::int64_t living() const { return living_; }          // saves, of all steps
+  [[nodiscard]] std::int64_t kept_bytes() const { return kept_bytes_; }  // of this step
+  // The lifetimes of this step that are alive, as a list of numbers.
+  [[nodiscard]] PyObject* alive() const;
+
+ private:
+  Ledger() = default;
+  ~Ledger();
+
+  struct Lifetime {
+    std::int64_t nbytes = 0;
+    std::int32_t saves = 0;
+  };
+  Lifetime* lifetimes_ = nullptr;
+  std::int32_t count_ = 0;
+  std::int64_t step_ = 0;
+  std::int64_t living_ = 0;
+  std::int64_t kept_bytes_ = 0;
+  std::int64_t holders_ = 1;
+};
+
+}  // namespace vdnn::hooks

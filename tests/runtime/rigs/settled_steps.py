@@ -1,0 +1,182 @@
+"""A small network whose steps settle under a plan, and the ways in which one of its steps may differ.
+
+Real numbers on a virtual machine. No parameter changes, so each step has the gradients of the same step of plain torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import vdnn
+from vdnn.planning.footprint import offload_everything
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.session.session import Session
+from vdnn.runtime.steps.settling import Settling
+from vdnn.step.plan import Plan, make_plan
+
+LAYERS = 10
+_WIDTH, _BATCH = 32, 64
+# Recorded, planned, and learned; with some to spare.
+_MOST_STEPS = 12
+
+
+@dataclass(frozen=True)
+class Change:
+    """How one step differs, at one of its layers."""
+
+    name: str
+    at: int
+
+
+Changed = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _in_another_dtype(y: torch.Tensor) -> torch.Tensor:
+    return y.double().sin().float()
+
+
+def _of_another_size(y: torch.Tensor) -> torch.Tensor:
+    return torch.cat([y[: _BATCH // 2].cos(), y[_BATCH // 2 :]])
+
+
+def _unused(y: torch.Tensor) -> torch.Tensor:
+    y.detach().requires_grad_().exp()
+    return y
+
+
+def _of_a_custom_function(y: torch.Tensor) -> torch.Tensor:
+    return _Doubled.apply(y)
+
+
+def _nested_backward(y: torch.Tensor) -> torch.Tensor:
+    inner = y.detach().requires_grad_()
+    inner.tanh().sum().backward()
+    return y + inner.grad if inner.grad is not None else y
+
+
+class _Doubled(torch.autograd.Function):
+    """Overwrites the gradient that it gets, and reads what it saved twice."""
+
+    @staticmethod
+    def forward(ctx, y):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(y, y * 2)
+        return y.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        y, doubled = ctx.saved_tensors
+        return gradient * torch.cos(y) + 0 * doubled
+
+
+IN_THE_FORWARD: dict[str, Changed] = {
+    "an extra save": lambda y: y.sigmoid(),
+    "two extra saves": lambda y: y.sigmoid().exp(),
+    "another operation": lambda y: y + y.relu(),
+    "another dtype": _in_another_dtype,
+    "another size": _of_another_size,
+    "a save that is never used": _unused,
+    "a custom function": _of_a_custom_function,
+    "a step within the step": _nested_backward,
+    "a transposed save": lambda y: y.t().contiguous().sin().t(),
+    "an alias": lambda y: y.view(-1).sin().view_as(y),
+    "saved under vdnn.paused": lambda y: _paused(y),
+    "a write": lambda y: y.sin().mul_(2),
+    "under vmap": lambda y: torch.func.vmap(torch.sin)(y),
+}
+IN_THE_BACKWARD = ("a missing use", "two backward passes", "a gradient of a gradient", "no backward at all")
+SKIPPED = "a missing layer"
+CHANGES = (*IN_THE_FORWARD, *IN_THE_BACKWARD, SKIPPED)
+
+
+def _paused(y: torch.Tensor) -> torch.Tensor:
+    with vdnn.paused():
+        return y.sin()
+
+
+class Network:
+    """Linear layers and tanh, without modules."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.weights = [(torch.randn(_WIDTH, _WIDTH, generator=generator) / 6).requires_grad_() for _ in range(LAYERS)]
+        self.x = torch.randn(_BATCH, _WIDTH, generator=generator)
+
+    def step(self, change: Change | None = None) -> list[torch.Tensor | None]:
+        """The gradients of one step."""
+        for weight in self.weights:
+            weight.grad = None
+        y, middle = self.x, self.x
+        for number, weight in enumerate(self.weights):
+            is_here = change is not None and change.at == number
+            if is_here and change is not None and change.name == SKIPPED:
+                continue
+            y = torch.tanh(y @ weight)
+            if is_here and change is not None and change.name in IN_THE_FORWARD:
+                y = IN_THE_FORWARD[change.name](y)
+            if is_here:
+                middle = y
+        self._backward(y, middle, "" if change is None else change.name)
+        return [weight.grad for weight in self.weights]
+
+    def _backward(self, y: torch.Tensor, middle: torch.Tensor, name: str) -> None:
+        if name == "no backward at all":
+            return
+        if name == "a missing use":
+            middle.square().mean().backward()
+        elif name == "two backward passes":
+            y.square().mean().backward(retain_graph=True)
+            y.square().mean().backward()
+        elif name == "a gradient of a gradient":
+            (gradient,) = torch.autograd.grad(y.square().mean(), self.weights[:1], create_graph=True)
+            (gradient.square().sum() + y.square().mean()).backward()
+        else:
+            y.square().mean().backward()
+
+
+KEEPS_ALL, OFFLOADS_SOME, OFFLOADS_ALL = "a budget of 1 GiB", "a budget that offloads some", "a plan that offloads all"
+PLANS = (KEEPS_ALL, OFFLOADS_SOME, OFFLOADS_ALL)
+_BUDGETS = {KEEPS_ALL: "1GiB", OFFLOADS_SOME: "128KiB"}
+
+
+@contextlib.contextmanager
+def settled_session(plan: str, **options: Any) -> Iterator[tuple[Session, Network]]:
+    """A session whose steps are settled under one of PLANS."""
+    with VirtualMachine("titan-x", fake=False) as machine:
+        network = Network()
+        options |= {"plan": _plan_for_all(machine, network)} if plan == OFFLOADS_ALL else {"budget": _BUDGETS[plan]}
+        with vdnn.offload(device=machine, recompute=False, min_bytes=0, **options) as session:
+            settle(session, network)
+            yield session, network
+
+
+def _plan_for_all(machine: VirtualMachine, network: Network) -> Plan:
+    with vdnn.offload("keep", device=machine, recompute=False, min_bytes=0, measure=True) as session:
+        for _ in range(2):
+            network.step()
+            session.step()
+    recording = session.recording
+    assert recording is not None
+    return make_plan(recording, "everything", offload_everything(recording))
+
+
+def settling_of(session: Session) -> Settling:
+    steps = session._engine.steps
+    assert steps.settling is not None
+    return steps.settling
+
+
+def settle(session: Session, network: Network) -> None:
+    """Runs steps until one was settled from its first save to its last."""
+    for count in itertools.count():
+        network.step()
+        session.step()
+        session.wait_for_plans()
+        if settling_of(session).is_expected:
+            return
+        assert count < _MOST_STEPS, "the step does not settle"

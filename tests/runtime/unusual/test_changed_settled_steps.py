@@ -1,0 +1,80 @@
+"""A settled step may change at any point: the gate is left in the middle, and gradients stay those of plain torch."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from tests.runtime.rigs.settled_steps import (
+    CHANGES,
+    LAYERS,
+    OFFLOADS_SOME,
+    PLANS,
+    Change,
+    Network,
+    settle,
+    settled_session,
+    settling_of,
+)
+from vdnn.runtime.steps import settling
+
+# A step that changes takes more than its budget, and differs from a plan that was given.
+pytestmark = pytest.mark.filterwarnings("ignore::vdnn.user_warnings.VdnnWarning")
+
+
+@pytest.fixture(autouse=True)
+def never_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "_MOST_FAILURES", 1 << 30)
+    monkeypatch.setattr(settling, "_MOST_LESSONS", 1 << 30)
+
+
+def changes_of(plan: str) -> list[str]:
+    """The gradient of a gradient takes more than the budget, whatever is offloaded."""
+    return [name for name in CHANGES if plan != OFFLOADS_SOME or name != "a gradient of a gradient"]
+
+
+def same(found: list[torch.Tensor | None], expected: list[torch.Tensor | None]) -> bool:
+    return all(
+        a is b is None or (a is not None and b is not None and torch.equal(a, b))
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+def run_changes(plan: str, changes: list[Change]) -> int:
+    """Returns how many of the steps left the gate in the middle."""
+    plain = Network()  # outside of the machine, whose memory counts
+    unchanged = plain.step()
+    expected = [plain.step(change) for change in changes]
+    left = 0
+    with settled_session(plan) as (session, network):
+        for change, gradients in zip(changes, expected, strict=True):
+            assert same(network.step(change), gradients), change
+            session.step()
+            left += not settling_of(session).is_expected
+            assert same(network.step(), unchanged), f"the step after {change}"
+            session.step()
+            settle(session, network)
+    return left
+
+
+@pytest.mark.parametrize(("plan", "name"), [(plan, name) for plan in PLANS for name in changes_of(plan)])
+def test_a_step_that_changes_has_the_gradients_of_plain_torch(name: str, plan: str) -> None:
+    run_changes(plan, [Change(name, at) for at in (0, LAYERS // 2, LAYERS - 1)])
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_random_changes_have_the_gradients_of_plain_torch(plan: str) -> None:
+    drawn = random.Random(17)
+    changes = [Change(drawn.choice(changes_of(plan)), drawn.randrange(LAYERS)) for _ in range(20)]
+    assert run_changes(plan, changes) >= 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_a_thousand_random_changes_have_the_gradients_of_plain_torch(seed: int) -> None:
+    drawn = random.Random(seed)
+    plan = drawn.choice(PLANS)
+    changes = [Change(drawn.choice(changes_of(plan)), drawn.randrange(LAYERS)) for _ in range(100)]
+    assert run_changes(plan, changes) > 75

@@ -1,0 +1,194 @@
+"""The hooks of settled steps: the native gate, and the points of such a step at which the plan acts.
+
+The gate has compared a save or a use with the script before it calls here. What it cannot read is compared here: the
+producer, the shape, the exemptions. On any difference these hooks change nothing, and the packer's own hooks continue
+in the middle of the step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from vdnn import _C
+from vdnn.runtime.recompute.readers import Readers, may_be_overwritten
+from vdnn.runtime.steps.settling import Followed
+from vdnn.runtime.steps.step_script import Event
+from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.storage.kept import kept_tensor
+from vdnn.runtime.storage.packed_view import PackedView
+from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out, refuse_capture
+from vdnn.runtime.torch_internals.tensor_kinds import is_traced, num_dispatch_modes, transform_level
+from vdnn.step.plan import Action
+from vdnn.step.recording import SaveKey
+
+if TYPE_CHECKING:
+    from vdnn.runtime.session.hooks import Packer
+
+_set_grad_mode = torch._C._set_grad_enabled
+_Base = torch._C.TensorBase
+_OFFLOAD = Action.OFFLOAD
+
+
+class PlannedHooks:
+    """The gate of one session, which calls the methods of this class at the points of a settled step."""
+
+    def __init__(self, packer: Packer, watch: StepWatch, readers: Readers) -> None:
+        self._packer = packer
+        self._watch = watch
+        self._settling = watch.settling
+        self._has_cuda = torch.cuda.is_available()
+        self.gate = watch.settling.gate = _C.Gate(
+            packer.pack,
+            packer.unpack,
+            self._save,
+            self._use,
+            self._moved,
+            readers.by_source,
+            _Base._version,
+            _Base.is_leaf,
+            _Base.nbytes,
+            _Base.dtype,
+            _Base.detach,
+            torch._C._current_graph_task_id,
+        )
+
+    # Called by the gate.
+
+    def _save(self, tensor: torch.Tensor, index: int) -> object:
+        """A save that the gate does not keep, at this event of the script."""
+        packer = self._packer
+        if packer.in_forked_child:
+            return packer.pack(tensor)
+        try:
+            with packer.lock:
+                packed = self._planned_save(tensor, index)
+        except BaseException:
+            _set_grad_mode(True)  # see [Note: Interrupted] in hooks.py
+            raise
+        return packer.pack(tensor) if packed is None else packed
+
+    def _use(self, packed: PackedView, index: int) -> torch.Tensor:
+        """A use of a save that the gate does not keep."""
+        packer = self._packer
+        if packer.in_forked_child:
+            return packer.unpack(packed)
+        with packer.lock:
+            has_grad_mode = torch.is_grad_enabled()
+            try:
+                tensor = self._planned_use(packed, index)
+            finally:
+                _set_grad_mode(has_grad_mode)
+        return packer.unpack(packed) if tensor is None else tensor
+
+    def _moved(self, index: int) -> None:
+        """The gate has served this event, and the plan moves something there, or copies wait for this hook."""
+        packer = self._packer
+        if packer.in_forked_child:
+            return
+        with packer.lock:
+            followed = self._settling.followed
+            if followed is not None and not followed.needs_replay:
+                self._act(followed, followed.script.events[index])
+
+    # At a save or use that is as planned.
+
+    def _planned_save(self, tensor: torch.Tensor, index: int) -> PackedView | None:
+        packer, followed, transport = self._packer, self._settling.followed, self._watch.transport
+        if followed is None or transport is None or not self._is_at(index):
+            return None
+        if tensor.device != transport.torch_device or transform_level() is not None:
+            return None
+        if num_dispatch_modes() and is_traced():
+            return None
+        event = followed.script.events[index]
+        node, storage = tensor.grad_fn, tensor.untyped_storage()
+        if not _has_key(tensor, node, event.key) or packer.exemptions.always(tensor, storage, node) is not None:
+            return None
+        if self._has_cuda:
+            refuse_capture()
+        packer.deferred.submit_finished(transport)
+        packed, is_new = packer.manage(tensor, storage, node, transport)
+        managed, watched = packed.managed, packed.managed.watched
+        is_known = watched is not None and watched.observer is followed.step and watched.number == event.lifetime
+        if is_new is not event.is_new or not (is_new or is_known) or managed.nbytes != event.storage_bytes:
+            return packer.follow(tensor, storage, node, transport, (packed, is_new))
+        self.gate.advance()
+        if is_new and event.planned is not None:
+            followed.step.begin_planned(managed, event.lifetime, event.planned)
+            followed.executor.follow(event.planned, managed)
+            managed.action = followed.executor.plan.lifetimes[event.planned].action
+            packer.deferred.when_complete(managed, node)
+        self._act(followed, event)
+        return packed
+
+    def _planned_use(self, packed: PackedView, index: int) -> torch.Tensor | None:
+        packer, followed, transport = self._packer, self._settling.followed, self._watch.transport
+        if followed is None or transport is None or not self._is_at(index) or type(packed) is not PackedView:
+            return None
+        event, managed = followed.script.events[index], packed.managed
+        watched = managed.watched
+        if watched is None or watched.observer is not followed.step or watched.number != event.lifetime:
+            return None
+        if transform_level() is not None or managed.discarded is not None or packer.reads_missing:
+            return None
+        if may_be_overwritten():
+            if managed.container is not None:
+                return None
+            managed.keep_reloaded()  # as in the packer's own hook
+        if self._has_cuda:
+            refuse_capture()
+        tensor = packer.unpacked(packed)
+        self.gate.advance()
+        self._act(followed, event)
+        return tensor
+
+    def _is_at(self, index: int) -> bool:
+        return self.gate.is_open and self.gate.position == index
+
+    def _act(self, followed: Followed, event: Event) -> None:
+        """Issues the moves of the plan at this event."""
+        deferred, transport = self._packer.deferred, self._watch.transport
+        if transport is None:
+            return
+        if deferred.number:
+            deferred.submit_finished(transport)
+        if event.moves:
+            followed.executor.make_planned(event.moves)
+        self.gate.attention = deferred.number > 0
+
+    # At a use that the gate does not serve.
+
+    def use_kept(self, save: _C.KeptSave) -> torch.Tensor:
+        """A save that the gate kept is used where the gate did not expect it."""
+        packer, watch, transport = self._packer, self._watch, self._watch.transport
+        if packer.in_forked_child or transport is None:
+            return kept_tensor((save.tensor, save.version))
+        with packer.lock:
+            has_grad_mode = torch.is_grad_enabled()
+            try:
+                packer.before_use(save.tensor)
+                tensor = kept_tensor((save.tensor, save.version))
+                with watch.hook(transport):
+                    packer.deferred.submit_finished(transport)
+                    watch.used_kept(save)
+            finally:
+                _set_grad_mode(has_grad_mode)
+            packer.counters.uses += 1
+            packer.counters.used_in_place += 1
+        return tensor
+
+
+def _has_key(tensor: torch.Tensor, node: torch.autograd.graph.Node | None, key: SaveKey | None) -> bool:
+    """True if a save has this key, whose module and dtype were compared."""
+    return (
+        key is not None
+        and ("" if node is None else node.name()) == key.producer
+        and tuple(tensor.shape) == key.size
+        and tuple(tensor.stride()) == key.stride
+    )
+
+
+for hook in (PlannedHooks._save, PlannedHooks._use, PlannedHooks._moved, PlannedHooks.use_kept):
+    keep_dynamo_out(hook)

@@ -1,0 +1,162 @@
+"""Settles steps: learns the script of a step that follows a plan, and lets the native gate serve later ones.
+
+A step is settled once two steps in a row that followed its plan had the same script. From its second save on the gate
+serves it, until a save or a use differs from the script or the step ends. Then the Python hooks continue in the middle
+of the step: `continue_in_python` brings the step, its executor and its guard to the point that the gate has reached.
+
+[Note: What may settle] Steps that are neither recorded nor measured, under plans that recompute nothing, whose saves
+were all as planned, and in which the guard moved nothing. A save that the gate keeps is a save that the plan keeps, so
+its gradient is right even if another tensor was saved in its place.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+from vdnn import _C
+from vdnn.runtime.steps.ends import StepEnds
+from vdnn.runtime.steps.executor import Executor
+from vdnn.runtime.steps.step_script import Lesson, StepScript
+from vdnn.runtime.steps.watched_step import WatchedStep
+from vdnn.runtime.storage.counters import Counters
+from vdnn.runtime.torch_internals.module_watch import ModuleWatch
+from vdnn.step.recording import SaveKey
+
+# A step that differs each time is learned no more after so many steps, and after the gate was left so often.
+_MOST_LESSONS = 8
+_MOST_FAILURES = 3
+# Steps of so many shapes may be settled under one plan.
+_MOST_SHAPES = 8
+
+
+@dataclass
+class _Habit:
+    """How the steps that follow one plan and begin with one save go."""
+
+    script: StepScript | None = None  # of the last one
+    is_settled: bool = False
+    lessons: int = 0
+    failures: int = 0
+
+
+@dataclass
+class Followed:
+    """The settled step that runs."""
+
+    script: StepScript
+    step: WatchedStep
+    executor: Executor
+    counters: Counters
+    habit: _Habit
+    needs_replay: bool = False  # the gate is closed, and the Python hooks have not continued
+
+
+class Settling:
+    """The settled steps of one session. All that runs in hooks holds the packer's lock."""
+
+    def __init__(self, ends: StepEnds) -> None:
+        self.gate: _C.Gate | None = None  # None: no step is settled
+        self.followed: Followed | None = None  # until the step ends
+        self.is_expected = False  # the last step was settled from its first to its last save
+        self._ends = ends
+        self._lesson: tuple[Lesson, _Habit] | None = None
+        self._habits: weakref.WeakKeyDictionary[Executor, dict[SaveKey, _Habit]] = weakref.WeakKeyDictionary()
+
+    # At the first save of a step.
+
+    def script_for(self, first: SaveKey | None) -> StepScript | None:
+        """The script of the step that is expected to begin with this save."""
+        if first is None or not self.is_expected:
+            return None
+        habits = [known[first] for known in self._habits.values() if first in known]
+        return next((habit.script for habit in habits if habit.is_settled), None)
+
+    def serves(self, step: WatchedStep, *, is_recorded: bool) -> bool:
+        """True if the gate will serve the rest of this step, whose plan is chosen."""
+        habit = None if step.executor is None else self._habit(step, step.executor)
+        return habit is not None and habit.is_settled and not is_recorded
+
+    def begin(self, step: WatchedStep, modules: ModuleWatch, counters: Counters, resident_bytes: int) -> None:
+        """Called in the first save: opens the gate for a settled step, and learns any other one."""
+        gate, executor = self.gate, step.executor
+        habit = None if executor is None else self._habit(step, executor)
+        if gate is None or executor is None or habit is None or step.recorder is not None:
+            return
+        if habit.is_settled and habit.script is not None:
+            if step.meter is None:
+                self.followed = Followed(habit.script, step, executor, counters, habit)
+                gate.open(habit.script.native, modules.stack(), 1)
+                self._ends.keeps_natively(gate)
+        elif habit.lessons < _MOST_LESSONS:
+            habit.lessons += 1
+            lesson = Lesson(step, executor, modules, counters, resident_bytes)
+            self._lesson = lesson, habit
+            gate.teach(lesson)
+
+    def _habit(self, step: WatchedStep, executor: Executor) -> _Habit | None:
+        first = step.keys.first
+        if first is None or executor.recomputes or self._ends.waits_for_graphs:
+            return None
+        known = self._habits.setdefault(executor, {})
+        if first not in known and len(known) < _MOST_SHAPES:
+            known[first] = _Habit()
+        return known.get(first)
+
+    # In the middle of a settled step.
+
+    def gated_bytes(self) -> int:
+        """The bytes that the gate keeps for the running step."""
+        return 0 if self.gate is None or self.followed is None else self.gate.kept_bytes
+
+    def leave(self) -> None:
+        """Closes the gate. The step may be over: what is asked of a finished step is known again, and no more."""
+        followed, gate = self.followed, self.gate
+        if gate is None or followed is None or not gate.is_open:
+            return
+        end = gate.close()
+        followed.script.count(followed.counters, end)
+        if end == len(followed.script.events):
+            followed.needs_replay = True
+            followed.script.finish(followed.step)
+            self.is_expected = True
+            return
+        self.is_expected = followed.habit.is_settled = False
+        followed.habit.script = None
+        followed.habit.failures += 1
+        if followed.habit.failures < _MOST_FAILURES:
+            followed.habit.lessons = 0
+        followed.script.replay(followed.step, end)
+
+    def continue_in_python(self) -> None:
+        """The Python hooks continue in the middle of a step that the gate has served so far, if it has."""
+        followed = self.followed
+        if followed is None:
+            return
+        self.leave()
+        if followed.needs_replay:
+            followed.needs_replay = False
+            followed.script.replay(followed.step, len(followed.script.events))
+
+    def use_in_python(self, save: _C.KeptSave) -> bool:
+        """Counts the use of a save that the gate kept in this step. False for a save of an earlier step."""
+        followed, gate = self.followed, self.gate
+        if followed is None or gate is None or save.step != gate.step:
+            return False
+        followed.step.use_passed(save.lifetime, followed.script.planned.get(save.lifetime))
+        return True
+
+    # At the end of a step.
+
+    def step_ended(self) -> None:
+        """The running step is over, and what it was is known."""
+        if self.followed is None:
+            self.is_expected = False
+        self.followed = None
+        if self._lesson is None or self.gate is None:
+            return
+        (lesson, habit), self._lesson = self._lesson, None
+        self.gate.teach(None)
+        script = lesson.script()
+        habit.is_settled = script is not None and habit.script is not None and script.is_like(habit.script)
+        habit.script = script

@@ -1,0 +1,54 @@
+"""Makes the guards of steps that have a budget in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vdnn.runtime.steps.executor import Executor
+from vdnn.runtime.steps.guard import Guard
+from vdnn.runtime.steps.plan_book import PlanBook
+from vdnn.runtime.steps.plan_guard import PlanGuard
+from vdnn.runtime.steps.planner import BudgetPlanner
+from vdnn.runtime.steps.settling import Settling
+from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.module_watch import ModuleWatch
+
+
+class StepGuards:
+    """The guards of one session. `offload` issues a copy as soon as the running operation is over."""
+
+    def __init__(
+        self,
+        planner: BudgetPlanner | None,
+        plans: PlanBook,
+        modules: ModuleWatch,
+        settling: Settling,
+        offload: Callable[[ManagedStorage], None],
+    ) -> None:
+        self._planner = planner
+        self._plans = plans
+        self._modules = modules
+        self._settling = settling
+        self._offload = offload
+
+    def guard(
+        self, transport: Transport | None, executor: Executor | None, resident_bytes: int, now_bytes: int
+    ) -> Guard | None:
+        """The guard of a step, or of the rest of one, which follows a plan or none; None if it has no budget in bytes.
+        `resident_bytes` were allocated when the step began, `now_bytes` are at its first save."""
+        budget_bytes = None
+        if self._planner is not None and transport is not None:
+            budget_bytes = self._planner.fixed_bytes(transport.device.info.total_bytes)
+        if budget_bytes is None or transport is None:
+            return None
+        if executor is None:
+            taken_bytes = resident_bytes + self._modules.parameters.nbytes() + transport.windows_bytes
+            guard = Guard(budget_bytes - taken_bytes, self._offload)
+        else:
+            room_bytes = self._plans.room_bytes(executor, budget_bytes, now_bytes)
+            if room_bytes is None:
+                return None
+            guard = PlanGuard(room_bytes, self._offload, executor)
+        guard.gated_bytes = self._settling.gated_bytes
+        return guard
