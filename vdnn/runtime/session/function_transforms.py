@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.fx.experimental.proxy_tensor as _proxies
 
+from vdnn._C import Gate
 from vdnn.runtime.session.hooks import Packer
 
 _autograd: Any = torch._C._autograd
@@ -69,7 +70,7 @@ def _may_step_aside() -> bool:
 def _innermost_of_a_session() -> tuple[Any, Any] | None:
     """The innermost hooks on this thread, if they are a session's."""
     innermost: tuple[Any, Any] | None = _autograd._top_saved_tensors_default_hooks(False)
-    if innermost is None or not isinstance(getattr(innermost[0], "__self__", None), Packer):
+    if innermost is None or not isinstance(getattr(innermost[0], "__self__", None), (Packer, Gate)):
         return None
     return innermost
 

@@ -30,6 +30,11 @@ class MeasuredStep:
     def recording(self) -> Recording | None:
         return None if self._recorder is None else self._recorder.recording(*self._device)
 
+    def add_recomputes(self, recording: Recording) -> None:
+        """`recording` is this step's, with recomputes that are known from other steps: one that followed a plan has
+        looked for none."""
+        self.recording = recording
+
     @functools.cached_property
     def timeline(self) -> Timeline | None:
         return None if self._meter is None else self._meter.timeline()

@@ -44,6 +44,7 @@ _MISTAKEN_TIME = 0.05
 class _Finished(NamedTuple):
     """A finished step that was recorded. `has_grown`: it was larger than the plan that it followed."""
 
+    measured: MeasuredStep
     kind: Kind
     begin: Begin
     followed: Executor | None
@@ -208,7 +209,7 @@ class PlanBook:
             return
         if kind not in self._ladders:
             self._being_planned[kind] = begin
-        step = _Finished(kind, begin, followed, followed is not None and followed.has_grown, is_warm_up)
+        step = _Finished(measured, kind, begin, followed, followed is not None and followed.has_grown, is_warm_up)
 
         def read() -> tuple[Recording | None, Timeline | None]:
             return measured.recording, measured.timeline
@@ -234,6 +235,7 @@ class PlanBook:
         foretold = None if like is None else like.recorded.foretold(first)
         if foretold is not None:
             recording = with_recomputes_of(foretold, recording)
+            step.measured.add_recomputes(recording)
         has_own_recomputes, wrong = followed is None or followed.keeps_everything, None
         if ladder is not None:
             ladder.recorded.note(recording, has_own_recomputes=has_own_recomputes, is_warm_up=step.is_warm_up)
