@@ -29,8 +29,8 @@ STEP_NAME = "gpt"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of the model, the batch and the run. A session warms up in the first step and records the second, so the
-    plan is followed from the third on."""
+    """The size of the model, the batch and the run. The plan that lasts is made from the second step, and
+    followed from the third on."""
 
     layers: int
     width: int

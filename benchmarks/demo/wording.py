@@ -30,7 +30,7 @@ def training_text(trained: SideBySide) -> str:
         f"time is computed for a {trained.device_name}.",
         "cuda": f"Trained and measured on this machine's GPU, {trained.device_name}.",
     }[trained.cell_place]
-    when = "A session first warms up and records a step. It then makes the plan, and the budget holds from there on."
+    when = "A session first records a step. It then makes the plan, and the budget holds from there on."
     return render_table(title, HEADER, rows, [where, when])
 
 

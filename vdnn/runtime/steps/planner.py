@@ -50,7 +50,7 @@ class BudgetPlanner:
         require_feasible_budget(recording, budget_bytes)
         target_bytes = self.target_bytes(recording, tightened_bytes)
         # For the budget "min" the plan with the lowest peak is accepted.
-        must_fit = not (self.policy.name == "auto" and self._wants_the_least)
+        must_fit = not (self.policy.name == "auto" and self.wants_the_least)
         planned = plan_step(recording, costs, target_bytes, self.policy, must_fit=must_fit)
         self._require_host(planned.plan, target_bytes)
         return planned
@@ -77,7 +77,7 @@ class BudgetPlanner:
         return self.budget.fixed_bytes(device_bytes)
 
     @property
-    def _wants_the_least(self) -> bool:
+    def wants_the_least(self) -> bool:
         """True for the budget "min"."""
         return self.budget is not None and self.budget.nbytes is None and self.budget.share is None
 
