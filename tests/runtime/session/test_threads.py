@@ -26,7 +26,9 @@ from tests.runtime.rigs.side_by_side import (
 )
 from vdnn import _C
 from vdnn.errors import VdnnError
-from vdnn.runtime.session.engine import Engine
+from vdnn.runtime.session import engine as engine_module
+from vdnn.runtime.session import session as session_module
+from vdnn.runtime.session.engine import Engine, EngineOptions
 from vdnn.runtime.session.limits import Limits
 from vdnn.runtime.session.offload import offload
 from vdnn.runtime.session.session import Session
@@ -177,6 +179,51 @@ def test_threads_that_save_first_at_the_same_time_open_one_device(
 
     on_threads(*[train] * 4)
     assert len(opened) == 1
+
+
+class Queue:
+    """A lock that knows how many threads have come to it."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self.came = 0
+
+    def __enter__(self) -> None:
+        self.came += 1
+        self._lock.acquire()
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
+
+
+def test_threads_that_enter_first_at_the_same_time_share_one_engine(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the fix a thread read that the session has no engine, waited for the thread that made it, and made another
+    one, which the session then never closed."""
+    queue = Queue(threading.Lock())
+    made: list[Engine] = []
+    initialise = Engine.__init__
+
+    def initialised_last(self: Engine, options: EngineOptions) -> None:
+        made.append(self)
+        deadline = time.monotonic() + PATIENCE_S
+        while queue.came < 2 and time.monotonic() < deadline:
+            time.sleep(0)
+        initialise(self, options)
+
+    monkeypatch.setattr(Engine, "__init__", initialised_last)
+    for module in (engine_module, session_module):
+        monkeypatch.setattr(module, "choosing", queue)
+    session._had = None
+
+    def enter() -> None:
+        with session:
+            pass
+
+    on_threads(enter, enter)
+    assert queue.came == 2
+    assert made == [session._engine]
 
 
 def give_way() -> None:

@@ -278,19 +278,21 @@ class Engine:
 # lives. The last one is the one used last.
 _of_gpus: dict[Hashable, object] = {}
 _MOST_KEPT = 8
-_choosing = threading.Lock()
+choosing = threading.Lock()
 
 
 def engine_for(
     session: object, options: EngineOptions, key: Hashable | None, own: Engine | None, *, enters: bool
 ) -> Engine:
     """The engine of a session on this thread: `own`, which it had before, or that of earlier sessions with this key,
-    or a new one. A session without a key shares none. With `enters` it is entered. See [Note: As one]."""
-    with _choosing:
-        engine = own or Engine(options) if key is None else _shared(session, options, key, own)
-        if enters:
-            engine.install(session)
-        return engine
+    or a new one. A session without a key shares none. With `enters` it is entered. See [Note: As one].
+
+    The caller holds `choosing` from before it reads `own` until it has noted the engine, so that threads that enter one
+    session first do not each make an engine for it."""
+    engine = own or Engine(options) if key is None else _shared(session, options, key, own)
+    if enters:
+        engine.install(session)
+    return engine
 
 
 def _shared(session: object, options: EngineOptions, key: Hashable, own: Engine | None) -> Engine:

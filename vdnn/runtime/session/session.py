@@ -18,7 +18,7 @@ import torch
 
 from vdnn.errors import VdnnError
 from vdnn.planning.policies import OnlinePolicy
-from vdnn.runtime.session.engine import Engine, EngineOptions, engine_for
+from vdnn.runtime.session.engine import Engine, EngineOptions, choosing, engine_for
 from vdnn.runtime.session.report import session_report
 from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.step.plan import Plan
@@ -61,7 +61,9 @@ class Session(contextlib.ContextDecorator):
     @property
     def _engine(self) -> Engine:
         if self._had is None:
-            self._had = engine_for(self, self._options, self._key, None, enters=False)
+            with choosing:
+                if self._had is None:
+                    self._had = engine_for(self, self._options, self._key, None, enters=False)
         return self._had
 
     @property
@@ -73,7 +75,8 @@ class Session(contextlib.ContextDecorator):
     def __enter__(self) -> Session:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise VdnnError("vdnn.offload cannot be entered while a CUDA graph is being captured. Capture without it.")
-        engine = self._had = engine_for(self, self._options, self._key, self._had, enters=True)
+        with choosing:
+            engine = self._had = engine_for(self, self._options, self._key, self._had, enters=True)
         hooks = torch.autograd.graph.saved_tensors_hooks(engine.packer.pack_hook, engine.packer.unpack_hook)
         try:
             hooks.__enter__()
