@@ -5,7 +5,8 @@
 #include "bindings/bindings.h"
 
 PYBIND11_MODULE(_C, module) {
-  module.doc() = "The native core of vdnn: devices, pinned memory, transfers, codecs, planning, hooks. Does not need torch.";
+  module.doc() =
+      "The native core of vdnn: devices, pinned memory, transfers, codecs, planning, hooks. Does not need torch.";
   vdnn::bind_errors(module);
   vdnn::bind_codec(module);
   vdnn::bind_device(module);

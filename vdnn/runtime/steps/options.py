@@ -25,3 +25,9 @@ class StepOptions:
     planner: BudgetPlanner | None = None
     recomputes: bool = True
     codecs: tuple[str, ...] = LOSSLESS
+
+    @property
+    def unmeasured_steps(self) -> int:
+        """The first steps that are neither recorded nor measured. With a budget in bytes there are none. The budget
+        "min" is what a step takes at least, and the first ones may take less than those behind them."""
+        return 0 if self.planner is not None and not self.planner.wants_the_least else self.warmup_steps

@@ -178,7 +178,7 @@ class StepWatch:
         self._resident_bytes = self._step.resident_bytes = self.gauges.allocated_bytes()
         if is_settled:
             return
-        if self.options.planner is not None or self.steps >= self.options.warmup_steps:
+        if self.steps >= self.options.unmeasured_steps:
             self._step.meter = Meter(self.gauges, begin, self._resident_bytes)
             if self.options.planner is not None or self._measured.last_recorded is None:
                 self._step.record(Recorder(self.gauges, begin, self._modules.parameters.nbytes()))
