@@ -1,4 +1,4 @@
-"""Storages that were away when their graph ended, in the middle of a step: their memory is not there behind that point."""
+"""Storages that were away when their graph ended in the middle of a step: their memory is not there behind it."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class _Memory:
     def at(self, point: int) -> tuple[int, int]:
         """Bytes allocated after the point, and the peak since after the previous point."""
         allocated = self._recording.points[point].allocated_bytes - self._absent[point + 1]
-        # No more than the next peak: what ends at the point, and was absent, is not there behind it. The last point has no
+        # No more than the next peak: what ends at the point, and was absent, is not there behind it. The last has no
         # next one: storages that are absent at the end of the step are not reloaded.
         allocated = min(allocated, self._peaks[min(point + 1, len(self._peaks) - 1)])
         before_moves = allocated + self._released[point] - self._reloaded[point]
