@@ -262,9 +262,12 @@ def warnings_of_vdnn() -> Iterator[list[str]]:
 
     logger, handler = logging.getLogger("vdnn"), _Handler(logging.WARNING)
     before, logger.propagate = logger.propagate, False
+    level = logger.level
+    logger.setLevel(logging.WARNING)  # a program that another test ran may have raised it
     logger.addHandler(handler)
     try:
         yield said
     finally:
         logger.removeHandler(handler)
         logger.propagate = before
+        logger.setLevel(level)
