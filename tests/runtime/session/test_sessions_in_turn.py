@@ -263,3 +263,25 @@ def test_what_was_learned_ends_with_its_device() -> None:
     del machine
     gc.collect()
     assert not any(reference() for reference in engines)
+
+
+def test_a_small_step_under_a_plan_is_not_warned_of(recwarn: pytest.WarningsRecorder) -> None:
+    """The last batch of an epoch may be smaller than anything that is worth a copy."""
+
+    def a_small_one_last(training: Training) -> list[Callable[[], Session]]:
+        def step() -> Session:
+            with training.session(min_bytes="1KiB", recompute=False) as session:
+                training.step()
+            session.wait_for_plans()
+            return session
+
+        def small_step() -> Session:
+            training.x = training.x[:1].clone()
+            session = step()
+            assert session.counters.storages == 0
+            return session
+
+        return [step, step, step, small_step]
+
+    assert trained(a_small_one_last).plans == [True] * 4
+    assert not list(recwarn)
