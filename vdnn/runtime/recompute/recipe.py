@@ -62,7 +62,8 @@ class Step(NamedTuple):
 class Recipe:
     """Made by find_recipe. `operands` are the managed saves that it reads, in the order in which they are unpacked.
     `operand_depths` counts the operations on the longest path from each operand to the result, without views; `depth`
-    is the length of the longest chain. `flags` are the settings of torch under which its operations ran."""
+    is the length of the longest chain. `flags` are the settings of torch under which its operations ran. `seen_nodes`:
+    the sequence numbers of nodes whose settings have to be read at one of their own saves, or it would not be found."""
 
     is_exact: ClassVar[bool] = True
     is_exact_in_bytes: ClassVar[bool] = True
@@ -76,6 +77,7 @@ class Recipe:
     steps: tuple[Step, ...]
     geometry: Geometry
     flags: Flags
+    seen_nodes: tuple[int, ...]
 
     @property
     def operation_names(self) -> tuple[str, ...]:

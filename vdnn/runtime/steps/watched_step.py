@@ -183,14 +183,20 @@ class WatchedStep:
         """`managed` is a lifetime that Python handled."""
         if self.guard is None:
             return
-        if managed.source.storage is not None:
+        if managed.source.storage is not None and managed.action not in (Action.RECOMPUTE, Action.COMPRESS):
             self.guard.is_here(number, managed.nbytes)
         if managed.action is Action.KEEP:
             self.guard.hold(number, managed, Kept.PLAN)
         elif managed.action is Action.OFFLOAD and managed.source.storage is not None:
             self.guard.will_leave(number, managed)
 
-    def use_passed(self, number: int, planned: int | None) -> None:
+    def encoded_passed(self, key: SaveKey) -> None:
+        """Encoded bytes were saved as planned."""
+        self.point += 1
+        if self.executor is not None:
+            self.executor.pass_save(self.keys.form_of_encoded(key))
+
+    def use_passed(self, number: int | None, planned: int | None) -> None:
         """A use was as planned."""
         self.used(WatchedLifetime(self, number, planned))
 
