@@ -60,7 +60,7 @@ struct Event final {
   std::int32_t lifetime;       // -1: none, which the gate does not keep
   std::int64_t nbytes;         // of the tensor
   std::int64_t storage_bytes;  // of its lifetime
-  std::uintptr_t module;       // the innermost one that runs; 0 outside of modules
+  std::uintptr_t module;       // the innermost one that runs, or its class; 0 outside of modules
   std::int64_t depth;          // of running modules
   Reference type;
   Reference dtype;

@@ -183,7 +183,7 @@ class PlannedHooks:
     # At a use that the gate does not serve.
 
     def use_kept(self, save: _C.KeptSave) -> torch.Tensor:
-        """A save that the gate kept is used where the gate did not expect it."""
+        """A save that the gate kept is used where the gate did not expect it, or a recompute may read it."""
         packer, watch, transport = self.packer, self._watch, self._watch.transport
         if packer.in_forked_child or transport is None:
             return kept_tensor((save.tensor, save.version))
@@ -192,6 +192,8 @@ class PlannedHooks:
             try:
                 packer.missing.before_use(save.tensor)
                 tensor = kept_tensor((save.tensor, save.version))
+                if self._is_used_as_planned(save):
+                    return tensor
                 with watch.hook(transport):
                     packer.deferred.submit_finished(transport)
                     watch.used_kept(save)
@@ -200,6 +202,20 @@ class PlannedHooks:
             packer.counters.uses += 1
             packer.counters.used_in_place += 1
         return tensor
+
+    def _is_used_as_planned(self, save: _C.KeptSave) -> bool:
+        """Goes on behind the use of a save that the gate kept, if the gate expects that use."""
+        followed, index = self._settling.followed, self.gate.position
+        event = None if followed is None else self.recomputes.expected(followed)
+        if followed is None or event is None or event.kind is not EventKind.USE:
+            return False
+        if save.step != self.gate.step or save.lifetime != event.lifetime or transform_level() is not None:
+            return False
+        if not self.recomputes.encode(followed, index):
+            return False
+        self.gate.advance()
+        self.act(followed, event)
+        return True
 
 
 def _has_key(tensor: torch.Tensor, node: torch.autograd.graph.Node | None, key: SaveKey | None) -> bool:

@@ -78,9 +78,9 @@ class PlannedRecomputes:
         return tensor
 
     def expected(self, followed: Followed) -> Event | None:
-        """The next event of the settled step that runs."""
+        """The next event of the settled step, if this thread uses what the step saved."""
         gate, events = self._gate, followed.script.events
-        return events[gate.position] if gate.is_open and gate.position < len(events) else None
+        return events[gate.position] if gate.is_open and gate.uses_here and gate.position < len(events) else None
 
     def prepare(self, packed: PackedView) -> bool:
         """Does what has to be done before a use: recomputes what was discarded, and whatever reads what may be

@@ -187,5 +187,6 @@ class Settling:
         (lesson, habit), self._lesson = self._lesson, None
         self.gate.teach(None)
         script = lesson.script()
-        habit.is_settled = script is not None and habit.script is not None and script.is_like(habit.script)
-        habit.script = script
+        settled = None if script is None or habit.script is None else script.settled_with(habit.script)
+        habit.is_settled = settled is not None
+        habit.script = settled or script

@@ -6,6 +6,8 @@ A lesson follows one step through the Python hooks and writes its script. Two le
 
 from __future__ import annotations
 
+import copy
+import weakref
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -54,7 +56,8 @@ class Event(NamedTuple):
     is_leaf: bool = False
     nbytes: int = 0
     storage_bytes: int = 0
-    module: int = 0  # the id of the innermost one
+    module: int = 0  # the id of the innermost one; of its class, if each step makes that module anew
+    module_class: int = 0  # the id of its class
     depth: int = 0  # of the running modules
     key: SaveKey | None = None
     reason: Kept | None = None  # of an exempt save
@@ -64,6 +67,10 @@ class Event(NamedTuple):
     @property
     def is_save(self) -> bool:
         return self.kind <= EventKind.PLANNED
+
+    def in_any_module(self) -> Event:
+        """This event in any module of the same class."""
+        return self._replace(module=self.module_class)
 
     def for_gate(self) -> tuple[object, ...]:
         """The fields that the gate compares, in the order in which csrc/hooks/script.cpp reads them."""
@@ -87,17 +94,28 @@ class StepScript:
     """The script of one step that followed a plan. `resident_bytes` were allocated at its first save."""
 
     def __init__(self, events: tuple[Event, ...], step: WatchedStep, resident_bytes: int) -> None:
-        self.events = events
         self.resident_bytes = resident_bytes
-        self.native = _C.Script([event.for_gate() for event in events])
         self.point, self.uses, self.lifetimes = step.point, step.uses, step.lifetimes
         self.kind, self.saves, self.save_key = step.keys.kind, dict(step.keys.saves), step.save_key
         self._whole: Counters | None = None  # the counts of the whole step
         self.planned = {one.lifetime: one.planned for one in events if one.is_new}
+        self._follow(events)
 
-    def is_like(self, other: StepScript) -> bool:
-        """True if the two steps were the same."""
-        return self.events == other.events
+    def _follow(self, events: tuple[Event, ...]) -> None:
+        self.events = events
+        self.native = _C.Script([event.for_gate() for event in events])
+
+    def settled_with(self, before: StepScript) -> StepScript | None:
+        """The script of both steps, if they were the same. Each may have made some of its modules anew."""
+        if self.events == before.events:
+            return self
+        mine, others = ([event.in_any_module() for event in one.events] for one in (self, before))
+        if mine != others:
+            return None
+        pairs = zip(self.events, before.events, strict=True)
+        both = copy.copy(self)
+        both._follow(tuple(a if a.module == b.module else a.in_any_module() for a, b in pairs))
+        return both
 
     def finish(self, step: WatchedStep) -> None:
         """Makes a step that went to the end of the script what it would be now."""
@@ -182,6 +200,7 @@ class Lesson:
         self._storages: dict[int, int] = {}  # native addresses -> their first lifetime
         self._begun: set[int] = set()  # lifetimes
         self._apart: set[int] = set()  # lifetimes that Python handles, though the plan keeps them
+        self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}  # by event
         self._recomputes = RecomputeLesson(step)
         self.has_failed = False
 
@@ -193,11 +212,12 @@ class Lesson:
         if self.has_failed or not is_whole or has_acted or executor.differences or executor.has_grown:
             return None
         self._apart |= self._recomputes.read
-        observed = self._observed()
-        events = tuple(
-            self._settled(event)._replace(is_observed=number in observed) for number, event in enumerate(self._events)
-        )
-        return StepScript(events, step, self._resident_bytes)
+        for number, module in self._modules.items():
+            if module() is None:
+                self._events[number] = self._events[number].in_any_module()
+        for number in self._observed():
+            self._events[number] = self._events[number]._replace(is_observed=True)
+        return StepScript(tuple(map(self._settled, self._events)), step, self._resident_bytes)
 
     def _observed(self) -> set[int]:
         """Exempt saves at which the settings of torch are read. Other such saves become planned ones."""
@@ -223,6 +243,8 @@ class Lesson:
             self.has_failed = True
             return
         self._recomputes.saved(len(self._events))
+        if self._stack:
+            self._modules[len(self._events)] = weakref.ref(self._stack[-1])
         self._events.append(event)
         if self._recomputes.look() and event.lifetime != NO_LIFETIME and not event.encoded:
             self._apart.add(event.lifetime)  # it may have shown how an earlier save can be recomputed
@@ -315,6 +337,7 @@ class Lesson:
             tensor.is_leaf,
             tensor.nbytes,
             module=id(stack[-1]) if stack else 0,
+            module_class=id(type(stack[-1])) if stack else 0,
             depth=len(stack),
         )
 
