@@ -74,10 +74,8 @@ class Model:
 
 def models() -> dict[str, Model]:
     return {
-        "ResNet-50 (64)": Model(lambda: resnet50(64), lambda: resnet(2, (3, 4, 6, 3), side=64)),
-        "GPT-2 (4)": Model(
-            lambda: gpt2(4), lambda: gpt(2, 16, replace(SMALL, vocabulary=64, tokens=16, width=48))
-        ),
+        "ResNet-50 (64)": Model(lambda: resnet50(64), lambda: resnet(2, (3, 4, 6, 3), side=32)),
+        "GPT-2 (4)": Model(lambda: gpt2(4), lambda: gpt(2, 16, replace(SMALL, vocabulary=64, tokens=16, width=48))),
         "Llama 1B (1)": Model(
             lambda: llama_1b(1),
             lambda: llama(1, 16, replace(OF_1B, vocabulary=64, width=128, inner=256)),
@@ -119,7 +117,7 @@ class Timed:
         self._hook = hook
         self._clock = clock
 
-    def __call__(self, argument: object) -> object:
+    def __call__(self, argument: Any) -> Any:
         with self._clock:
             return self._hook(argument)
 
@@ -153,7 +151,7 @@ class Clock:
             finally:
                 self.taken_ns -= time.thread_time_ns() - begin_ns
 
-        Recipe._run = timed  # type: ignore[method-assign]
+        Recipe._run = timed  # type: ignore[assignment,method-assign]
         try:
             yield
         finally:
@@ -170,7 +168,8 @@ def hook_us(make: Callable[[], Workload], plan: Plan, device: _C.Device, *, sett
         raise RuntimeError("expected a session that follows a plan, got one that watches no steps")
     if not settles:
         settling.gate = None
-    packer.pack_hook, packer.unpack_hook = Timed(packer.pack_hook, clock), Timed(packer.unpack_hook, clock)
+    pack, unpack = Timed(packer.pack_hook, clock), Timed(packer.unpack_hook, clock)
+    packer.pack_hook, packer.unpack_hook = pack, unpack
     times = []
     with session, clock.without_recomputes():
         for _ in range(_LEARNED + _TIMED):
@@ -180,7 +179,7 @@ def hook_us(make: Callable[[], Workload], plan: Plan, device: _C.Device, *, sett
             session.step()
             times.append(clock.taken_ns)
         if settling.is_expected is not settles:
-            raise RuntimeError(f"expected the step to settle: {settles}, got {settling.is_expected}: {session.report()}")
+            raise RuntimeError(f"expected the step to settle: {settles}, got {settling.is_expected}")
     session.close()
     return statistics.median(times[_LEARNED:]) / 1e3
 
@@ -199,9 +198,7 @@ def measure(library: str | None) -> list[RecomputeTimes]:
             )
             actions = [one.action for one in plan.lifetimes]
             counts = len(plan.points) - 1, len(actions), sum(one.is_recomputed for one in plan.lifetimes)
-            rows.append(
-                RecomputeTimes(name, share, *counts, actions.count(Action.OFFLOAD), python_us, settled_us)
-            )
+            rows.append(RecomputeTimes(name, share, *counts, actions.count(Action.OFFLOAD), python_us, settled_us))
     return rows
 
 

@@ -69,7 +69,8 @@ class RecomputeLesson:
             if discarded is not None:
                 found = True
                 self._seen_nodes.update(discarded.seen_nodes)
-                self.read.update(self._numbers_of([operand.managed for operand in discarded.operands]))
+                operands = [operand.managed for operand in discarded.operands]
+                self.read |= self._numbers_of([one for one in operands if isinstance(one, ManagedStorage)])
         return found
 
     def _numbers_of(self, operands: list[ManagedStorage]) -> set[int]:
