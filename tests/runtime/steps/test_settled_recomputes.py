@@ -13,6 +13,7 @@ import vdnn
 from tests.runtime.rigs.settled_steps import (
     PLANS_WITH_RECOMPUTES,
     RECOMPUTES,
+    RECOMPUTES_SOME,
     Network,
     settled_session,
     settling_of,
@@ -216,3 +217,16 @@ def assert_same(found: list[torch.Tensor | None], plain: Network) -> None:
         assert one is not None
         assert other is not None
         assert torch.equal(one, other)
+
+
+def test_memory_that_the_program_takes_between_settled_steps_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A settled step reads no statistics at its first save; those between two steps tell what is allocated there."""
+    with settled_session(RECOMPUTES_SOME) as (session, network):
+        plans, allocated = session._engine.steps._plans, []
+        choose = plans.choose
+        monkeypatch.setattr(plans, "choose", lambda keys, nbytes: (allocated.append(nbytes), choose(keys, nbytes))[1])
+        run(session, network, 2)
+        held = torch.zeros(1024)
+        run(session, network, 2)
+        assert allocated[1] - allocated[0] == 0
+        assert allocated[3] - allocated[1] == held.nbytes

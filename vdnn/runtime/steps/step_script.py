@@ -91,10 +91,10 @@ class Event(NamedTuple):
 
 
 class StepScript:
-    """The script of one step that followed a plan. `resident_bytes` were allocated at its first save."""
+    """The script of one step that followed a plan. `allocated_bytes` were allocated at its first save."""
 
-    def __init__(self, events: tuple[Event, ...], step: WatchedStep, resident_bytes: int) -> None:
-        self.resident_bytes = resident_bytes
+    def __init__(self, events: tuple[Event, ...], step: WatchedStep, allocated_bytes: int) -> None:
+        self._more_bytes = allocated_bytes - step.resident_bytes  # than when it began
         self.point, self.uses, self.lifetimes = step.point, step.uses, step.lifetimes
         self.kind, self.saves, self.save_key = step.keys.kind, dict(step.keys.saves), step.save_key
         self._whole: Counters | None = None  # the counts of the whole step
@@ -117,6 +117,10 @@ class StepScript:
         both._follow(tuple(a if a.module == b.module else a.in_any_module() for a, b in pairs))
         return both
 
+    def allocated_bytes(self, resident_bytes: int) -> int:
+        """What is allocated at the first save of such a step, if `resident_bytes` were when it began."""
+        return resident_bytes + self._more_bytes
+
     def finish(self, step: WatchedStep) -> None:
         """Makes a step that went to the end of the script what it would be now."""
         step.point, step.uses, step.lifetimes = self.point, self.uses, self.lifetimes
@@ -131,7 +135,7 @@ class StepScript:
         step.keys.rewind()
         step.point, step.uses, step.lifetimes = 0, 0, 1
         for event in self.events[1:end]:
-            self._replay_encoded(step, event)
+            step.encoded_passed(event.encoded)
             if event.key is not None:
                 step.save_passed(event.key, event.nbytes, event.storage_bytes, is_new=event.is_new)
                 managed = executor.followed(event.planned) if event.is_new else None
@@ -140,12 +144,8 @@ class StepScript:
             elif not event.is_save:
                 step.use_passed(None if event.lifetime == NO_LIFETIME else event.lifetime, event.planned)
         if has_encoded and end < len(self.events):
-            self._replay_encoded(step, self.events[end])
+            step.encoded_passed(self.events[end].encoded)
         executor.pass_moves()
-
-    def _replay_encoded(self, step: WatchedStep, event: Event) -> None:
-        for encoded in event.encoded:
-            step.encoded_passed(encoded.key)
 
     def count(self, counters: Counters, end: int) -> None:
         """Counts what hooks that did not run would have counted, of the events after the first and before `end`."""
