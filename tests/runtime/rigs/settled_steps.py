@@ -51,6 +51,15 @@ def _unused(y: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def _flushed(y: torch.Tensor) -> torch.Tensor:
+    """Under a setting of torch that changes bits."""
+    torch.set_flush_denormal(True)
+    try:
+        return (y * 1e-38).relu() * 1e38
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def _of_a_custom_function(y: torch.Tensor) -> torch.Tensor:
     return _Doubled.apply(y)
 
@@ -82,6 +91,7 @@ IN_THE_FORWARD: dict[str, Changed] = {
     "another dtype": _in_another_dtype,
     "another size": _of_another_size,
     "a save that is never used": _unused,
+    "other settings of torch": _flushed,
     "a custom function": _of_a_custom_function,
     "a step within the step": _nested_backward,
     "a transposed save": lambda y: y.t().contiguous().sin().t(),

@@ -1,12 +1,14 @@
 """The part of a step's lesson that is about recomputes: which saves a recompute reads, and what is encoded where.
 
-A recipe finds what it reads through the nodes of the graph, as packed views, and asks for the settings of torch at the
-save of a node. So Python handles such saves in a settled step, and the gate keeps all others.
+A recipe finds what it reads through the nodes of the graph, as packed views. It also has to know the settings of torch
+under which each node ran: from a save of that node, or from the saves before and after it. So Python handles all of
+these saves in a settled step and reads the settings there. A recipe is then as exact as without the gate.
 """
 
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -35,8 +37,8 @@ class RecomputeLesson:
         self.read: set[int] = set()  # lifetimes that Python handles, because a recompute reads or finds them
         self._discarding: list[weakref.ref[ManagedStorage]] = []  # to be discarded once that is possible
         self._encoded: list[EncodedSave] = []  # since the last event
-        self._saves_of: dict[int, list[int]] = {}  # the sequence number of a node -> its saves
-        self._seen_nodes: set[int] = set()
+        self._saves: list[tuple[int, int]] = []  # the sequence number of the node, and the event
+        self._nodes: set[int] = set()  # of the recipes
 
     def encoded(self, key: SaveKey, planned: int) -> None:
         """Bytes were encoded, and the plan has a lifetime for them."""
@@ -49,8 +51,8 @@ class RecomputeLesson:
         return taken
 
     def saved(self, event: int) -> None:
-        """The running node saved something."""
-        self._saves_of.setdefault(_sequence_nr() - 1, []).append(event)
+        """The running node saved something that is not small: the settings of torch were read."""
+        self._saves.append((_sequence_nr() - 1, event))
 
     def begins(self, managed: ManagedStorage) -> None:
         """A lifetime begins."""
@@ -68,7 +70,7 @@ class RecomputeLesson:
             self._discarding.remove(reference)
             if discarded is not None:
                 found = True
-                self._seen_nodes.update(discarded.seen_nodes)
+                self._nodes.update(discarded.nodes)
                 operands = [operand.managed for operand in discarded.operands]
                 self.read |= self._numbers_of([one for one in operands if isinstance(one, ManagedStorage)])
         return found
@@ -82,7 +84,14 @@ class RecomputeLesson:
         }
 
     def unseen(self, is_handled: Callable[[int], bool]) -> list[int]:
-        """Saves at which the settings of torch have to be read, so that Python has to handle them: one of each node
-        whose settings a recipe asks for, unless Python handles one anyway."""
-        of_nodes = [self._saves_of.get(node, []) for node in self._seen_nodes]
-        return [saves[0] for saves in of_nodes if saves and not any(map(is_handled, saves))]
+        """Saves at which the settings of torch have to be read, and which Python does not handle anyway."""
+        saves = sorted(self._saves)
+        found: list[int] = []
+        for node in self._nodes:
+            first, end = bisect_left(saves, (node, -1)), bisect_left(saves, (node + 1, -1))
+            own = [event for _, event in saves[first:end]]
+            around = [event for _, event in (*saves[max(0, first - 1) : first], *saves[end : end + 1])]
+            if own:
+                around = [] if any(map(is_handled, own)) else own[:1]
+            found += [event for event in around if not is_handled(event)]
+        return found

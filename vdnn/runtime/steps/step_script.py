@@ -242,7 +242,8 @@ class Lesson:
         if event is None:
             self.has_failed = True
             return
-        self._recomputes.saved(len(self._events))
+        if event.reason is not Kept.SMALL:
+            self._recomputes.saved(len(self._events))
         if self._stack:
             self._modules[len(self._events)] = weakref.ref(self._stack[-1])
         self._events.append(event)

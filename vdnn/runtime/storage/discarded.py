@@ -58,8 +58,8 @@ class RecomputeRecipe(Protocol):
     def operands(self) -> Sequence[Operand]: ...
 
     @property
-    def seen_nodes(self) -> Sequence[int]:
-        """The sequence numbers of the nodes whose settings were read at one of their own saves."""
+    def nodes(self) -> Sequence[int]:
+        """The sequence numbers of the nodes whose operations may run again."""
 
     @property
     def is_exact_in_bytes(self) -> bool:
@@ -137,8 +137,8 @@ class Discarded:
         return self._recipe.operands
 
     @property
-    def seen_nodes(self) -> Sequence[int]:
-        return self._recipe.seen_nodes
+    def nodes(self) -> Sequence[int]:
+        return self._recipe.nodes
 
     @property
     def is_exact_in_bytes(self) -> bool:
