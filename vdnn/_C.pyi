@@ -634,6 +634,9 @@ class Gate:
     @property
     def is_open(self) -> bool: ...
     @property
+    def uses_here(self) -> bool:
+        """True if the uses of the step run on this thread, as far as is known."""
+    @property
     def position(self) -> int: ...
     @property
     def living(self) -> int:

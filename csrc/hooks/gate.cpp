@@ -31,8 +31,9 @@ bool is_in_module(const Gate* gate, const Event& event) {
   if (depth != event.depth) {
     return false;
   }
-  return reinterpret_cast<std::uintptr_t>(depth == 0 ? nullptr : PyList_GET_ITEM(gate->stack, depth - 1)) ==
-         event.module;
+  PyObject* module = depth == 0 ? nullptr : PyList_GET_ITEM(gate->stack, depth - 1);
+  return reinterpret_cast<std::uintptr_t>(module) == event.module ||
+         (module != nullptr && reinterpret_cast<std::uintptr_t>(Py_TYPE(module)) == event.module);
 }
 
 // True if all that can be read at once is as in the script. A tensor that cannot be read does not match.

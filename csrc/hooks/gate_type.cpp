@@ -53,6 +53,10 @@ PyObject* alive(PyObject* self, PyObject*) {
 PyObject* is_open(PyObject* self, void*) {
   return PyBool_FromLong(gate_of(self)->followed != nullptr);
 }
+PyObject* uses_here(PyObject* self, void*) {
+  const Gate* gate = gate_of(self);
+  return PyBool_FromLong(gate->use_thread == 0 || gate->use_thread == PyThread_get_thread_ident());
+}
 PyObject* position(PyObject* self, void*) {
   return PyLong_FromSize_t(gate_of(self)->position);
 }
@@ -132,7 +136,8 @@ PyMethodDef gate_methods[] = {
 PyGetSetDef gate_properties[] = {
     {"is_open", is_open, nullptr, nullptr, nullptr},       {"position", position, nullptr, nullptr, nullptr},
     {"living", living, nullptr, nullptr, nullptr},         {"step", step, nullptr, nullptr, nullptr},
-    {"kept_bytes", kept_bytes, nullptr, nullptr, nullptr}, {nullptr, nullptr, nullptr, nullptr, nullptr},
+    {"kept_bytes", kept_bytes, nullptr, nullptr, nullptr}, {"uses_here", uses_here, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
 PyMemberDef gate_members[] = {

@@ -30,7 +30,7 @@ bool read_script(PyObject* events, Script& script) {
                    index, kind, lifetime);
       return false;
     }
-    if (static_cast<Kind>(kind) != Kind::Exempt && lifetime < 0) {
+    if ((static_cast<Kind>(kind) == Kind::Kept || static_cast<Kind>(kind) == Kind::Use) && lifetime < 0) {
       PyErr_Format(PyExc_ValueError, "event %zd: expected a lifetime, got none", index);
       return false;
     }

@@ -57,10 +57,10 @@ struct Event final {
   bool has_moves;    // the plan moves something at this point
   bool in_backward;  // the first save after a use: it belongs to the step only inside a backward
   bool is_leaf;
-  std::int32_t lifetime;       // -1: none
+  std::int32_t lifetime;       // -1: none, which the gate does not keep
   std::int64_t nbytes;         // of the tensor
   std::int64_t storage_bytes;  // of its lifetime
-  std::uintptr_t module;       // the innermost one that runs; 0 outside of modules
+  std::uintptr_t module;       // the innermost one that runs, or its class; 0 outside of modules
   std::int64_t depth;          // of running modules
   Reference type;
   Reference dtype;

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import vdnn
+from tests.runtime.rigs.virtual_training import recompute_all
 from vdnn.planning.footprint import offload_everything
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
@@ -50,6 +51,15 @@ def _unused(y: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def _flushed(y: torch.Tensor) -> torch.Tensor:
+    """Under a setting of torch that changes bits."""
+    torch.set_flush_denormal(True)
+    try:
+        return (y * 1e-38).relu() * 1e38
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def _of_a_custom_function(y: torch.Tensor) -> torch.Tensor:
     return _Doubled.apply(y)
 
@@ -81,6 +91,7 @@ IN_THE_FORWARD: dict[str, Changed] = {
     "another dtype": _in_another_dtype,
     "another size": _of_another_size,
     "a save that is never used": _unused,
+    "other settings of torch": _flushed,
     "a custom function": _of_a_custom_function,
     "a step within the step": _nested_backward,
     "a transposed save": lambda y: y.t().contiguous().sin().t(),
@@ -109,6 +120,7 @@ class Network:
 
     def step(self, change: Change | None = None) -> list[torch.Tensor | None]:
         """The gradients of one step."""
+        torch.manual_seed(0)
         for weight in self.weights:
             weight.grad = None
         y, middle = self.x, self.x
@@ -116,13 +128,16 @@ class Network:
             is_here = change is not None and change.at == number
             if is_here and change is not None and change.name == SKIPPED:
                 continue
-            y = torch.tanh(y @ weight)
+            y = self.layer(y, number, weight)
             if is_here and change is not None and change.name in IN_THE_FORWARD:
                 y = IN_THE_FORWARD[change.name](y)
             if is_here:
                 middle = y
         self._backward(y, middle, "" if change is None else change.name)
         return [weight.grad for weight in self.weights]
+
+    def layer(self, y: torch.Tensor, number: int, weight: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(y @ weight)
 
     def _backward(self, y: torch.Tensor, middle: torch.Tensor, name: str) -> None:
         if name == "no backward at all":
@@ -139,29 +154,58 @@ class Network:
             y.square().mean().backward()
 
 
+class RecomputableNetwork(Network):
+    """Norms and GELU, which can be recomputed; masks, which can be packed; and indices of maxima, whose maker is found
+    only later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._norms = [torch.nn.LayerNorm(_WIDTH) for _ in range(LAYERS)]
+
+    def layer(self, y: torch.Tensor, number: int, weight: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.gelu(self._norms[number](y @ weight))
+        y = torch.native_dropout(y, 0.3, True)[0]
+        if number % 3 == 1:
+            y = torch.nn.functional.max_pool2d(y[None, None], 3, 1, 1)[0, 0]
+        return y
+
+
 KEEPS_ALL, OFFLOADS_SOME, OFFLOADS_ALL = "a budget of 1 GiB", "a budget that offloads some", "a plan that offloads all"
 PLANS = (KEEPS_ALL, OFFLOADS_SOME, OFFLOADS_ALL)
-_BUDGETS = {KEEPS_ALL: "1GiB", OFFLOADS_SOME: "128KiB"}
+RECOMPUTES, RECOMPUTES_AND_OFFLOADS = "a plan that recomputes", "a plan that recomputes and offloads"
+RECOMPUTES_SOME = "a budget that recomputes some"
+PLANS_WITH_RECOMPUTES = (RECOMPUTES, RECOMPUTES_AND_OFFLOADS, RECOMPUTES_SOME)
+_BUDGETS = {KEEPS_ALL: "1GiB", OFFLOADS_SOME: "128KiB", RECOMPUTES_SOME: "340KiB"}
+
+
+def network_for(plan: str) -> Network:
+    return RecomputableNetwork() if plan in PLANS_WITH_RECOMPUTES else Network()
 
 
 @contextlib.contextmanager
 def settled_session(plan: str, **options: Any) -> Iterator[tuple[Session, Network]]:
-    """A session whose steps are settled under one of PLANS."""
+    """A session whose steps are settled under one of PLANS or PLANS_WITH_RECOMPUTES."""
     with VirtualMachine("titan-x", fake=False) as machine:
-        network = Network()
-        options |= {"plan": _plan_for_all(machine, network)} if plan == OFFLOADS_ALL else {"budget": _BUDGETS[plan]}
-        with vdnn.offload(device=machine, recompute=False, min_bytes=0, **options) as session:
+        network = network_for(plan)
+        options["recompute"] = plan in PLANS_WITH_RECOMPUTES
+        if plan == RECOMPUTES_SOME:
+            options["policy"] = "dtr"
+        options |= {"budget": _BUDGETS[plan]} if plan in _BUDGETS else {"plan": _plan(plan, machine, network)}
+        with vdnn.offload(device=machine, min_bytes=0, **options) as session:
             settle(session, network)
             yield session, network
 
 
-def _plan_for_all(machine: VirtualMachine, network: Network) -> Plan:
-    with vdnn.offload("keep", device=machine, recompute=False, min_bytes=0, measure=True) as session:
+def _plan(plan: str, machine: VirtualMachine, network: Network) -> Plan:
+    recomputes = plan in PLANS_WITH_RECOMPUTES
+    with vdnn.offload("keep", device=machine, recompute=recomputes, min_bytes=0, measure=True) as session:
         for _ in range(2):
             network.step()
             session.step()
     recording = session.recording
     assert recording is not None
+    if recomputes:
+        return recompute_all(recording, offload_rest=plan == RECOMPUTES_AND_OFFLOADS)
     return make_plan(recording, "everything", offload_everything(recording))
 
 

@@ -12,8 +12,10 @@ from tests.runtime.rigs.settled_steps import (
     LAYERS,
     OFFLOADS_SOME,
     PLANS,
+    PLANS_WITH_RECOMPUTES,
+    RECOMPUTES_SOME,
     Change,
-    Network,
+    network_for,
     settle,
     settled_session,
     settling_of,
@@ -32,7 +34,8 @@ def never_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def changes_of(plan: str) -> list[str]:
     """The gradient of a gradient takes more than the budget, whatever is offloaded."""
-    return [name for name in CHANGES if plan != OFFLOADS_SOME or name != "a gradient of a gradient"]
+    has_budget = plan in (OFFLOADS_SOME, RECOMPUTES_SOME)
+    return [name for name in CHANGES if not has_budget or name != "a gradient of a gradient"]
 
 
 def same(found: list[torch.Tensor | None], expected: list[torch.Tensor | None]) -> bool:
@@ -44,7 +47,7 @@ def same(found: list[torch.Tensor | None], expected: list[torch.Tensor | None]) 
 
 def run_changes(plan: str, changes: list[Change]) -> int:
     """Returns how many of the steps left the gate in the middle."""
-    plain = Network()  # outside of the machine, whose memory counts
+    plain = network_for(plan)  # outside of the machine, whose memory counts
     unchanged = plain.step()
     expected = [plain.step(change) for change in changes]
     left = 0
@@ -59,12 +62,15 @@ def run_changes(plan: str, changes: list[Change]) -> int:
     return left
 
 
-@pytest.mark.parametrize(("plan", "name"), [(plan, name) for plan in PLANS for name in changes_of(plan)])
+ALL_PLANS = (*PLANS, *PLANS_WITH_RECOMPUTES)
+
+
+@pytest.mark.parametrize(("plan", "name"), [(plan, name) for plan in ALL_PLANS for name in changes_of(plan)])
 def test_a_step_that_changes_has_the_gradients_of_plain_torch(name: str, plan: str) -> None:
     run_changes(plan, [Change(name, at) for at in (0, LAYERS // 2, LAYERS - 1)])
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", ALL_PLANS)
 def test_random_changes_have_the_gradients_of_plain_torch(plan: str) -> None:
     drawn = random.Random(17)
     changes = [Change(drawn.choice(changes_of(plan)), drawn.randrange(LAYERS)) for _ in range(20)]
@@ -73,8 +79,9 @@ def test_random_changes_have_the_gradients_of_plain_torch(plan: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
-def test_a_thousand_random_changes_have_the_gradients_of_plain_torch(seed: int) -> None:
+@pytest.mark.parametrize("plans", [PLANS, PLANS_WITH_RECOMPUTES], ids=["moves", "recomputes"])
+def test_a_thousand_random_changes_have_the_gradients_of_plain_torch(seed: int, plans: tuple[str, ...]) -> None:
     drawn = random.Random(seed)
-    plan = drawn.choice(PLANS)
+    plan = drawn.choice(plans)
     changes = [Change(drawn.choice(changes_of(plan)), drawn.randrange(LAYERS)) for _ in range(100)]
     assert run_changes(plan, changes) > 75

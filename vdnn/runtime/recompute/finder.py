@@ -18,7 +18,7 @@ from vdnn.runtime.recompute.flag_epochs import flags_of
 from vdnn.runtime.recompute.leaf_versions import version_read
 from vdnn.runtime.recompute.node_notes import Packed, facts_of, noted_save
 from vdnn.runtime.recompute.operation import Argument, Call, Cost, Node, Operation
-from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe, Step, Unpack
+from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe, Signature, Step, Unpack
 from vdnn.runtime.recompute.saved_values import number_in, saved_in, saved_output, scalars_of
 from vdnn.runtime.recompute.table import indices_of, operation_of
 from vdnn.runtime.storage.facts import Geometry
@@ -78,7 +78,7 @@ def find_recipe(
     if operation is None or (wanted._version and wanted._version > _writes_shown(node, operation)):
         return None
     result = search.computed(node, operation, wanted.output_nr, max_depth)
-    return None if result is None else _recipe(result, geometry)
+    return None if result is None else _recipe(result, geometry, tuple(search.nodes))
 
 
 def owner_recipe(packed: Packed, node: Node | None, our_unpack: Unpack) -> Recipe | None:
@@ -96,7 +96,7 @@ def owner_recipe(packed: Packed, node: Node | None, our_unpack: Unpack) -> Recip
             if operation is not None and saved_in(one, "result1", our_unpack) is packed:
                 search = _Search(our_unpack, 1, False, packed.managed.native_address)
                 result = search.computed(one, operation, 0, 1, of_indices=packed.geometry)
-                return None if result is None else _recipe(result, packed.geometry)
+                return None if result is None else _recipe(result, packed.geometry, tuple(search.nodes))
             further += [producer for producer, _ in one.next_functions if producer is not None]
         if seen > _OWNER_NODES:
             return None
@@ -115,6 +115,7 @@ class _Search:
     known: dict[tuple[Node, int], _Value] = field(default_factory=dict)
     tried: dict[tuple[Node, int], int] = field(default_factory=dict)  # the largest `left` for which no recipe was found
     found: dict[int, _Available] = field(default_factory=dict)  # by the identity of the view or tensor
+    nodes: list[int] = field(default_factory=list)  # the sequence numbers of those whose settings were asked for
     steps_left: int = 0
 
     def __post_init__(self) -> None:
@@ -132,6 +133,7 @@ class _Search:
             return None
         flags = None
         if operation.cost is not Cost.FREE:
+            self.nodes.append(node._sequence_nr())
             flags = flags_of(node, at_save=operation.must_be_seen)
             if flags is None or (operation.on_cudnn and _is_on_cuda(node, output_nr) and times_convolutions(flags)):
                 return None
@@ -264,7 +266,7 @@ def _fills_storage(tensor: torch.Tensor) -> bool:
 # Turning values into the steps of a recipe.
 
 
-def _recipe(wanted: _Computed, geometry: Geometry) -> Recipe | None:
+def _recipe(wanted: _Computed, geometry: Geometry, nodes: tuple[int, ...]) -> Recipe | None:
     order: list[_Value] = []
     _visit(wanted, order, set())
     given = [value for value in order if isinstance(value, _Available)]
@@ -294,6 +296,7 @@ def _recipe(wanted: _Computed, geometry: Geometry) -> Recipe | None:
         steps=steps,
         geometry=geometry,
         flags=flags,
+        nodes=nodes,
     )
 
 
@@ -320,10 +323,10 @@ def _visit(value: _Value, order: list[_Value], seen: set[int]) -> None:
     order.append(value)
 
 
-def _signature(steps: tuple[Step, ...], given: list[Given], geometry: Geometry, flags: Flags) -> Hashable:
+def _signature(steps: tuple[Step, ...], given: list[Given], geometry: Geometry, flags: Flags) -> Signature:
     """The facts for which a trial of the recipe holds."""
     chain = tuple((step.operation.name, step.call, step.inputs) for step in steps)
-    return chain, tuple(_geometry_of(one) for one in given), geometry, flags
+    return Signature(chain, tuple(_geometry_of(one) for one in given), geometry, flags)
 
 
 def _geometry_of(given: Given) -> Hashable:

@@ -63,9 +63,10 @@ class Recent(Generic[Key, Value]):
         self._most = most
 
     def get(self, key: Key) -> Value | None:
-        if key not in self._entries:
+        try:
+            self._entries.move_to_end(key)
+        except KeyError:
             return None
-        self._entries.move_to_end(key)
         return self._entries[key]
 
     def __setitem__(self, key: Key, value: Value) -> None:

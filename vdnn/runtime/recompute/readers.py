@@ -45,7 +45,11 @@ class Readers:
     def of(self, source: ManagedStorage | torch.Tensor) -> list[ManagedStorage]:
         """The readers that are not recomputed yet. If an id was reused there may be too many, which only costs time."""
         readers = self.by_source.get(id(source))
-        return [] if readers is None else [one for one in readers if one.is_yet_to_be_recomputed]
+        if readers is None:
+            return []
+        if not readers:
+            del self.by_source[id(source)]
+        return [one for one in readers if one.is_yet_to_be_recomputed]
 
     def of_all(self, sources: Iterable[torch.Tensor]) -> list[ManagedStorage]:
         return [reader for source in sources for reader in self.of(source)]

@@ -48,6 +48,22 @@ class Constant(NamedTuple):
 Given = PackedView | KeptTensor | Leaf | Constant
 
 
+class Signature:
+    """The facts for which a trial of a recipe holds. They are nested deeply, so their hash is computed once."""
+
+    __slots__ = ("_facts", "_hash")
+
+    def __init__(self, *facts: Hashable) -> None:
+        self._facts = facts
+        self._hash = hash(facts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Signature) and self._hash == other._hash and self._facts == other._facts
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 class Step(NamedTuple):
     """One operation. `inputs` and `dying` are indices of values: first the given ones, then one for each step. An input
     of -1 is None. A value in `dying` is not read by later steps."""
@@ -62,7 +78,8 @@ class Step(NamedTuple):
 class Recipe:
     """Made by find_recipe. `operands` are the managed saves that it reads, in the order in which they are unpacked.
     `operand_depths` counts the operations on the longest path from each operand to the result, without views; `depth`
-    is the length of the longest chain. `flags` are the settings of torch under which its operations ran."""
+    is the length of the longest chain. `flags` are the settings of torch under which its operations ran. `nodes`:
+    the sequence numbers of the nodes whose operations may be among them."""
 
     is_exact: ClassVar[bool] = True
     is_exact_in_bytes: ClassVar[bool] = True
@@ -76,6 +93,7 @@ class Recipe:
     steps: tuple[Step, ...]
     geometry: Geometry
     flags: Flags
+    nodes: tuple[int, ...]
 
     @property
     def operation_names(self) -> tuple[str, ...]:

@@ -87,7 +87,9 @@ def _read(node: Node, name: str, unpack: Unpack) -> Packed | None:
     data = raw.data
     if data is None or raw.unpack_hook != unpack:
         return None
-    found: Packed = (data.tensor, data.version) if isinstance(data, KeptSave) else data
+    if isinstance(data, KeptSave):
+        return None  # no recipe reads it: a write to another save of its bytes would not be noticed before
+    found: Packed = data
     return found
 
 

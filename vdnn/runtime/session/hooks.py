@@ -97,12 +97,13 @@ class Packer:
         self.unpack_hook: Callable[[Any], torch.Tensor] = (
             self.unpack if self._planned is None else self._planned.gate.unpack
         )
-        self._recipes = (
+        self.recipes = (
             SessionRecipes(self.unpack_hook, steps, tolerance, rechecks, readers) if steps.recomputes else None
         )
-        self.exemptions = Exemptions(policy, modules, marked, recasts=self._recipes is not None)
-        self._missing = Missing(self.unpack, steps, readers)
-        self.storages = SavedStorages(modules, self._recipes)
+        self.exemptions = Exemptions(policy, modules, marked, recasts=self.recipes is not None)
+        unpack = self.unpack if self._planned is None else self._planned.recomputes.unpack_operand
+        self.missing = Missing(unpack, steps, readers)
+        self.storages = SavedStorages(modules, self.recipes)
         self.lookahead = self.storages.lookahead
         self.deferred = DeferredCopies()
         self.lock = threading.RLock()  # see [Note: One hook at a time]
@@ -111,11 +112,11 @@ class Packer:
 
     def watch_modules(self) -> Iterator[Any]:
         """Installs the module hooks that recipes need, and yields their handles to the session that installs this."""
-        if self._recipes is not None:
+        if self.recipes is not None:
             observe_flags()
-            yield self._recipes.norms
-            yield torch.nn.modules.module.register_module_forward_pre_hook(self._recipes.before_module)
-            yield torch.nn.modules.module.register_module_forward_hook(self._recipes.after_module, always_call=True)
+            yield self.recipes.norms
+            yield torch.nn.modules.module.register_module_forward_pre_hook(self.recipes.before_module)
+            yield torch.nn.modules.module.register_module_forward_hook(self.recipes.after_module, always_call=True)
 
     @property
     def in_forked_child(self) -> bool:
@@ -148,7 +149,7 @@ class Packer:
         # Test the size of the storage, not of the view: a small view may be the last holder of a large storage.
         if storage.nbytes() < self._min_bytes or not nbytes:
             return self._keep(tensor, Kept.SMALL, nbytes)
-        if self._recipes is not None:
+        if self.recipes is not None:
             observe_flags(at_save=True)
         node = tensor.grad_fn  # read once: each read makes a Python object
         reason = self.exemptions.always(tensor, storage, node)
@@ -189,7 +190,7 @@ class Packer:
         if watch is None:
             return self._save(tensor, part, storage, node, transport)
         watch.before_save()
-        with (self._recipes or watch).hook(transport):
+        with (self.recipes or watch).hook(transport):
             return self._save(tensor, part, storage, node, transport)
 
     def _save(
@@ -215,8 +216,10 @@ class Packer:
                 self._discard(packed, tensor, node)
             elif planned is _KEEP:
                 self.counters.keep(Kept.PLAN, managed.nbytes)
-        if self._recipes is not None and part is tensor:
-            self._recipes.saved(packed, tensor, node, is_new=is_new)
+        if self.recipes is not None and part is tensor:
+            self.recipes.saved(packed, tensor, node, is_new=is_new)
+        if self._planned is not None:
+            self._planned.look_again()
         return packed
 
     def manage(
@@ -264,18 +267,21 @@ class Packer:
 
     def _discard(self, packed: PackedView, tensor: torch.Tensor, node: _Node | None) -> None:
         """Discards a storage that is to be recomputed. If it cannot be recomputed, the policy decides."""
-        is_whole = type(tensor) in PLAIN_CLASSES
-        if self._recipes is None or not is_whole or not self._recipes.discard(packed, tensor, node):
+        if not self.discards(packed, tensor, node):
             self._steps.cannot_be_recomputed(packed.managed)
             self._follow_policy(packed.managed, tensor.untyped_storage(), node, is_new=True)
+
+    def discards(self, packed: PackedView, tensor: torch.Tensor, node: _Node | None) -> bool:
+        """Discards a storage that is to be recomputed, if it can be."""
+        return self.recipes is not None and type(tensor) in PLAIN_CLASSES and self.recipes.discard(packed, tensor, node)
 
     # Using.
 
     def unpack(self, packed: Packed) -> torch.Tensor:
         if isinstance(packed, tuple):
-            if self._missing.read and id(packed[0]) in self._missing.read and forks.count == self._forks:
+            if self.missing.read and id(packed[0]) in self.missing.read and forks.count == self._forks:
                 with self.lock:
-                    self._missing.before_use(packed[0])
+                    self.missing.before_use(packed[0])
             return kept_tensor(packed)
         if type(packed) is KeptSave:
             return unpack_without_hooks(packed) if self._planned is None else self._planned.use_kept(packed)
@@ -302,20 +308,24 @@ class Packer:
         managed = packed.managed
         if overwritten:
             managed.keep_reloaded()  # its uses must return the same memory: each sees writes through the others
-        if self._missing.read:
-            self._missing.before_use(managed)
-        if managed.discarded is not None:
-            self._missing.recompute_for(managed)
+        self.restore(managed)
         watch = self._watch
         if watch is None:
             tensor = self.unpacked(packed)
             self.lookahead.used(managed)
             return tensor
-        with (self._recipes or watch).hook(managed.transport):
+        with (self.recipes or watch).hook(managed.transport):
             tensor = self.unpacked(packed)
             if not watch.used(managed):
                 self.lookahead.used(managed)
         return tensor
+
+    def restore(self, managed: ManagedStorage) -> None:
+        """Recomputes what a use of these bytes needs: themselves, and what reads them if they may be overwritten."""
+        if self.missing.read:
+            self.missing.before_use(managed)
+        if managed.discarded is not None:
+            self.missing.recompute_for(managed)
 
     def unpacked(self, packed: PackedView | PackedShard) -> torch.Tensor:
         self.deferred.submit_finished(packed.managed.transport)
@@ -324,24 +334,14 @@ class Packer:
         if isinstance(packed, PackedView):
             if torch.is_grad_enabled():
                 self.storages.add_reload(packed, tensor)
-            if self._recipes is not None:
-                self._recipes.used(packed, tensor)
+            if self.recipes is not None:
+                self.recipes.used(packed, tensor)
         return tensor
-
-    @property
-    def reads_missing(self) -> bool:
-        """True if a recompute will read saves or parameters."""
-        return bool(self._missing.read)
-
-    def before_use(self, source: torch.Tensor) -> None:
-        """Called before a kept save is used, under the lock."""
-        if self._missing.read:
-            self._missing.before_use(source)
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Called before the optimizer writes to its parameters."""
         with self.lock:
-            self._missing.before_writes_to(weight for group in optimizer.param_groups for weight in group["params"])
+            self.missing.before_writes_to(weight for group in optimizer.param_groups for weight in group["params"])
 
 
 keep_dynamo_out(Packer.pack)

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from vdnn import _C
-from vdnn.runtime.recompute.readers import Readers, may_be_overwritten
+from vdnn.runtime.recompute import observe_flags
+from vdnn.runtime.recompute.readers import Readers
+from vdnn.runtime.session.planned_recomputes import PlannedRecomputes, is_lifetime
 from vdnn.runtime.steps.settling import Followed
-from vdnn.runtime.steps.step_script import Event
+from vdnn.runtime.steps.step_script import Event, EventKind
 from vdnn.runtime.steps.watch import StepWatch
-from vdnn.runtime.storage.kept import kept_tensor
+from vdnn.runtime.storage.counters import Kept
+from vdnn.runtime.storage.kept import KeptTensor, keep_tensor, kept_tensor
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out, refuse_capture
 from vdnn.runtime.torch_internals.tensor_kinds import is_traced, num_dispatch_modes, transform_level
@@ -28,17 +31,18 @@ if TYPE_CHECKING:
 
 _set_grad_mode = torch._C._set_grad_enabled
 _Base = torch._C.TensorBase
-_OFFLOAD = Action.OFFLOAD
+_KEEP, _, *_DISCARDS = Action
 
 
 class PlannedHooks:
     """The gate of one session, which calls the methods of this class at the points of a settled step."""
 
     def __init__(self, packer: Packer, watch: StepWatch, readers: Readers) -> None:
-        self._packer = packer
+        self.packer = packer
         self._watch = watch
         self._settling = watch.settling
         self._has_cuda = torch.cuda.is_available()
+        self.recomputes = PlannedRecomputes(self, watch.settling)
         self.gate = watch.settling.gate = _C.Gate(
             packer.pack,
             packer.unpack,
@@ -58,7 +62,7 @@ class PlannedHooks:
 
     def _save(self, tensor: torch.Tensor, index: int) -> object:
         """A save that the gate does not keep, at this event of the script."""
-        packer = self._packer
+        packer = self.packer
         if packer.in_forked_child:
             return packer.pack(tensor)
         try:
@@ -71,7 +75,7 @@ class PlannedHooks:
 
     def _use(self, packed: PackedView, index: int) -> torch.Tensor:
         """A use of a save that the gate does not keep."""
-        packer = self._packer
+        packer = self.packer
         if packer.in_forked_child:
             return packer.unpack(packed)
         with packer.lock:
@@ -84,92 +88,112 @@ class PlannedHooks:
 
     def _moved(self, index: int) -> None:
         """The gate has served this event, and the plan moves something there, or copies wait for this hook."""
-        packer = self._packer
+        packer = self.packer
         if packer.in_forked_child:
             return
         with packer.lock:
             followed = self._settling.followed
             if followed is not None and not followed.needs_replay:
-                self._act(followed, followed.script.events[index])
+                self.recomputes.encode(followed, index)
+                self.act(followed, followed.script.events[index])
 
     # At a save or use that is as planned.
 
-    def _planned_save(self, tensor: torch.Tensor, index: int) -> PackedView | None:
-        packer, followed, transport = self._packer, self._settling.followed, self._watch.transport
-        if followed is None or transport is None or not self._is_at(index):
+    def _planned_save(self, tensor: torch.Tensor, index: int) -> PackedView | KeptTensor | None:
+        packer, followed, transport = self.packer, self._settling.followed, self._watch.transport
+        if followed is None or transport is None or not self.is_at(index):
             return None
         if tensor.device != transport.torch_device or transform_level() is not None:
             return None
         if num_dispatch_modes() and is_traced():
             return None
         event = followed.script.events[index]
+        if followed.executor.recomputes:
+            observe_flags(at_save=True)
+        if event.is_observed:
+            self.gate.advance()
+            return keep_tensor(tensor)
         node, storage = tensor.grad_fn, tensor.untyped_storage()
         if not _has_key(tensor, node, event.key) or packer.exemptions.always(tensor, storage, node) is not None:
             return None
         if self._has_cuda:
             refuse_capture()
+        if not self.recomputes.encode(followed, index):
+            return None
         packer.deferred.submit_finished(transport)
         packed, is_new = packer.manage(tensor, storage, node, transport)
         managed, watched = packed.managed, packed.managed.watched
         is_known = watched is not None and watched.observer is followed.step and watched.number == event.lifetime
         if is_new is not event.is_new or not (is_new or is_known) or managed.nbytes != event.storage_bytes:
             return packer.follow(tensor, storage, node, transport, (packed, is_new))
+        followed.step.save_key = event.key
+        action = None if event.planned is None else followed.executor.plan.lifetimes[event.planned].action
+        if is_new and action in _DISCARDS and not packer.discards(packed, tensor, node):
+            return packer.follow(tensor, storage, node, transport, (packed, is_new))
         self.gate.advance()
-        if is_new and event.planned is not None:
+        if is_new and event.planned is not None and action is not None:
             followed.step.begin_planned(managed, event.lifetime, event.planned)
             followed.executor.follow(event.planned, managed)
-            managed.action = followed.executor.plan.lifetimes[event.planned].action
+            managed.action = action
             packer.deferred.when_complete(managed, node)
-        self._act(followed, event)
+            if action is _KEEP:
+                packer.counters.keep(Kept.PLAN, managed.nbytes)
+        if packer.recipes is not None and followed.executor.recomputes:
+            packer.recipes.saved(packed, tensor, node, is_new=is_new)
+        self.act(followed, event)
         return packed
 
     def _planned_use(self, packed: PackedView, index: int) -> torch.Tensor | None:
-        packer, followed, transport = self._packer, self._settling.followed, self._watch.transport
-        if followed is None or transport is None or not self._is_at(index) or type(packed) is not PackedView:
+        packer, followed, transport = self.packer, self._settling.followed, self._watch.transport
+        if followed is None or transport is None or not self.is_at(index) or type(packed) is not PackedView:
             return None
-        event, managed = followed.script.events[index], packed.managed
-        watched = managed.watched
-        if watched is None or watched.observer is not followed.step or watched.number != event.lifetime:
+        if transform_level() is not None or not self.recomputes.prepare(packed):
             return None
-        if transform_level() is not None or managed.discarded is not None or packer.reads_missing:
+        event, index = self.recomputes.expected(followed), self.gate.position
+        if event is None or event.kind is not EventKind.FETCH or not is_lifetime(followed, event, packed):
             return None
-        if may_be_overwritten():
-            if managed.container is not None:
-                return None
-            managed.keep_reloaded()  # as in the packer's own hook
         if self._has_cuda:
             refuse_capture()
+        if not self.recomputes.encode(followed, index):
+            return None
         tensor = packer.unpacked(packed)
         self.gate.advance()
-        self._act(followed, event)
+        self.act(followed, event)
         return tensor
 
-    def _is_at(self, index: int) -> bool:
+    def is_at(self, index: int) -> bool:
         return self.gate.is_open and self.gate.position == index
 
-    def _act(self, followed: Followed, event: Event) -> None:
+    def act(self, followed: Followed, event: Event) -> None:
         """Issues the moves of the plan at this event."""
-        deferred, transport = self._packer.deferred, self._watch.transport
+        deferred, transport = self.packer.deferred, self._watch.transport
         if transport is None:
             return
         if deferred.number:
             deferred.submit_finished(transport)
         if event.moves:
             followed.executor.make_planned(event.moves)
-        self.gate.attention = deferred.number > 0
+        self.look_again()
+
+    def look_again(self) -> None:
+        """From now on the gate calls at each point, if something waits for the next one."""
+        if self.gate.is_open:
+            self.gate.attention = self.packer.deferred.number > 0 or self.recomputes.are_waiting
 
     # At a use that the gate does not serve.
 
     def use_kept(self, save: _C.KeptSave) -> torch.Tensor:
-        """A save that the gate kept is used where the gate did not expect it."""
-        packer, watch, transport = self._packer, self._watch, self._watch.transport
+        """A save that the gate kept is used where the gate did not expect it, or a recompute may read it."""
+        packer, watch, transport = self.packer, self._watch, self._watch.transport
         if packer.in_forked_child or transport is None:
             return kept_tensor((save.tensor, save.version))
         with packer.lock:
             has_grad_mode = torch.is_grad_enabled()
             try:
-                packer.before_use(save.tensor)
+                packer.missing.before_use(save.tensor)
                 tensor = kept_tensor((save.tensor, save.version))
+                if self._is_used_as_planned(save):
+                    return tensor
                 with watch.hook(transport):
                     packer.deferred.submit_finished(transport)
                     watch.used_kept(save)
@@ -178,6 +202,20 @@ class PlannedHooks:
             packer.counters.uses += 1
             packer.counters.used_in_place += 1
         return tensor
+
+    def _is_used_as_planned(self, save: _C.KeptSave) -> bool:
+        """Goes on behind the use of a save that the gate kept, if the gate expects that use."""
+        followed, index = self._settling.followed, self.gate.position
+        event = None if followed is None else self.recomputes.expected(followed)
+        if followed is None or event is None or event.kind is not EventKind.USE:
+            return False
+        if save.step != self.gate.step or save.lifetime != event.lifetime or transform_level() is not None:
+            return False
+        if not self.recomputes.encode(followed, index):
+            return False
+        self.gate.advance()
+        self.act(followed, event)
+        return True
 
 
 def _has_key(tensor: torch.Tensor, node: torch.autograd.graph.Node | None, key: SaveKey | None) -> bool:

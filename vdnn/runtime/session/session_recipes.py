@@ -117,7 +117,7 @@ class SessionRecipes:
     def saved(self, packed: PackedView, tensor: torch.Tensor, node: Any, *, is_new: bool) -> None:
         """Called for every managed save. In a step that is recorded, searches for a way to recompute it."""
         if not self._steps.is_watching:
-            self._encode()
+            self.encode_complete()
         if node is not None:
             self._find_owners(node)
             note_saved(node, tensor.output_nr, packed)
@@ -233,7 +233,7 @@ class SessionRecipes:
     @contextlib.contextmanager
     def hook(self, transport: Transport) -> Iterator[None]:
         """Surrounds a hook's work on the device in a session that watches steps."""
-        self._encode()
+        self.encode_complete()
         with self._steps.hook(transport):
             self._try_encodings()
             yield
@@ -247,7 +247,13 @@ class SessionRecipes:
             if one.codec.admits(packed.view_of(packed.managed.source.storage, packed.managed.facts.begin)):
                 yield packed, one
 
-    def _encode(self) -> None:
+    @property
+    def are_waiting(self) -> bool:
+        """True if saves wait until they can be encoded."""
+        return self._to_encode.number > 0
+
+    def encode_complete(self) -> None:
+        """Encodes the waiting saves whose operation is over."""
         for packed, one in self._complete(self._to_encode):
             managed, steps = packed.managed, self._steps
             with steps.recomputing(managed.transport):
@@ -268,9 +274,17 @@ class SessionRecipes:
     def _follow_encoded(self, encoded: Codec, save_key: SaveKey) -> None:
         """The encoded bytes have a lifetime of their own, which the plan may offload."""
         rest, key = encoded.managed, key_of_encoded(save_key, encoded.name, encoded.kept_bytes)
+        settling = self._steps.settling
+        action = None if settling is None else settling.encoded(rest, key)
+        if action is not None:
+            rest.action = action
+            rest.complete()
+            return
         with self._steps.hook(rest.transport):
             rest.action = self._steps.encoded(rest, key) or Action.KEEP
             rest.complete()
+        if settling is not None:
+            settling.encoded_in_python(rest, key)
 
     def _try_encodings(self) -> None:
         for packed, one in self._complete(self._to_try):

@@ -4,9 +4,9 @@ A step is settled once two steps in a row that followed its plan had the same sc
 serves it, until a save or a use differs from the script or the step ends. Then the Python hooks continue in the middle
 of the step: `continue_in_python` brings the step, its executor and its guard to the point that the gate has reached.
 
-[Note: What may settle] Steps that are neither recorded nor measured, under plans that recompute nothing, whose saves
-were all as planned, and in which the guard moved nothing. A save that the gate keeps is a save that the plan keeps, so
-its gradient is right even if another tensor was saved in its place.
+[Note: What may settle] Steps that are neither recorded nor measured, whose saves were all as planned, and in which the
+guard moved nothing. A save that the gate keeps is a save that the plan keeps, so its gradient is right even if another
+tensor was saved in its place.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from dataclasses import dataclass
 from vdnn import _C
 from vdnn.runtime.steps.ends import StepEnds
 from vdnn.runtime.steps.executor import Executor
+from vdnn.runtime.steps.recompute_lesson import EncodedSave
 from vdnn.runtime.steps.step_script import Lesson, StepScript
 from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.runtime.storage.counters import Counters
+from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.runtime.storage.watched_lifetime import WatchedLifetime
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
+from vdnn.step.plan import Action
 from vdnn.step.recording import SaveKey
 
 # A step that differs each time is learned no more after so many steps, and after the gate was left so often.
@@ -50,6 +54,8 @@ class Followed:
     counters: Counters
     habit: _Habit
     needs_replay: bool = False  # the gate is closed, and the Python hooks have not continued
+    to_encode: tuple[EncodedSave, ...] = ()  # at the event that is being served
+    encoded_at: int = -1  # the last event at which that was done
 
 
 class Settling:
@@ -96,7 +102,7 @@ class Settling:
 
     def _habit(self, step: WatchedStep, executor: Executor) -> _Habit | None:
         first = step.keys.first
-        if first is None or executor.recomputes or self._ends.waits_for_graphs:
+        if first is None or self._ends.waits_for_graphs:
             return None
         known = self._habits.setdefault(executor, {})
         if first not in known and len(known) < _MOST_SHAPES:
@@ -126,7 +132,7 @@ class Settling:
         followed.habit.failures += 1
         if followed.habit.failures < _MOST_FAILURES:
             followed.habit.lessons = 0
-        followed.script.replay(followed.step, end)
+        followed.script.replay(followed.step, end, has_encoded=followed.encoded_at == end)
 
     def continue_in_python(self) -> None:
         """The Python hooks continue in the middle of a step that the gate has served so far, if it has."""
@@ -146,6 +152,29 @@ class Settling:
         followed.step.use_passed(save.lifetime, followed.script.planned.get(save.lifetime))
         return True
 
+    # Recomputes and encoded bytes.
+
+    def used_operand(self, packed: object) -> None:
+        """A recompute has used a save, outside of the gate."""
+        if self._lesson is not None:
+            self._lesson[0].used_operand(packed)
+
+    def encoded(self, managed: ManagedStorage, key: SaveKey) -> Action | None:
+        """The planned action for bytes that were encoded in a settled step; None if that was not expected here."""
+        followed = self.followed
+        if followed is None or not followed.to_encode or followed.to_encode[0].key != key:
+            return None
+        planned = followed.to_encode[0].planned
+        followed.to_encode = followed.to_encode[1:]
+        managed.watch(WatchedLifetime(followed.step, None, planned))
+        followed.executor.follow(planned, managed)
+        return followed.executor.plan.lifetimes[planned].action
+
+    def encoded_in_python(self, managed: ManagedStorage, key: SaveKey) -> None:
+        """Bytes were encoded outside of the gate."""
+        if self._lesson is not None:
+            self._lesson[0].encoded(key, None if managed.watched is None else managed.watched.planned)
+
     # At the end of a step.
 
     def step_ended(self) -> None:
@@ -158,5 +187,6 @@ class Settling:
         (lesson, habit), self._lesson = self._lesson, None
         self.gate.teach(None)
         script = lesson.script()
-        habit.is_settled = script is not None and habit.script is not None and script.is_like(habit.script)
-        habit.script = script
+        settled = None if script is None or habit.script is None else script.settled_with(habit.script)
+        habit.is_settled = settled is not None
+        habit.script = settled or script

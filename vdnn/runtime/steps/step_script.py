@@ -6,6 +6,8 @@ A lesson follows one step through the Python hooks and writes its script. Two le
 
 from __future__ import annotations
 
+import copy
+import weakref
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -14,9 +16,11 @@ import torch
 from vdnn import _C
 from vdnn.runtime.steps.ends import in_backward
 from vdnn.runtime.steps.executor import Executor, PlannedMove
+from vdnn.runtime.steps.recompute_lesson import EncodedSave, RecomputeLesson
 from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.runtime.storage.packed_view import PackedView
+from vdnn.runtime.storage.watched_lifetime import WatchedLifetime
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.runtime.torch_internals.tensor_kinds import PLAIN_CLASSES, transform_level
 from vdnn.step.plan import Action
@@ -35,6 +39,7 @@ class EventKind(IntEnum):
     PLANNED = 2  # any other save
     USE = 3  # of a kept save
     FETCH = 4  # of any other save
+    OPERAND = 5  # of a save that a recompute reads; a fetch for the gate
 
 
 class Event(NamedTuple):
@@ -51,19 +56,27 @@ class Event(NamedTuple):
     is_leaf: bool = False
     nbytes: int = 0
     storage_bytes: int = 0
-    module: int = 0  # the id of the innermost one
+    module: int = 0  # the id of the innermost one; of its class, if each step makes that module anew
+    module_class: int = 0  # the id of its class
     depth: int = 0  # of the running modules
     key: SaveKey | None = None
     reason: Kept | None = None  # of an exempt save
+    encoded: tuple[EncodedSave, ...] = ()  # just before this event
+    is_observed: bool = False  # an exempt save at which Python reads the settings of torch
 
     @property
     def is_save(self) -> bool:
         return self.kind <= EventKind.PLANNED
 
+    def in_any_module(self) -> Event:
+        """This event in any module of the same class."""
+        return self._replace(module=self.module_class)
+
     def for_gate(self) -> tuple[object, ...]:
         """The fields that the gate compares, in the order in which csrc/hooks/script.cpp reads them."""
+        kind = EventKind.FETCH if self.kind is EventKind.OPERAND else self.kind
         return (
-            int(self.kind),
+            int(EventKind.PLANNED if self.is_observed else kind),
             bool(self.moves),
             self.in_backward,
             self.is_leaf,
@@ -78,41 +91,60 @@ class Event(NamedTuple):
 
 
 class StepScript:
-    """The script of one step that followed a plan. `resident_bytes` were allocated at its first save."""
+    """The script of one step that followed a plan. `allocated_bytes` were allocated at its first save."""
 
-    def __init__(self, events: tuple[Event, ...], step: WatchedStep, resident_bytes: int) -> None:
-        self.events = events
-        self.resident_bytes = resident_bytes
-        self.native = _C.Script([event.for_gate() for event in events])
+    def __init__(self, events: tuple[Event, ...], step: WatchedStep, allocated_bytes: int) -> None:
+        self._more_bytes = allocated_bytes - step.resident_bytes  # than when it began
         self.point, self.uses, self.lifetimes = step.point, step.uses, step.lifetimes
         self.kind, self.saves, self.save_key = step.keys.kind, dict(step.keys.saves), step.save_key
         self._whole: Counters | None = None  # the counts of the whole step
         self.planned = {one.lifetime: one.planned for one in events if one.is_new}
+        self._follow(events)
 
-    def is_like(self, other: StepScript) -> bool:
-        """True if the two steps were the same."""
-        return self.events == other.events
+    def _follow(self, events: tuple[Event, ...]) -> None:
+        self.events = events
+        self.native = _C.Script([event.for_gate() for event in events])
+
+    def settled_with(self, before: StepScript) -> StepScript | None:
+        """The script of both steps, if they were the same. Each may have made some of its modules anew."""
+        if self.events == before.events:
+            return self
+        mine, others = ([event.in_any_module() for event in one.events] for one in (self, before))
+        if mine != others:
+            return None
+        pairs = zip(self.events, before.events, strict=True)
+        both = copy.copy(self)
+        both._follow(tuple(a if a.module == b.module else a.in_any_module() for a, b in pairs))
+        return both
+
+    def allocated_bytes(self, resident_bytes: int) -> int:
+        """What is allocated at the first save of such a step, if `resident_bytes` were when it began."""
+        return resident_bytes + self._more_bytes
 
     def finish(self, step: WatchedStep) -> None:
         """Makes a step that went to the end of the script what it would be now."""
         step.point, step.uses, step.lifetimes = self.point, self.uses, self.lifetimes
         step.keys.kind, step.keys.saves, step.save_key = self.kind, self.saves, self.save_key
 
-    def replay(self, step: WatchedStep, end: int) -> None:
-        """Brings a step that the gate served from its second event to `end` to where the Python hooks would be."""
+    def replay(self, step: WatchedStep, end: int, *, has_encoded: bool = False) -> None:
+        """Brings a step that the gate served from its second event to `end` to where the Python hooks would be.
+        `has_encoded`: what is encoded just before `end` was."""
         executor = step.executor
         if executor is None:
             raise RuntimeError("expected a step that follows a plan, got one without")
         step.keys.rewind()
         step.point, step.uses, step.lifetimes = 0, 0, 1
         for event in self.events[1:end]:
+            step.encoded_passed(event.encoded)
             if event.key is not None:
                 step.save_passed(event.key, event.nbytes, event.storage_bytes, is_new=event.is_new)
                 managed = executor.followed(event.planned) if event.is_new else None
                 if managed is not None:
                     step.guard_passed(managed, event.lifetime)
             elif not event.is_save:
-                step.use_passed(event.lifetime, event.planned)
+                step.use_passed(None if event.lifetime == NO_LIFETIME else event.lifetime, event.planned)
+        if has_encoded and end < len(self.events):
+            step.encoded_passed(self.events[end].encoded)
         executor.pass_moves()
 
     def count(self, counters: Counters, end: int) -> None:
@@ -168,6 +200,8 @@ class Lesson:
         self._storages: dict[int, int] = {}  # native addresses -> their first lifetime
         self._begun: set[int] = set()  # lifetimes
         self._apart: set[int] = set()  # lifetimes that Python handles, though the plan keeps them
+        self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}  # by event
+        self._recomputes = RecomputeLesson(step)
         self.has_failed = False
 
     def script(self) -> StepScript | None:
@@ -177,8 +211,20 @@ class Lesson:
         has_acted = step.guard is not None and step.guard.has_acted
         if self.has_failed or not is_whole or has_acted or executor.differences or executor.has_grown:
             return None
-        events = tuple(self._settled(event) for event in self._events)
-        return StepScript(events, step, self._resident_bytes)
+        self._apart |= self._recomputes.read
+        for number, module in self._modules.items():
+            if module() is None:
+                self._events[number] = self._events[number].in_any_module()
+        for number in self._observed():
+            self._events[number] = self._events[number]._replace(is_observed=True)
+        return StepScript(tuple(map(self._settled, self._events)), step, self._resident_bytes)
+
+    def _observed(self) -> set[int]:
+        """Exempt saves at which the settings of torch are read. Other such saves become planned ones."""
+        unseen = self._recomputes.unseen(lambda number: self._settled(self._events[number]).kind is EventKind.PLANNED)
+        lifetimes = {number: self._events[number].lifetime for number in unseen}
+        self._apart |= {lifetime for lifetime in lifetimes.values() if lifetime != NO_LIFETIME}
+        return {number for number, lifetime in lifetimes.items() if lifetime == NO_LIFETIME}
 
     def _settled(self, event: Event) -> Event:
         """Turns kept saves into planned ones where something depends on them."""
@@ -196,7 +242,13 @@ class Lesson:
         if event is None:
             self.has_failed = True
             return
+        if event.reason is not Kept.SMALL:
+            self._recomputes.saved(len(self._events))
+        if self._stack:
+            self._modules[len(self._events)] = weakref.ref(self._stack[-1])
         self._events.append(event)
+        if self._recomputes.look() and event.lifetime != NO_LIFETIME and not event.encoded:
+            self._apart.add(event.lifetime)  # it may have shown how an earlier save can be recomputed
         self._is_after_use = False
         self._kept = dict(self._counters.kept)
 
@@ -207,11 +259,36 @@ class Lesson:
         if watched is None or watched.observer is not self.step or watched.number is None:
             self.has_failed = True
             return
+        self._add_use(EventKind.USE if self._is_kept(watched.planned) else EventKind.FETCH, watched)
+
+    def used_operand(self, packed: object) -> None:
+        """A recompute has used a save. Called by the hooks."""
+        watched = packed.managed.watched if type(packed) is PackedView else None
+        if watched is None or watched.observer is not self.step:
+            self.has_failed = True
+        elif not self.has_failed:
+            self._add_use(EventKind.OPERAND, watched)
+
+    def _add_use(self, kind: EventKind, watched: WatchedLifetime) -> None:
+        encoded = self._take_encoded()
         self._points += 1
         self._uses += 1
         self._is_after_use = True
-        kind = EventKind.USE if self._is_kept(watched.planned) else EventKind.FETCH
-        self._events.append(Event(kind, watched.number, watched.planned, self._new_moves()))
+        number = NO_LIFETIME if watched.number is None else watched.number
+        self._events.append(Event(kind, number, watched.planned, self._new_moves(), encoded=encoded))
+        self._recomputes.look()
+
+    def encoded(self, key: SaveKey, planned: int | None) -> None:
+        """Bytes were encoded. Called by the hooks."""
+        if planned is None:
+            self.has_failed = True
+        else:
+            self._recomputes.encoded(key, planned)
+
+    def _take_encoded(self) -> tuple[EncodedSave, ...]:
+        encoded = self._recomputes.take_encoded()
+        self._points += len(encoded)
+        return encoded
 
     def _exempt(self, tensor: torch.Tensor) -> Event | None:
         now = self._counters.kept
@@ -224,12 +301,15 @@ class Lesson:
     def _point(self, tensor: torch.Tensor, packed: object) -> Event | None:
         managed = packed.managed if type(packed) is PackedView else None
         watched = None if managed is None else managed.watched
+        encoded = self._take_encoded()
         self._points += 1
         if managed is None or watched is None or watched.observer is not self.step or watched.number is None:
             return None
         number, planned = watched.number, watched.planned
         is_new = number not in self._begun
         self._begun.add(number)
+        if is_new:
+            self._recomputes.begins(managed)
         address = managed.native_address
         if self._storages.setdefault(address, number) != number:
             self._apart |= {self._storages[address], number}  # parts or versions of one storage
@@ -239,7 +319,8 @@ class Lesson:
             return None
         kind = EventKind.KEPT if self._is_kept(planned) else EventKind.PLANNED
         event = self._event(kind, tensor, number, planned, is_new=is_new)
-        return event._replace(storage_bytes=managed.nbytes, key=self.step.save_key, moves=self._new_moves())
+        event = event._replace(storage_bytes=managed.nbytes, key=self.step.save_key, moves=self._new_moves())
+        return event._replace(encoded=encoded)
 
     def _event(
         self, kind: EventKind, tensor: torch.Tensor, lifetime: int, planned: int | None, *, is_new: bool
@@ -257,6 +338,7 @@ class Lesson:
             tensor.is_leaf,
             tensor.nbytes,
             module=id(stack[-1]) if stack else 0,
+            module_class=id(type(stack[-1])) if stack else 0,
             depth=len(stack),
         )
 

@@ -296,7 +296,7 @@ class StepWatch:
         """Returns the bytes that are allocated now."""
         script = self.settling.script_for(step.keys.first)
         counted = None if script is not None or self.gauges is None else self.gauges.allocated_bytes()
-        now_bytes = counted or (0 if script is None else script.resident_bytes)
+        now_bytes = counted or (0 if script is None else script.allocated_bytes(self._resident_bytes))
         # Gradients of the step before are often freed only now.
         self._resident_bytes = min(self._resident_bytes, now_bytes)
         try:

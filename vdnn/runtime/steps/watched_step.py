@@ -9,7 +9,7 @@ the end of a lifetime still counts.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -20,6 +20,7 @@ from vdnn.runtime.steps.ends import Alive, StepEnds
 from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.guard import Guard
 from vdnn.runtime.steps.meter import Meter
+from vdnn.runtime.steps.recompute_lesson import EncodedSave
 from vdnn.runtime.steps.recorder import Recorder
 from vdnn.runtime.steps.save_keys import SaveKeys
 from vdnn.runtime.storage.counters import Kept
@@ -183,14 +184,21 @@ class WatchedStep:
         """`managed` is a lifetime that Python handled."""
         if self.guard is None:
             return
-        if managed.source.storage is not None:
+        if managed.source.storage is not None and managed.action not in (Action.RECOMPUTE, Action.COMPRESS):
             self.guard.is_here(number, managed.nbytes)
         if managed.action is Action.KEEP:
             self.guard.hold(number, managed, Kept.PLAN)
         elif managed.action is Action.OFFLOAD and managed.source.storage is not None:
             self.guard.will_leave(number, managed)
 
-    def use_passed(self, number: int, planned: int | None) -> None:
+    def encoded_passed(self, encoded: Sequence[EncodedSave]) -> None:
+        """Encoded bytes were saved as planned."""
+        for one in encoded:
+            self.point += 1
+            if self.executor is not None:
+                self.executor.pass_save(self.keys.form_of_encoded(one.key))
+
+    def use_passed(self, number: int | None, planned: int | None) -> None:
         """A use was as planned."""
         self.used(WatchedLifetime(self, number, planned))
 

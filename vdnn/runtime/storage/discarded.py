@@ -58,6 +58,10 @@ class RecomputeRecipe(Protocol):
     def operands(self) -> Sequence[Operand]: ...
 
     @property
+    def nodes(self) -> Sequence[int]:
+        """The sequence numbers of the nodes whose operations may run again."""
+
+    @property
     def is_exact_in_bytes(self) -> bool:
         """True if the recompute restores every byte, False if it restores only the values of one dtype."""
 
@@ -131,6 +135,10 @@ class Discarded:
     @property
     def operands(self) -> Sequence[Operand]:
         return self._recipe.operands
+
+    @property
+    def nodes(self) -> Sequence[int]:
+        return self._recipe.nodes
 
     @property
     def is_exact_in_bytes(self) -> bool:

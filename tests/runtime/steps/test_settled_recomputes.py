@@ -1,0 +1,232 @@
+"""Steps under plans that recompute or compress settle: Python runs where the plan acts, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+import vdnn
+from tests.runtime.rigs.settled_steps import (
+    PLANS_WITH_RECOMPUTES,
+    RECOMPUTES,
+    RECOMPUTES_SOME,
+    Network,
+    settled_session,
+    settling_of,
+)
+from tests.runtime.rigs.virtual_training import recompute_all
+from tests.runtime.steps.test_settled_steps import STEPS, python_calls, run
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.session.session import Session
+from vdnn.runtime.steps import settling
+from vdnn.runtime.steps.step_script import Event, EventKind
+from vdnn.step.plan import Action
+
+_HANDLED = (EventKind.PLANNED, EventKind.FETCH)
+
+
+def events_of(session: Session) -> tuple[Event, ...]:
+    followed = settling_of(session).followed
+    assert followed is not None
+    return followed.script.events
+
+
+@pytest.mark.parametrize("plan", PLANS_WITH_RECOMPUTES)
+def test_a_settled_step_recomputes_what_the_plan_says(plan: str) -> None:
+    with settled_session(plan) as (session, network):
+        before, planned = session.counters.recomputes, session._engine.steps.plan
+        network.step()
+        assert planned is not None
+        dropped = sum(one.is_recomputed for one in planned.lifetimes)
+        assert session.counters.recomputes - before == dropped > 0
+        session.step()
+        assert settling_of(session).is_expected
+
+
+@pytest.mark.parametrize("plan", PLANS_WITH_RECOMPUTES)
+def test_only_the_points_of_the_plan_run_python(plan: str) -> None:
+    with settled_session(plan) as (session, network):
+        with python_calls() as called:
+            network.step()
+        events = events_of(session)
+        handled = [event for event in events[1:] if event.kind in _HANDLED]
+        gated = [event for event in events[1:] if event.kind in (EventKind.EXEMPT, EventKind.KEPT, EventKind.USE)]
+        assert called.count("_planned_save") + called.count("_planned_use") == len(handled)
+        assert called.count("_planned_operand") == sum(event.kind is EventKind.OPERAND for event in events)
+        acting = sum(bool(event.moves or event.encoded) for event in gated)
+        # Those that only submit a copy whose operation is over, or look whether a mask can be packed by now.
+        waiting = sum(event.is_new for event in handled)
+        assert called.count("_moved") <= acting + waiting
+        assert called.count("pack") == 1, "the first save of the step"
+        if plan != PLANS_WITH_RECOMPUTES[1]:
+            assert len(gated) > len(handled) / 2
+
+
+@pytest.mark.parametrize("plan", PLANS_WITH_RECOMPUTES)
+def test_the_hooks_of_a_settled_step_read_no_statistics(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with settled_session(plan) as (session, network):
+        gauges = session._engine.steps.gauges
+        if gauges is None:
+            return  # a plan that was given needs none
+        read: list[str] = []
+        for name in ("take_peaks", "allocated_bytes", "mark"):
+            method = getattr(gauges, name)
+            monkeypatch.setattr(gauges, name, lambda *arguments, n=name, m=method: (read.append(n), m(*arguments))[1])
+        network.step()
+        assert read == []
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("plan", PLANS_WITH_RECOMPUTES)
+def test_a_settled_session_reports_what_another_one_does(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with settled_session(plan) as (session, network):
+        steps = session.num_steps
+        run(session, network, STEPS)
+        settled = session.report()
+    monkeypatch.setattr(settling, "_MOST_LESSONS", 0)
+    monkeypatch.setattr("tests.runtime.rigs.settled_steps.settle", lambda session, network: None)
+    with settled_session(plan) as (session, network):
+        run(session, network, steps + STEPS)
+        assert not settling_of(session).is_expected
+        assert session.report() == settled
+
+
+def test_what_a_recompute_reads_is_handled_by_python() -> None:
+    """A recipe finds its operands as packed views; what the gate keeps would be none."""
+    with settled_session(RECOMPUTES) as (session, network):
+        network.step()
+        events = events_of(session)
+        read = {event.lifetime for event in events if event.kind is EventKind.OPERAND and event.lifetime >= 0}
+        kept = {event.lifetime for event in events if event.kind is EventKind.KEPT}
+        assert read
+        assert kept
+        assert not read & kept
+
+
+# Small programs whose plans drop all that can be recomputed.
+
+
+@contextmanager
+def settled_program(step: Callable[[], object]) -> Iterator[Session]:
+    """A session whose steps, which are all alike, are settled."""
+    with VirtualMachine("titan-x", fake=False) as machine:
+        with vdnn.offload("keep", device=machine, min_bytes=0, measure=True) as session:
+            for _ in range(2):
+                step()
+                session.step()
+        assert session.recording is not None
+        plan = recompute_all(session.recording, offload_rest=False)
+        assert any(one.action is Action.RECOMPUTE for one in plan.lifetimes)
+        with vdnn.offload(device=machine, plan=plan, min_bytes=0) as session:
+            for _ in range(6):
+                step()
+                session.step()
+            assert settling_of(session).is_expected
+            yield session
+
+
+class Overwrites(torch.autograd.Function):
+    """Overwrites what it saved, as a backward in place may."""
+
+    overwrites = False
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        made = gradients[0] * x.clone()
+        if Overwrites.overwrites:
+            x.zero_()
+        return made
+
+
+def test_what_reads_an_overwritten_save_is_recomputed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.rand(8, 8, requires_grad=True)
+
+    def step() -> torch.Tensor:
+        weight.grad = None
+        read = weight * 2
+        unused = read.sin()  # a save from which the next one can be recomputed
+        (read.relu().sin().sum() + Overwrites.apply(read)).backward()
+        assert weight.grad is not None
+        del unused
+        return weight.grad
+
+    expected = step()
+    with settled_program(step) as session:
+        monkeypatch.setattr(Overwrites, "overwrites", True)
+        before = session.counters.recomputes
+        assert torch.equal(step(), expected)
+        assert session.counters.recomputes > before
+
+
+def test_a_step_whose_module_is_made_anew_settles() -> None:
+    """BERT and T5 of transformers make their loss in each step."""
+    weight = torch.rand(8, 8, requires_grad=True)
+    held: list[torch.nn.Module] = []
+
+    def step(*, keeps: bool) -> None:
+        made = torch.nn.CrossEntropyLoss()
+        if keeps:
+            held.append(made)  # so that no later one has its address
+        made(weight.sin().exp(), torch.arange(8)).backward()
+
+    for keeps in (False, True):
+        with settled_program(lambda: step(keeps=keeps)) as session:  # noqa: B023  # called in the loop only
+            step(keeps=keeps)
+            session.step()
+            assert settling_of(session).is_expected
+
+
+def test_a_tensor_with_the_address_of_an_operand_leaves_the_gate_open() -> None:
+    """The index of readers may have an address that was used again. It costs a look, and no more."""
+    with settled_session(RECOMPUTES) as (session, network):
+        gate = settling_of(session).gate
+        assert gate is not None
+        readers = session._engine.packer.missing.read
+        network.step()
+        session.step()
+        kept: list[int] = []
+
+        def pack(tensor: torch.Tensor) -> object:
+            packed = gate.pack(tensor)
+            if type(packed) is vdnn._C.KeptSave:
+                readers[id(packed.tensor)] = type(next(iter(readers.values())))()
+                kept.append(id(packed.tensor))
+            return packed
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, gate.unpack):
+            found = network.step()
+        assert kept
+        assert not set(kept) & set(readers), "looked at once"
+        session.step()
+        assert settling_of(session).is_expected
+    assert_same(found, type(network)())
+
+
+def assert_same(found: list[torch.Tensor | None], plain: Network) -> None:
+    for one, other in zip(found, plain.step(), strict=True):
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)
+
+
+def test_memory_that_the_program_takes_between_settled_steps_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A settled step reads no statistics at its first save; those between two steps tell what is allocated there."""
+    with settled_session(RECOMPUTES_SOME) as (session, network):
+        plans, allocated = session._engine.steps._plans, []
+        choose = plans.choose
+        monkeypatch.setattr(plans, "choose", lambda keys, nbytes: (allocated.append(nbytes), choose(keys, nbytes))[1])
+        run(session, network, 2)
+        held = torch.zeros(1024)
+        run(session, network, 2)
+        assert allocated[1] - allocated[0] == 0
+        assert allocated[3] - allocated[1] == held.nbytes
