@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
-from vdnn._C import KeptSave
+from vdnn._C import KeptSave, LightSave
 from vdnn.runtime.recompute.node_notes import Packed
 from vdnn.runtime.recompute.operation import Node
 from vdnn.runtime.recompute.recipe import Unpack
@@ -87,7 +87,9 @@ def _read(node: Node, name: str, unpack: Unpack) -> Packed | None:
     data = raw.data
     if data is None or raw.unpack_hook != unpack:
         return None
-    found: Packed = (data.tensor, data.version) if isinstance(data, KeptSave) else data
+    if isinstance(data, KeptSave):
+        return data.tensor, data.version
+    found: Packed = data.full() if isinstance(data, LightSave) else data
     return found
 
 

@@ -13,6 +13,7 @@ import torch
 
 from vdnn import _C
 from vdnn.runtime.recompute.readers import Readers, may_be_overwritten
+from vdnn.runtime.session.light_storages import LightStorages
 from vdnn.runtime.steps.settling import Followed
 from vdnn.runtime.steps.step_script import Event
 from vdnn.runtime.steps.watch import StepWatch
@@ -39,6 +40,7 @@ class PlannedHooks:
         self._watch = watch
         self._settling = watch.settling
         self._has_cuda = torch.cuda.is_available()
+        self._light = watch.settling.light = LightStorages(packer, watch)
         self.gate = watch.settling.gate = _C.Gate(
             packer.pack,
             packer.unpack,
@@ -52,12 +54,13 @@ class PlannedHooks:
             _Base.dtype,
             _Base.detach,
             torch._C._current_graph_task_id,
+            self._light.mover,
         )
 
     # Called by the gate.
 
     def _save(self, tensor: torch.Tensor, index: int) -> object:
-        """A save that the gate does not keep, at this event of the script."""
+        """A save that the gate neither keeps nor moves, at this event of the script."""
         packer = self._packer
         if packer.in_forked_child:
             return packer.pack(tensor)
@@ -69,9 +72,11 @@ class PlannedHooks:
             raise
         return packer.pack(tensor) if packed is None else packed
 
-    def _use(self, packed: PackedView, index: int) -> torch.Tensor:
-        """A use of a save that the gate does not keep."""
+    def _use(self, packed: PackedView | _C.LightSave, index: int) -> torch.Tensor:
+        """A use of a save that the gate neither keeps nor moves."""
         packer = self._packer
+        if type(packed) is _C.LightSave:
+            packed = packed.full()
         if packer.in_forked_child:
             return packer.unpack(packed)
         with packer.lock:
@@ -109,6 +114,7 @@ class PlannedHooks:
         if self._has_cuda:
             refuse_capture()
         packer.deferred.submit_finished(transport)
+        self._light.mover.python_manages(storage._cdata)
         packed, is_new = packer.manage(tensor, storage, node, transport)
         managed, watched = packed.managed, packed.managed.watched
         is_known = watched is not None and watched.observer is followed.step and watched.number == event.lifetime

@@ -6,19 +6,24 @@ A lesson follows one step through the Python hooks and writes its script. Two le
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
 import torch
 
 from vdnn import _C
+from vdnn.runtime.recompute.readers import may_be_overwritten
 from vdnn.runtime.steps.ends import in_backward
-from vdnn.runtime.steps.executor import Executor, PlannedMove
+from vdnn.runtime.steps.executor import Executor, Move, PlannedMove
 from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.runtime.storage.counters import Counters, Kept
+from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView
+from vdnn.runtime.storage.table import UNSAFE_SPLIT
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
-from vdnn.runtime.torch_internals.tensor_kinds import PLAIN_CLASSES, transform_level
+from vdnn.runtime.torch_internals.tensor_kinds import CAST, PLAIN_CLASSES, transform_level
+from vdnn.runtime.torch_internals.version_counter import empty_of
 from vdnn.step.plan import Action
 from vdnn.step.recording import SaveKey
 
@@ -35,6 +40,14 @@ class EventKind(IntEnum):
     PLANNED = 2  # any other save
     USE = 3  # of a kept save
     FETCH = 4  # of any other save
+
+
+class Moving(NamedTuple):
+    """What the gate needs in order to move a save itself."""
+
+    node_type: type  # of its producer
+    device: torch.device
+    saved_in: type | None  # the class of the module
 
 
 class Event(NamedTuple):
@@ -54,14 +67,16 @@ class Event(NamedTuple):
     module: int = 0  # the id of the innermost one
     depth: int = 0  # of the running modules
     key: SaveKey | None = None
+    moving: Moving | None = None  # of a save that the gate moves
     reason: Kept | None = None  # of an exempt save
 
     @property
     def is_save(self) -> bool:
         return self.kind <= EventKind.PLANNED
 
-    def for_gate(self) -> tuple[object, ...]:
-        """The fields that the gate compares, in the order in which csrc/hooks/script.cpp reads them."""
+    def for_gate(self, lifetimes: Mapping[int | None, int]) -> tuple[object, ...]:
+        """The fields that the gate compares, in the order in which csrc/hooks/script.cpp reads them. `lifetimes`: by
+        their numbers in the plan."""
         return (
             int(self.kind),
             bool(self.moves),
@@ -74,7 +89,20 @@ class Event(NamedTuple):
             self.depth,
             self.tensor_type,
             self.dtype,
+            tuple((lifetimes[one], move is Move.RELOAD) for one, move in self.moves if one in lifetimes),
+            self._for_mover(),
         )
+
+    def _for_mover(self) -> tuple[object, ...] | None:
+        key, moving = self.key, self.moving
+        if key is None or moving is None or self.dtype is None:
+            return None
+        empty = empty_of(self.dtype, moving.device)
+        return self.is_new, tuple(key.size), tuple(key.stride), moving.node_type, moving.device, empty, self
+
+    @property
+    def saved_in(self) -> type | None:
+        return None if self.moving is None else self.moving.saved_in
 
 
 class StepScript:
@@ -83,11 +111,12 @@ class StepScript:
     def __init__(self, events: tuple[Event, ...], step: WatchedStep, resident_bytes: int) -> None:
         self.events = events
         self.resident_bytes = resident_bytes
-        self.native = _C.Script([event.for_gate() for event in events])
+        self.planned = {one.lifetime: one.planned for one in events if one.is_new}
+        lifetimes = {planned: number for number, planned in self.planned.items()}
+        self.native = _C.Script([event.for_gate(lifetimes) for event in events])
         self.point, self.uses, self.lifetimes = step.point, step.uses, step.lifetimes
         self.kind, self.saves, self.save_key = step.keys.kind, dict(step.keys.saves), step.save_key
         self._whole: Counters | None = None  # the counts of the whole step
-        self.planned = {one.lifetime: one.planned for one in events if one.is_new}
 
     def is_like(self, other: StepScript) -> bool:
         """True if the two steps were the same."""
@@ -168,6 +197,7 @@ class Lesson:
         self._storages: dict[int, int] = {}  # native addresses -> their first lifetime
         self._begun: set[int] = set()  # lifetimes
         self._apart: set[int] = set()  # lifetimes that Python handles, though the plan keeps them
+        self._not_light: set[int] = set()  # lifetimes that the gate cannot move
         self.has_failed = False
 
     def script(self) -> StepScript | None:
@@ -182,6 +212,8 @@ class Lesson:
 
     def _settled(self, event: Event) -> Event:
         """Turns kept saves into planned ones where something depends on them."""
+        if event.lifetime in self._apart or event.lifetime in self._not_light:
+            event = event._replace(moving=None)
         if event.lifetime not in self._apart:
             return event
         kinds = {EventKind.KEPT: EventKind.PLANNED, EventKind.USE: EventKind.FETCH}
@@ -210,6 +242,8 @@ class Lesson:
         self._points += 1
         self._uses += 1
         self._is_after_use = True
+        if may_be_overwritten():
+            self._not_light.add(watched.number)
         kind = EventKind.USE if self._is_kept(watched.planned) else EventKind.FETCH
         self._events.append(Event(kind, watched.number, watched.planned, self._new_moves()))
 
@@ -239,7 +273,26 @@ class Lesson:
             return None
         kind = EventKind.KEPT if self._is_kept(planned) else EventKind.PLANNED
         event = self._event(kind, tensor, number, planned, is_new=is_new)
-        return event._replace(storage_bytes=managed.nbytes, key=self.step.save_key, moves=self._new_moves())
+        event = event._replace(storage_bytes=managed.nbytes, key=self.step.save_key, moves=self._new_moves())
+        if kind is EventKind.PLANNED:
+            event = event._replace(moving=self._moving(event, tensor, managed))
+        if event.moving is None:
+            self._not_light.add(number)
+        return event
+
+    def _moving(self, event: Event, tensor: torch.Tensor, managed: ManagedStorage) -> Moving | None:
+        """What the gate needs in order to move this save itself; None if Python has to."""
+        node, facts, key = tensor.grad_fn, managed.facts, event.key
+        is_plain = type(tensor) is torch.Tensor and not tensor.dtype.is_complex and facts.is_dense
+        is_part = event.is_new and event.nbytes != event.storage_bytes
+        if node is None or key is None or is_part or not is_plain or managed.action is not Action.OFFLOAD:
+            return None
+        whole = tensor.untyped_storage().nbytes()
+        if facts.begin or facts.nbytes != whole or tensor.dtype is not facts.geometry[0] or self._executor.recomputes:
+            return None
+        if type(node).__name__ != key.producer or key.producer in (UNSAFE_SPLIT, CAST):
+            return None
+        return Moving(type(node), tensor.device, facts.saved_in)
 
     def _event(
         self, kind: EventKind, tensor: torch.Tensor, lifetime: int, planned: int | None, *, is_new: bool
