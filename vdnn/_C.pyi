@@ -629,6 +629,7 @@ class LightSource:
 
     def release(self, /) -> None: ...
 
+@final
 class Mover:
     """Moves storages for the gate. See csrc/hooks/mover.h."""
 

@@ -30,6 +30,7 @@ from vdnn.runtime.recompute.readers import Readers, may_be_overwritten
 from vdnn.runtime.recompute.rechecks import Rechecks
 from vdnn.runtime.recompute.tolerance import Tolerance
 from vdnn.runtime.session.exemptions import Exemptions
+from vdnn.runtime.session.light_storages import full_view
 from vdnn.runtime.session.missing import Missing
 from vdnn.runtime.session.planned_hooks import PlannedHooks
 from vdnn.runtime.session.saved_storages import SavedStorages
@@ -96,14 +97,11 @@ class Packer:
         self.exemptions = Exemptions(policy, modules, marked, recasts=bool(steps.recomputes))
         self.table: Table[ManagedStorage] = Table()
         self.lock = threading.RLock()  # see [Note: One hook at a time]
-        self._planned = None if self._watch is None else PlannedHooks(self, self._watch, readers)
-        self.pack_hook: Callable[[torch.Tensor], Any] = self.pack if self._planned is None else self._planned.gate.pack
-        self.unpack_hook: Callable[[Any], torch.Tensor] = (
-            self.unpack if self._planned is None else self._planned.gate.unpack
-        )
-        self._recipes = (
-            SessionRecipes(self.unpack_hook, steps, tolerance, rechecks, readers) if steps.recomputes else None
-        )
+        planned = self._planned = None if self._watch is None else PlannedHooks(self, self._watch, readers)
+        self.pack_hook: Callable[[torch.Tensor], Any] = self.pack if planned is None else planned.gate.pack
+        self.unpack_hook: Callable[[Any], torch.Tensor] = self.unpack if planned is None else planned.gate.unpack
+        unpack = self.unpack_hook
+        self._recipes = SessionRecipes(unpack, steps, tolerance, rechecks, readers) if steps.recomputes else None
         self._missing = Missing(self.unpack, steps, readers)
         self.storages = SavedStorages(modules, self._recipes, self.table)
         self.lookahead = self.storages.lookahead
@@ -281,8 +279,8 @@ class Packer:
             return kept_tensor(packed)
         if type(packed) is KeptSave:
             return unpack_without_hooks(packed) if self._planned is None else self._planned.use_kept(packed)
-        if type(packed) is LightSave:
-            packed = packed.full()
+        if isinstance(packed, LightSave):
+            packed = full_view(packed)
         if forks.count != self._forks:
             return packed.unpack()
         if transform_level() is not None:

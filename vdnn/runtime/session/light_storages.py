@@ -186,6 +186,12 @@ class LightStorages:
         return StorageFacts(address, 0, event.storage_bytes, stream, geometry, True, event.saved_in, counters)
 
 
+def full_view(save: _C.LightSave) -> PackedView:
+    """The packed view of a save that was light until now."""
+    view: PackedView = save.full()
+    return view
+
+
 def _may_be_light(transport: Transport) -> bool:
     """False where every copy is to be seen by Python: hashed, timed, traced or without data."""
     is_plain = not transport.fake and transport.integrity is None and not transport.is_timed

@@ -13,7 +13,7 @@ import torch
 
 from vdnn import _C
 from vdnn.runtime.recompute.readers import Readers, may_be_overwritten
-from vdnn.runtime.session.light_storages import LightStorages
+from vdnn.runtime.session.light_storages import LightStorages, full_view
 from vdnn.runtime.steps.settling import Followed
 from vdnn.runtime.steps.step_script import Event
 from vdnn.runtime.steps.watch import StepWatch
@@ -75,8 +75,8 @@ class PlannedHooks:
     def _use(self, packed: PackedView | _C.LightSave, index: int) -> torch.Tensor:
         """A use of a save that the gate neither keeps nor moves."""
         packer = self._packer
-        if type(packed) is _C.LightSave:
-            packed = packed.full()
+        if isinstance(packed, _C.LightSave):
+            packed = full_view(packed)
         if packer.in_forked_child:
             return packer.unpack(packed)
         with packer.lock:

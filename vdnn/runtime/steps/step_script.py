@@ -43,7 +43,7 @@ class EventKind(IntEnum):
 
 
 class Moving(NamedTuple):
-    """What the gate needs in order to move a save itself."""
+    """The facts that the gate needs in order to move a save itself."""
 
     node_type: type  # of its producer
     device: torch.device
@@ -281,7 +281,7 @@ class Lesson:
         return event
 
     def _moving(self, event: Event, tensor: torch.Tensor, managed: ManagedStorage) -> Moving | None:
-        """What the gate needs in order to move this save itself; None if Python has to."""
+        """The facts with which the gate moves this save itself; None if Python has to."""
         node, facts, key = tensor.grad_fn, managed.facts, event.key
         is_plain = type(tensor) is torch.Tensor and not tensor.dtype.is_complex and facts.is_dense
         is_part = event.is_new and event.nbytes != event.storage_bytes
