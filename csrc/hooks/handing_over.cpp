@@ -49,11 +49,11 @@ Reference made_of(const LightStorage* storage, const std::vector<Reference>& sav
   if (!views || !reload || !copy) {
     return {};
   }
+  PyObject* stored = source->storage != nullptr ? source->storage : source->others;
   return Reference::stolen(PyObject_CallFunction(
-      storage->mover->parts[kHandOver], "OOKOOLOOO", source->event,
-      source->storage == nullptr ? Py_None : source->storage, static_cast<unsigned long long>(source->bytes_at),
-      board->transfer.python_stream.get(), storage->witness.get(), static_cast<long long>(storage->version), copy.get(),
-      reload.get(), views.get()));
+      storage->mover->parts[kHandOver], "OOKOOLOOO", source->event, stored == nullptr ? Py_None : stored,
+      static_cast<unsigned long long>(source->bytes_at), board->transfer.python_stream.get(), storage->witness.get(),
+      static_cast<long long>(storage->version), copy.get(), reload.get(), views.get()));
 }
 
 }  // namespace
@@ -64,7 +64,7 @@ bool hand_over(LightStorage* storage) {
   }
   const Held held(storage);
   const std::vector<Reference> saves = saves_of(storage);
-  const auto address = reinterpret_cast<std::uintptr_t>(PyLong_AsVoidPtr(storage->source->address));
+  const std::uintptr_t address = native_address(storage->source);
   const Reference made = made_of(storage, saves);
   if (storage->is_handed_over) {  // by another thread, meanwhile
     PyErr_Clear();

@@ -43,8 +43,8 @@ void dealloc_source(PyObject* self) {
   if (source->mover != nullptr) {
     source->mover->board->ownerless.erase(source);
   }
-  PyObject* const held[] = {source->storage, source->address, source->event, source->full,
-                            reinterpret_cast<PyObject*>(source->mover)};
+  PyObject* const held[] = {source->storage, source->address, source->event,
+                            source->full,    source->others,  reinterpret_cast<PyObject*>(source->mover)};
   PyTypeObject* type = Py_TYPE(self);
   PyObject_Free(self);
   Py_DECREF(type);
@@ -109,8 +109,11 @@ LightStorage::~LightStorage() {
   forget_reload();
   if (source != nullptr) {
     source->owner = nullptr;
+    const auto known = board->by_address.find(native_address(source));
+    if (known != board->by_address.end() && known->second == this) {
+      board->by_address.erase(known);
+    }
     if (source->storage != nullptr) {
-      board->by_address.erase(reinterpret_cast<std::uintptr_t>(PyLong_AsVoidPtr(source->address)));
       board->ownerless.insert(source);
     }
     Py_DECREF(source);
@@ -177,6 +180,7 @@ void LightStorage::became(PyObject* made_views, PyObject* made_source) {
   source->owner = nullptr;
   Py_XSETREF(source->full, Py_NewRef(made_source));
   Py_CLEAR(source->storage);
+  Py_CLEAR(source->others);
   Py_CLEAR(source->mover);
   Py_CLEAR(source);
   copy.reset();

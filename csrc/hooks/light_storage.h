@@ -24,6 +24,7 @@ struct LightSource final {
   PyObject* address;                // of the storage's native object, as torch gives it
   PyObject* event;                  // of the first save, as Python knows it
   PyObject* full;                   // the source that Python made of it; or null
+  PyObject* others;                 // refers to the storage weakly, if it was released while others held it; or null
   Mover* mover;
   LightStorage* owner;  // null: its graph was freed
   Address bytes_at;
@@ -99,6 +100,10 @@ class Held final {
   LightStorage* storage_;
 };
 
+// Of its storage's native object.
+inline std::uintptr_t native_address(const LightSource* source) {
+  return reinterpret_cast<std::uintptr_t>(PyLong_AsVoidPtr(source->address));
+}
 [[nodiscard]] bool is_light_save(PyObject* object);
 [[nodiscard]] bool is_light_source(PyObject* object);
 // A source without an owner. Null with a Python error set.

@@ -17,7 +17,7 @@ bool is_on_stream(const Transfer& transfer) {
 // True if the storage is freed as soon as the mover drops it.
 bool frees_its_memory(const LightSource* source) {
   const Mover* mover = source->mover;
-  if (!mover->is_open || Py_REFCNT(source->storage) != 1 || PyDict_Size(mover->board->transfer.streams.get()) > 1) {
+  if (Py_REFCNT(source->storage) != 1) {
     return false;
   }
   std::int64_t holders = 0;
@@ -57,6 +57,9 @@ bool reload_early(LightStorage* storage) {
       version_of(storage->mover, storage->witness.get()) != storage->version) {
     return true;
   }
+  if (is_held(storage)) {
+    return true;
+  }
   if (!may_move_here(storage->mover) || !issue_reload(storage)) {
     return false;
   }
@@ -79,6 +82,18 @@ bool has_light_moves(const Mover* mover, const Event& event, bool reloads) {
 }
 
 }  // namespace
+
+bool is_held(const LightStorage* storage) {
+  const LightSource* source = storage->source;
+  if (source->others == nullptr) {
+    return false;
+  }
+  const Reference weak = Reference::stolen(PyObject_GetAttrString(source->others, "cdata"));
+  const Reference alive =
+      weak ? Reference::stolen(PyObject_CallOneArg(storage->mover->parts[kFromWeak], weak.get())) : Reference();
+  PyErr_Clear();
+  return alive.get() != Py_None;
+}
 
 bool may_move_here(const Mover* mover) {
   const auto& parts = mover->parts;
@@ -155,10 +170,19 @@ bool release_source(LightSource* source) {
   if (source->full == nullptr && source->storage != nullptr) {
     Mover* mover = source->mover;
     const Transfer& transfer = mover->board->transfer;
-    if (frees_its_memory(source) && (!transfer.notes_releases || note(transfer, source->bytes_at, source->nbytes,
-                                                                      Access::Release, "storage released"))) {
+    const bool is_usual = mover->is_open && PyDict_Size(transfer.streams.get()) <= 1;
+    const bool frees = is_usual && frees_its_memory(source);
+    if (is_usual && !frees && source->owner != nullptr) {
+      source->others = PyObject_CallFunctionObjArgs(mover->parts[kHeld], source->event, source->storage, nullptr);
+      if (source->others != nullptr) {
+        Py_CLEAR(source->storage);
+      }
+      return source->others != nullptr;
+    }
+    if (frees && (!transfer.notes_releases ||
+                  note(transfer, source->bytes_at, source->nbytes, Access::Release, "storage released"))) {
       mover->board->counts.freed_bytes += source->nbytes;
-      mover->board->by_address.erase(reinterpret_cast<std::uintptr_t>(PyLong_AsVoidPtr(source->address)));
+      mover->board->by_address.erase(native_address(source));
       mover->board->ownerless.erase(source);
       Py_CLEAR(source->storage);
       return true;

@@ -22,6 +22,7 @@ enum MoverPart {
   kRelease,
   kHandOver,       // makes a full managed storage of a light one
   kMakeSource,     // makes a full source of a light one
+  kHeld,           // counts a storage that is released while others hold it, and refers to it weakly
   kMove,           // (lifetime, is_reload): issues a move of a storage that was handed over
   kExemptions,     // says in `was_paused` if any thread was ever paused
   kParameters,     // the native addresses of parameters
@@ -48,6 +49,7 @@ enum MoverPart {
   kAsStrided,
   kUseCount,
   kSetVersions,
+  kFromWeak,  // the storage of a weak reference, or None
   kEmptyStrided,
   kVersionOf,
   kDetachOf,

@@ -166,7 +166,8 @@ LightSave* begin(const Gate* gate, Mover* mover, const Event& event, PyObject* t
 LightSave* join(Mover* mover, const Event& event, PyObject* tensor, const Found& found) {
   LightStorage* storage = mover->board->by_lifetime[static_cast<std::size_t>(event.lifetime)];
   std::int64_t offset = 0;
-  if (storage == nullptr || storage->source->storage == nullptr || storage->source->storage != found.storage.get() ||
+  const auto known = mover->board->by_address.find(found.native);
+  if (storage == nullptr || known == mover->board->by_address.end() || known->second != storage ||
       event.moving->dtype.get() != storage->first.dtype.get() || version_of(mover, tensor) != storage->version ||
       version_of(mover, storage->witness.get()) != storage->version ||
       !has_same_counter(mover, storage->witness.get(), tensor, storage->version) ||
@@ -218,8 +219,8 @@ bool only_reads(const Mover* mover) {
 Reference reloaded(LightStorage* storage, const LightSave* save) {
   Mover* mover = storage->mover;
   Board* board = mover->board;
-  if (storage->source->storage != nullptr || storage->copy == nullptr || !only_reads(mover) || !may_move_here(mover) ||
-      version_of(mover, storage->witness.get()) != storage->version) {
+  if (storage->source->storage != nullptr || storage->copy == nullptr || is_held(storage) || !only_reads(mover) ||
+      !may_move_here(mover) || version_of(mover, storage->witness.get()) != storage->version) {
     return {};
   }
   if (storage->reload == nullptr) {

@@ -92,6 +92,8 @@ inline bool is_false(const Reference& object) {
 // Tell a device that checks the order of accesses. False if it refuses.
 [[nodiscard]] bool note_producer(const LightStorage* storage);
 [[nodiscard]] bool note_reload(const LightStorage* storage);
+// True if others hold the storage, which was released: its bytes are still on the device.
+[[nodiscard]] bool is_held(const LightStorage* storage);
 // Issues a reload. False, perhaps with a Python error set, if Python has to do it.
 [[nodiscard]] bool issue_reload(LightStorage* storage);
 

@@ -8,10 +8,12 @@ there are light storages only while their step is settled, and all that is not a
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd import profiler
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from vdnn import _C
 from vdnn.runtime.recompute.readers import overwrites
@@ -19,7 +21,8 @@ from vdnn.runtime.steps.settling import Followed
 from vdnn.runtime.steps.step_script import Event
 from vdnn.runtime.steps.watch import StepWatch
 from vdnn.runtime.storage.counters import Counters
-from vdnn.runtime.storage.facts import Geometry, StorageFacts
+from vdnn.runtime.storage.facts import Geometry, StorageFacts, label_of
+from vdnn.runtime.storage.holders import HeldStorage
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.storage.reloaded import Reloaded, alignment_on
@@ -48,6 +51,7 @@ class LightStorages:
             packer.lock.release,
             self._hand_over,
             self._make_source,
+            self._held,
             self._move,
             packer.exemptions,
             packer.exemptions.parameters.addresses,
@@ -74,6 +78,7 @@ class LightStorages:
             _Base.as_strided,
             torch._C._storage_Use_Count,
             set_versions,
+            torch.UntypedStorage._new_with_weak_ptr,
             torch.empty_strided,
             _Base._version,
             _Base.detach,
@@ -122,7 +127,7 @@ class LightStorages:
     def _hand_over(
         self,
         event: Event,
-        storage: torch.UntypedStorage | None,
+        stored: torch.UntypedStorage | StorageWeakRef | None,
         address: int,
         stream: _C.Stream,
         witness: torch.Tensor,
@@ -131,12 +136,15 @@ class LightStorages:
         reload: _Reload | None,
         saves: list[tuple[Event, int]],
     ) -> tuple[list[PackedView], Source]:
-        """Makes the managed storage, and a packed view for each save: an event, and its offset in elements."""
+        """Makes the managed storage, and a packed view for each save: an event, and its offset in elements. `stored` is
+        a weak reference if the storage was released while others held it."""
         transport = self._watch.transport
         if transport is None:
             raise RuntimeError("expected the transport of a light storage, got none")
         facts = self._facts(event, address, stream)
-        managed = ManagedStorage(transport, storage, facts, witness)
+        others = stored if isinstance(stored, StorageWeakRef) else None
+        managed = ManagedStorage(transport, None if isinstance(stored, StorageWeakRef) else stored, facts, witness)
+        managed.source.others = others
         managed.resume(version, copy, None if reload is None else _resumed(transport, stream, *reload))
         views = [
             PackedView.of_all_bytes(
@@ -147,6 +155,7 @@ class LightStorages:
         if self._packer.in_forked_child:
             return views, managed.source
         with self._packer.lock:
+            storage = managed.source.on_device()
             if storage is not None:
                 self._packer.storages.add(managed, storage)
             self._follow(managed, event)
@@ -161,6 +170,16 @@ class LightStorages:
         followed.executor.follow(event.planned, managed)
         if managed.reloaded is not None and managed.watched is not None:
             followed.step.reloaded(managed.watched, managed.reloaded.copy)
+
+    def _held(self, event: Event, storage: torch.UntypedStorage) -> StorageWeakRef:
+        """A storage is released, and others hold it."""
+        transport, counters = self._watch.transport, self._packer.counters
+        if transport is None or event.key is None or event.dtype is None:
+            raise RuntimeError("expected the transport and the first save of a light storage, got none")
+        counters.copied_not_freed_bytes += event.storage_bytes
+        label = label_of(event.dtype, event.key.size, event.saved_in)
+        transport.held.append(HeldStorage(weakref.ref(storage), event.storage_bytes, label))
+        return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
     def _make_source(self, event: Event, storage: torch.UntypedStorage, address: int, stream: _C.Stream) -> Source:
         """The source of a storage whose graph was freed while its copy is in flight."""
