@@ -16,9 +16,11 @@ import torch
 
 import vdnn
 from tests.runtime.rigs.settled_steps import settling_of
-from vdnn._C import OrderingChecker, SimDevice
+from vdnn._C import Device, OrderingChecker, SimDevice
 from vdnn.runtime.session.light_storages import LightStorages
 from vdnn.runtime.session.session import Session
+from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.storage.transport import Transport
 from vdnn.step.plan import Absence, Action, Plan, PlannedLifetime, PlannedPoint
 from vdnn.step.recording import PointKind, Recording
 
@@ -86,7 +88,9 @@ class HandedOver:
 
 
 @contextlib.contextmanager
-def light_session(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[tuple[Session, Model, HandedOver]]:
+def light_session(
+    monkeypatch: pytest.MonkeyPatch, native: Device | None = None, **options: Any
+) -> Iterator[tuple[Session, Model, HandedOver]]:
     """A session in which the next step of the model is settled, and what it hands over."""
     with vdnn.VirtualMachine("titan-x", fake=False) as machine:
         model = Model()
@@ -104,7 +108,7 @@ def light_session(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[t
         return hand_over(light, event, *rest)
 
     monkeypatch.setattr(LightStorages, "_hand_over", noted)
-    device: Any = OrderingChecker(SimDevice())
+    device: Any = OrderingChecker(native or SimDevice())
     plan = plan_that_spreads(recording)
     with vdnn.offload(device=device, plan=plan, min_bytes=0, recompute=False, **options) as session:
         for _ in range(_LEARNED):
@@ -121,9 +125,16 @@ def light_lifetimes(session: Session) -> set[int]:
     return {event.lifetime for event in followed.script.events if event.moving is not None}
 
 
+def transport_of(session: Session) -> Transport:
+    steps = session._engine.steps
+    assert isinstance(steps, StepWatch)
+    assert steps.transport is not None
+    return steps.transport
+
+
 def host_bytes(session: Session) -> int:
     """The bytes of host memory that copies of the session hold."""
-    transport = session._engine.steps.transport  # type: ignore[attr-defined]
+    transport = transport_of(session)
     transport.release_sources()
     transport.queue.collect()
     return int(transport.pool.stats.live_bytes)

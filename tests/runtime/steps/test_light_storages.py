@@ -12,16 +12,20 @@ import pytest
 import torch
 
 import vdnn
-from tests.runtime.rigs.light_steps import Model, host_bytes, light_lifetimes, light_session, same
+from tests.conftest import open_fake_device
+from tests.fake_driver.control import FakeDriver
+from tests.runtime.rigs.light_steps import Model, host_bytes, light_lifetimes, light_session, same, transport_of
 from tests.runtime.rigs.settled_steps import settling_of
 from tests.runtime.steps.test_settled_steps import CALLED_BY_THE_GATE, python_calls
 from tests.runtime.unusual.test_bookkeeping import Interrupt
 from vdnn._C import LightSave
+from vdnn.errors import DriverError
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.kept import unpack_without_hooks
 from vdnn.runtime.storage.packed_view import PackedView
 
 pytestmark = pytest.mark.filterwarnings("ignore::vdnn.user_warnings.VdnnWarning")
+OUT_OF_MEMORY = 2  # of the driver
 
 
 @pytest.fixture
@@ -212,7 +216,7 @@ def test_a_graph_that_is_dropped_gives_its_host_memory_back(monkeypatch: pytest.
 
 def test_without_host_memory_a_save_stays_on_the_device(monkeypatch: pytest.MonkeyPatch, expected: Any) -> None:
     with light_session(monkeypatch, limits=vdnn.Limits(host_budget="2MiB")) as (session, model, _):
-        pool = session._engine.steps.transport.pool  # type: ignore[attr-defined, union-attr]
+        pool = transport_of(session).pool
         taken = []
         for nbytes in (1 << 16, 1 << 10, 256):
             try:
@@ -228,6 +232,38 @@ def test_without_host_memory_a_save_stays_on_the_device(monkeypatch: pytest.Monk
             assert same(model.step(), expected)
             session.step()
         assert settling_of(session).is_expected
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(1, 10))])
+def test_a_refusal_of_the_driver_at_any_call(
+    monkeypatch: pytest.MonkeyPatch, fake_driver: FakeDriver, expected: Any, first: int
+) -> None:
+    """The save stays on the device, or the step raises the driver's error; the next steps are right."""
+    device = open_fake_device(fake_driver)
+    with light_session(monkeypatch, device) as (session, model, _):
+        before = fake_driver.call_count
+        model.step()
+        session.step()
+        calls = fake_driver.call_count - before
+        assert calls > 100
+        refused = 0
+        for nth in range(1 + first, calls, calls // 3):
+            fake_driver.fail_nth(nth, OUT_OF_MEMORY)
+            try:
+                assert same(model.step(), expected), nth
+            except DriverError:
+                refused += 1
+            gc.collect()
+            model.gradients()
+            session.step()
+            assert fake_driver.faults_pending == 0
+            for _ in range(5):
+                assert same(model.step(), expected), nth
+                session.step()
+            assert host_bytes(session) == 0
+        assert refused <= 3
+    session.close()
+    device.close()
 
 
 def test_a_graph_that_outlives_its_session(monkeypatch: pytest.MonkeyPatch, expected: Any) -> None:
@@ -319,7 +355,7 @@ def test_a_tensor_that_is_marked_late_stays(monkeypatch: pytest.MonkeyPatch, exp
 
 def test_another_stream_is_left_to_python(monkeypatch: pytest.MonkeyPatch, expected: Any) -> None:
     with light_session(monkeypatch) as (session, model, handed_over):
-        transport = session._engine.steps.transport  # type: ignore[attr-defined]
+        transport = transport_of(session)
         own = transport.current_stream()
         streams = iter([own] * 40)
         monkeypatch.setattr(transport, "stream_probe", lambda: (lambda: next(streams, None), own))
@@ -330,7 +366,8 @@ def test_another_stream_is_left_to_python(monkeypatch: pytest.MonkeyPatch, expec
 
 def test_integrity_mode_and_measured_copies_are_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
     with light_session(monkeypatch, integrity=True) as (session, model, _):
-        integrity = session._engine.steps.transport.integrity  # type: ignore[attr-defined, union-attr]
+        integrity = transport_of(session).integrity
+        assert integrity is not None
         before = integrity.compared
         model.step()
         session.step()
