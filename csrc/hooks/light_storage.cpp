@@ -16,7 +16,7 @@ PyObject* full(PyObject* self, PyObject*) {
   if (save->full == nullptr && !hand_over(save->storage)) {
     return nullptr;
   }
-  return Py_NewRef(save->full);
+  return Py_XNewRef(save->full);
 }
 
 void dealloc_save(PyObject* self) {

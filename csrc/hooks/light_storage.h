@@ -44,7 +44,7 @@ struct LightSave final {
 // Only its holders drop it. GIL held.
 class LightStorage final {
  public:
-  // Takes no references that it is not given. Null with a Python error set if there is no memory.
+  // Without a holder yet. Null with a Python error set if there is no memory.
   static LightStorage* make(Mover* mover, Ledger* ledger, ScriptObject* script, const Event& event);
   LightStorage(const LightStorage&) = delete;
   LightStorage& operator=(const LightStorage&) = delete;
@@ -85,7 +85,7 @@ class LightStorage final {
   ~LightStorage();
 
   const Reference script_;
-  std::int64_t holders_ = 1;
+  std::int64_t holders_ = 0;
 };
 
 // Holds a storage while other code may free its saves.

@@ -62,7 +62,7 @@ bool is_as_planned(const Mover* mover, const Moving& moving, PyObject* tensor) {
 bool has_same_counter(const Mover* mover, PyObject* witness, PyObject* tensor, std::int64_t version) {
   const Reference tensors = Reference::stolen(PyTuple_Pack(2, witness, tensor));
   const Reference versions =
-      Reference::stolen(Py_BuildValue("(LL)", static_cast<long long>(version + 1), static_cast<long long>(version)));
+      Reference::stolen(Py_BuildValue("(LL)", static_cast<long long>(version) + 1, static_cast<long long>(version)));
   PyObject* set = mover->parts[kSetVersions];
   if (!tensors || !versions ||
       !Reference::stolen(PyObject_CallFunctionObjArgs(set, tensors.get(), versions.get(), nullptr))) {
@@ -107,7 +107,8 @@ bool offload(LightStorage* storage) {
 }
 
 // The first save of its lifetime. Null if Python has to handle it.
-LightSave* begin(const Gate* gate, Mover* mover, const Event& event, PyObject* tensor, const Found& found) {
+LightSave* begin(Mover* mover, Ledger* ledger, ScriptObject* script, const Event& event, PyObject* tensor,
+                 const Found& found) {
   const auto& parts = mover->parts;
   Board* board = mover->board;
   const auto number = static_cast<std::size_t>(event.lifetime);
@@ -136,17 +137,17 @@ LightSave* begin(const Gate* gate, Mover* mover, const Event& event, PyObject* t
   }
   source->bytes_at = static_cast<Address>(bytes_at);
   source->nbytes = whole;
-  LightStorage* storage = LightStorage::make(mover, gate->ledger, gate->followed, event);
+  LightStorage* storage = LightStorage::make(mover, ledger, script, event);
   if (storage == nullptr) {
     Py_DECREF(source);
     return nullptr;
   }
+  const Held held(storage);
   source->owner = storage;
   storage->source = source;
   storage->version = version_of(mover, witness.get());
   storage->witness = std::move(witness);
   LightSave* save = storage->save(moving, 0);
-  storage->drop();
   if (save == nullptr || storage->version < 0) {
     Py_XDECREF(save);
     return nullptr;
@@ -263,7 +264,7 @@ Reference with_data(const Mover* mover, PyObject* tensor, PyObject* data) {
 
 PyObject* move_save(Gate* gate, Mover* mover, const Event& event, std::size_t position, PyObject* tensor) {
   const Reference held(reinterpret_cast<PyObject*>(gate->followed));
-  const auto* script = reinterpret_cast<ScriptObject*>(held.get());
+  auto* script = reinterpret_cast<ScriptObject*>(held.get());
   const Locked locked(mover);
   if (!locked || !is_at(gate, script, position) || !release_sources(mover)) {
     return nullptr;
@@ -272,7 +273,8 @@ PyObject* move_save(Gate* gate, Mover* mover, const Event& event, std::size_t po
   LightSave* save = nullptr;
   if (may_move_here(mover) && is_as_planned(mover, *event.moving, tensor) && find(mover, tensor, found) &&
       may_move(mover, tensor, found.address.get()) && is_at(gate, script, position)) {
-    save = event.moving->is_first ? begin(gate, mover, event, tensor, found) : join(mover, event, tensor, found);
+    save = event.moving->is_first ? begin(mover, gate->ledger, script, event, tensor, found)
+                                  : join(mover, event, tensor, found);
   }
   if (save == nullptr) {
     LightStorage* other = mover->board->by_lifetime[static_cast<std::size_t>(event.lifetime)];

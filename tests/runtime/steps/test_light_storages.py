@@ -15,7 +15,7 @@ import vdnn
 from tests.conftest import open_fake_device
 from tests.fake_driver.control import FakeDriver
 from tests.runtime.rigs.light_steps import Model, host_bytes, light_lifetimes, light_session, same, transport_of
-from tests.runtime.rigs.settled_steps import settling_of
+from tests.runtime.rigs.settled_steps import OFFLOADS_ALL, OFFLOADS_SOME, Network, settled_session, settling_of
 from tests.runtime.steps.test_settled_steps import CALLED_BY_THE_GATE, python_calls
 from tests.runtime.unusual.test_bookkeeping import Interrupt
 from vdnn._C import LightSave
@@ -364,7 +364,7 @@ def test_another_stream_is_left_to_python(monkeypatch: pytest.MonkeyPatch, expec
         assert handed_over.lifetimes
 
 
-def test_integrity_mode_and_measured_copies_are_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integrity_mode_is_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
     with light_session(monkeypatch, integrity=True) as (session, model, _):
         integrity = transport_of(session).integrity
         assert integrity is not None
@@ -422,3 +422,21 @@ def test_an_interrupt_anywhere_leaves_the_next_step_right(monkeypatch: pytest.Mo
             if not interrupt.has_fired:
                 break
     assert fired >= 10
+
+
+@pytest.mark.parametrize("plan", [OFFLOADS_SOME, OFFLOADS_ALL])
+def test_the_gate_moves_what_a_plan_of_a_budget_offloads(plan: str) -> None:
+    """Such a session times its copies, because it records steps."""
+    plain = Network()
+    expected = plain.step()
+    with settled_session(plan) as (session, network):
+        before = session.counters.storages
+        with python_calls() as called:
+            gradients = network.step()
+        session.step()
+        assert settling_of(session).is_expected
+        assert session.counters.storages - before >= 5
+        assert called.count("_save") <= 1
+        assert all(
+            a is not None and b is not None and torch.equal(a, b) for a, b in zip(gradients, expected, strict=True)
+        )

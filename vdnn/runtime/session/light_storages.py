@@ -212,9 +212,9 @@ def full_view(save: _C.LightSave) -> PackedView:
 
 
 def _may_be_light(transport: Transport) -> bool:
-    """False where every copy is to be seen by Python: hashed, timed, traced or without data."""
-    is_plain = not transport.fake and transport.integrity is None and not transport.is_timed
-    return is_plain and not profiler._is_profiler_enabled and not may_run_as_graphs()
+    """False where every copy is to be seen by Python: hashed, in a profiler's trace, or without data."""
+    has_data = not transport.fake and transport.integrity is None
+    return has_data and not profiler._is_profiler_enabled and not may_run_as_graphs()
 
 
 def _resumed(

@@ -161,11 +161,6 @@ class Transport:
             return probe, probe()
         return self.current_stream, self.current_stream()
 
-    @property
-    def is_timed(self) -> bool:
-        """True if it records when each copy ran."""
-        return self._options.timed
-
     def address_of(self, storage: torch.UntypedStorage) -> int:
         """The address of `storage`. Call once for each storage: one without data gets a new address at every call."""
         if not self.fake:
