@@ -110,17 +110,24 @@ def test_what_the_plan_offloads_runs_no_python() -> None:
         assert session.counters.reloads - before >= 30
 
 
-def test_only_the_points_of_the_plan_run_python() -> None:
+def test_only_what_the_gate_does_not_serve_runs_python() -> None:
     with settled_session(OFFLOADS_SOME) as (session, network):
         followed = settling_of(session)
         with python_calls() as called:
             network.step()
         assert followed.followed is not None
         events = followed.followed.script.events
-        acting = sum(event.kind in (2, 4) or bool(event.moves) for event in events)
-        assert 0 < acting < len(events)
-        calls = sum(name in ("_save", "_use", "_moved") for name in called)
-        assert acting - 1 <= calls <= acting + 2 * LAYERS  # those that only submit a copy whose operation is over
+        light = {event.lifetime for event in events if event.moving is not None}
+        planned = {event.planned for event in events if event.lifetime in light}
+        acting = sum(
+            (event.kind in (2, 4) and event.lifetime not in light) or any(one not in planned for one, _ in event.moves)
+            for event in events
+        )
+        assert light
+        assert acting < sum(event.kind in (2, 4) or bool(event.moves) for event in events)
+        calls = sum(name in CALLED_BY_THE_GATE for name in called)
+        assert calls <= acting + 2 * LAYERS  # those that only submit a copy whose operation is over
+        assert called.count("_save") + called.count("_use") <= acting
 
 
 def test_the_gate_takes_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
