@@ -127,7 +127,7 @@ def test_only_what_the_gate_does_not_serve_runs_python() -> None:
         assert acting < sum(event.kind in (2, 4) or bool(event.moves) for event in events)
         calls = sum(name in CALLED_BY_THE_GATE for name in called)
         assert calls <= acting + 2 * LAYERS  # those that only submit a copy whose operation is over
-        assert called.count("_save") + called.count("_use") <= acting
+        assert called.count("_save") + called.count("_use") <= acting + 1  # the first save of the step
 
 
 def test_the_gate_takes_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
