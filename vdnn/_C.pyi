@@ -7,7 +7,7 @@ description of the extension; docs/device.md explains how the parts work togethe
 """
 # ruff: noqa: N999  (the module has the name of the extension)
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, TypedDict, final, overload, type_check_only
 
 import typing_extensions
@@ -615,6 +615,43 @@ class KeptSave:
     def step(self) -> int: ...
     @property
     def lifetime(self) -> int: ...
+
+@final
+class LightSave:
+    """The packed form of a save that the gate moves."""
+
+    def full(self, /) -> Any:
+        """Its packed view. Hands its storage over to Python first, if that was not done before."""
+
+@final
+class LightSource:
+    """The source of a storage that the gate moves."""
+
+    def release(self, /) -> None: ...
+
+@final
+class Mover:
+    """Moves storages for the gate. See csrc/hooks/mover.h."""
+
+    def __new__(cls, *parts: object) -> Mover: ...
+    def begin(
+        self,
+        script: Script,
+        queue: TransferQueue,
+        device: Device,
+        stream: Stream,
+        current_stream: Callable[[], object] | None,
+        expected: object,
+        streams: dict[Stream, None],
+        alignment: int,
+        is_checked: bool,
+        notes_releases: bool,
+        /,
+    ) -> None: ...
+    def end(self, /) -> tuple[int, int, int, int, int, int, int, int]:
+        """Hands over all light storages. Returns what was counted: see Counts in csrc/hooks/mover.h."""
+    def python_manages(self, address: int, /) -> None:
+        """Hands over the storage of this native object, if it is light."""
 
 @final
 class Gate:

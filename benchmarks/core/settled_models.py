@@ -1,9 +1,10 @@
 """The host time of the hooks of a whole step under a plan, for recordings of three models, settled and not.
 
 The saves and uses of a recording are replayed with small tensors, by calling the hooks as autograd does, under a plan
-that was made for the recording. The native device keeps time and moves no bytes, or is CUDA's over a driver library
-(`--library`, such as the fake driver of the tests). What it leaves out: the exempt saves of parameters, which have no
-points, and the statistics of a CUDA allocator, which the hooks of a step that is not settled read besides.
+that was made for the recording. The uses run inside a backward, and no tensor is held beyond its last save. The native
+device keeps time and moves no bytes, or is CUDA's over a driver library (`--library`, such as the fake driver of the
+tests). What it leaves out: the exempt saves of parameters, which have no points, and the statistics of a CUDA
+allocator, which the hooks of a step that is not settled read besides.
 """
 
 from __future__ import annotations
@@ -91,43 +92,75 @@ def small_plan(recording: Recording, share: float) -> Plan:
     return replace(plan, points=tuple(points), lifetimes=lifetimes)
 
 
-def replay_ns(session: Session, plan: Plan, leaf: torch.Tensor) -> int:
-    """Runs the hooks of one step, and returns their processor time."""
-    packer = session._engine.packer
-    pack, unpack = packer.pack_hook, packer.unpack_hook
-    tensors = [leaf.sin() for _ in plan.lifetimes]
-    packed: list[list[object]] = [[] for _ in plan.lifetimes]
-    uses = [0] * len(plan.lifetimes)
-    left = [0] * len(plan.lifetimes)
-    for point in plan.points:
-        if point.kind is PointKind.USE and point.lifetime is not None:
-            left[point.lifetime] += 1
-    taken_ns = 0
-    clock = time.thread_time_ns
-    with torch.no_grad():
-        for point in plan.points:
-            number = point.lifetime
-            if number is None:
+class _Replay:
+    """One step: the saves of a plan, and then its uses inside a backward. Each tensor lives until its last save."""
+
+    def __init__(self, session: Session, plan: Plan, leaf: torch.Tensor) -> None:
+        packer = session._engine.packer
+        self._pack, self._unpack = packer.pack_hook, packer.unpack_hook
+        self._points = [point for point in plan.points if point.lifetime is not None]
+        self._leaf = leaf
+        self._tensors: dict[int, torch.Tensor] = {}
+        self._packed: list[list[object]] = [[] for _ in plan.lifetimes]
+        self._uses = [0] * len(plan.lifetimes)
+        self._left = {kind: [0] * len(plan.lifetimes) for kind in PointKind}
+        for point in self._points:
+            if point.lifetime is not None:
+                self._left[point.kind][point.lifetime] += 1
+        self.taken_ns = 0
+
+    def run(self) -> None:
+        first_use = next(
+            (index for index, point in enumerate(self._points) if point.kind is PointKind.USE), len(self._points)
+        )
+        with torch.no_grad():
+            self._replay(self._points[:first_use])
+        result = self._leaf.sin()  # its save is exempt: a leaf
+        if result.grad_fn is None:
+            raise RuntimeError("expected a leaf that requires a gradient")
+        result.grad_fn.register_prehook(lambda _: self._replay(self._points[first_use:]))
+        result.sum().backward()  # type: ignore[no-untyped-call]
+
+    def _replay(self, points: list[PlannedPoint]) -> None:
+        for point in points:
+            if point.lifetime is None:
                 continue
             if point.kind is PointKind.SAVE:
-                tensor = tensors[number]
-                begin_ns = clock()
-                packed[number].append(pack(tensor))
-                taken_ns += clock() - begin_ns
-                continue
-            saves = packed[number]
-            save = saves[min(uses[number], len(saves) - 1)]
-            tensors[number] = leaf  # the program holds it no longer
-            begin_ns = clock()
-            unpack(save)
-            taken_ns += clock() - begin_ns
-            uses[number] += 1
-            if uses[number] == left[number]:
-                del save
-                saves.clear()
-    del tensors, packed
+                self._save(point.lifetime)
+            else:
+                self._use(point.lifetime)
+
+    def _save(self, number: int) -> None:
+        if number not in self._tensors:
+            with torch.enable_grad():
+                self._tensors[number] = self._leaf.sin()
+        tensor = self._tensors[number]
+        begin_ns = time.thread_time_ns()
+        packed = self._pack(tensor)
+        self.taken_ns += time.thread_time_ns() - begin_ns
+        self._packed[number].append(packed)
+        self._left[PointKind.SAVE][number] -= 1
+        if not self._left[PointKind.SAVE][number]:
+            del self._tensors[number]
+
+    def _use(self, number: int) -> None:
+        saves = self._packed[number]
+        save = saves[min(self._uses[number], len(saves) - 1)]
+        begin_ns = time.thread_time_ns()
+        self._unpack(save)
+        self.taken_ns += time.thread_time_ns() - begin_ns
+        self._uses[number] += 1
+        if self._uses[number] == self._left[PointKind.USE][number]:
+            del save
+            saves.clear()
+
+
+def replay_ns(session: Session, plan: Plan, leaf: torch.Tensor) -> int:
+    """Runs the hooks of one step, and returns their processor time."""
+    replay = _Replay(session, plan, leaf)
+    replay.run()
     session.step()
-    return taken_ns
+    return replay.taken_ns
 
 
 def hook_us(plan: Plan, device: _C.Device, *, settles: bool) -> float:

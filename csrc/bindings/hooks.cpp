@@ -3,6 +3,7 @@
 #include "hooks/gate.h"
 
 #include "bindings/bindings.h"
+#include "hooks/native_parts.h"
 
 namespace py = pybind11;
 
@@ -14,4 +15,47 @@ void bind_hooks(py::module_& module) {
   }
 }
 
+namespace hooks {
+namespace {
+
+template <class Native>
+bool cast(PyObject* object, Native& native) {
+  try {
+    native = py::handle(object).cast<Native>();
+    return true;
+  } catch (const py::cast_error& error) {
+    PyErr_SetString(PyExc_TypeError, error.what());
+    return false;
+  }
+}
+
+template <class Native>
+PyObject* wrapped(const Native& native) {
+  try {
+    return py::cast(native).release().ptr();
+  } catch (py::error_already_set& error) {
+    error.restore();
+    return nullptr;
+  }
+}
+
+}  // namespace
+
+bool queue_of(PyObject* object, std::shared_ptr<TransferQueue>& queue) {
+  return cast(object, queue);
+}
+bool device_of(PyObject* object, std::shared_ptr<Device>& device) {
+  return cast(object, device);
+}
+bool stream_of(PyObject* object, Stream& stream) {
+  return cast(object, stream);
+}
+PyObject* as_python(const std::shared_ptr<HostCopy>& copy) {
+  return wrapped(copy);
+}
+PyObject* as_python(const std::shared_ptr<Reload>& reload) {
+  return wrapped(reload);
+}
+
+}  // namespace hooks
 }  // namespace vdnn

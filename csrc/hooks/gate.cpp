@@ -5,8 +5,7 @@ namespace vdnn::hooks {
 namespace {
 
 PyObject* read(const Gate* gate, Part part, PyObject* tensor) {
-  PyObject* getter = gate->parts[part];
-  return Py_TYPE(getter)->tp_descr_get(getter, tensor, reinterpret_cast<PyObject*>(Py_TYPE(tensor)));
+  return get(gate->parts[part], tensor);
 }
 
 // Returns false with a Python error set.
@@ -62,15 +61,40 @@ bool matches(const Gate* gate, const Event& event, PyObject* tensor) {
   return true;
 }
 
+// False if another thread has left the event meanwhile.
+bool is_at(const Gate* gate, const Event& event, std::size_t position) {
+  return gate->position == position && expected(gate) == &event;
+}
+
 PyObject* call_at(PyObject* callable, PyObject* argument, std::size_t position) {
   const Reference index = Reference::stolen(PyLong_FromSize_t(position));
   return index ? PyObject_CallFunctionObjArgs(callable, argument, index.get(), nullptr) : nullptr;
 }
 
-// Tells Python of a point that the gate served. Returns false with a Python error set.
-bool moved(const Gate* gate, std::size_t position) {
-  const Reference index = Reference::stolen(PyLong_FromSize_t(position));
-  return index && Reference::stolen(PyObject_CallOneArg(gate->parts[kMoved], index.get()));
+const Script& script_in(const Reference& followed) {
+  return reinterpret_cast<ScriptObject*>(followed.get())->script;
+}
+
+// Issues the moves of an event that the gate served. Returns false with a Python error set.
+bool act(Gate* gate, const Script& script, std::size_t position) {
+  const Event& event = script.events[position];
+  const bool is_python = gate->attention != 0 || has_moves_for_python(gate->mover, event);
+  return make_moves(gate->mover, event, false) && (!is_python || moved(gate, position)) &&
+         make_moves(gate->mover, event, true);
+}
+
+// What Python makes of an event, with the moves that are not Python's. Null with a Python error set.
+PyObject* in_python(Gate* gate, Part part, PyObject* argument, std::size_t position) {
+  const Reference held(reinterpret_cast<PyObject*>(gate->followed));
+  const Event& event = gate->followed->script.events[position];
+  if (!make_moves(gate->mover, event, false)) {
+    return nullptr;
+  }
+  PyObject* result = call_at(gate->parts[part], argument, position);
+  if (result != nullptr && gate->followed != nullptr && !make_moves(gate->mover, event, true)) {
+    Py_CLEAR(result);
+  }
+  return result;
 }
 
 // Tells the tutor, if there is one. Drops `result` and returns null if it raises.
@@ -97,6 +121,7 @@ PyObject* keep(Gate* gate, const Event& event, std::size_t position, PyObject* t
   const std::int32_t lifetime = event.lifetime;
   gate->position = position + 1;
   const bool calls = !is_exempt && (event.has_moves || gate->attention != 0);
+  const Reference followed(calls ? reinterpret_cast<PyObject*>(gate->followed) : nullptr);
   Ledger* ledger = gate->ledger;
   const std::int64_t step = ledger->step();
   if (!is_exempt) {
@@ -112,11 +137,35 @@ PyObject* keep(Gate* gate, const Event& event, std::size_t position, PyObject* t
     ledger->freed(step, lifetime);
     return nullptr;
   }
-  if (calls && !moved(gate, position)) {
+  if (calls && !act(gate, script_in(followed), position)) {
     Py_DECREF(save);
     return nullptr;
   }
   return save;
+}
+
+// A save that does not stay: the mover's, or Python's.
+PyObject* save_planned(Gate* gate, const Event& event, std::size_t position, PyObject* tensor) {
+  if (event.moving != nullptr && gate->mover->is_open) {
+    PyObject* save = move_save(gate, gate->mover, event, position, tensor);
+    if (save != nullptr || PyErr_Occurred() != nullptr) {
+      return save;
+    }
+  }
+  return is_at(gate, event, position) ? in_python(gate, kPlannedSave, tensor, position)
+                                      : call_at(gate->parts[kPlannedSave], tensor, position);
+}
+
+// The tensor of a use of a save that does not stay. Null with a Python error set.
+PyObject* use_planned(Gate* gate, const Event& event, std::size_t position, PyObject* packed) {
+  if (is_light_save(packed) && gate->mover->is_open) {
+    PyObject* tensor = move_use(gate, gate->mover, event, position, reinterpret_cast<LightSave*>(packed));
+    if (tensor != nullptr || PyErr_Occurred() != nullptr) {
+      return tensor;
+    }
+  }
+  return is_at(gate, event, position) ? in_python(gate, kPlannedUse, packed, position)
+                                      : call_at(gate->parts[kPlannedUse], packed, position);
 }
 
 // True if the hook that just ended has opened the gate, and the plan keeps its save.
@@ -164,8 +213,11 @@ PyObject* unpack_kept(Gate* gate, PyObject* packed) {
   }
   const std::size_t position = gate->position++;
   const Reference tensor(save->tensor);
-  if ((event->has_moves || gate->attention != 0) && !moved(gate, position)) {
-    return nullptr;
+  if (event->has_moves || gate->attention != 0) {
+    const Reference followed(reinterpret_cast<PyObject*>(gate->followed));
+    if (!act(gate, script_in(followed), position)) {
+      return nullptr;
+    }
   }
   return Py_NewRef(tensor.get());
 }
@@ -185,13 +237,18 @@ PyObject* unpack_exempt(const Gate* gate, PyObject* packed) {
 
 }  // namespace
 
+bool moved(const Gate* gate, std::size_t position) {
+  const Reference index = Reference::stolen(PyLong_FromSize_t(position));
+  return index && Reference::stolen(PyObject_CallOneArg(gate->parts[kMoved], index.get()));
+}
+
 PyObject* pack(PyObject* self, PyObject* tensor) {
   Gate* gate = gate_of(self);
   const Event* event = expected(gate);
   const std::size_t position = gate->position;
   const bool was_open = gate->followed != nullptr;
   if (event != nullptr && matches(gate, *event, tensor) && expected(gate) == event) {
-    return event->kind == Kind::Planned ? call_at(gate->parts[kPlannedSave], tensor, position)
+    return event->kind == Kind::Planned ? save_planned(gate, *event, position, tensor)
                                         : keep(gate, *event, position, tensor);
   }
   PyObject* packed = PyObject_CallOneArg(gate->parts[kPack], tensor);
@@ -211,7 +268,7 @@ PyObject* unpack(PyObject* self, PyObject* packed) {
   } else if (PyTuple_CheckExact(packed)) {
     tensor = unpack_exempt(gate, packed);
   } else if (is_use_here(gate, expected(gate), Kind::Fetch)) {
-    return call_at(gate->parts[kPlannedUse], packed, gate->position);
+    return use_planned(gate, *expected(gate), gate->position, packed);
   }
   if (tensor != nullptr || PyErr_Occurred() != nullptr) {
     return tensor;

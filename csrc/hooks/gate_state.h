@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "hooks/kept_save.h"
+#include "hooks/mover.h"
 #include "hooks/script.h"
 
 namespace vdnn::hooks {
@@ -25,6 +26,7 @@ enum Part {
   kDtype,
   kDetach,
   kGraphTask,  // -1 outside of a backward
+  kMover,
   kParts,
 };
 
@@ -34,6 +36,7 @@ struct Gate final {
   PyObject* stack;         // the running modules of the thread that saves
   ScriptObject* followed;  // null: closed
   Ledger* ledger;
+  Mover* mover;  // of its parts
   std::size_t position;
   unsigned long save_thread;
   unsigned long use_thread;  // 0: not known yet
@@ -43,6 +46,9 @@ struct Gate final {
 inline Gate* gate_of(PyObject* self) {
   return reinterpret_cast<Gate*>(self);
 }
+
+// Tells Python of a point that the gate served. Returns false with a Python error set.
+bool moved(const Gate* gate, std::size_t position);
 
 // The hooks: tp_methods of the gate.
 PyObject* pack(PyObject* self, PyObject* tensor);

@@ -72,8 +72,10 @@ PyObject* kept_bytes(PyObject* self, void*) {
 
 PyObject* make_gate(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
   if (PyTuple_GET_SIZE(arguments) != kParts || (keywords != nullptr && PyDict_GET_SIZE(keywords) != 0) ||
-      !PyDict_CheckExact(PyTuple_GET_ITEM(arguments, kReaders))) {
-    PyErr_Format(PyExc_TypeError, "expected %d arguments, the sixth a dict", static_cast<int>(kParts));
+      !PyDict_CheckExact(PyTuple_GET_ITEM(arguments, kReaders)) ||
+      Py_TYPE(PyTuple_GET_ITEM(arguments, kMover)) != mover_type()) {
+    PyErr_Format(PyExc_TypeError, "expected %d arguments, the sixth a dict, the last a mover",
+                 static_cast<int>(kParts));
     return nullptr;
   }
   for (const Part part : {kVersion, kIsLeaf, kNbytes, kDtype}) {
@@ -90,6 +92,7 @@ PyObject* make_gate(PyTypeObject* type, PyObject* arguments, PyObject* keywords)
     gate->parts[static_cast<std::size_t>(part)] = Py_NewRef(PyTuple_GET_ITEM(arguments, part));
   }
   gate->ledger = Ledger::make();
+  gate->mover = reinterpret_cast<Mover*>(gate->parts[kMover]);
   return reinterpret_cast<PyObject*>(gate);
 }
 
@@ -162,7 +165,8 @@ PyType_Spec gate_spec = {"vdnn._C.Gate", sizeof(Gate), 0, Py_TPFLAGS_DEFAULT | P
 
 bool add_gate(PyObject* module) {
   const Reference gate = Reference::stolen(PyType_FromSpec(&gate_spec));
-  return gate && PyObject_SetAttrString(module, "Gate", gate.get()) == 0 && add_script(module) && add_kept_save(module);
+  return gate && PyObject_SetAttrString(module, "Gate", gate.get()) == 0 && add_script(module) &&
+         add_kept_save(module) && add_mover(module);
 }
 
 }  // namespace vdnn::hooks

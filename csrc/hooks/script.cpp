@@ -2,11 +2,45 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 namespace vdnn::hooks {
 namespace {
 
 PyTypeObject* type_of_scripts = nullptr;
+
+// Returns false with a Python error set.
+bool read_moves(PyObject* given, std::vector<PlannedMove>& moves) {
+  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(given); ++index) {
+    int lifetime = 0, is_reload = 0;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, index), "ip", &lifetime, &is_reload)) {
+      return false;
+    }
+    if (lifetime < 0) {
+      PyErr_Format(PyExc_ValueError, "expected a move of a lifetime, got %d", lifetime);
+      return false;
+    }
+    moves.push_back({lifetime, is_reload != 0});
+  }
+  return true;
+}
+
+// Returns false with a Python error set. `given` is None for a save that Python moves.
+bool read_moving(PyObject* given, PyObject* dtype, std::unique_ptr<Moving>& moving) {
+  if (given == Py_None) {
+    return true;
+  }
+  int is_first = 0;
+  PyObject *size = nullptr, *strides = nullptr, *node_type = nullptr, *device = nullptr, *empty = nullptr,
+           *event = nullptr;
+  if (!PyArg_ParseTuple(given, "pO!O!OOOO", &is_first, &PyTuple_Type, &size, &PyTuple_Type, &strides, &node_type,
+                        &device, &empty, &event)) {
+    return false;
+  }
+  moving.reset(new Moving{is_first != 0, Reference(size), Reference(strides), Reference(node_type), Reference(dtype),
+                          Reference(device), Reference(empty), Reference(event)});
+  return true;
+}
 
 // Returns false with a Python error set.
 bool read_script(PyObject* events, Script& script) {
@@ -20,9 +54,13 @@ bool read_script(PyObject* events, Script& script) {
     int kind = 0, has_moves = 0, in_backward = 0, is_leaf = 0, lifetime = 0;
     long long nbytes = 0, storage_bytes = 0, depth = 0;
     unsigned long long module = 0;
-    PyObject *type = nullptr, *dtype = nullptr;
-    if (!PyArg_ParseTuple(PySequence_Fast_GET_ITEM(fast.get(), index), "ipppiLLKLOO", &kind, &has_moves, &in_backward,
-                          &is_leaf, &lifetime, &nbytes, &storage_bytes, &module, &depth, &type, &dtype)) {
+    PyObject *type = nullptr, *dtype = nullptr, *given_moves = nullptr, *given_moving = nullptr;
+    std::vector<PlannedMove> moves;
+    std::unique_ptr<Moving> moving;
+    if (!PyArg_ParseTuple(PySequence_Fast_GET_ITEM(fast.get(), index), "ipppiLLKLOOO!O", &kind, &has_moves,
+                          &in_backward, &is_leaf, &lifetime, &nbytes, &storage_bytes, &module, &depth, &type, &dtype,
+                          &PyTuple_Type, &given_moves, &given_moving) ||
+        !read_moves(given_moves, moves) || !read_moving(given_moving, dtype, moving)) {
       return false;
     }
     if (kind < 0 || kind > static_cast<int>(Kind::Fetch) || lifetime < -1) {
@@ -35,9 +73,12 @@ bool read_script(PyObject* events, Script& script) {
       return false;
     }
     script.lifetimes = std::max(script.lifetimes, lifetime + 1);
+    for (const PlannedMove& move : moves) {
+      script.lifetimes = std::max(script.lifetimes, move.lifetime + 1);
+    }
     script.events.push_back(Event{static_cast<Kind>(kind), has_moves != 0, in_backward != 0, is_leaf != 0, lifetime,
                                   nbytes, storage_bytes, static_cast<std::uintptr_t>(module), depth, Reference(type),
-                                  Reference(dtype)});
+                                  Reference(dtype), std::move(moves), std::move(moving)});
   }
   return true;
 }

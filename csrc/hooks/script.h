@@ -6,6 +6,7 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace vdnn::hooks {
@@ -52,6 +53,24 @@ enum class Kind : std::uint8_t {
   Fetch,    // a use that Python handles
 };
 
+// A release or a reload of the plan.
+struct PlannedMove final {
+  std::int32_t lifetime;
+  bool is_reload;
+};
+
+// What the gate needs in order to move a save itself. Every field is a Python object.
+struct Moving final {
+  bool is_first;   // of its lifetime: these bytes are all of its storage
+  Reference size;  // a tuple, as strides
+  Reference strides;
+  Reference node_type;  // of its producer
+  Reference dtype;
+  Reference device;
+  Reference empty;  // a tensor without bytes, with this dtype and device
+  Reference event;  // the event as Python knows it
+};
+
 struct Event final {
   Kind kind;
   bool has_moves;    // the plan moves something at this point
@@ -64,6 +83,8 @@ struct Event final {
   std::int64_t depth;          // of running modules
   Reference type;
   Reference dtype;
+  std::vector<PlannedMove> moves;
+  std::unique_ptr<Moving> moving;  // null: Python moves it
 };
 
 struct Script final {

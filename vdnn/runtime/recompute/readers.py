@@ -18,7 +18,7 @@ from vdnn.runtime.storage.packed_view import PackedView
 
 _current_node: Callable[[], object] = torch._C._current_autograd_node
 _FOREIGN = ("NoneType", "CppFunction")  # CppFunction: any C++ node that torch has no class for
-_overwrites: dict[type, bool] = {}  # by class of C++ node: a bounded number
+overwrites: dict[type, bool] = {}  # by class of C++ node: a bounded number
 _LOOK_AT = 64  # entries; each time their number has doubled, dead ones are removed
 
 
@@ -59,9 +59,9 @@ def may_be_overwritten() -> bool:
     """True if the code that unpacks now may write to the tensor: a custom backward, or code that is not known."""
     kind = type(_current_node())  # NoneType outside of a backward
     try:
-        return _overwrites[kind]
+        return overwrites[kind]
     except KeyError:
         if issubclass(kind, torch.autograd.function.BackwardCFunction):
             return True
-        overwrites = _overwrites[kind] = kind.__name__ in _FOREIGN
-        return overwrites
+        overwrites[kind] = kind.__name__ in _FOREIGN
+        return overwrites[kind]

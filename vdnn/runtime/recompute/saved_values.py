@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
-from vdnn._C import KeptSave
+from vdnn._C import KeptSave, LightSave
 from vdnn.runtime.recompute.node_notes import Packed
 from vdnn.runtime.recompute.operation import Node
 from vdnn.runtime.recompute.recipe import Unpack
@@ -89,7 +89,7 @@ def _read(node: Node, name: str, unpack: Unpack) -> Packed | None:
         return None
     if isinstance(data, KeptSave):
         return None  # no recipe reads it: a write to another save of its bytes would not be noticed before
-    found: Packed = data
+    found: Packed = data.full() if isinstance(data, LightSave) else data
     return found
 
 

@@ -27,20 +27,20 @@ class Exemptions:
     def __init__(self, policy: OnlinePolicy, modules: ModuleWatch, marked: StorageSet, *, recasts: bool) -> None:
         self._policy = policy
         self._offloads_everything = policy.offloads_everything
-        self._modules = modules
-        self._parameters = modules.parameters
-        self._marked = marked
+        self.modules = modules
+        self.parameters = modules.parameters
+        self.marked = marked
         self._recasts = recasts
         self._local = threading.local()  # `paused`: how many paused() this thread is inside
-        # True once any thread has paused. Until then a save need not read the thread-local.
-        self._was_paused = False
+        # True once any thread has paused. Until then a save need not read the thread-local. The native mover reads it.
+        self.was_paused = False
 
     def always(self, tensor: torch.Tensor, storage: torch.UntypedStorage, node: _Node | None) -> Kept | None:
         """The reason to keep this save under every policy and plan, or None. `node` is the tensor's grad_fn."""
-        if self._was_paused and self.is_paused:
+        if self.was_paused and self.is_paused:
             return Kept.PAUSED
         address = storage._cdata
-        if address in self._parameters.addresses and storage in self._parameters:
+        if address in self.parameters.addresses and storage in self.parameters:
             return Kept.PARAMETER
         # A leaf may be a view of a tensor without grad, and a view of a leaf is not a leaf: check tensor and base.
         if node is None and tensor.requires_grad:
@@ -52,9 +52,9 @@ class Exemptions:
                 return Kept.PARAMETER
         if not self._recasts and type(node).__name__ == CAST and node is not None and is_cast_of_a_leaf(node):
             return Kept.PARAMETER_CAST  # with recasts, see without_plan
-        if address in self._marked.addresses and storage in self._marked:
+        if address in self.marked.addresses and storage in self.marked:
             return Kept.MARKED
-        return Kept.MARKED if self._modules.marked.references and self._modules.in_marked() else None
+        return Kept.MARKED if self.modules.marked.references and self.modules.in_marked() else None
 
     def without_plan(self, storage: torch.UntypedStorage, node: _Node | None) -> Kept | None:
         """The reason to keep this save if no plan decides about it, or None: the policy decides."""
@@ -62,14 +62,14 @@ class Exemptions:
             return Kept.PARAMETER_CAST
         if self._offloads_everything:
             return None
-        module = self._modules.innermost()
+        module = self.modules.innermost()
         kind = "" if module is None else type(module).__name__
         return None if self._policy.offloads(SaveFacts(storage.nbytes(), kind, is_conv(module))) else Kept.POLICY
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Saves of this thread stay on the device while the context is entered."""
-        self._was_paused = True
+        self.was_paused = True
         self._local.paused = getattr(self._local, "paused", 0) + 1
         try:
             yield
@@ -79,4 +79,4 @@ class Exemptions:
     @property
     def is_paused(self) -> bool:
         """True while this thread is inside paused()."""
-        return self._was_paused and getattr(self._local, "paused", 0) > 0
+        return self.was_paused and getattr(self._local, "paused", 0) > 0

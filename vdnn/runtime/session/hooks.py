@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from vdnn._C import KeptSave
+from vdnn._C import KeptSave, LightSave
 from vdnn.errors import VdnnError
 from vdnn.planning.policies import OnlinePolicy
 from vdnn.runtime.recompute import observe_flags
@@ -30,6 +30,7 @@ from vdnn.runtime.recompute.readers import Readers, may_be_overwritten
 from vdnn.runtime.recompute.rechecks import Rechecks
 from vdnn.runtime.recompute.tolerance import Tolerance
 from vdnn.runtime.session.exemptions import Exemptions
+from vdnn.runtime.session.light_storages import full_view
 from vdnn.runtime.session.missing import Missing
 from vdnn.runtime.session.planned_hooks import PlannedHooks
 from vdnn.runtime.session.saved_storages import SavedStorages
@@ -41,6 +42,7 @@ from vdnn.runtime.storage.deferred_copies import DeferredCopies
 from vdnn.runtime.storage.kept import KeptTensor, keep_tensor, kept_tensor, unpack_without_hooks
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView
+from vdnn.runtime.storage.table import Table
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out, refuse_capture
@@ -57,7 +59,7 @@ from vdnn.runtime.torch_internals.tensor_kinds import (
 )
 from vdnn.step.plan import Action
 
-Packed = KeptTensor | KeptSave | PackedView | PackedShard
+Packed = KeptTensor | KeptSave | LightSave | PackedView | PackedShard
 _STRIDED = torch.strided
 _KEEP, _OFFLOAD, _RECOMPUTE, _COMPRESS = Action  # an attribute look-up on an Enum class costs as much as a call
 _set_grad_mode = torch._C._set_grad_enabled
@@ -92,21 +94,18 @@ class Packer:
         self._watch = steps if isinstance(steps, StepWatch) else None
         self._manages = self._watch is not None or policy.may_offload
         readers = Readers()
-        self._planned = None if self._watch is None else PlannedHooks(self, self._watch, readers)
-        self.pack_hook: Callable[[torch.Tensor], Any] = self.pack if self._planned is None else self._planned.gate.pack
-        self.unpack_hook: Callable[[Any], torch.Tensor] = (
-            self.unpack if self._planned is None else self._planned.gate.unpack
-        )
-        self.recipes = (
-            SessionRecipes(self.unpack_hook, steps, tolerance, rechecks, readers) if steps.recomputes else None
-        )
-        self.exemptions = Exemptions(policy, modules, marked, recasts=self.recipes is not None)
-        unpack = self.unpack if self._planned is None else self._planned.recomputes.unpack_operand
-        self.missing = Missing(unpack, steps, readers)
-        self.storages = SavedStorages(modules, self.recipes)
+        self.exemptions = Exemptions(policy, modules, marked, recasts=bool(steps.recomputes))
+        self.table: Table[ManagedStorage] = Table()
+        self.lock = threading.RLock()  # see [Note: One hook at a time]
+        planned = self._planned = None if self._watch is None else PlannedHooks(self, self._watch, readers)
+        self.pack_hook: Callable[[torch.Tensor], Any] = self.pack if planned is None else planned.gate.pack
+        self.unpack_hook: Callable[[Any], torch.Tensor] = self.unpack if planned is None else planned.gate.unpack
+        unpack = self.unpack_hook
+        self.recipes = SessionRecipes(unpack, steps, tolerance, rechecks, readers) if steps.recomputes else None
+        self.missing = Missing(self.unpack if planned is None else planned.recomputes.unpack_operand, steps, readers)
+        self.storages = SavedStorages(modules, self.recipes, self.table)
         self.lookahead = self.storages.lookahead
         self.deferred = DeferredCopies()
-        self.lock = threading.RLock()  # see [Note: One hook at a time]
         self._forks = forks.count
         self._has_cuda = torch.cuda.is_available()
 
@@ -285,6 +284,8 @@ class Packer:
             return kept_tensor(packed)
         if type(packed) is KeptSave:
             return unpack_without_hooks(packed) if self._planned is None else self._planned.use_kept(packed)
+        if isinstance(packed, LightSave):
+            packed = full_view(packed)
         if forks.count != self._forks:
             return packed.unpack()
         if transform_level() is not None:

@@ -14,6 +14,7 @@ import torch
 from vdnn import _C
 from vdnn.runtime.recompute import observe_flags
 from vdnn.runtime.recompute.readers import Readers
+from vdnn.runtime.session.light_storages import LightStorages, full_view
 from vdnn.runtime.session.planned_recomputes import PlannedRecomputes, is_lifetime
 from vdnn.runtime.steps.settling import Followed
 from vdnn.runtime.steps.step_script import Event, EventKind
@@ -43,6 +44,7 @@ class PlannedHooks:
         self._settling = watch.settling
         self._has_cuda = torch.cuda.is_available()
         self.recomputes = PlannedRecomputes(self, watch.settling)
+        self._light = watch.settling.light = LightStorages(packer, watch)
         self.gate = watch.settling.gate = _C.Gate(
             packer.pack,
             packer.unpack,
@@ -56,12 +58,13 @@ class PlannedHooks:
             _Base.dtype,
             _Base.detach,
             torch._C._current_graph_task_id,
+            self._light.mover,
         )
 
     # Called by the gate.
 
     def _save(self, tensor: torch.Tensor, index: int) -> object:
-        """A save that the gate does not keep, at this event of the script."""
+        """A save that the gate neither keeps nor moves, at this event of the script."""
         packer = self.packer
         if packer.in_forked_child:
             return packer.pack(tensor)
@@ -73,9 +76,11 @@ class PlannedHooks:
             raise
         return packer.pack(tensor) if packed is None else packed
 
-    def _use(self, packed: PackedView, index: int) -> torch.Tensor:
-        """A use of a save that the gate does not keep."""
+    def _use(self, packed: PackedView | _C.LightSave, index: int) -> torch.Tensor:
+        """A use of a save that the gate neither keeps nor moves."""
         packer = self.packer
+        if isinstance(packed, _C.LightSave):
+            packed = full_view(packed)
         if packer.in_forked_child:
             return packer.unpack(packed)
         with packer.lock:
@@ -121,6 +126,7 @@ class PlannedHooks:
         if not self.recomputes.encode(followed, index):
             return None
         packer.deferred.submit_finished(transport)
+        self._light.mover.python_manages(storage._cdata)
         packed, is_new = packer.manage(tensor, storage, node, transport)
         managed, watched = packed.managed, packed.managed.watched
         is_known = watched is not None and watched.observer is followed.step and watched.number == event.lifetime

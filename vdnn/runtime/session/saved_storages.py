@@ -21,10 +21,10 @@ from vdnn.runtime.torch_internals.version_counter import counter_of
 class SavedStorages:
     """Callers hold the packer's lock."""
 
-    def __init__(self, modules: ModuleWatch, recipes: SessionRecipes | None) -> None:
+    def __init__(self, modules: ModuleWatch, recipes: SessionRecipes | None, table: Table[ManagedStorage]) -> None:
         self._modules = modules
         self._recipes = recipes
-        self.table: Table[ManagedStorage] = Table()
+        self.table = table
         self.lookahead = Lookahead()
 
     def manage(
@@ -67,6 +67,11 @@ class SavedStorages:
         self.table.add(key, storage, managed, split)
         self.lookahead.note(managed)
         return view, True
+
+    def add(self, managed: ManagedStorage, storage: torch.UntypedStorage) -> None:
+        """Adds a managed storage that was light until now, and has all bytes of `storage`."""
+        self.table.add((storage._cdata, 0, managed.nbytes), storage, managed, None)
+        self.lookahead.note(managed)
 
     def _can_join(self, managed: ManagedStorage, part: torch.Tensor, begin: int) -> bool:
         """False if `managed` cannot restore these bytes: see unseen_writes.py, or it keeps values of another dtype."""

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from typing import Protocol
 
 from vdnn import _C
 from vdnn.runtime.steps.ends import StepEnds
 from vdnn.runtime.steps.executor import Executor
+from vdnn.runtime.steps.lesson import Lesson
 from vdnn.runtime.steps.recompute_lesson import EncodedSave
-from vdnn.runtime.steps.step_script import Lesson, StepScript
+from vdnn.runtime.steps.step_script import StepScript
 from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.runtime.storage.counters import Counters
 from vdnn.runtime.storage.managed_storage import ManagedStorage
@@ -44,6 +46,13 @@ class _Habit:
     failures: int = 0
 
 
+class Light(Protocol):
+    """The storages that the gate moves."""
+
+    def begin(self, followed: Followed) -> None: ...
+    def end(self, counters: Counters) -> None: ...
+
+
 @dataclass
 class Followed:
     """The settled step that runs."""
@@ -63,6 +72,7 @@ class Settling:
 
     def __init__(self, ends: StepEnds) -> None:
         self.gate: _C.Gate | None = None  # None: no step is settled
+        self.light: Light | None = None
         self.followed: Followed | None = None  # until the step ends
         self.is_expected = False  # the last step was settled from its first to its last save
         self._ends = ends
@@ -93,6 +103,8 @@ class Settling:
             if step.meter is None:
                 self.followed = Followed(habit.script, step, executor, counters, habit)
                 gate.open(habit.script.native, modules.stack(), 1)
+                if self.light is not None:
+                    self.light.begin(self.followed)
                 self._ends.keeps_natively(gate)
         elif habit.lessons < _MOST_LESSONS:
             habit.lessons += 1
@@ -121,6 +133,8 @@ class Settling:
         if gate is None or followed is None or not gate.is_open:
             return
         end = gate.close()
+        if self.light is not None:
+            self.light.end(followed.counters)
         followed.script.count(followed.counters, end)
         if end == len(followed.script.events):
             followed.needs_replay = True

@@ -5,6 +5,7 @@ They hold no transport, because sources refer to them: see ReleaseContext.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import torch
@@ -21,6 +22,11 @@ def is_dense(tensor: torch.Tensor) -> bool:
     if type(tensor) is FakeTensor or tensor.is_neg() or (tensor.dtype.is_complex and tensor.is_conj()):
         return False
     return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+def label_of(dtype: torch.dtype, shape: Iterable[int], saved_in: type | None) -> str:
+    module = "no module" if saved_in is None else saved_in.__name__
+    return f"{str(dtype).removeprefix('torch.')} {[*shape]} saved in {module}"
 
 
 class StorageFacts:
@@ -57,5 +63,4 @@ class StorageFacts:
     def label(self) -> str:
         """The label that reports and errors use."""
         dtype, shape, _ = self.geometry
-        module = "no module" if self.saved_in is None else self.saved_in.__name__
-        return f"{str(dtype).removeprefix('torch.')} {[*shape]} saved in {module}"
+        return label_of(dtype, shape, self.saved_in)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vdnn._C import KeptSave
+from vdnn._C import KeptSave, LightSave
 from vdnn.runtime.torch_internals.version_counter import raise_modified
 
 KeptTensor = tuple[torch.Tensor, int]
@@ -35,7 +35,7 @@ def unpack_without_hooks(packed: Any) -> torch.Tensor:
         return kept_tensor(packed)
     if isinstance(packed, KeptSave):
         return kept_tensor((packed.tensor, packed.version))
-    tensor: torch.Tensor = packed.unpack()
+    tensor: torch.Tensor = (packed.full() if isinstance(packed, LightSave) else packed).unpack()
     return tensor
 
 

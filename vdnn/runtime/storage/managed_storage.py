@@ -76,7 +76,7 @@ class ManagedStorage:
     )
 
     def __init__(
-        self, transport: Transport, storage: torch.UntypedStorage, facts: StorageFacts, witness: torch.Tensor
+        self, transport: Transport, storage: torch.UntypedStorage | None, facts: StorageFacts, witness: torch.Tensor
     ) -> None:
         self.entry: TableEntry[ManagedStorage] | None = None  # __del__ reads these, even if __init__ raises
         self.reload_entry: TableEntry[ManagedStorage] | None = None
@@ -131,6 +131,11 @@ class ManagedStorage:
 
     def saved_as_another_dtype(self) -> None:
         self.has_several_dtypes = True
+
+    def resume(self, version: int, copy: _C.HostCopy | None, reloaded: Reloaded | None) -> None:
+        """It was light until now: the native gate has offloaded it at this version."""
+        self.action = _OFFLOAD
+        self.version, self.copy, self.reloaded = version, copy, reloaded
 
     # To the host.
 

@@ -48,6 +48,17 @@ class PackedView:
         self._fake_mode = tensor.fake_mode if type(tensor) is FakeTensor else None
         managed.views += 1
 
+    @classmethod
+    def of_all_bytes(cls, managed: ManagedStorage, geometry: Geometry, offset_bytes: int) -> PackedView:
+        """A view that was saved while its managed storage, which is a whole storage, was light."""
+        view = cls.__new__(cls)
+        view.managed, view.geometry, view._offset_bytes = managed, geometry, offset_bytes
+        view._witness = managed.witness
+        view._conj = view._neg = False
+        view._fake_mode = None
+        managed.views += 1
+        return view
+
     def unpack(self) -> torch.Tensor:
         managed, geometry = self.managed, self.geometry
         # A shared storage has one version, even if siblings have version counters of their own.

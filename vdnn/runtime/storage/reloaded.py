@@ -19,6 +19,11 @@ _CPU_ALIGNMENT = 64
 _CUDA_ALIGNMENT = 512
 
 
+def alignment_on(device: torch.device) -> int:
+    """A reload has the same address as its original, modulo this."""
+    return _CUDA_ALIGNMENT if device.type == "cuda" else _CPU_ALIGNMENT
+
+
 class Reloaded:
     """One reloaded copy, issued when this is made. Does not block.
 
@@ -57,8 +62,30 @@ class Reloaded:
         self._in_window = facts.nbytes
         transport.reload_in_flight_bytes += facts.nbytes
 
+    @classmethod
+    def issued(
+        cls,
+        transport: Transport,
+        stream: _C.Stream,
+        tensor: torch.Tensor,
+        copy: _C.Reload,
+        *,
+        is_waited_for: bool,
+        unused_views: int,
+    ) -> Reloaded:
+        """A reload that the native gate has issued, into a tensor with the geometry of the saved one."""
+        reloaded = cls.__new__(cls)
+        reloaded._in_window = 0
+        reloaded._transport, reloaded.stream, reloaded.tensor, reloaded.copy = transport, stream, tensor, copy
+        reloaded.address, reloaded.begin, reloaded.is_whole = tensor.data_ptr(), 0, True
+        reloaded.is_waited_for, reloaded.unused_views = is_waited_for, unused_views
+        if not is_waited_for:
+            reloaded._in_window = copy.bytes
+            transport.reload_in_flight_bytes += copy.bytes
+        return reloaded
+
     def _allocate(self, transport: Transport, facts: StorageFacts) -> None:
-        alignment = _CUDA_ALIGNMENT if transport.torch_device.type == "cuda" else _CPU_ALIGNMENT
+        alignment = alignment_on(transport.torch_device)
         misalignment = facts.address % alignment
         if facts.is_dense and not misalignment:
             dtype, size, stride = facts.geometry

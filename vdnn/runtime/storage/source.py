@@ -46,8 +46,8 @@ class Source:
 
     __slots__ = ("_context", "_copied", "_facts", "hash", "others", "storage")
 
-    def __init__(self, storage: torch.UntypedStorage, facts: StorageFacts, context: ReleaseContext) -> None:
-        self.storage: torch.UntypedStorage | None = storage
+    def __init__(self, storage: torch.UntypedStorage | None, facts: StorageFacts, context: ReleaseContext) -> None:
+        self.storage = storage
         self.hash: torch.Tensor | None = None
         self._copied: _C.Event | None = None  # the end of the copy; set only if hooks have run on several streams
         self._facts = facts

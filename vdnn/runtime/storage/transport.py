@@ -8,6 +8,7 @@ addresses.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -147,6 +148,18 @@ class Transport:
             stream = self._adopted[handle] = self.device.adopt_stream(handle)
             self.streams[stream] = None
             return stream
+
+    def stream_probe(self) -> tuple[Callable[[], object] | None, object]:
+        """A function that names the stream on which torch computes on the calling thread, and what it returns now. None
+        instead of the function if there is one stream."""
+        if self._calling_thread is not None:
+            return None, None
+        if self._stream_of_torch is not None:
+            return self._stream_of_torch, self._stream_of_torch()
+        if _raw_stream is not None and self.torch_device.index is not None:
+            probe = functools.partial(_raw_stream, self.torch_device.index)
+            return probe, probe()
+        return self.current_stream, self.current_stream()
 
     def address_of(self, storage: torch.UntypedStorage) -> int:
         """The address of `storage`. Call once for each storage: one without data gets a new address at every call."""

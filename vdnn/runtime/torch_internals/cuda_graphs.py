@@ -58,16 +58,21 @@ def refuse_graphs_around() -> None:
 
     Called at every save that would move, so it returns at once if nothing in the process was compiled.
     """
-    if _FRAMES not in sys.modules:  # importing it takes a second
-        return
-    backends = sys.modules[_FRAMES].cached_backends
-    if not backends or not _compiled.uses_graphs(backends):
+    if not may_run_as_graphs():
         return
     frame = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "compile_wrapper" and _has_graphs(frame.f_locals.get("self")):
             raise _error(f"around {_name_of(frame.f_locals.get('fn'))}")
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def may_run_as_graphs() -> bool:
+    """True if code in this process was compiled with CUDA graphs, so that every save has to look at its callers."""
+    if _FRAMES not in sys.modules:  # importing it takes a second
+        return False
+    backends = sys.modules[_FRAMES].cached_backends
+    return bool(backends) and _compiled.uses_graphs(backends)
 
 
 def refuse_graphs_of(backend: str | Callable[..., Any], mode: str | None) -> None:

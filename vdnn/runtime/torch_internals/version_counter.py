@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from vdnn.runtime.torch_internals.tensor_kinds import PLAIN_CLASSES
 
 _empty: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}  # tensors of zero bytes, shared by all witnesses
-_set_versions = torch._C._autograd._unsafe_set_version_counter
+set_versions = torch._C._autograd._unsafe_set_version_counter
 
 
 def counter_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -26,12 +26,17 @@ def counter_of(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) not in PLAIN_CLASSES:  # a DTensor: its counter is the wrapper's
         witness._local_tensor = torch.empty(0)  # type: ignore[attr-defined]
         return witness
-    key = (tensor.dtype, tensor.device)
+    witness.data = empty_of(tensor.dtype, tensor.device)
+    return witness
+
+
+def empty_of(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of zero bytes, always the same for one dtype and device."""
+    key = (dtype, device)
     empty = _empty.get(key)
     if empty is None:
-        empty = _empty[key] = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    witness.data = empty
-    return witness
+        empty = _empty[key] = torch.empty(0, dtype=dtype, device=device)
+    return empty
 
 
 def same_counter(witness: torch.Tensor, tensor: torch.Tensor) -> bool:
@@ -41,10 +46,10 @@ def same_counter(witness: torch.Tensor, tensor: torch.Tensor) -> bool:
         return False
     # One call increments and restores a shared counter: a thread that read it in between, in autograd or here, would
     # take the tensor for modified.
-    _set_versions((witness, tensor), (version + 1, version))
+    set_versions((witness, tensor), (version + 1, version))
     if witness._version == version:
         return True
-    _set_versions((witness,), (version,))
+    set_versions((witness,), (version,))
     return False
 
 

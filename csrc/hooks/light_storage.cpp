@@ -1,0 +1,215 @@
+#include "hooks/light_storage.h"
+
+#include <new>
+
+#include "hooks/mover.h"
+
+namespace vdnn::hooks {
+namespace {
+
+PyTypeObject* save_type = nullptr;
+PyTypeObject* source_type = nullptr;
+
+// The packed view of a light save, which is handed over for it.
+PyObject* full(PyObject* self, PyObject*) {
+  auto* save = reinterpret_cast<LightSave*>(self);
+  if (save->full == nullptr && !hand_over(save->storage)) {
+    return nullptr;
+  }
+  return Py_XNewRef(save->full);
+}
+
+void dealloc_save(PyObject* self) {
+  auto* save = reinterpret_cast<LightSave*>(self);
+  LightStorage* storage = save->storage;
+  PyObject* view = save->full;
+  storage->freed(save);
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_Free(self);
+  Py_DECREF(type);
+  Py_XDECREF(view);  // these last: they may run any code
+  storage->drop();
+}
+
+PyObject* release(PyObject* self, PyObject*) {
+  if (!release_source(reinterpret_cast<LightSource*>(self))) {
+    return nullptr;
+  }
+  Py_RETURN_NONE;
+}
+
+void dealloc_source(PyObject* self) {
+  auto* source = reinterpret_cast<LightSource*>(self);
+  if (source->mover != nullptr) {
+    source->mover->board->ownerless.erase(source);
+  }
+  PyObject* const held[] = {source->storage, source->address, source->event,
+                            source->full,    source->others,  reinterpret_cast<PyObject*>(source->mover)};
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_Free(self);
+  Py_DECREF(type);
+  for (PyObject* one : held) {
+    Py_XDECREF(one);
+  }
+}
+
+PyMethodDef save_methods[] = {{"full", full, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyType_Slot save_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(&dealloc_save)},
+    {Py_tp_methods, save_methods},
+    {0, nullptr},
+};
+PyType_Spec save_spec = {"vdnn._C.LightSave", sizeof(LightSave), 0,
+                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, save_slots};
+
+PyMethodDef source_methods[] = {{"release", release, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyType_Slot source_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(&dealloc_source)},
+    {Py_tp_methods, source_methods},
+    {0, nullptr},
+};
+PyType_Spec source_spec = {"vdnn._C.LightSource", sizeof(LightSource), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, source_slots};
+
+// A zeroed object.
+template <class Object>
+Object* make(PyTypeObject* type) {
+  return reinterpret_cast<Object*>(type->tp_alloc(type, 0));
+}
+
+bool add(PyObject* module, PyTypeObject*& type, PyType_Spec& spec, const char* name) {
+  if (type == nullptr) {
+    type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  }
+  return type != nullptr && PyObject_SetAttrString(module, name, reinterpret_cast<PyObject*>(type)) == 0;
+}
+
+}  // namespace
+
+LightStorage::LightStorage(Mover* its_mover, Ledger* its_ledger, ScriptObject* script, const Event& event)
+    : mover(its_mover),
+      ledger(its_ledger),
+      step(its_ledger->step()),
+      lifetime(event.lifetime),
+      first(*event.moving),
+      script_(reinterpret_cast<PyObject*>(script)) {
+  Py_INCREF(mover);
+  ledger->hold();
+}
+
+LightStorage::~LightStorage() {
+  Board* board = mover->board;
+  if (!is_handed_over) {
+    const auto number = static_cast<std::size_t>(lifetime);
+    if (number < board->by_lifetime.size() && board->by_lifetime[number] == this) {
+      board->by_lifetime[number] = nullptr;
+    }
+  }
+  copy.reset();
+  forget_reload();
+  if (source != nullptr) {
+    source->owner = nullptr;
+    const auto known = board->by_address.find(native_address(source));
+    if (known != board->by_address.end() && known->second == this) {
+      board->by_address.erase(known);
+    }
+    if (source->storage != nullptr) {
+      board->ownerless.insert(source);
+    }
+    Py_DECREF(source);
+  }
+  ledger->drop();
+  Py_DECREF(mover);
+}
+
+LightStorage* LightStorage::make(Mover* mover, Ledger* ledger, ScriptObject* script, const Event& event) {
+  auto* made = new (std::nothrow) LightStorage(mover, ledger, script, event);
+  if (made == nullptr) {
+    PyErr_NoMemory();
+  }
+  return made;
+}
+
+LightSave* LightStorage::save(const Moving& moving, std::int64_t offset) {
+  auto* made = reinterpret_cast<LightSave*>(PyObject_Malloc(sizeof(LightSave)));
+  if (made == nullptr) {
+    PyErr_NoMemory();
+    return nullptr;
+  }
+  PyObject_Init(reinterpret_cast<PyObject*>(made), save_type);
+  made->storage = this;
+  made->full = nullptr;
+  made->moving = &moving;
+  made->offset = offset;
+  made->next = nullptr;
+  made->previous = newest;
+  if (newest != nullptr) {
+    newest->next = made;
+  }
+  newest = made;
+  ++views;
+  hold();
+  ledger->saved(lifetime, 0);  // the gate keeps no bytes for it
+  return made;
+}
+
+void LightStorage::freed(LightSave* save) {
+  (save->next == nullptr ? newest : save->next->previous) = save->previous;
+  if (save->previous != nullptr) {
+    save->previous->next = save->next;
+  }
+  --views;
+  if (!is_handed_over) {
+    ledger->freed(step, lifetime);
+  }
+}
+
+void LightStorage::forget_reload() {
+  reload.reset();
+  is_waited_for = false;
+  target = Reference();
+}
+
+void LightStorage::became(PyObject* made_views, PyObject* made_source) {
+  is_handed_over = true;
+  Py_ssize_t index = PyList_GET_SIZE(made_views);
+  for (LightSave* save = newest; save != nullptr; save = save->previous) {
+    save->full = Py_NewRef(PyList_GET_ITEM(made_views, --index));
+    ledger->freed(step, lifetime);
+  }
+  source->owner = nullptr;
+  Py_XSETREF(source->full, Py_NewRef(made_source));
+  Py_CLEAR(source->storage);
+  Py_CLEAR(source->others);
+  Py_CLEAR(source->mover);
+  Py_CLEAR(source);
+  copy.reset();
+  forget_reload();
+  witness = Reference();
+}
+
+bool is_light_save(PyObject* object) {
+  return Py_TYPE(object) == save_type;
+}
+
+bool is_light_source(PyObject* object) {
+  return Py_TYPE(object) == source_type;
+}
+
+LightSource* make_light_source(Mover* mover, PyObject* event, PyObject* storage, PyObject* address) {
+  auto* made = make<LightSource>(source_type);
+  if (made != nullptr) {
+    made->storage = Py_NewRef(storage);
+    made->address = Py_NewRef(address);
+    made->event = Py_NewRef(event);
+    Py_INCREF(mover);
+    made->mover = mover;
+  }
+  return made;
+}
+
+bool add_light_storage(PyObject* module) {
+  return add(module, save_type, save_spec, "LightSave") && add(module, source_type, source_spec, "LightSource");
+}
+
+}  // namespace vdnn::hooks

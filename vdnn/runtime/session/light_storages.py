@@ -1,0 +1,235 @@
+"""Storages that the native gate moves by itself in a settled step, and what Python makes of them when it continues.
+
+A light storage is one whose saves the gate can serve without Python: plain tensors that the plan offloads. On any
+trouble (another stream, an error of the device, a custom backward, a gradient of a gradient, a write, another holder),
+and as soon as the gate closes, it is handed over: it becomes a managed storage, and its saves become packed views. So
+there are light storages only while their step is settled, and all that is not as planned has one meaning, in Python.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+from torch.autograd import profiler
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from vdnn import _C
+from vdnn.runtime.recompute.readers import overwrites
+from vdnn.runtime.steps.settling import Followed
+from vdnn.runtime.steps.step_script import Event
+from vdnn.runtime.steps.watch import StepWatch
+from vdnn.runtime.storage.counters import Counters
+from vdnn.runtime.storage.facts import Geometry, StorageFacts, label_of
+from vdnn.runtime.storage.holders import HeldStorage
+from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.runtime.storage.packed_view import PackedView
+from vdnn.runtime.storage.reloaded import Reloaded, alignment_on
+from vdnn.runtime.storage.source import Source
+from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.cuda_graphs import may_run_as_graphs
+from vdnn.runtime.torch_internals.tensor_kinds import is_traced, num_dispatch_modes, transform_level
+from vdnn.runtime.torch_internals.version_counter import set_versions
+
+if TYPE_CHECKING:
+    from vdnn.runtime.session.hooks import Packer
+
+_Base = torch._C.TensorBase
+_Reload = tuple[torch.Tensor, _C.Reload, bool, int]  # the tensor, its copy, if a use has waited for it, unused views
+
+
+class LightStorages:
+    """The light storages of one session: its native mover, and what the mover calls."""
+
+    def __init__(self, packer: Packer, watch: StepWatch) -> None:
+        self._packer = packer
+        self._watch = watch
+        self._followed: Followed | None = None  # the step that the mover serves
+        self.mover = _C.Mover(
+            packer.lock.acquire,
+            packer.lock.release,
+            self._hand_over,
+            self._make_source,
+            self._held,
+            self._move,
+            packer.exemptions,
+            packer.exemptions.parameters.addresses,
+            packer.exemptions.marked.addresses,
+            packer.exemptions.modules.marked.references,
+            packer.table.latest,
+            overwrites,
+            torch._C._current_autograd_node,
+            torch.is_grad_enabled,
+            transform_level,
+            num_dispatch_modes,
+            is_traced,
+            torch._C._cuda_isCurrentStreamCapturing if torch.cuda.is_available() else None,
+            _Base.shape,
+            _Base.stride,
+            _Base.storage_offset,
+            _Base.device,
+            _Base.grad_fn,
+            _Base._base,
+            _Base.data,
+            _Base.is_neg,
+            _Base.data_ptr,
+            _Base.untyped_storage,
+            _Base.as_strided,
+            torch._C._storage_Use_Count,
+            set_versions,
+            torch.UntypedStorage._new_with_weak_ptr,
+            torch.empty_strided,
+            _Base._version,
+            _Base.detach,
+            ("dtype", "device"),
+        )
+
+    # Called when the gate opens and closes.
+
+    def begin(self, followed: Followed) -> None:
+        """The gate will serve the rest of this step."""
+        transport = self._watch.transport
+        if transport is None or not _may_be_light(transport):
+            return
+        stream, (probe, expected) = transport.current_stream(), transport.stream_probe()
+        if len(transport.streams) > 1:
+            return
+        self._followed = followed
+        self.mover.begin(
+            followed.script.native,
+            transport.queue,
+            transport.device,
+            stream,
+            probe,
+            expected,
+            transport.streams,
+            alignment_on(transport.torch_device),
+            transport.is_checked,
+            transport.release_context.notes_releases,
+        )
+
+    def end(self, counters: Counters) -> None:
+        """The gate has closed. Hands over what is alive, and counts what the mover did."""
+        counts = self.mover.end()
+        self._followed = None
+        counters.storages += counts[0]
+        counters.storage_bytes += counts[1]
+        counters.shared_saves += counts[2]
+        counters.uses += counts[3]
+        counters.demand_reloads += counts[4]
+        counters.prefetched_reloads += counts[5]
+        counters.reloaded_bytes += counts[6]
+        counters.freed_bytes += counts[7]
+
+    # Called by the mover.
+
+    def _hand_over(
+        self,
+        event: Event,
+        stored: torch.UntypedStorage | StorageWeakRef | None,
+        address: int,
+        stream: _C.Stream,
+        witness: torch.Tensor,
+        version: int,
+        copy: _C.HostCopy | None,
+        reload: _Reload | None,
+        saves: list[tuple[Event, int]],
+    ) -> tuple[list[PackedView], Source]:
+        """Makes the managed storage, and a packed view for each save: an event, and its offset in elements. `stored` is
+        a weak reference if the storage was released while others held it."""
+        transport = self._watch.transport
+        if transport is None:
+            raise RuntimeError("expected the transport of a light storage, got none")
+        facts = self._facts(event, address, stream)
+        others = stored if isinstance(stored, StorageWeakRef) else None
+        managed = ManagedStorage(transport, None if isinstance(stored, StorageWeakRef) else stored, facts, witness)
+        managed.source.others = others
+        managed.resume(version, copy, None if reload is None else _resumed(transport, stream, *reload))
+        views = [
+            PackedView.of_all_bytes(
+                managed, facts.geometry if save is event else _geometry(save), offset * _itemsize(save)
+            )
+            for save, offset in saves
+        ]
+        if self._packer.in_forked_child:
+            return views, managed.source
+        with self._packer.lock:
+            storage = managed.source.on_device()
+            if storage is not None:
+                self._packer.storages.add(managed, storage)
+            self._follow(managed, event)
+        return views, managed.source
+
+    def _follow(self, managed: ManagedStorage, event: Event) -> None:
+        """From now on the step follows it in Python."""
+        followed = self._followed
+        if followed is None or event.planned is None:
+            return
+        followed.step.begin_planned(managed, event.lifetime, event.planned)
+        followed.executor.follow(event.planned, managed)
+        if managed.reloaded is not None and managed.watched is not None:
+            followed.step.reloaded(managed.watched, managed.reloaded.copy)
+
+    def _held(self, event: Event, storage: torch.UntypedStorage) -> StorageWeakRef:
+        """A storage is released, and others hold it."""
+        transport, counters = self._watch.transport, self._packer.counters
+        if transport is None or event.key is None or event.dtype is None:
+            raise RuntimeError("expected the transport and the first save of a light storage, got none")
+        counters.copied_not_freed_bytes += event.storage_bytes
+        label = label_of(event.dtype, event.key.size, event.saved_in)
+        transport.held.append(HeldStorage(weakref.ref(storage), event.storage_bytes, label))
+        return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+    def _make_source(self, event: Event, storage: torch.UntypedStorage, address: int, stream: _C.Stream) -> Source:
+        """The source of a storage whose graph was freed while its copy is in flight."""
+        transport = self._watch.transport
+        if transport is None:
+            raise RuntimeError("expected the transport of a light storage, got none")
+        return Source(storage, self._facts(event, address, stream), transport.release_context)
+
+    def _move(self, event: Event, is_reload: bool) -> None:
+        """Issues a move that the mover could not: of the lifetime of this first save, which was handed over."""
+        managed = None if self._followed is None else self._followed.executor.followed(event.planned)
+        if managed is None:
+            return
+        with self._packer.lock:
+            if is_reload:
+                managed.reload_early()
+            else:
+                managed.release()
+
+    def _facts(self, event: Event, address: int, stream: _C.Stream) -> StorageFacts:
+        counters = self._packer.counters if self._followed is None else self._followed.counters
+        geometry = _geometry(event)
+        return StorageFacts(address, 0, event.storage_bytes, stream, geometry, True, event.saved_in, counters)
+
+
+def full_view(save: _C.LightSave) -> PackedView:
+    """The packed view of a save that was light until now."""
+    view: PackedView = save.full()
+    return view
+
+
+def _may_be_light(transport: Transport) -> bool:
+    """False where every copy is to be seen by Python: hashed, in a profiler's trace, or without data."""
+    has_data = not transport.fake and transport.integrity is None
+    return has_data and not profiler._is_profiler_enabled and not may_run_as_graphs()
+
+
+def _resumed(
+    transport: Transport, stream: _C.Stream, tensor: torch.Tensor, copy: _C.Reload, is_waited_for: bool, unused: int
+) -> Reloaded:
+    return Reloaded.issued(transport, stream, tensor, copy, is_waited_for=is_waited_for, unused_views=unused)
+
+
+def _itemsize(event: Event) -> int:
+    return 1 if event.dtype is None else event.dtype.itemsize
+
+
+def _geometry(event: Event) -> Geometry:
+    if event.dtype is None:
+        raise RuntimeError("expected the event of a save, got that of a use")
+    if event.key is None:
+        raise RuntimeError("expected a save that is a point, got another one")
+    return event.dtype, torch.Size(event.key.size), event.key.stride
