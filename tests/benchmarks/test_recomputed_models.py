@@ -41,6 +41,6 @@ def test_a_timed_hook_counts_as_the_hook_itself() -> None:
     clock = recomputed_models.Clock()
     hook = Timed(abs, clock)
     assert hook == abs
-    assert not hook != abs
+    assert (hook != abs) is False
     assert hook(-3) == 3
     assert clock.taken_ns > 0
