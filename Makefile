@@ -133,6 +133,7 @@ bench-core: build
 	$(PY) -m benchmarks.core.transfers
 	$(PY) -m benchmarks.core.hook_cost
 	$(PY) -m benchmarks.core.settled_models
+	$(PY) -m benchmarks.core.recomputed_models
 
 .PHONY: bench-shapes
 bench-shapes: build

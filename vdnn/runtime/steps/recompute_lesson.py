@@ -30,7 +30,7 @@ class EncodedSave(NamedTuple):
 
 
 class RecomputeLesson:
-    """What is learned of the recomputes of one step. Events are numbered as in its script."""
+    """Learns about the recomputes of one step. Events are numbered as in its script."""
 
     def __init__(self, step: StepObserver) -> None:
         self._step = step

@@ -133,7 +133,7 @@ class StepScript:
         return both
 
     def allocated_bytes(self, resident_bytes: int) -> int:
-        """What is allocated at the first save of such a step, if `resident_bytes` were when it began."""
+        """The bytes at the first save of such a step, if `resident_bytes` were allocated when it began."""
         return resident_bytes + self._more_bytes
 
     def finish(self, step: WatchedStep) -> None:
