@@ -30,8 +30,8 @@ _HOST_SLACK = 1.1
 WINDOW_BYTES = 256 << 20
 
 
-# The last bit of a result may depend on alignment, so a reload has the address of its original, modulo this. torch's CPU
-# kernels look at 64 bytes, and cuBLASLt chooses its kernel by up to 256. torch's CUDA allocator aligns to 512.
+# The last bit of a result may depend on alignment, so a reload has the address of its original, modulo this. torch's
+# CPU kernels look at 64 bytes, and cuBLASLt chooses its kernel by up to 256. torch's CUDA allocator aligns to 512.
 _CPU_ALIGNMENT = 64
 _CUDA_ALIGNMENT = 512
 
