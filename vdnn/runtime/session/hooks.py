@@ -284,7 +284,7 @@ class Packer:
             return kept_tensor(packed)
         if type(packed) is KeptSave:
             return unpack_without_hooks(packed) if self._planned is None else self._planned.use_kept(packed)
-        if isinstance(packed, LightSave):
+        if type(packed) is LightSave:
             packed = full_view(packed)
         if forks.count != self._forks:
             return packed.unpack()

@@ -25,7 +25,7 @@ from vdnn.runtime.storage.facts import Geometry, StorageFacts, label_of
 from vdnn.runtime.storage.holders import HeldStorage
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView
-from vdnn.runtime.storage.reloaded import Reloaded, alignment_on
+from vdnn.runtime.storage.reloaded import Reloaded
 from vdnn.runtime.storage.source import Source
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.cuda_graphs import may_run_as_graphs
@@ -104,7 +104,7 @@ class LightStorages:
             probe,
             expected,
             transport.streams,
-            alignment_on(transport.torch_device),
+            transport.alignment,
             transport.is_checked,
             transport.release_context.notes_releases,
         )

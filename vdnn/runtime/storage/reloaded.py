@@ -13,16 +13,6 @@ from vdnn.runtime.storage.facts import StorageFacts
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.spans import in_span
 
-# The last bit of a result may depend on alignment, so a reload keeps that of the original. torch's CPU kernels look at
-# 64 bytes, and cuBLASLt chooses its kernel by up to 256. torch's CUDA allocator aligns to 512.
-_CPU_ALIGNMENT = 64
-_CUDA_ALIGNMENT = 512
-
-
-def alignment_on(device: torch.device) -> int:
-    """A reload has the same address as its original, modulo this."""
-    return _CUDA_ALIGNMENT if device.type == "cuda" else _CPU_ALIGNMENT
-
 
 class Reloaded:
     """One reloaded copy, issued when this is made. Does not block.
@@ -85,7 +75,7 @@ class Reloaded:
         return reloaded
 
     def _allocate(self, transport: Transport, facts: StorageFacts) -> None:
-        alignment = alignment_on(transport.torch_device)
+        alignment = transport.alignment
         misalignment = facts.address % alignment
         if facts.is_dense and not misalignment:
             dtype, size, stride = facts.geometry

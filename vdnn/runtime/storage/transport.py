@@ -30,6 +30,11 @@ _HOST_SLACK = 1.1
 WINDOW_BYTES = 256 << 20
 
 
+# The last bit of a result may depend on alignment, so a reload has the address of its original, modulo this. torch's
+# CPU kernels look at 64 bytes, and cuBLASLt chooses its kernel by up to 256. torch's CUDA allocator aligns to 512.
+_CPU_ALIGNMENT = 64
+_CUDA_ALIGNMENT = 512
+
 # torch's generated code calls this too. It returns a number without making an object; absent if torch has no CUDA.
 _raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
@@ -123,6 +128,7 @@ class Transport:
         self.reload_window_bytes = options.reload_window_bytes
         self.reload_in_flight_bytes = 0
         self.integrity: Integrity | None = None
+        self.alignment = _CUDA_ALIGNMENT if torch_device.type == "cuda" else _CPU_ALIGNMENT
         # On the CPU torch computes on the calling thread. One adopted stream stands for all threads.
         self._calling_thread = device.adopt_stream(0) if torch_device.type == "cpu" else None
         self._adopted: dict[int, _C.Stream] = {}  # by CUDA's stream handle

@@ -26,7 +26,8 @@ def counter_of(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) not in PLAIN_CLASSES:  # a DTensor: its counter is the wrapper's
         witness._local_tensor = torch.empty(0)  # type: ignore[attr-defined]
         return witness
-    witness.data = empty_of(tensor.dtype, tensor.device)
+    empty = _empty.get((tensor.dtype, tensor.device))  # no call of ours: this runs at every save
+    witness.data = empty_of(tensor.dtype, tensor.device) if empty is None else empty
     return witness
 
 
