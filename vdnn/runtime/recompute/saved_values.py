@@ -87,7 +87,10 @@ def _read(node: Node, name: str, unpack: Unpack) -> Packed | None:
     data = raw.data
     if data is None or raw.unpack_hook != unpack:
         return None
-    found: Packed = (data.tensor, data.version) if isinstance(data, KeptSave) else data
+    is_kept = isinstance(data, KeptSave)
+    if is_kept and isinstance(data.tensor, torch.Tensor):
+        return data.tensor, data.version
+    found: Packed = data.tensor if is_kept else data
     return found
 
 

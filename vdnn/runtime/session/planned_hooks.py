@@ -13,6 +13,7 @@ import torch
 
 from vdnn import _C
 from vdnn.runtime.recompute.readers import Readers, may_be_overwritten
+from vdnn.runtime.session.kept_saves import manage_kept
 from vdnn.runtime.steps.settling import Followed
 from vdnn.runtime.steps.step_script import Event
 from vdnn.runtime.steps.watch import StepWatch
@@ -39,6 +40,7 @@ class PlannedHooks:
         self._watch = watch
         self._settling = watch.settling
         self._has_cuda = torch.cuda.is_available()
+        self._settling.manage_kept = self._manage_kept
         self.gate = watch.settling.gate = _C.Gate(
             packer.pack,
             packer.unpack,
@@ -158,11 +160,17 @@ class PlannedHooks:
             followed.executor.make_planned(event.moves)
         self.gate.attention = deferred.number > 0
 
+    def _manage_kept(self, followed: Followed) -> None:
+        if self._watch.transport is not None:
+            manage_kept(self._packer, self.gate, followed, self._watch.transport)
+
     # At a use that the gate does not serve.
 
     def use_kept(self, save: _C.KeptSave) -> torch.Tensor:
         """A save that the gate kept is used where the gate did not expect it."""
         packer, watch, transport = self._packer, self._watch, self._watch.transport
+        if isinstance(save.tensor, PackedView):
+            return packer.unpack(save.tensor)
         if packer.in_forked_child or transport is None:
             return kept_tensor((save.tensor, save.version))
         with packer.lock:

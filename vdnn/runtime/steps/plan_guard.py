@@ -98,6 +98,8 @@ class PlanGuard(Guard):
     # What leaves it.
 
     def make_room(self) -> None:
+        if self.earlier:
+            self._evict_earlier(max(self._over_bytes(), self._over_bytes_now()))
         self._release_what_leaves()
         if self._is_saving:
             super().make_room()

@@ -240,6 +240,9 @@ class WatchedStep:
             if watched is not None and watched.number is not None:
                 guard.is_gone(watched.number)
         guard.make_room()
+        freed_bytes = guard.take_freed_bytes()
+        if freed_bytes and self.recorder is not None:
+            self.recorder.evicted_earlier(freed_bytes)
 
     # Lifetimes.
 
