@@ -86,6 +86,8 @@ class Executor:
             if point.kind is PointKind.SAVE and point.lifetime is not None and point.key is not None
         ]
         sizes = [plan.lifetimes[one.lifetime].nbytes for one in self.saves]
+        self._largest_bytes = max(sizes, default=0)
+        self.planned_bytes = sum(one.nbytes for one in plan.lifetimes)
         self._bytes_nearby = [max(sizes[max(0, at - NEARBY) : at + NEARBY + 1]) for at in range(len(sizes))]
         self._use_points: list[list[int]] = [[] for _ in plan.lifetimes]
         for index, point in enumerate(plan.points):
@@ -195,6 +197,12 @@ class Executor:
     def transient_bytes(self) -> int:
         """The bytes that operations of the plan take besides saved storages, now and soon."""
         return 0 if self._occupancy is None else self._occupancy.transient[max(0, self._reached)]
+
+    @property
+    def most_transient_bytes(self) -> int:
+        """What an operation of the plan and its save take at most, beyond `transient_bytes`."""
+        occupancy = self._occupancy
+        return 0 if occupancy is None else max(occupancy.transient) + self._largest_bytes - self.transient_bytes
 
     @property
     def spare_bytes(self) -> int:

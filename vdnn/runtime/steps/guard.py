@@ -48,6 +48,9 @@ class Guard:
         """A storage was saved for the first time."""
         self.leaves_room(TRANSIENTS * nbytes)
 
+    def saved_unknown(self, nbytes: int) -> None:
+        """The plan does not know this storage."""
+
     def leaves_room(self, nbytes: int) -> None:
         """From now on so many bytes stay free."""
         self._unseen_bytes = max(self._unseen_bytes, nbytes)

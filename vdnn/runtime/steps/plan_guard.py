@@ -8,7 +8,8 @@ fewer. Beyond that it evicts what the plan keeps, first saved first, and reloads
 storages which are saved nearby grew together: what is recomputed does not count otherwise. If a storage is larger than
 all that the plan saves nearby, its operations may take more than the plan has for any of them: as many times that as a
 step without a plan leaves for its largest storage (see [Note: The margin] in guard.py). And what operations of the plan
-take soon is expected to have grown as much as the last saves.
+take soon is expected to have grown as much as the last saves. Where the step saves what the plan does not know (another
+forward pass), any operation of the plan may come next.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from vdnn.runtime.storage.managed_storage import ManagedStorage
 # no room before.
 _SOON = 8
 _NEXT = 2
+# Unknown saves are more than a metric if they are this share of the planned bytes.
+_UNKNOWN = 0.01
 # What was saved in this first part of the step so far is away for long enough to be evicted.
 _EARLY = 0.75
 
@@ -50,6 +53,7 @@ class PlanGuard(Guard):
         self._passing: dict[int, int] = {}  # lifetimes that the plan offloads -> the bytes that they hold on the device
         self._recent: deque[tuple[int, int]] = deque(maxlen=NEARBY)  # bytes of the last storages, and as planned
         self._grows = 0.0  # how much larger they are, as a share of what was planned
+        self._unknown_bytes = 0  # that the plan does not know
         self._is_saving = True  # the last hook was that of a save
 
     # What is on the device.
@@ -62,6 +66,9 @@ class PlanGuard(Guard):
         self._grows = max(0, recent_bytes / planned_bytes - 1)
         self.leaves_room(recent_bytes - planned_bytes)
         self.leaves_room(TRANSIENTS * (nbytes - followed.bytes_nearby))
+
+    def saved_unknown(self, nbytes: int) -> None:
+        self._unknown_bytes += nbytes
 
     def came_back(self, lifetime: int, nbytes: int) -> None:
         self.is_here(lifetime, nbytes)
@@ -79,7 +86,10 @@ class PlanGuard(Guard):
     @property
     def _margin_bytes(self) -> int:
         """See [Note: What grew]."""
-        return max(self._unseen_bytes, int(self._grows * self._followed.transient_bytes))
+        followed = self._followed
+        grown_bytes = max(self._unseen_bytes, int(self._grows * followed.transient_bytes))
+        has_unknown = self._unknown_bytes > _UNKNOWN * followed.planned_bytes
+        return max(grown_bytes, followed.most_transient_bytes) if has_unknown else grown_bytes
 
     def _over_bytes(self) -> int:
         """How much of what stays until its use has no room. What the plan offloads only passes through the device."""

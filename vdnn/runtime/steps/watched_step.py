@@ -154,6 +154,8 @@ class WatchedStep:
         if executor is not None and is_new and action is None and executor.recomputes_like(self.keys.form):
             action = Action.RECOMPUTE
         if is_new and self.guard is not None:
+            if watched.planned is None:
+                self.guard.saved_unknown(managed.nbytes)
             self._guard(self.guard, watched.number, managed, action)
         return action
 
