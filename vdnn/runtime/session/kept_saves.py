@@ -1,7 +1,7 @@
 """Makes the saves that the native gate keeps movable: each becomes a packed view of a managed storage.
 
-The gate keeps a save as autograd does, so a guard cannot evict it. That is right as long as the step is as it was
-settled. A step that differs may take more, and a graph may outlive its step: then its saves are managed like all others.
+The gate keeps a save as autograd does, so a guard cannot evict it. That is right as long as the step is the settled
+one. A step that differs may take more, and a graph may outlive its step: then its saves are managed like all others.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.step.plan import Action
 
+
 @dataclass(slots=True)
 class _Held:
     """One storage. `why`: a guard or a plan has kept it, for this reason. `is_refused`: its copy was refused."""
@@ -33,22 +34,22 @@ class EarlierGraphs:
         return bool(self._held)
 
     def step_ended(self, outliving: Iterable[ManagedStorage], kept: Mapping[int, Kept]) -> None:
-        """A step ended, and these of its storages are still alive. `kept`: the lifetimes that its guard could still have
-        evicted."""
+        """A step ended, and these of its storages are still alive. `kept`: the lifetimes that its guard could still
+        have evicted."""
         self._held = [one for one in self._held if one.reference() is not None]
         for managed in outliving:
             number = None if managed.watched is None else managed.watched.number
             self._held.append(_Held(managed.reference, None if number is None else kept.get(number)))
 
     @property
-    def nbytes(self) -> int:
-        """The bytes that they hold on the device."""
+    def bytes(self) -> tuple[int, int]:
+        """The bytes that they hold on the device: those that can be evicted, and all others."""
+        if not self._held:
+            return 0, 0
         alive = (one.reference() for one in self._held)
-        return sum(one.nbytes for one in alive if one is not None and one.is_on_device)
-
-    @property
-    def movable_bytes(self) -> int:
-        return sum(managed.nbytes for _, managed in self._movable())
+        all_bytes = sum(one.nbytes for one in alive if one is not None and one.is_on_device)
+        movable_bytes = sum(managed.nbytes for _, managed in self._movable())
+        return movable_bytes, all_bytes - movable_bytes
 
     def evict(self, nbytes: int) -> int:
         """Evicts storages of so many bytes, the oldest first, or all that can be evicted. Returns how many bytes that

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from vdnn.runtime.steps.earlier_graphs import EarlierGraphs
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.step.forms import Form
 from vdnn.step.plan import Action
 
 # A backward operation may hold several tensors of the size of the largest: that of a power has three, and the gradient
@@ -48,8 +49,8 @@ class Guard:
         """A storage was saved for the first time."""
         self.leaves_room(TRANSIENTS * nbytes)
 
-    def saved_unknown(self, nbytes: int) -> None:
-        """The plan does not know this storage."""
+    def saved_unknown(self, nbytes: int, form: Form) -> None:
+        """The plan does not know a storage that was saved."""
 
     def leaves_room(self, nbytes: int) -> None:
         """From now on so many bytes stay free."""

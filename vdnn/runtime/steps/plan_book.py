@@ -130,10 +130,10 @@ class PlanBook:
         expected = self._kinds.expected(begin)
         ladder = None if expected is None else self._ladders.get(expected.kind)
         is_new = ladder is None and begin not in self._being_planned.values()
-        if expected is not None and self._unplannable.has(expected.kind, first, allocated_bytes):
-            if ladder is None or ladder.choose(first) is None:
-                self.records_step = False
-                return None
+        has_rung = ladder is not None and ladder.choose(first) is not None
+        if expected and not has_rung and self._unplannable.has(expected.kind, first, allocated_bytes):
+            self.records_step = False
+            return None
         ladder = ladder or self._alike_ladder(begin)
         if ladder is None:
             self.records_step = is_new
@@ -185,8 +185,8 @@ class PlanBook:
             keys.kind = self._alike.kind_for(keys.kind, keys.begin, keys.saves)
 
     def require_foreseen_fit(self, keys: SaveKeys, resident_bytes: int, earlier_bytes: int) -> None:
-        """Raises BudgetError if a step that begins so is above all rungs, and over the budget under every plan. Graphs of
-        earlier steps hold `earlier_bytes` of the `resident_bytes`."""
+        """Raises BudgetError if a step that begins so is above all rungs, and over the budget under every plan.
+        Graphs of earlier steps hold `earlier_bytes` of the `resident_bytes`."""
         if self._planner is None or keys.first is None:
             return
         alike = [self._ladders[kind] for kind, begin in self._begins.items() if begin == keys.begin]
@@ -204,7 +204,6 @@ class PlanBook:
         measured: MeasuredStep,
         keys: SaveKeys,
         followed: Executor | None = None,
-        *,
         is_warm_up: bool = False,
         earlier_bytes: int = 0,
     ) -> None:

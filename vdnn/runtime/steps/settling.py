@@ -60,7 +60,7 @@ class Settling:
         self.gate: _C.Gate | None = None  # None: no step is settled
         self.followed: Followed | None = None  # until the step ends
         self.is_expected = False  # the last step was settled from its first to its last save
-        self.manage_kept: Callable[[Followed], None] = lambda _: None  # from now on a guard may evict what the gate keeps
+        self.manage_kept: Callable[[Followed], None] = lambda _: None  # lets guards evict what the gate keeps
         self._ends = ends
         self._lesson: tuple[Lesson, _Habit] | None = None
         self._habits: weakref.WeakKeyDictionary[Executor, dict[SaveKey, _Habit]] = weakref.WeakKeyDictionary()
@@ -145,8 +145,9 @@ class Settling:
         if followed.step.guard is not None:
             self.manage_kept(followed)
 
-    def manage_outliving(self) -> None:
-        """The step is over. What it saved and is still alive outlives it."""
+    def leave_step(self) -> None:
+        """The step is over. What it saved and is still alive outlives it: guards of later steps may evict that."""
+        self.leave()
         followed = self.followed
         if followed is not None and followed.step.guard is not None:
             self.manage_kept(followed)

@@ -56,9 +56,10 @@ class StepGuards:
         guard.earlier = self.earlier
         return guard
 
-    def step_ended(self, guard: Guard | None, outliving: list[ManagedStorage]) -> None:
+    def step_ended(self, guard: Guard | None, outliving: list[ManagedStorage]) -> int:
         """A step with this guard is over, and these of its storages are alive. Copies of freed graphs, and offloaded
-        storages of live ones, must not count in the next step."""
+        storages of live ones, must not count in the next step. Returns the bytes that earlier graphs held in it."""
+        earlier_bytes = sum(self.earlier.bytes)
         kept = {} if guard is None else guard.kept
         if guard is not None:
             guard.step_ended()
@@ -66,3 +67,4 @@ class StepGuards:
             managed.release()
             managed.release_unused_reload()  # of a plan that took it for another storage
         self.earlier.step_ended(outliving, kept)
+        return earlier_bytes

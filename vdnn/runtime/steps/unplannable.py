@@ -1,6 +1,6 @@
 """Remembers recorded steps for which no plan meets the budget, after other steps of the session had plans.
 
-Such a step has run already, and another one like it may come or not. So it ends no training: the guard does what it can,
+Such a step has run already, and another one may come or not. So it ends no training: the guard does what it can,
 the log says it once, and the report counts such steps. They are recorded again if less memory is resident than then.
 """
 

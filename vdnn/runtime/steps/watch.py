@@ -121,8 +121,7 @@ class StepWatch:
             self.end_step()
 
     def end_step(self) -> None:
-        self.settling.leave()
-        self.settling.manage_outliving()
+        self.settling.leave_step()
         outliving = self._ends.step_ended()
         if self._step.keys.first is not None:
             self._end_micro_batch(outliving)
@@ -189,8 +188,7 @@ class StepWatch:
         if transport is None or gauges is None:
             return
         begin, peaks = gauges.mark(transport.current_stream()), gauges.step_ended()
-        earlier_bytes = self._guards.earlier.nbytes
-        self._guards.step_ended(step.guard, outliving)
+        earlier_bytes = self._guards.step_ended(step.guard, outliving)
         transport.release_sources()
         step.peak_bytes = self._peaks.of(step, peaks[0], is_exact=gauges.has_exact_peaks)
         judged = self._plans.judged(step, transport.device.info.total_bytes, earlier_bytes)
@@ -201,9 +199,7 @@ class StepWatch:
             if step.guard is not None:
                 step.recorder.abandon()  # what outlives it counts in later steps only while it is on the device
             is_warm_up = self.steps < self.options.warmup_steps
-            self._plans.recorded(
-                measured, step.keys, step.executor, is_warm_up=is_warm_up, earlier_bytes=earlier_bytes
-            )
+            self._plans.recorded(measured, step.keys, step.executor, is_warm_up, earlier_bytes)
         elif step.executor is not None:
             self._plans.executed(step.executor, step.peak_bytes, step.resident_bytes, step.keys.kind)
 
@@ -303,9 +299,8 @@ class StepWatch:
         # Gradients of the step before are often freed only now.
         self._resident_bytes = min(self._resident_bytes, now_bytes)
         try:
-            earlier, movable_bytes = self._guards.earlier, self._guards.earlier.movable_bytes
-            unmovable_bytes = earlier.nbytes - movable_bytes
-            self._plans.require_foreseen_fit(step.keys, self._resident_bytes - movable_bytes, unmovable_bytes)
+            movable_bytes, other_bytes = self._guards.earlier.bytes
+            self._plans.require_foreseen_fit(step.keys, self._resident_bytes - movable_bytes, other_bytes)
             executor = step.executor = self._plans.choose(step.keys, now_bytes - movable_bytes)
         except VdnnError:
             step.was_refused()

@@ -155,7 +155,7 @@ class WatchedStep:
             action = Action.RECOMPUTE
         if is_new and self.guard is not None:
             if watched.planned is None:
-                self.guard.saved_unknown(managed.nbytes)
+                self.guard.saved_unknown(managed.nbytes, self.keys.form)
             self._guard(self.guard, watched.number, managed, action)
         return action
 
