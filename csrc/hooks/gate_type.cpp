@@ -129,7 +129,8 @@ PyMethodDef gate_methods[] = {
     {"pack", pack, METH_O, nullptr},        {"unpack", unpack, METH_O, nullptr},
     {"open", open, METH_VARARGS, nullptr},  {"close", close, METH_NOARGS, nullptr},
     {"teach", teach, METH_O, nullptr},      {"advance", advance, METH_NOARGS, nullptr},
-    {"alive", alive, METH_NOARGS, nullptr}, {"saves", saves, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr},
+    {"alive", alive, METH_NOARGS, nullptr}, {"saves", saves, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
 };
 
 PyGetSetDef gate_properties[] = {

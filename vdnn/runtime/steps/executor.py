@@ -87,7 +87,7 @@ class Executor:
         ]
         sizes = [plan.lifetimes[one.lifetime].nbytes for one in self.saves]
         self._largest_bytes = max(sizes, default=0)
-        self._by_form: dict[Form, int] | None = None  # without numbers
+        self._by_form: dict[tuple[object, ...], int] | None = None  # without numbers
         self._bytes_nearby = [max(sizes[max(0, at - NEARBY) : at + NEARBY + 1]) for at in range(len(sizes))]
         self._use_points: list[list[int]] = [[] for _ in plan.lifetimes]
         for index, point in enumerate(plan.points):
