@@ -160,12 +160,9 @@ class BudgetError(VdnnError, ValueError):
         way_out: str = "",
         earlier_bytes: int = 0,
     ) -> None:
-        self.budget_bytes = budget_bytes
-        self.least_bytes = least_bytes
-        self.where = where
-        self.resident_bytes = resident_bytes
-        self.foreseen, self.way_out = foreseen, way_out
-        self.earlier_bytes = earlier_bytes
+        self.budget_bytes, self.least_bytes = budget_bytes, least_bytes
+        self.where, self.resident_bytes = where, resident_bytes
+        self.foreseen, self.way_out, self.earlier_bytes = foreseen, way_out, earlier_bytes
         earlier = f", {format_bytes(earlier_bytes)} of them held by graphs of earlier steps" if earlier_bytes else ""
         basis = f"{_bare(foreseen)}. " if foreseen else ""
         enough = "" if foreseen else f" to {format_bytes(least_bytes)} ({least_bytes} bytes)"
@@ -174,18 +171,6 @@ class BudgetError(VdnnError, ValueError):
             f"{format_bytes(least_bytes)} are needed at {_bare(where)}, even with everything offloaded; "
             f"{format_bytes(resident_bytes)} were allocated when the step began{earlier}. "
             f"{basis}{_bare(way_out) or f'Raise the budget{enough}, or make the batch smaller'}."
-        )
-
-    def with_earlier_graphs(self, nbytes: int) -> BudgetError:
-        """The same error, if graphs of earlier steps hold so many bytes that cannot be offloaded."""
-        return BudgetError(
-            budget_bytes=self.budget_bytes,
-            least_bytes=self.least_bytes,
-            where=self.where,
-            resident_bytes=self.resident_bytes,
-            foreseen=self.foreseen,
-            way_out="Free the outputs and losses of earlier steps, or keep what detach() returns of them",
-            earlier_bytes=nbytes,
         )
 
 

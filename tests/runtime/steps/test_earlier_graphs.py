@@ -14,6 +14,7 @@ import vdnn
 from vdnn.errors import BudgetError
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
+from vdnn.runtime.steps.earlier_graphs import naming_earlier_graphs
 
 ROWS, WIDTH = 512, 64
 HELD_STEP, LARGER_STEP, USED_STEP, STEPS = 14, 18, 20, 23
@@ -127,7 +128,7 @@ def make_error(**more: int) -> BudgetError:
 
 
 def test_the_error_names_graphs_of_earlier_steps_and_what_to_do() -> None:
-    message = str(make_error().with_earlier_graphs(6 * KiB))
+    message = str(naming_earlier_graphs(make_error(), 6 * KiB))
     assert "8.00 KiB were allocated when the step began, 6.00 KiB of them held by graphs of earlier steps." in message
     assert message.endswith("Free the outputs and losses of earlier steps, or keep what detach() returns of them.")
     assert "graphs" not in str(make_error())

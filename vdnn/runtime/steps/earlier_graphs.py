@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from vdnn.errors import BudgetError
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.step.plan import Action
@@ -76,3 +77,16 @@ class EarlierGraphs:
             and (one.why is not None or managed.action is Action.OFFLOAD)
             and managed.can_be_evicted
         ]
+
+
+def naming_earlier_graphs(error: BudgetError, nbytes: int) -> BudgetError:
+    """The same error, if graphs of earlier steps hold so many bytes that cannot be offloaded."""
+    return BudgetError(
+        budget_bytes=error.budget_bytes,
+        least_bytes=error.least_bytes,
+        where=error.where,
+        resident_bytes=error.resident_bytes,
+        foreseen=error.foreseen,
+        way_out="Free the outputs and losses of earlier steps, or keep what detach() returns of them",
+        earlier_bytes=nbytes,
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from vdnn.errors import BudgetError
 from vdnn.planning.least_memory import require_feasible_budget
+from vdnn.runtime.steps.earlier_graphs import naming_earlier_graphs
 from vdnn.runtime.steps.ladder import Ladder
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.step.lower_estimate import lower_estimate
@@ -45,4 +46,4 @@ def require_foreseen_fit(
         foreseen=f"The step has only begun: its first save is {list(first.size)}. The estimate is from recorded steps "
         f"with first saves of {recorded}; steps with up to {list(ladder.rungs[-1].first.size)} have plans",
     )
-    raise foreseen.with_earlier_graphs(earlier_bytes) if earlier_bytes else foreseen
+    raise naming_earlier_graphs(foreseen, earlier_bytes) if earlier_bytes else foreseen

@@ -17,6 +17,7 @@ from vdnn.errors import BudgetError, VdnnError
 from vdnn.planning.simulate import simulate
 from vdnn.runtime.steps.alike_kinds import AlikeKinds
 from vdnn.runtime.steps.budget_ledger import Over
+from vdnn.runtime.steps.earlier_graphs import naming_earlier_graphs
 from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.foresight import require_foreseen_fit
 from vdnn.runtime.steps.kinds import Begin, Kind, StepKinds
@@ -272,7 +273,7 @@ class PlanBook:
                 ladder.is_being_planned = False
             if all(rung.source is Source.WARM_UP for rung in self.rungs):
                 if step.earlier_bytes and isinstance(error, BudgetError):
-                    raise error.with_earlier_graphs(step.earlier_bytes)
+                    raise naming_earlier_graphs(error, step.earlier_bytes)
                 return step.is_warm_up  # it may have taken more than later ones do
             self._unplannable.note(kind, recording, error)
             return True
