@@ -26,7 +26,7 @@ class _Held:
 
 
 class EarlierGraphs:
-    """What outlived the finished steps of one session."""
+    """The storages that outlived the finished steps of one session."""
 
     def __init__(self) -> None:
         self._held: list[_Held] = []  # the oldest first

@@ -214,7 +214,7 @@ class Executor:
 
     @property
     def more_transient_bytes(self) -> int:
-        """What an operation of the plan and its save take at most, beyond `transient_bytes`."""
+        """The most that an operation of the plan takes with its save, beyond `transient_bytes`."""
         occupancy = self._occupancy
         return 0 if occupancy is None else max(occupancy.transient) + self._largest_bytes - self.transient_bytes
 
