@@ -615,6 +615,8 @@ class KeptSave:
     def step(self) -> int: ...
     @property
     def lifetime(self) -> int: ...
+    def replace(self, packed: object, /) -> None:
+        """Holds `packed` in place of the tensor from now on. The gate counts the save no more."""
 
 @final
 class LightSave:
@@ -668,6 +670,8 @@ class Gate:
     def teach(self, tutor: object, /) -> None: ...
     def alive(self, /) -> list[int]:
         """The lifetimes of the last step that was opened of which saves are alive."""
+    def saves(self, /) -> list[KeptSave]:
+        """The kept saves that are alive, of all steps, in the order of saves."""
     @property
     def is_open(self) -> bool: ...
     @property

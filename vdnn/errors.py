@@ -147,7 +147,7 @@ class OrderingError(VdnnError, RuntimeError):
 class BudgetError(VdnnError, ValueError):
     """No plan meets the budget. `least_bytes` is the smallest budget that some plan meets. `foreseen`, if there is any,
     says what the estimate for a step that has only begun rests on: `least_bytes` is then a lower bound. `way_out`: what
-    to do, if another batch would not help."""
+    to do, if another batch would not help. `earlier_bytes`: held by graphs of earlier steps."""
 
     def __init__(
         self,
@@ -158,18 +158,18 @@ class BudgetError(VdnnError, ValueError):
         resident_bytes: int,
         foreseen: str = "",
         way_out: str = "",
+        earlier_bytes: int = 0,
     ) -> None:
-        self.budget_bytes = budget_bytes
-        self.least_bytes = least_bytes
-        self.where = where
-        self.resident_bytes = resident_bytes
-        self.foreseen, self.way_out = foreseen, way_out
+        self.budget_bytes, self.least_bytes = budget_bytes, least_bytes
+        self.where, self.resident_bytes = where, resident_bytes
+        self.foreseen, self.way_out, self.earlier_bytes = foreseen, way_out, earlier_bytes
+        earlier = f", {format_bytes(earlier_bytes)} of them held by graphs of earlier steps" if earlier_bytes else ""
         basis = f"{_bare(foreseen)}. " if foreseen else ""
         enough = "" if foreseen else f" to {format_bytes(least_bytes)} ({least_bytes} bytes)"
         super().__init__(
             f"budget {format_bytes(budget_bytes)} cannot be met: {'at least ' if foreseen else ''}"
             f"{format_bytes(least_bytes)} are needed at {_bare(where)}, even with everything offloaded; "
-            f"{format_bytes(resident_bytes)} were allocated when the step began. "
+            f"{format_bytes(resident_bytes)} were allocated when the step began{earlier}. "
             f"{basis}{_bare(way_out) or f'Raise the budget{enough}, or make the batch smaller'}."
         )
 

@@ -50,6 +50,9 @@ PyObject* teach(PyObject* self, PyObject* tutor) {
 PyObject* alive(PyObject* self, PyObject*) {
   return gate_of(self)->ledger->alive();
 }
+PyObject* saves(PyObject* self, PyObject*) {
+  return gate_of(self)->ledger->saves();
+}
 PyObject* is_open(PyObject* self, void*) {
   return PyBool_FromLong(gate_of(self)->followed != nullptr);
 }
@@ -133,7 +136,8 @@ PyMethodDef gate_methods[] = {
     {"pack", pack, METH_O, nullptr},        {"unpack", unpack, METH_O, nullptr},
     {"open", open, METH_VARARGS, nullptr},  {"close", close, METH_NOARGS, nullptr},
     {"teach", teach, METH_O, nullptr},      {"advance", advance, METH_NOARGS, nullptr},
-    {"alive", alive, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr},
+    {"alive", alive, METH_NOARGS, nullptr}, {"saves", saves, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
 };
 
 PyGetSetDef gate_properties[] = {

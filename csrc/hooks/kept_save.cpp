@@ -19,14 +19,27 @@ Free* free_saves = nullptr;
 std::int32_t number_free = 0;
 constexpr std::int32_t kMostFree = 1 << 14;
 
-void dealloc(PyObject* self) {
-  auto* save = reinterpret_cast<KeptSave*>(self);
-  PyObject* tensor = save->tensor;
+void leave_ledger(KeptSave* save) {
   Ledger* ledger = save->ledger;
   if (ledger != nullptr) {
+    save->ledger = nullptr;
+    ledger->unlink(save);
     ledger->freed(save->step, save->lifetime);
     ledger->drop();
   }
+}
+
+PyObject* replace(PyObject* self, PyObject* packed) {
+  auto* save = reinterpret_cast<KeptSave*>(self);
+  leave_ledger(save);
+  Py_XSETREF(save->tensor, Py_NewRef(packed));
+  Py_RETURN_NONE;
+}
+
+void dealloc(PyObject* self) {
+  auto* save = reinterpret_cast<KeptSave*>(self);
+  PyObject* tensor = save->tensor;
+  leave_ledger(save);
   PyTypeObject* type = Py_TYPE(self);
   if (number_free < kMostFree) {
     free_saves = new (self) Free{free_saves};
@@ -46,9 +59,15 @@ PyMemberDef members[] = {
     {nullptr, 0, 0, 0, nullptr},
 };
 
+PyMethodDef methods[] = {
+    {"replace", replace, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
 PyType_Slot slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(&dealloc)},
     {Py_tp_members, members},
+    {Py_tp_methods, methods},
     {0, nullptr},
 };
 
@@ -79,6 +98,7 @@ PyObject* make_kept_save(PyObject* tensor, std::int64_t version, std::int64_t st
   save->tensor = tensor;
   save->ledger = ledger;
   ledger->hold();
+  ledger->link(save);
   save->version = version;
   save->step = step;
   save->lifetime = lifetime;
@@ -126,6 +146,28 @@ void Ledger::freed(std::int64_t step, std::int32_t lifetime) {
   if (--one.saves == 0) {
     kept_bytes_ -= one.nbytes;
   }
+}
+
+void Ledger::link(KeptSave* save) {
+  save->earlier = last_;
+  save->later = nullptr;
+  (last_ == nullptr ? first_ : last_->later) = save;
+  last_ = save;
+}
+
+void Ledger::unlink(KeptSave* save) {
+  (save->earlier == nullptr ? first_ : save->earlier->later) = save->later;
+  (save->later == nullptr ? last_ : save->later->earlier) = save->earlier;
+}
+
+PyObject* Ledger::saves() const {
+  PyObject* found = PyList_New(0);
+  for (KeptSave* save = first_; found != nullptr && save != nullptr; save = save->later) {
+    if (PyList_Append(found, reinterpret_cast<PyObject*>(save)) != 0) {
+      Py_CLEAR(found);
+    }
+  }
+  return found;
 }
 
 PyObject* Ledger::alive() const {

@@ -1,4 +1,5 @@
-// The packed form of a save that the gate keeps: the tensor, its version at the save, and its place in the step.
+// The packed form of a save that the gate keeps: the tensor, its version at the save, and its place in the step. Python
+// may replace the tensor by a packed view of its own, so that it can be offloaded.
 #pragma once
 
 #include <Python.h>
@@ -10,11 +11,13 @@ namespace vdnn::hooks {
 class Ledger;
 
 struct KeptSave final {
-  PyObject_HEAD PyObject* tensor;  // a leaf itself, otherwise its detach()
-  Ledger* ledger;                  // counts it; shared
+  PyObject_HEAD PyObject* tensor;  // a leaf itself, otherwise its detach(); or the packed view
+  Ledger* ledger;                  // counts it; shared. Null once it was replaced
   std::int64_t version;
   std::int64_t step;
   std::int32_t lifetime;
+  KeptSave* earlier;  // among those that the ledger counts
+  KeptSave* later;
 };
 
 // Takes `tensor` (a new reference). The ledger has counted the save already. Null with a Python error set if there is
@@ -45,12 +48,16 @@ class Ledger final {
   void begin_step(std::int32_t lifetimes);
   void saved(std::int32_t lifetime, std::int64_t storage_bytes);
   void freed(std::int64_t step, std::int32_t lifetime);
+  void link(KeptSave* save);
+  void unlink(KeptSave* save);
 
   [[nodiscard]] std::int64_t step() const { return step_; }
   [[nodiscard]] std::int64_t living() const { return living_; }          // saves, of all steps
   [[nodiscard]] std::int64_t kept_bytes() const { return kept_bytes_; }  // of this step
   // The lifetimes of this step that are alive, as a list of numbers.
   [[nodiscard]] PyObject* alive() const;
+  // The saves that are alive, of all steps, as a list in the order of saves.
+  [[nodiscard]] PyObject* saves() const;
 
  private:
   Ledger() = default;
@@ -61,6 +68,8 @@ class Ledger final {
     std::int32_t saves = 0;
   };
   Lifetime* lifetimes_ = nullptr;
+  KeptSave* first_ = nullptr;
+  KeptSave* last_ = nullptr;
   std::int32_t count_ = 0;
   std::int64_t step_ = 0;
   std::int64_t living_ = 0;

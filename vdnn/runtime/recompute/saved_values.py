@@ -88,7 +88,9 @@ def _read(node: Node, name: str, unpack: Unpack) -> Packed | None:
     if data is None or raw.unpack_hook != unpack:
         return None
     if isinstance(data, KeptSave):
-        return None  # no recipe reads it: a write to another save of its bytes would not be noticed before
+        data = data.tensor
+        if isinstance(data, torch.Tensor):
+            return None  # no recipe reads it: a write to another save of its bytes would not be noticed before
     found: Packed = data.full() if isinstance(data, LightSave) else data
     return found
 

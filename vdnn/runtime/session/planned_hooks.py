@@ -14,6 +14,7 @@ import torch
 from vdnn import _C
 from vdnn.runtime.recompute import observe_flags
 from vdnn.runtime.recompute.readers import Readers
+from vdnn.runtime.session.kept_saves import manage_kept
 from vdnn.runtime.session.light_storages import LightStorages, full_view
 from vdnn.runtime.session.planned_recomputes import PlannedRecomputes, is_lifetime
 from vdnn.runtime.steps.settling import Followed
@@ -45,6 +46,7 @@ class PlannedHooks:
         self._has_cuda = torch.cuda.is_available()
         self.recomputes = PlannedRecomputes(self, watch.settling)
         self._light = watch.settling.light = LightStorages(packer, watch)
+        self._settling.manage_kept = self._manage_kept
         self.gate = watch.settling.gate = _C.Gate(
             packer.pack,
             packer.unpack,
@@ -186,11 +188,17 @@ class PlannedHooks:
         if self.gate.is_open:
             self.gate.attention = self.packer.deferred.number > 0 or self.recomputes.are_waiting
 
+    def _manage_kept(self, followed: Followed) -> None:
+        if self._watch.transport is not None:
+            manage_kept(self.packer, self.gate, followed, self._watch.transport)
+
     # At a use that the gate does not serve.
 
     def use_kept(self, save: _C.KeptSave) -> torch.Tensor:
         """A save that the gate kept is used where the gate did not expect it, or a recompute may read it."""
         packer, watch, transport = self.packer, self._watch, self._watch.transport
+        if isinstance(save.tensor, PackedView):
+            return packer.unpack(save.tensor)
         if packer.in_forked_child or transport is None:
             return kept_tensor((save.tensor, save.version))
         with packer.lock:

@@ -22,6 +22,8 @@ class Over(Enum):
     ANOTHER_PLAN = "followed the plan of another kind of step"
     DIFFERED = "differed from its plan"
     MORE_THAN_PLANNED = "took more than its plan says"
+    TOO_LARGE = "needs more than the budget even with everything offloaded"
+    EARLIER_GRAPHS = "began with graphs of earlier steps that are still held and cannot be offloaded"
 
 
 class BudgetLedger:

@@ -86,6 +86,8 @@ class Executor:
             if point.kind is PointKind.SAVE and point.lifetime is not None and point.key is not None
         ]
         sizes = [plan.lifetimes[one.lifetime].nbytes for one in self.saves]
+        self._largest_bytes = max(sizes, default=0)
+        self._by_form: dict[tuple[object, ...], int] | None = None  # without numbers
         self._bytes_nearby = [max(sizes[max(0, at - NEARBY) : at + NEARBY + 1]) for at in range(len(sizes))]
         self._use_points: list[list[int]] = [[] for _ in plan.lifetimes]
         for index, point in enumerate(plan.points):
@@ -169,6 +171,15 @@ class Executor:
         nearest = min(alike, key=lambda index: abs(index - self._next_save))
         return self.plan.lifetimes[self.saves[nearest].lifetime].action is Action.RECOMPUTE
 
+    def bytes_like(self, form: Form) -> int:
+        """The largest planned storage of a save that differs from this one in numbers only; 0 if there is none."""
+        if self._by_form is None:
+            self._by_form = {}
+            for one in self.saves:
+                known, nbytes = without_numbers(one.form), self.plan.lifetimes[one.lifetime].nbytes
+                self._by_form[known] = max(nbytes, self._by_form.get(known, 0))
+        return self._by_form.get(without_numbers(form), 0)
+
     def not_recomputed(self, managed: ManagedStorage) -> None:
         self._differs(f"{managed.nbytes} bytes that the plan recomputes cannot be recomputed here", self._next_save - 1)
 
@@ -195,6 +206,17 @@ class Executor:
     def transient_bytes(self) -> int:
         """The bytes that operations of the plan take besides saved storages, now and soon."""
         return 0 if self._occupancy is None else self._occupancy.transient[max(0, self._reached)]
+
+    @property
+    def is_past_saves(self) -> bool:
+        """True if the step has passed all saves of the plan."""
+        return self._next_save >= len(self.saves)
+
+    @property
+    def more_transient_bytes(self) -> int:
+        """The most that an operation of the plan takes with its save, beyond `transient_bytes`."""
+        occupancy = self._occupancy
+        return 0 if occupancy is None else max(occupancy.transient) + self._largest_bytes - self.transient_bytes
 
     @property
     def spare_bytes(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from vdnn.errors import BudgetError
 from vdnn.planning.least_memory import require_feasible_budget
+from vdnn.runtime.steps.earlier_graphs import naming_earlier_graphs
 from vdnn.runtime.steps.ladder import Ladder
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.step.lower_estimate import lower_estimate
@@ -15,9 +16,11 @@ from vdnn.step.made_steps import first_save, with_resident
 from vdnn.step.recording import SaveKey
 
 
-def require_foreseen_fit(planner: BudgetPlanner, ladder: Ladder, first: SaveKey, resident_bytes: int) -> None:
+def require_foreseen_fit(
+    planner: BudgetPlanner, ladder: Ladder, first: SaveKey, resident_bytes: int, earlier_bytes: int
+) -> None:
     """Raises BudgetError if a step of this ladder's kind that begins with `first` is over the budget under every plan.
-    `resident_bytes` are allocated as it begins."""
+    `resident_bytes` are allocated as it begins, of which graphs of earlier steps hold `earlier_bytes`."""
     # If first saves do not tell the sizes of steps, nothing is foreseen.
     ends = None if ladder.records_all else ladder.recorded.ends
     if ends is None or not ladder.rungs or any(rung.serves(first) for rung in ladder.rungs):
@@ -35,7 +38,7 @@ def require_foreseen_fit(planner: BudgetPlanner, ladder: Ladder, first: SaveKey,
     else:
         return
     recorded = " and ".join(str(list(first_save(one).size)) for one in (small, large))
-    raise BudgetError(
+    foreseen = BudgetError(
         budget_bytes=budget_bytes,
         least_bytes=least_bytes,
         where=where,
@@ -43,3 +46,4 @@ def require_foreseen_fit(planner: BudgetPlanner, ladder: Ladder, first: SaveKey,
         foreseen=f"The step has only begun: its first save is {list(first.size)}. The estimate is from recorded steps "
         f"with first saves of {recorded}; steps with up to {list(ladder.rungs[-1].first.size)} have plans",
     )
+    raise naming_earlier_graphs(foreseen, earlier_bytes) if earlier_bytes else foreseen

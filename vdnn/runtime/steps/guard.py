@@ -1,7 +1,8 @@
 """Keeps a step without a plan within its budget, and moves no more than that takes.
 
-Every save stays on the device at first. Once the bytes on the device come too near to the budget, the guard evicts the
-storages that the backward pass uses last: those that were saved first. It counts by itself and asks no allocator.
+Every save stays on the device at first. Once the bytes on the device come too near to the budget, the guard evicts what
+graphs of earlier steps still hold, and then the storages that the backward pass uses last: those that were saved first.
+It counts by itself and asks no allocator.
 
 [Note: The margin] A step that was never seen allocates what no hook sees: results that are not saved, gradients, the
 workspace of an operation. The guard leaves room for the gradients of all parameters, for `TRANSIENTS` times the
@@ -13,8 +14,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 
+from vdnn.runtime.steps.earlier_graphs import EarlierGraphs
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.step.forms import Form
 from vdnn.step.plan import Action
 
 # A backward operation may hold several tensors of the size of the largest: that of a power has three, and the gradient
@@ -36,6 +39,8 @@ class Guard:
         self._small_bytes_before: int | None = None
         self.has_acted = False  # it moved something
         self.gated_bytes: Callable[[], int] = int  # held by saves that the native gate keeps
+        self.earlier = EarlierGraphs()
+        self._freed_bytes = 0  # of earlier graphs, since the last call of take_freed_bytes()
         self._candidates: dict[int, tuple[weakref.ref[ManagedStorage], Kept]] = {}  # the first saved comes first
 
     # What is on the device.
@@ -43,6 +48,9 @@ class Guard:
     def saved(self, nbytes: int) -> None:
         """A storage was saved for the first time."""
         self.leaves_room(TRANSIENTS * nbytes)
+
+    def saved_unknown(self, nbytes: int, form: Form) -> None:
+        """The plan does not know a storage that was saved."""
 
     def leaves_room(self, nbytes: int) -> None:
         """From now on so many bytes stay free."""
@@ -94,9 +102,28 @@ class Guard:
 
     def make_room(self) -> None:
         """Evicts until the step fits its budget again. Called at the end of each hook."""
+        if self.earlier:
+            self._evict_earlier(self._over_bytes())
         while self._candidates and self._over_bytes() > 0:
             chosen = self._choose()
             self._evict(chosen, *self._candidates.pop(chosen))
+
+    def _evict_earlier(self, over_bytes: int) -> None:
+        if over_bytes > 0:
+            freed_bytes = self.earlier.evict(over_bytes)
+            self.has_acted |= freed_bytes > 0
+            self._freed_bytes += freed_bytes
+            self._room_bytes += freed_bytes
+
+    def take_freed_bytes(self) -> int:
+        """The bytes that graphs of earlier steps held when this was called last, and that were freed since."""
+        freed_bytes, self._freed_bytes = self._freed_bytes, 0
+        return freed_bytes
+
+    @property
+    def kept(self) -> dict[int, Kept]:
+        """The lifetimes that could still be evicted, and why they were kept."""
+        return {lifetime: why for lifetime, (_, why) in self._candidates.items()}
 
     def _choose(self) -> int:
         """The lifetime to evict next."""

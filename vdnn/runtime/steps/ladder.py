@@ -11,6 +11,7 @@ import math
 from enum import Enum
 
 from vdnn.planning.footprint import interval_bytes, stored_bytes
+from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import PlannedStep
 from vdnn.runtime.steps.executor import Executor, Occupancy
 from vdnn.runtime.steps.recorded_sizes import RecordedSizes
@@ -62,6 +63,7 @@ class Rung:
     def follow(self, recording: Recording, planned: PlannedStep) -> None:
         """From now on its steps follow this plan. What the planner predicts of them is remembered."""
         self.recording = recording
+        self._least_bytes: int | None = None
         lifetimes = planned.plan.lifetimes
         followed = planned.followed
         occupancy = Occupancy(
@@ -72,6 +74,12 @@ class Rung:
         self.executor = Executor(planned.plan, occupancy)
         self.slowdown = planned.slowdown
         self.peak_bytes = planned.timeline.peak_bytes
+
+    def least_bytes(self, resident_bytes: int) -> int:
+        """The smallest budget of its step, if so much is allocated when that begins."""
+        if self._least_bytes is None:
+            self._least_bytes = least_bytes(self.recording)
+        return self._least_bytes + resident_bytes - self.recording.resident_bytes
 
     @property
     def is_provisional(self) -> bool:

@@ -13,19 +13,24 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from vdnn.errors import BudgetError, VdnnError
 from vdnn.planning.simulate import simulate
 from vdnn.runtime.steps.alike_kinds import AlikeKinds
 from vdnn.runtime.steps.budget_ledger import Over
+from vdnn.runtime.steps.earlier_graphs import naming_earlier_graphs
 from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.foresight import require_foreseen_fit
 from vdnn.runtime.steps.kinds import Begin, Kind, StepKinds
 from vdnn.runtime.steps.ladder import Ladder, Rung, Source
 from vdnn.runtime.steps.measured_step import MeasuredStep
 from vdnn.runtime.steps.plan_maker import PlanMaker
+from vdnn.runtime.steps.plan_needs import is_mistaken, needs_plan
 from vdnn.runtime.steps.planner import BudgetPlanner
 from vdnn.runtime.steps.recorded_sizes import RecordedSizes
 from vdnn.runtime.steps.save_keys import SaveKeys
 from vdnn.runtime.steps.step_tally import StepTally
+from vdnn.runtime.steps.unplannable import Unplannable
+from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.step.made_steps import first_point, first_save, with_recomputes_of
 from vdnn.step.plan import Plan
 from vdnn.step.plan_use import PlanUse
@@ -34,11 +39,6 @@ from vdnn.step.timeline import Timeline
 
 # The most kinds of step that have plans (two models in turn, training and another loss).
 _MOST_KINDS = 8
-# A step that is larger than its plan by no more than this is not planned anew: its guard balances that.
-_TOLERANCE = 1.01
-# What recorded steps told of another one was mistaken if its peak is off by this share, or its time shorter by that.
-_MISTAKEN_PEAK = 0.01
-_MISTAKEN_TIME = 0.05
 
 
 class _Finished(NamedTuple):
@@ -50,6 +50,7 @@ class _Finished(NamedTuple):
     followed: Executor | None
     has_grown: bool
     is_warm_up: bool
+    earlier_bytes: int
 
 
 class PlanBook:
@@ -71,6 +72,7 @@ class PlanBook:
         self.tally = StepTally()
         self._made_before = 0  # at the last call of take_host_bytes()
         self._maker = None if self._planner is None else PlanMaker(self._planner, self.tally)
+        self._unplannable = Unplannable()
 
     @property
     def is_planning(self) -> bool:
@@ -129,6 +131,10 @@ class PlanBook:
         expected = self._kinds.expected(begin)
         ladder = None if expected is None else self._ladders.get(expected.kind)
         is_new = ladder is None and begin not in self._being_planned.values()
+        has_rung = ladder is not None and ladder.choose(first) is not None
+        if expected and not has_rung and self._unplannable.has(expected.kind, first, allocated_bytes):
+            self.records_step = False
+            return None
         ladder = ladder or self._alike_ladder(begin)
         if ladder is None:
             self.records_step = is_new
@@ -179,13 +185,14 @@ class PlanBook:
         if self._planner is not None and keys.begin is not None:
             keys.kind = self._alike.kind_for(keys.kind, keys.begin, keys.saves)
 
-    def require_foreseen_fit(self, keys: SaveKeys, resident_bytes: int) -> None:
-        """Raises BudgetError if a step that begins so is above all rungs, and over the budget under every plan."""
+    def require_foreseen_fit(self, keys: SaveKeys, resident_bytes: int, earlier_bytes: int) -> None:
+        """Raises BudgetError if a step that begins so is above all rungs, and over the budget under every plan.
+        Graphs of earlier steps hold `earlier_bytes` of the `resident_bytes`."""
         if self._planner is None or keys.first is None:
             return
         alike = [self._ladders[kind] for kind, begin in self._begins.items() if begin == keys.begin]
         if len(alike) == 1:  # else the kind of the step is not known yet
-            require_foreseen_fit(self._planner, alike[0], keys.first, resident_bytes)
+            require_foreseen_fit(self._planner, alike[0], keys.first, resident_bytes, earlier_bytes)
 
     def ended(self, keys: SaveKeys) -> None:
         """Note the kind of a finished step."""
@@ -198,18 +205,19 @@ class PlanBook:
         measured: MeasuredStep,
         keys: SaveKeys,
         followed: Executor | None = None,
-        *,
         is_warm_up: bool = False,
+        earlier_bytes: int = 0,
     ) -> None:
         """Make a plan for a recorded step, if there is a planner and no plan serves the step yet. `followed`: it
-        followed this plan."""
+        followed this plan. `earlier_bytes`: graphs of earlier steps held so many on the device."""
         self.tally.recorded()
         begin, kind, maker = keys.begin, keys.kind, self._maker
         if maker is None or begin is None or kind in self._being_planned:
             return
         if kind not in self._ladders:
             self._being_planned[kind] = begin
-        step = _Finished(measured, kind, begin, followed, followed is not None and followed.has_grown, is_warm_up)
+        has_grown = followed is not None and followed.has_grown
+        step = _Finished(measured, kind, begin, followed, has_grown, is_warm_up, earlier_bytes)
 
         def read() -> tuple[Recording | None, Timeline | None]:
             return measured.recording, measured.timeline
@@ -240,9 +248,9 @@ class PlanBook:
         if ladder is not None:
             ladder.recorded.note(recording, has_own_recomputes=has_own_recomputes, is_warm_up=step.is_warm_up)
             rung = None if followed is None else ladder.rung_of(followed)
-            if rung is not None and (rung.is_provisional or _is_mistaken(rung, foretold, recording)):
+            if rung is not None and (rung.is_provisional or is_mistaken(rung, foretold, recording)):
                 wrong = rung
-            elif ladder.is_being_planned or not _needs_plan(
+            elif ladder.is_being_planned or not needs_plan(
                 ladder, rung, recording, is_planned=followed is not None, has_grown=step.has_grown
             ):
                 if rung is not None and step.has_grown:
@@ -259,10 +267,16 @@ class PlanBook:
             mine.is_being_planned = False
             mine.replace(wrong, rung)
 
-        def give_up() -> None:
+        def give_up(error: VdnnError) -> bool:
             self._being_planned.pop(kind, None)
             if ladder is not None:
                 ladder.is_being_planned = False
+            if all(rung.source is Source.WARM_UP for rung in self.rungs):
+                if step.earlier_bytes and isinstance(error, BudgetError):
+                    raise naming_earlier_graphs(error, step.earlier_bytes)
+                return step.is_warm_up  # it may have taken more than later ones do
+            self._unplannable.note(kind, recording, error)
+            return True
 
         source = Source.WARM_UP if step.is_warm_up else Source.RECORDED
         maker.make_from(recording, timeline, None if below is None else below.recording, source, use, give_up)
@@ -297,18 +311,26 @@ class PlanBook:
         more_bytes = max(0, allocated_bytes - first_point(rung.recording).allocated_bytes)
         return max(0, budget_bytes - rung.peak_bytes) - more_bytes
 
-    def judged(self, executor: Executor | None, kind: Kind, device_bytes: int) -> tuple[int, Over] | None:
-        """The budget of a finished step, and the cause if it took more; None if it has no budget yet."""
+    def judged(self, step: WatchedStep, device_bytes: int, earlier_bytes: int) -> tuple[int, Over] | None:
+        """The budget of a finished step, and the cause if it took more; None if it has no budget yet. Graphs of earlier
+        steps held `earlier_bytes` on the device."""
+        executor, kind, resident_bytes = step.executor, step.keys.kind, step.resident_bytes
         budget_bytes = None if self._planner is None else self._planner.fixed_bytes(device_bytes)
         if budget_bytes is None and executor is not None:  # the budget "min", or a plan that the user gave
             budget_bytes = executor.plan.budget_bytes
         if budget_bytes is None:
             return None
+        rung = None if executor is None else self._rung_of(executor, kind)
+        if 0 < step.peak_bytes - budget_bytes <= earlier_bytes:
+            return budget_bytes, Over.EARLIER_GRAPHS
+        is_too_large = rung is not None and rung.least_bytes(resident_bytes) > budget_bytes >= rung.peak_bytes
+        if is_too_large or self._unplannable.has(kind, step.keys.first, resident_bytes):
+            return budget_bytes, Over.TOO_LARGE
         if executor is None:
             return budget_bytes, Over.NO_PLAN
         if executor.differences:
             return budget_bytes, Over.DIFFERED
-        is_own = executor is self._given or self._rung_of(executor, kind) is not None
+        is_own = executor is self._given or rung is not None
         return budget_bytes, Over.MORE_THAN_PLANNED if is_own else Over.ANOTHER_PLAN
 
     def executed(self, executor: Executor, peak_bytes: int, resident_bytes: int, kind: Kind) -> None:
@@ -320,26 +342,3 @@ class PlanBook:
         self._ladders[kind].records_all |= executor.has_grown
         if not executor.differences and peak_bytes > maker.planner.budget_bytes(rung.recording):
             maker.tighten(rung, peak_bytes, resident_bytes)
-
-
-def _needs_plan(ladder: Ladder, rung: Rung | None, recording: Recording, *, is_planned: bool, has_grown: bool) -> bool:
-    """True if a recorded step had no plan of its size, or was larger than its plan, or so much smaller that it deserves
-    another one. `rung`: the one of its kind that it followed."""
-    first = first_save(recording)
-    if not is_planned:
-        return not ladder.find_near(first, recording)
-    if rung is None:
-        return False  # it followed a plan of another kind, and its own has some
-    if has_grown:
-        return recording.managed_bytes > _TOLERANCE * rung.nbytes
-    rung.served(first)
-    return ladder.deserves_own(rung, first)
-
-
-def _is_mistaken(rung: Rung, foretold: Recording | None, recorded: Recording) -> bool:
-    """True if the step that followed this rung is not what was foretold of it."""
-    if foretold is None or rung.source is Source.RECORDED:
-        return False
-    wrong_bytes = abs(recorded.peak_bytes - foretold.peak_bytes)
-    is_shorter = recorded.compute_ns < (1 - _MISTAKEN_TIME) * foretold.compute_ns
-    return is_shorter or wrong_bytes > _MISTAKEN_PEAK * recorded.peak_bytes

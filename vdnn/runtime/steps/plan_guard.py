@@ -8,7 +8,9 @@ fewer. Beyond that it evicts what the plan keeps, first saved first, and reloads
 storages which are saved nearby grew together: what is recomputed does not count otherwise. If a storage is larger than
 all that the plan saves nearby, its operations may take more than the plan has for any of them: as many times that as a
 step without a plan leaves for its largest storage (see [Note: The margin] in guard.py). And what operations of the plan
-take soon is expected to have grown as much as the last saves.
+take soon is expected to have grown as much as the last saves. Where the step goes on after the last save of the plan
+(another forward pass), any operation of the plan may come again, as large as
+what it has repeated so far.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from vdnn.runtime.steps.executor import NEARBY, Executor
 from vdnn.runtime.steps.guard import TRANSIENTS, Guard
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.step.forms import Form
 
 # What was evicted is reloaded when the backward pass is this many lifetimes away from it, or only `_NEXT` if there is
 # no room before.
@@ -50,6 +53,8 @@ class PlanGuard(Guard):
         self._passing: dict[int, int] = {}  # lifetimes that the plan offloads -> the bytes that they hold on the device
         self._recent: deque[tuple[int, int]] = deque(maxlen=NEARBY)  # bytes of the last storages, and as planned
         self._grows = 0.0  # how much larger they are, as a share of what was planned
+        self._repeated_bytes = 0  # saved again after all that the plan knows, and as planned the first time
+        self._planned_bytes = 0
         self._is_saving = True  # the last hook was that of a save
 
     # What is on the device.
@@ -62,6 +67,12 @@ class PlanGuard(Guard):
         self._grows = max(0, recent_bytes / planned_bytes - 1)
         self.leaves_room(recent_bytes - planned_bytes)
         self.leaves_room(TRANSIENTS * (nbytes - followed.bytes_nearby))
+
+    def saved_unknown(self, nbytes: int, form: Form) -> None:
+        like_bytes = self._followed.bytes_like(form)
+        if self._followed.is_past_saves and like_bytes:
+            self._repeated_bytes += nbytes
+            self._planned_bytes += like_bytes
 
     def came_back(self, lifetime: int, nbytes: int) -> None:
         self.is_here(lifetime, nbytes)
@@ -79,7 +90,10 @@ class PlanGuard(Guard):
     @property
     def _margin_bytes(self) -> int:
         """See [Note: What grew]."""
-        return max(self._unseen_bytes, int(self._grows * self._followed.transient_bytes))
+        followed = self._followed
+        grown_bytes = max(self._unseen_bytes, int(self._grows * followed.transient_bytes))
+        share = min(1.0, self._repeated_bytes / max(1, self._planned_bytes))
+        return max(grown_bytes, int(share * followed.more_transient_bytes))
 
     def _over_bytes(self) -> int:
         """How much of what stays until its use has no room. What the plan offloads only passes through the device."""
@@ -98,6 +112,8 @@ class PlanGuard(Guard):
     # What leaves it.
 
     def make_room(self) -> None:
+        if self.earlier:
+            self._evict_earlier(max(self._over_bytes(), self._over_bytes_now()))
         self._release_what_leaves()
         if self._is_saving:
             super().make_room()

@@ -15,7 +15,7 @@ from vdnn.errors import VdnnError
 from vdnn.planning.planned_step import PlannedStep
 from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.ladder import Rung, Source
-from vdnn.runtime.steps.planner import BudgetPlanner
+from vdnn.runtime.steps.planner import SLACK, BudgetPlanner
 from vdnn.runtime.steps.planning_thread import WorkBeside
 from vdnn.runtime.steps.recorded_sizes import Told
 from vdnn.runtime.steps.step_tally import StepTally
@@ -51,10 +51,10 @@ class PlanMaker:
         below: Recording | None,
         source: Source,
         use: Callable[[Rung], None],
-        give_up: Callable[[], None],
+        give_up: Callable[[VdnnError], bool],
     ) -> None:
         """A rung for a recorded step; or for the step that covers it and the highest one below, if that can meet the
-        budget. If no plan meets it, that is raised, unless the step was one of the warm-up."""
+        budget. If no plan meets it, the error is raised, unless `give_up` returns True."""
 
         def make() -> tuple[Recording, PlannedStep] | VdnnError:
             try:
@@ -65,8 +65,7 @@ class PlanMaker:
 
         def take(made: tuple[Recording, PlannedStep] | VdnnError) -> None:
             if isinstance(made, VdnnError):
-                give_up()
-                if source is Source.WARM_UP:  # it may have taken more than later ones do
+                if give_up(made):
                     return
                 raise made
             use(self._rung(*made, timeline, source))
@@ -134,7 +133,9 @@ class PlanMaker:
             return
         if rung.tightenings >= _MOST_TIGHTENINGS:
             return
-        tightened_bytes = rung.tightened_bytes + (0 if has_grown else over_bytes)
+        # A step that then met the budget exactly would exceed it by a few bytes, because blocks are aligned.
+        free_bytes = over_bytes + int(SLACK * planner.budget_bytes(recording))
+        tightened_bytes = rung.tightened_bytes + (0 if has_grown else free_bytes)
         target_bytes = planner.target_bytes(recording, tightened_bytes)
         if not has_grown and target_bytes == executor.plan.budget_bytes:
             _warn_over_budget(rung, peak_bytes, over_bytes)

@@ -189,6 +189,14 @@ class Recorder:
         life.is_reloaded = False
         self._account(life.source)
 
+    def evicted_earlier(self, nbytes: int) -> None:
+        """So many bytes that graphs of earlier steps held were evicted. The step is recorded as if they had left before
+        it began."""
+        self._resident_bytes -= nbytes
+        for point in self._points:
+            point.allocated_bytes -= nbytes
+            point.peak_bytes -= nbytes
+
     # Changes of storages between the hooks.
 
     def _follow(self, life: _Life, managed: ManagedStorage) -> None:

@@ -12,6 +12,7 @@ tensor was saved in its place.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,6 +76,7 @@ class Settling:
         self.light: Light | None = None
         self.followed: Followed | None = None  # until the step ends
         self.is_expected = False  # the last step was settled from its first to its last save
+        self.manage_kept: Callable[[Followed], None] = lambda _: None  # lets guards evict what the gate keeps
         self._ends = ends
         self._lesson: tuple[Lesson, _Habit] | None = None
         self._habits: weakref.WeakKeyDictionary[Executor, dict[SaveKey, _Habit]] = weakref.WeakKeyDictionary()
@@ -146,7 +148,7 @@ class Settling:
         followed.habit.failures += 1
         if followed.habit.failures < _MOST_FAILURES:
             followed.habit.lessons = 0
-        followed.script.replay(followed.step, end, has_encoded=followed.encoded_at == end)
+        self._replay(followed, end, has_encoded=followed.encoded_at == end)
 
     def continue_in_python(self) -> None:
         """The Python hooks continue in the middle of a step that the gate has served so far, if it has."""
@@ -156,7 +158,19 @@ class Settling:
         self.leave()
         if followed.needs_replay:
             followed.needs_replay = False
-            followed.script.replay(followed.step, len(followed.script.events))
+            self._replay(followed, len(followed.script.events))
+
+    def _replay(self, followed: Followed, end: int, *, has_encoded: bool = False) -> None:
+        followed.script.replay(followed.step, end, has_encoded=has_encoded)
+        if followed.step.guard is not None:
+            self.manage_kept(followed)
+
+    def leave_step(self) -> None:
+        """The step is over. What it saved and is still alive outlives it: guards of later steps may evict that."""
+        self.leave()
+        followed = self.followed
+        if followed is not None and followed.step.guard is not None:
+            self.manage_kept(followed)
 
     def use_in_python(self, save: _C.KeptSave) -> bool:
         """Counts the use of a save that the gate kept in this step. False for a save of an earlier step."""

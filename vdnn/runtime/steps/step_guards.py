@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vdnn.runtime.steps.earlier_graphs import EarlierGraphs
 from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.guard import Guard
 from vdnn.runtime.steps.plan_book import PlanBook
@@ -31,6 +32,7 @@ class StepGuards:
         self._modules = modules
         self._settling = settling
         self._offload = offload
+        self.earlier = EarlierGraphs()
 
     def guard(
         self, transport: Transport | None, executor: Executor | None, resident_bytes: int, now_bytes: int
@@ -51,4 +53,18 @@ class StepGuards:
                 return None
             guard = PlanGuard(room_bytes, self._offload, executor)
         guard.gated_bytes = self._settling.gated_bytes
+        guard.earlier = self.earlier
         return guard
+
+    def step_ended(self, guard: Guard | None, outliving: list[ManagedStorage]) -> int:
+        """A step with this guard is over, and these of its storages are alive. Copies of freed graphs, and offloaded
+        storages of live ones, must not count in the next step. Returns the bytes that earlier graphs held in it."""
+        earlier_bytes = sum(self.earlier.bytes)
+        kept = {} if guard is None else guard.kept
+        if guard is not None:
+            guard.step_ended()
+        for managed in outliving:
+            managed.release()
+            managed.release_unused_reload()  # of a plan that took it for another storage
+        self.earlier.step_ended(outliving, kept)
+        return earlier_bytes

@@ -121,7 +121,7 @@ class StepWatch:
             self.end_step()
 
     def end_step(self) -> None:
-        self.settling.leave()
+        self.settling.leave_step()
         outliving = self._ends.step_ended()
         if self._step.keys.first is not None:
             self._end_micro_batch(outliving)
@@ -188,19 +188,18 @@ class StepWatch:
         if transport is None or gauges is None:
             return
         begin, peaks = gauges.mark(transport.current_stream()), gauges.step_ended()
-        # Copies of freed graphs, and offloaded storages of live ones, must not count in the next step.
-        if step.guard is not None:
-            step.guard.step_ended()
-        for managed in outliving:
-            managed.release()
+        earlier_bytes = self._guards.step_ended(step.guard, outliving)
         transport.release_sources()
         step.peak_bytes = self._peaks.of(step, peaks[0], is_exact=gauges.has_exact_peaks)
-        judged = self._plans.judged(step.executor, step.keys.kind, transport.device.info.total_bytes)
+        judged = self._plans.judged(step, transport.device.info.total_bytes, earlier_bytes)
         if judged is not None:
             self.budget.micro_batch_ended(step.peak_bytes, *judged)
         measured = self._measured.finish(step, transport, (begin, gauges.mark(transport.current_stream())), peaks)
         if step.recorder is not None:
-            self._plans.recorded(measured, step.keys, step.executor, is_warm_up=self.steps < self.options.warmup_steps)
+            if step.guard is not None:
+                step.recorder.abandon()  # what outlives it counts in later steps only while it is on the device
+            is_warm_up = self.steps < self.options.warmup_steps
+            self._plans.recorded(measured, step.keys, step.executor, is_warm_up, earlier_bytes)
         elif step.executor is not None:
             self._plans.executed(step.executor, step.peak_bytes, step.resident_bytes, step.keys.kind)
 
@@ -300,8 +299,9 @@ class StepWatch:
         # Gradients of the step before are often freed only now.
         self._resident_bytes = min(self._resident_bytes, now_bytes)
         try:
-            self._plans.require_foreseen_fit(step.keys, self._resident_bytes)
-            executor = step.executor = self._plans.choose(step.keys, now_bytes)
+            movable_bytes, other_bytes = self._guards.earlier.bytes
+            self._plans.require_foreseen_fit(step.keys, self._resident_bytes - movable_bytes, other_bytes)
+            executor = step.executor = self._plans.choose(step.keys, now_bytes - movable_bytes)
         except VdnnError:
             step.was_refused()
             raise

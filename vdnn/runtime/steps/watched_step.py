@@ -155,6 +155,8 @@ class WatchedStep:
         if executor is not None and is_new and action is None and executor.recomputes_like(self.keys.form):
             action = Action.RECOMPUTE
         if is_new and self.guard is not None:
+            if watched.planned is None:
+                self.guard.saved_unknown(managed.nbytes, self.keys.form)
             self._guard(self.guard, watched.number, managed, action)
         return action
 
@@ -248,6 +250,9 @@ class WatchedStep:
             if watched is not None and watched.number is not None:
                 guard.is_gone(watched.number)
         guard.make_room()
+        freed_bytes = guard.take_freed_bytes()
+        if freed_bytes and self.recorder is not None:
+            self.recorder.evicted_earlier(freed_bytes)
 
     # Lifetimes.
 

@@ -34,7 +34,8 @@ def unpack_without_hooks(packed: Any) -> torch.Tensor:
     if isinstance(packed, tuple):
         return kept_tensor(packed)
     if isinstance(packed, KeptSave):
-        return kept_tensor((packed.tensor, packed.version))
+        kept = packed.tensor
+        return kept_tensor((kept, packed.version)) if isinstance(kept, torch.Tensor) else unpack_without_hooks(kept)
     tensor: torch.Tensor = (packed.full() if isinstance(packed, LightSave) else packed).unpack()
     return tensor
 

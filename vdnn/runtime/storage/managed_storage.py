@@ -118,6 +118,16 @@ class ManagedStorage:
         container = None if self.entry is None else self.entry.container
         return None if container is None else container()
 
+    @property
+    def is_on_device(self) -> bool:
+        return self.reloaded is not None or self.source.storage is not None
+
+    @property
+    def can_be_evicted(self) -> bool:
+        """True if an offload would free its memory."""
+        is_unmodified = self.witness._version == self.version
+        return is_unmodified and self.source.storage is not None and not self.source.is_held_by_others
+
     # Its users and what they decide.
 
     def watch(self, watched: WatchedLifetime) -> None:

@@ -66,6 +66,14 @@ class Source:
             return None
         return storage
 
+    @property
+    def is_held_by_others(self) -> bool:
+        """True if a release would free nothing: another holder keeps the storage alive."""
+        storage = self.storage
+        return storage is not None and (
+            _natively_held(storage._cdata) > 1 or _references_to(storage) > HELD_ONCE + 1  # of this object
+        )
+
     def offload(self, transport: Transport) -> _C.HostCopy | None:
         """Issues the copy to the host, whose queue holds this until it is released. None if the copy is refused."""
         facts = self._facts
