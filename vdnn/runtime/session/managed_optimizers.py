@@ -1,0 +1,48 @@
+"""Checks the arguments `model` and `optimizer` of vdnn.offload, before anything has moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from vdnn.runtime.training_state.optimizer_state import OptimizerState, state_of
+
+
+def states_of(model: object, optimizer: object) -> list[OptimizerState]:
+    """The states of the optimizers that a session shall manage.
+
+    Raises ValueError or TypeError for wrong arguments, and VdnnError for an optimizer that cannot step in slices.
+    """
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
+    if model is not None and optimizer is None:
+        raise ValueError("model: it says whose parameters the optimizer has. Give optimizer= as well.")
+    optimizers = _listed(optimizer)
+    if isinstance(model, torch.nn.Module):
+        for one in optimizers:
+            _require_parameters_of(model, one)
+    return [state_of(one) for one in optimizers]
+
+
+def _listed(optimizer: object) -> list[torch.optim.Optimizer]:
+    given = list(optimizer) if isinstance(optimizer, Sequence) else [] if optimizer is None else [optimizer]
+    listed = [one for one in given if isinstance(one, torch.optim.Optimizer)]
+    if len(listed) < len(given):
+        wrong = next(one for one in given if not isinstance(one, torch.optim.Optimizer))
+        raise TypeError(f"optimizer: expected a torch.optim.Optimizer, or several, got {type(wrong).__name__}.")
+    if len({id(one) for one in listed}) < len(listed):
+        raise ValueError("optimizer: the same optimizer is there twice. Give each one once.")
+    return listed
+
+
+def _require_parameters_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    own = {id(parameter) for parameter in model.parameters()}
+    for index, group in enumerate(optimizer.param_groups):
+        for number, parameter in enumerate(group["params"]):
+            if id(parameter) not in own:
+                raise ValueError(
+                    f"optimizer: parameter {number} of group {index}, of shape {list(parameter.shape)}, is not one of "
+                    "the model's. Make the optimizer from this model's parameters, after its last .to() and wrapper, "
+                    "or leave out model=."
+                )
