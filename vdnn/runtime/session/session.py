@@ -198,7 +198,7 @@ class Session(contextlib.ContextDecorator):
         engine = self._engine
         recipe_lines = engine.tolerance.lines() + engine.rechecks.lines()
         for state in self._optimizer_states:
-            recipe_lines += state.moved.lines(type(state.optimizer).__name__)
+            recipe_lines += state.moved.lines(state.name)
         return session_report(self._asked_for(), self.counters, engine.transports.opened(), engine.steps, recipe_lines)
 
     def _asked_for(self) -> str:

@@ -52,9 +52,12 @@ def replace_step(optimizer: torch.optim.Optimizer, replacement: Replacement) -> 
 
     undone = weakref.finalize(optimizer, _leave, wrapper, cell)
     undone.atexit = False
+    reference = weakref.ref(optimizer)
 
     def undo() -> None:
-        _replaced.pop(optimizer, None)
+        replaced = reference()
+        if replaced is not None:
+            _replaced.pop(replaced, None)
         undone()
 
     return undo

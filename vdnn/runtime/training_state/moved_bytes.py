@@ -30,7 +30,7 @@ class MovedBytes:
         crossed_bytes = (self.to_host_bytes + self.to_device_bytes) // steps
         lines = [
             f"  optimizer state of {name}: {format_bytes(self.host_bytes)} on the host, {format_bytes(crossed_bytes)} "
-            f"crossed the link per step, of which compute waited {self.waited_ns // steps} ns"
+            f"crossed the link per step, for which compute waited {self.waited_ns / steps / 1e6:.2f} ms"
         ]
         if self.stayed_bytes:
             lines.append(

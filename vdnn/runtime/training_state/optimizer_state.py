@@ -9,6 +9,7 @@ closed: then all of it returns to the device, and the optimizer is as if it had 
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ from vdnn.runtime.training_state.moved_bytes import MovedBytes
 from vdnn.runtime.training_state.refusals import refuse_what_mixes
 from vdnn.runtime.training_state.sliced_step import SlicedStep
 from vdnn.runtime.training_state.slices import Slice, slices_of
-from vdnn.runtime.training_state.state_copies import Moving, StateCopies
+from vdnn.runtime.training_state.state_copies import LARGEST_WINDOW_BYTES, Moving, StateCopies
 from vdnn.runtime.training_state.state_tensors import Place, bytes_of, movable, places_in
 from vdnn.user_warnings import warn
 
@@ -39,7 +40,8 @@ class OptimizerState:
 
     def __init__(self, optimizer: Optimizer) -> None:
         refuse_what_mixes(optimizer)
-        self._reference = weakref.ref(optimizer)
+        self.name = type(optimizer).__name__
+        self._reference = weakref.ref(optimizer, self._gone)
         self.moved = MovedBytes()
         self.owner: object | None = None  # the session that manages it now
         self._entries = 0
@@ -143,16 +145,18 @@ class OptimizerState:
     def slice_bytes(self) -> int:
         """The most state that a slice has, unless a single parameter has more: two are on the device at one time."""
         devices = {parameter.device for parameter in _parameters_of(self.optimizer)}
-        windows = [copies.transport.narrow_window_bytes for one in devices if (copies := self._copies_for(one))]
-        return max(1, min(windows, default=1 << 30) // 2)
+        windows = [copies.window_bytes for one in devices if (copies := self._copies_for(one))]
+        return max(1, min(windows, default=LARGEST_WINDOW_BYTES) // 2)
 
     def _slices(self, optimizer: Optimizer) -> list[Slice]:
         def moving_bytes(parameter: torch.Tensor) -> int:
-            at_host = self._at_host(optimizer, parameter)
-            if at_host:
-                return bytes_of(place.tensor for place in at_host)
+            if parameter.grad is None:
+                return 0
+            if optimizer.state.get(parameter):
+                return bytes_of(place.tensor for place in self._at_host(optimizer, parameter))
             # The state that the first step makes is usually one or two tensors of the parameter's size.
-            return 2 * parameter.numel() * parameter.element_size() if parameter.grad is not None else 0
+            nbytes = parameter.numel() * parameter.element_size()
+            return 2 * nbytes if nbytes >= self._min_bytes else 0
 
         return slices_of(optimizer.param_groups, moving_bytes, self.slice_bytes())
 
@@ -161,6 +165,14 @@ class OptimizerState:
         there = {id(place.tensor) for state in optimizer.state.values() for place in places_in(state)}
         for identity in [one for one in self._hosts if one not in there]:
             self._hosts.pop(identity)
+        self._count()
+
+    def _gone(self, _: object) -> None:
+        """The optimizer is gone, and its state with it."""
+        self._hosts.clear()
+        self._count()
+
+    def _count(self) -> None:
         reserved: dict[Transport, int] = dict.fromkeys(self._reserved, 0)
         for host in self._hosts.values():
             reserved[host.transport] = reserved.get(host.transport, 0) + host.nbytes
@@ -198,60 +210,60 @@ class OptimizerState:
 
     def _step_slices(self, optimizer: Optimizer, sliced: SlicedStep, slices: list[Slice]) -> None:
         stepped = 0
-        ahead: Moving | None = None
+        waiting: deque[Moving] = deque()  # fetched, and not used yet
         try:
-            ahead = self._fetch(optimizer, slices[0]) if slices else None
             for number, part in enumerate(slices):
-                arrived, ahead = ahead, None
-                following = slices[number + 1] if number + 1 < len(slices) else None
-                ahead = None if following is None else self._fetch(optimizer, following)
+                for following in slices[number : number + 2][number > 0 :]:
+                    self._fetch(optimizer, following, waiting)
                 stepped += len(part.all_parameters())
-                self._step_one(optimizer, sliced, part, arrived)
+                self._step_one(optimizer, sliced, part, waiting)
             sliced.end()
             self._finish()
         except BaseException as error:
-            self._give_up(ahead)
+            self._give_up(waiting)
             if not stepped or not isinstance(error, Exception):
                 raise
             total = sum(len(part.all_parameters()) for part in slices)
             raise VdnnError(
-                f"the step of {type(optimizer).__name__} stopped after {stepped} of {total} parameters: {error} Model "
-                "and optimizer are between two steps: load both from the last checkpoint before you go on."
+                f"the step of {type(optimizer).__name__} stopped after {stepped} of {total} parameters: "
+                f"{str(error).rstrip('.')}. Model and optimizer are between two steps: load both from the last "
+                "checkpoint before you go on."
             ) from error
         finally:
             self._forget_unused(optimizer)
 
-    def _give_up(self, ahead: Moving | None) -> None:
+    def _give_up(self, waiting: deque[Moving]) -> None:
         try:
-            if ahead is not None:
-                self._copies[ahead.tensors[0].device].abandon(ahead)
+            for moving in waiting:
+                self._copies[moving.tensors[0].device].abandon(moving)
             self._finish()
         except VdnnError:
             pass  # the device is lost, which the first error says
 
-    def _fetch(self, optimizer: Optimizer, part: Slice) -> Moving | None:
-        """Issues copies of the state of `part` to the device."""
-        copies = self._copies_for(part.device)
-        if copies is None:
-            return None
-        with_gradient = [parameter for parameter in part.all_parameters() if parameter.grad is not None]
-        places = [place for parameter in with_gradient for place in self._at_host(optimizer, parameter)]
-        return copies.fetch([self._hosts[id(place.tensor)] for place in places]) if places else None
+    def _places(self, optimizer: Optimizer, part: Slice) -> list[Place]:
+        """The host tensors that a step of `part` uses."""
+        parameters = [parameter for parameter in part.all_parameters() if parameter.grad is not None]
+        return [place for parameter in parameters for place in self._at_host(optimizer, parameter)]
 
-    def _step_one(self, optimizer: Optimizer, sliced: SlicedStep, part: Slice, arrived: Moving | None) -> None:
+    def _fetch(self, optimizer: Optimizer, part: Slice, waiting: deque[Moving]) -> None:
+        """Issues copies of the state of `part` to the device."""
+        copies, places = self._copies_for(part.device), self._places(optimizer, part)
+        if copies is not None and places:
+            waiting.append(copies.fetch([self._hosts[id(place.tensor)] for place in places]))
+
+    def _step_one(self, optimizer: Optimizer, sliced: SlicedStep, part: Slice, waiting: deque[Moving]) -> None:
         copies = self._copies_for(part.device)
         if copies is None:
             sliced.step(part)
             return
         fetched: dict[int, HostTensor] = {}  # by id of the tensor on the device
-        if arrived is not None:
-            copies.arrive(arrived)
-            on_device = {id(host.tensor): tensor for host, tensor in zip(arrived.hosts, arrived.tensors, strict=True)}
-            for parameter in part.all_parameters():
-                for place in self._at_host(optimizer, parameter):
-                    if id(place.tensor) in on_device:
-                        place.put(on_device[id(place.tensor)])
-            fetched = {id(tensor): host for host, tensor in zip(arrived.hosts, arrived.tensors, strict=True)}
+        places = self._places(optimizer, part)
+        if places:
+            moving = waiting.popleft()
+            copies.arrive(moving)
+            for place, tensor, host in zip(places, moving.tensors, moving.hosts, strict=True):
+                place.put(tensor)
+                fetched[id(tensor)] = host
         try:
             sliced.step(part)
         finally:

@@ -18,11 +18,14 @@ import torch
 
 from vdnn import _C
 from vdnn.errors import DriverError, VdnnError
+from vdnn.runtime.storage.source import natively_held
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.spans import span
 from vdnn.runtime.training_state.host_tensor import HostTensor
 from vdnn.runtime.training_state.state_tensors import bytes_of
 
+# The widest window each way. Larger slices keep a link no busier, and are memory that the activations do not get.
+LARGEST_WINDOW_BYTES = 64 << 20
 _TO_DEVICE, _TO_HOST = _C.CopyDirection.HOST_TO_DEVICE, _C.CopyDirection.DEVICE_TO_HOST
 
 
@@ -43,6 +46,7 @@ class StateCopies:
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
+        self.window_bytes = min(transport.narrow_window_bytes, LARGEST_WINDOW_BYTES)
         self.to_device_bytes = 0
         self.to_host_bytes = 0
         self._device = transport.device
@@ -107,7 +111,7 @@ class StateCopies:
         self.to_host_bytes += moving.nbytes
         self._leaving.append(moving)
         self._leaving_bytes += moving.nbytes
-        while len(self._leaving) > 1 and self._leaving_bytes > transport.narrow_window_bytes:
+        while len(self._leaving) > 1 and self._leaving_bytes > self.window_bytes:
             self._release_oldest()
         return True
 
@@ -118,20 +122,20 @@ class StateCopies:
         while self._leaving:
             self._release_oldest()
         if last is not None:
-            self._device.synchronize(last)
+            self._settle(last)
         waits, self._waits = self._waits, []
-        return sum(self._device.elapsed_ns(begin, end) for begin, end in waits)
+        return sum(self._ns_between(begin, end) for begin, end in waits)
 
     def abandon(self, moving: Moving) -> None:
         """Releases tensors that were fetched and not used: their memory is not reused before the copies are over."""
         self._stall(moving.stream, moving.complete)
-        self._note(moving, _C.Access.RELEASE, "unused state")
+        self._release(moving)
 
     def _release_oldest(self) -> None:
         oldest = self._leaving.popleft()
         self._leaving_bytes -= oldest.nbytes
         self._stall(oldest.stream, oldest.complete)
-        self._note(oldest, _C.Access.RELEASE, "state released")
+        self._release(oldest)
 
     # Memory and order.
 
@@ -144,7 +148,7 @@ class StateCopies:
         except torch.OutOfMemoryError:
             if not self._leaving:
                 raise
-        self._device.synchronize(self._leaving[-1].complete)
+        self._settle(self._leaving[-1].complete)
         while self._leaving:
             self._release_oldest()
         return allocate()
@@ -175,10 +179,33 @@ class StateCopies:
         try:
             self._device.wait(stream, event)
         except DriverError:
+            self._settle(event)
+
+    def _settle(self, event: _C.Event) -> None:
+        """Blocks the host until `event` has happened."""
+        try:
+            self._device.synchronize(event)
+        except DriverError:
             self._device.synchronize(event)
 
+    def _ns_between(self, begin: _C.Event, end: _C.Event) -> int:
+        try:
+            return self._device.elapsed_ns(begin, end)
+        except DriverError:
+            return 0  # a figure for the report is not worth a step
+
     def _note(self, moving: Moving, access: _C.Access, label: str) -> None:
-        is_noted = self.transport.release_context.notes_releases if access == _C.Access.RELEASE else False
-        if self.transport.is_checked or is_noted:
+        if self.transport.is_checked:
             for address, host in zip(moving.addresses, moving.hosts, strict=True):
                 self._device.note_access(address, host.nbytes, access, moving.stream, label)
+
+    def _release(self, moving: Moving) -> None:
+        """Drops the tensors. Notes the release of those that nobody else holds: the state that was loaded may be part
+        of a dict that the user keeps."""
+        storages = [tensor.untyped_storage() for tensor in moving.tensors]
+        moving.tensors.clear()
+        if not self.transport.release_context.notes_releases:
+            return
+        for storage, address, host in zip(storages, moving.addresses, moving.hosts, strict=True):
+            if natively_held(storage._cdata) == 1:
+                self._device.note_access(address, host.nbytes, _C.Access.RELEASE, moving.stream, "state released")
