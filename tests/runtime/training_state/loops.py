@@ -222,7 +222,7 @@ def resumed(training: Training) -> None:
             torch.save({"m": training.model.state_dict(), "o": training.optimizer.state_dict()}, saved)
         if step == 14:
             saved.seek(0)
-            loaded = torch.load(saved)
+            loaded = torch.load(saved, map_location="cpu")
             training.model.load_state_dict(loaded["m"])
             training.optimizer.load_state_dict(loaded["o"])
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-
 import vdnn
 from tests.runtime.training_state.conftest import on_host, open_session
 from tests.runtime.training_state.loops import OPTIMIZERS, Net, ScaledByAll, SignOfMomentum, begin
@@ -139,8 +138,8 @@ def test_an_optimizer_that_cannot_be_tried_is_refused_with_the_reason() -> None:
 
 def test_without_a_device_the_optimizer_steps_by_itself() -> None:
     training = begin(ADAMW)
-    with pytest.warns(vdnn.VdnnWarning) as warned:
-        with vdnn.offload("vdnn-all", min_bytes=0, optimizer=training.optimizer):
-            one_step(training)
+    session = vdnn.offload("vdnn-all", min_bytes=0, optimizer=training.optimizer)
+    with pytest.warns(vdnn.VdnnWarning) as warned, session:
+        one_step(training)
     assert "tensors on the CPU are passed through" in str(warned[0].message)
     assert on_host(training.optimizer) == 0

@@ -18,11 +18,17 @@ _HOOKS = ("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_po
 
 
 class LoadsInParts:
-    """Watches `load_state_dict` of one optimizer. `take_out` moves to the host what was loaded."""
+    """Watches `load_state_dict` of one optimizer. `take_out_part` moves to the host what was loaded, and `take_out`
+    does so when all of it is there."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, take_out: Callable[[], None], part_bytes: Callable[[], int]
+        self,
+        optimizer: torch.optim.Optimizer,
+        take_out_part: Callable[[], None],
+        take_out: Callable[[], None],
+        part_bytes: Callable[[], int],
     ) -> None:
+        self._take_out_part = take_out_part
         self._take_out = take_out
         self._part_bytes = part_bytes
         self._loaded: list[tuple[torch.Tensor, Any]] = []
@@ -44,7 +50,7 @@ class LoadsInParts:
             vars(optimizer).update({name: OrderedDict() for name in _HOOKS})
             for part in parts:
                 torch.optim.Optimizer.load_state_dict(optimizer, {**saved, "state": part})
-                self._take_out()
+                self._take_out_part()
                 self._loaded += optimizer.state.items()
         except BaseException:
             vars(optimizer).update(before)

@@ -77,7 +77,7 @@ class OptimizerState:
             if self._undo is None:
                 self._undo = replace_step(optimizer, self._step)
             if self._loading is None:
-                self._loading = LoadsInParts(optimizer, self.take_out, self.slice_bytes)
+                self._loading = LoadsInParts(optimizer, self.take_out_part, self.take_out, self.slice_bytes)
             self.take_out()
         except BaseException:
             self.left()
@@ -183,6 +183,11 @@ class OptimizerState:
 
     def take_out(self) -> None:
         """Moves the state that is on the device, after it was loaded or made outside of the session. Blocks."""
+        self.take_out_part()
+        self._forget_unused(self.optimizer)
+
+    def take_out_part(self) -> None:
+        """The same, while `optimizer.state` is a part of the state: other host tensors of ours may be elsewhere."""
         optimizer = self.optimizer
         self.moved.stayed_bytes = 0
         for parameter in _parameters_of(optimizer):
@@ -190,7 +195,6 @@ class OptimizerState:
             if copies is not None:
                 self._leave(optimizer, [parameter], copies, {})
         self._finish()
-        self._forget_unused(optimizer)
 
     # The step.
 
