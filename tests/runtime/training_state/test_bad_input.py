@@ -46,6 +46,17 @@ def test_what_is_no_model_is_refused() -> None:
         vdnn.offload("vdnn-all", device="sim", model=[], optimizer=begin(ADAMW).optimizer)  # type: ignore[arg-type]
 
 
+def test_the_optimizer_inside_of_a_wrapper_is_managed() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    training = begin(ADAMW)
+    wrapper = accelerate.Accelerator(cpu=True).prepare(training.optimizer)
+    assert wrapper is not training.optimizer
+    with contextlib.closing(open_session(_C.SimDevice(), wrapper)) as session, session:
+        training.loss().backward()
+        wrapper.step()
+        assert on_host(training.optimizer) == state_bytes(training)
+
+
 def test_one_optimizer_given_twice_is_refused() -> None:
     optimizer = begin(ADAMW).optimizer
     with pytest.raises(ValueError, match="the same optimizer is there twice"):

@@ -26,7 +26,8 @@ def states_of(model: object, optimizer: object) -> list[OptimizerState]:
 
 
 def _listed(optimizer: object) -> list[torch.optim.Optimizer]:
-    given = list(optimizer) if isinstance(optimizer, Sequence) else [] if optimizer is None else [optimizer]
+    several = list(optimizer) if isinstance(optimizer, Sequence) else [] if optimizer is None else [optimizer]
+    given = [_unwrapped(one) for one in several]
     listed = [one for one in given if isinstance(one, torch.optim.Optimizer)]
     if len(listed) < len(given):
         wrong = next(one for one in given if not isinstance(one, torch.optim.Optimizer))
@@ -34,6 +35,12 @@ def _listed(optimizer: object) -> list[torch.optim.Optimizer]:
     if len({id(one) for one in listed}) < len(listed):
         raise ValueError("optimizer: the same optimizer is there twice. Give each one once.")
     return listed
+
+
+def _unwrapped(optimizer: object) -> object:
+    """The optimizer inside of what Accelerate or Lightning wrapped around it. They call its step."""
+    inner = getattr(optimizer, "optimizer", None)
+    return _unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
 def _require_parameters_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
