@@ -5,6 +5,7 @@ No access is unordered, whenever streams run, and nothing is left allocated but 
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Iterator
 from typing import Any
@@ -78,6 +79,10 @@ def test_between_steps_the_accelerator_holds_no_state(mode: Mode) -> None:
                 assert on_host(training.optimizer) == state_bytes(training)
                 states = [one for state in training.optimizer.state.values() for one in state.values()]
                 assert {one.device.type for one in states} == {"cpu"}
+            copied = copy.deepcopy(training.optimizer)
+            states = [one for state in copied.state.values() for one in state.values() if one.dim()]
+            assert {one.device.type for one in states} == {"deferred"}
+            del copied, states
         gc.collect()
         assert accelerator.memory.allocated_bytes <= bytes_before + 6 * 8 * 4 + 512  # and the last batch
         session.close()

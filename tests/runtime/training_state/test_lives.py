@@ -273,6 +273,19 @@ def test_a_closed_session_inside_of_it_leaves_readable_state(device: _C.Device) 
     assert same(outcome(training), expected(2))
 
 
+def test_a_deep_copy_is_a_plain_optimizer_with_the_same_state(manage: Manage) -> None:
+    training = begin(ADAMW)
+    with manage(training.optimizer):
+        one_step(training)
+        model, optimizer = copy.deepcopy((training.model, training.optimizer))
+        assert same(optimizer.state_dict(), training.optimizer.state_dict())
+        copied = Training(model, optimizer, training.batches, list(training.found))
+        one_step(copied)
+        assert same(outcome(copied), expected(2))
+        assert on_host(training.optimizer) == state_bytes(training)
+    assert "__deepcopy__" not in vars(optimizer) | vars(training.optimizer)
+
+
 def test_an_optimizer_that_is_gone_leaves_nothing(device: _C.Device) -> None:
     training = begin(ADAMW)
     session = open_session(device, training.optimizer)

@@ -20,6 +20,7 @@ from vdnn.errors import VdnnError
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.optimizer_steps import replace_step
+from vdnn.runtime.training_state.copied_optimizer import copy_of
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
 from vdnn.runtime.training_state.loading import LoadsInParts
@@ -76,6 +77,7 @@ class OptimizerState:
         try:
             if self._undo is None:
                 self._undo = replace_step(optimizer, self._step)
+                vars(optimizer)["__deepcopy__"] = self._deepcopy
             if self._loading is None:
                 self._loading = LoadsInParts(optimizer, self.take_out_part, self.take_out, self.slice_bytes)
             self.take_out()
@@ -122,7 +124,13 @@ class OptimizerState:
         self._copies = {}
         if self.owner is None and self._undo is not None:
             self._undo()
+            optimizer = self._reference()
+            if optimizer is not None:
+                vars(optimizer).pop("__deepcopy__", None)
             self._undo = self._transport_for = None
+
+    def _deepcopy(self, memo: dict[int, Any]) -> Optimizer:
+        return copy_of(self.optimizer, memo, self._hosts, _copied)
 
     # Where the state is.
 
