@@ -23,6 +23,8 @@ from tests.runtime.training_state.loops import OPTIMIZERS, Training, begin, same
 from tests.runtime.training_state.test_lives import expected, one_step, outcome, state_bytes
 from vdnn.errors import DeviceLostError, VdnnError
 from vdnn.runtime.session.session import Session
+from vdnn.runtime.training_state.host_tensor import HostTensor
+from vdnn.runtime.training_state.state_copies import Moving, StateCopies
 
 ADAMW = OPTIMIZERS["adamw"]
 OUT_OF_MEMORY, INVALID_VALUE, ILLEGAL_ADDRESS = 2, 1, 700
@@ -89,6 +91,29 @@ def test_each_host_allocation_refused_in_turn_leaves_its_state_on_the_device(fak
             break
         refused += 1
     assert refused >= 1
+
+
+def test_without_room_for_two_slices_one_comes_after_the_other_has_left(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = begin(ADAMW)
+    refused: list[int] = []
+    fetch = StateCopies.fetch
+
+    def without_room_ahead(copies: StateCopies, hosts: list[HostTensor]) -> Moving:
+        is_first = hosts[0].tensor is first
+        if not is_first and id(hosts[0]) not in refused:
+            refused.append(id(hosts[0]))
+            raise torch.OutOfMemoryError("no room")
+        return fetch(copies, hosts)
+
+    with manage(training.optimizer):
+        one_step(training)
+        first = training.optimizer.state[next(training.model.parameters())]["exp_avg"]
+        monkeypatch.setattr(StateCopies, "fetch", without_room_ahead)
+        one_step(training)
+        assert refused
+        assert same(outcome(training), expected(2))
 
 
 @pytest.mark.filterwarnings("ignore:vdnn. none of:vdnn.VdnnWarning")  # nor can an activation leave

@@ -286,6 +286,19 @@ def test_a_deep_copy_is_a_plain_optimizer_with_the_same_state(manage: Manage) ->
     assert "__deepcopy__" not in vars(optimizer) | vars(training.optimizer)
 
 
+def test_what_the_program_holds_of_the_state_can_be_read_after_the_session(device: _C.Device) -> None:
+    training = begin(ADAMW)
+    with contextlib.closing(open_session(device, training.optimizer)) as session, session:
+        for _ in range(2):
+            one_step(training)
+        held = training.optimizer.state[training.model.head.weight]["exp_avg"]  # type: ignore[index]
+        saved = training.optimizer.state_dict()
+        copied = copy.deepcopy(saved)
+    device.close()
+    assert same(saved, copied)
+    assert torch.equal(held, training.optimizer.state[training.model.head.weight]["exp_avg"])  # type: ignore[index]
+
+
 def test_an_optimizer_that_is_gone_leaves_nothing(device: _C.Device) -> None:
     training = begin(ADAMW)
     session = open_session(device, training.optimizer)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Container
+from collections.abc import Container
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from vdnn.runtime.training_state.state_tensors import places_in
 
@@ -15,14 +16,18 @@ def copy_of(
     optimizer: torch.optim.Optimizer,
     memo: dict[int, Any],
     on_host: Container[int],
-    to_device: Callable[[torch.Tensor, torch.device], torch.Tensor],
 ) -> torch.optim.Optimizer:
-    """What copy.deepcopy makes, but for the tensors whose ids are in `on_host`: `to_device` makes theirs."""
+    """Does what copy.deepcopy does, but for the tensors whose ids are in `on_host`, which go to the device."""
     made: torch.optim.Optimizer = object.__new__(type(optimizer))
     memo[id(optimizer)] = made
     for parameter, state in optimizer.state.items():
         for place in places_in(state):
             if id(place.tensor) in on_host:
-                memo[id(place.tensor)] = to_device(place.tensor, parameter.device)
+                memo[id(place.tensor)] = copied_to_device(place.tensor, parameter.device)
     made.__setstate__(copy.deepcopy(optimizer.__getstate__(), memo))
     return made
+
+
+def copied_to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    tensor = torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=device)
+    return tensor if isinstance(host, FakeTensor) else tensor.copy_(host)

@@ -7,6 +7,7 @@ memory, for as long as any view of it lives. It is the only copy of these bytes 
 from __future__ import annotations
 
 import ctypes
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vdnn import _C
+from vdnn.runtime.storage.source import HELD_ONCE
 from vdnn.runtime.storage.transport import Transport
 
 
@@ -28,6 +30,11 @@ class HostTensor:
     @property
     def nbytes(self) -> int:
         return self.block.bytes
+
+    def outlive_the_memory(self) -> None:
+        """Gives the tensor memory of its own if others hold it: the pinned memory ends with the session."""
+        if sys.getrefcount(self.tensor) > HELD_ONCE and not isinstance(self.tensor, FakeTensor):
+            self.tensor.set_(self.tensor.clone())  # type: ignore[call-overload]
 
 
 def host_tensor_for(tensor: torch.Tensor, transport: Transport) -> HostTensor:

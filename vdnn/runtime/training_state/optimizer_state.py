@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from vdnn.errors import VdnnError
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.optimizer_steps import replace_step
-from vdnn.runtime.training_state.copied_optimizer import copy_of
+from vdnn.runtime.training_state.copied_optimizer import copied_to_device, copy_of
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
 from vdnn.runtime.training_state.loading import LoadsInParts
@@ -103,21 +102,28 @@ class OptimizerState:
         optimizer = self._reference()
         if optimizer is None:
             return
-        refused = 0
+        refused_bytes = self._put_on_device(optimizer)
+        for host in self._hosts.values():
+            host.outlive_the_memory()
+        self._forget_unused(optimizer)
+        self._let_go()
+        if refused_bytes:
+            warn(
+                f"{refused_bytes} bytes of the state of {self.name} stay on the host, because the device has no room "
+                "for them. Step it inside vdnn.offload(optimizer=...), or save its state_dict()."
+            )
+
+    def _put_on_device(self, optimizer: Optimizer) -> int:
+        """Returns the bytes that the device refused."""
+        refused_bytes = 0
         for parameter in _parameters_of(optimizer):
             for place in self._at_host(optimizer, parameter):
                 try:
-                    place.put(_copied(place.tensor, parameter.device))
+                    place.put(copied_to_device(place.tensor, parameter.device))
                 except (RuntimeError, MemoryError):  # torch.OutOfMemoryError is a RuntimeError, and so is a lost device
-                    refused += place.tensor.nbytes
+                    refused_bytes += place.tensor.nbytes
                     place.put(place.tensor.clone())
-        self._forget_unused(optimizer)
-        self._let_go()
-        if refused:
-            warn(
-                f"{refused} bytes of the state of {type(optimizer).__name__} stay on the host, because the device has "
-                "no room for them. Step it inside vdnn.offload(optimizer=...), or save its state_dict()."
-            )
+        return refused_bytes
 
     def _let_go(self) -> None:
         """The optimizer steps by itself again, unless a session still manages its state."""
@@ -130,7 +136,7 @@ class OptimizerState:
             self._undo = self._transport_for = None
 
     def _deepcopy(self, memo: dict[int, Any]) -> Optimizer:
-        return copy_of(self.optimizer, memo, self._hosts, _copied)
+        return copy_of(self.optimizer, memo, self._hosts)
 
     # Where the state is.
 
@@ -224,9 +230,16 @@ class OptimizerState:
         stepped = 0
         waiting: deque[Moving] = deque()  # fetched, and not used yet
         try:
+            fetched = 0
             for number, part in enumerate(slices):
-                for following in slices[number : number + 2][number > 0 :]:
-                    self._fetch(optimizer, following, waiting)
+                while fetched < min(number + 2, len(slices)):
+                    try:
+                        self._fetch(optimizer, slices[fetched], waiting)
+                    except torch.OutOfMemoryError:
+                        if fetched == number:
+                            raise
+                        break  # there is room once this slice has left
+                    fetched += 1
                 stepped += len(part.all_parameters())
                 self._step_one(optimizer, sliced, part, waiting)
             sliced.end()
@@ -319,11 +332,6 @@ class OptimizerState:
 def _parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
-
-
-def _copied(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    tensor = torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=device)
-    return tensor if isinstance(host, FakeTensor) else tensor.copy_(host)
 
 
 _states: weakref.WeakKeyDictionary[Optimizer, OptimizerState] = weakref.WeakKeyDictionary()

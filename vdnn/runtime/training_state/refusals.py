@@ -40,10 +40,7 @@ def refuse_what_mixes(optimizer: torch.optim.Optimizer) -> None:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if any(isinstance(parameter, FakeTensor) or not has_plain_storage(parameter) for parameter in parameters):
         return  # a virtual machine has no bits to compare
-    devices = {parameter.device for parameter in parameters if parameter.device.type != "cpu"}
-    with torch.random.fork_rng(
-        [device.index or 0 for device in devices], device_type=next(iter(devices)).type if devices else "cuda"
-    ):
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if _has_started_cuda() else ()):
         _try(optimizer)
 
 
@@ -68,14 +65,25 @@ def _try(optimizer: torch.optim.Optimizer) -> None:
         raise VdnnError(mixes(optimizer, "it counts its own calls"))
 
 
+def _has_started_cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _seed(seed: int) -> None:
+    """torch.manual_seed would also replace the seed of a GPU that is not in use yet, which nothing sets back."""
+    torch.default_generator.manual_seed(seed)
+    if _has_started_cuda():
+        torch.cuda.manual_seed_all(seed)
+
+
 def _step_as_a_whole(optimizer: torch.optim.Optimizer, own_step: Callable[..., Any], seed: int) -> None:
-    torch.manual_seed(seed)
+    _seed(seed)
     _draw_gradients(optimizer)
     own_step(optimizer)
 
 
 def _step_in_slices(optimizer: torch.optim.Optimizer, own_step: Callable[..., Any], seed: int) -> None:
-    torch.manual_seed(seed)
+    _seed(seed)
     _draw_gradients(optimizer)
     sliced = SlicedStep(optimizer, functools.partial(own_step, optimizer), (), {})
     for part in slices_of(optimizer.param_groups, lambda parameter: 1, 1):

@@ -69,6 +69,8 @@ class StateCopies:
                 for host, address in zip(hosts, addresses, strict=True):
                     self._device.copy_async(address, host.block.address, host.nbytes, _TO_DEVICE, queue.reload_stream)
                 moving.complete = self._point(queue.reload_stream)
+            for host in hosts:
+                host.block.note_use(moving.complete)
         except DriverError:
             self._device.drain(queue.reload_stream)
             for tensor, host in zip(tensors, hosts, strict=True):
