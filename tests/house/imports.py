@@ -24,6 +24,7 @@ ROOMS: tuple[str, ...] = (
     "vdnn.planning",
     "vdnn.runtime.torch_internals",
     "vdnn.runtime.storage",
+    "vdnn.runtime.training_state",
     "vdnn.runtime.machine",
     "vdnn.runtime.recompute",
     "vdnn.runtime.steps",

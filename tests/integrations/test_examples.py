@@ -20,6 +20,7 @@ EXAMPLES = ROOT / "examples"
 # The program, the packages it needs, and its arguments.
 CALLS = [
     ("resnet_loop.py", [], ["--device", "sim"]),
+    ("state_on_the_host.py", [], ["--device", "sim"]),
     ("lora.py", ["transformers", "peft"], ["--device", "sim"]),
     ("lightning_fit.py", ["lightning"], ["--device", "sim"]),
     ("gpt_trainer.py", ["transformers", "accelerate"], ["--use_cpu", "true", "--vdnn_device", "sim"]),

@@ -36,6 +36,7 @@ from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.transport import Integrity, Transport, TransportOptions
 from vdnn.runtime.torch_internals.cuda_graphs import refuse_graphs_in
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
+from vdnn.runtime.training_state.optimizer_state import OptimizerState
 from vdnn.user_warnings import warn
 
 
@@ -100,6 +101,7 @@ class Engine:
             self.tolerance,
             self.rechecks,
         )
+        self.optimizer_states: weakref.WeakSet[OptimizerState] = weakref.WeakSet()  # that have memory here
         self._passes_cpu = False  # tensors on the CPU, which no device of this session takes
         self.is_closed = False
         self.has_warned = False
@@ -150,6 +152,8 @@ class Engine:
 
     def close(self) -> None:
         """Waits for all copies and returns host memory and streams."""
+        for managed in list(self.optimizer_states):
+            managed.bring_back()
         self.is_closed = True
         with self.packer.lock:
             while self.transports:
@@ -230,6 +234,11 @@ class Engine:
                 "its inputs to the GPU, or try it on the CPU: vdnn.offload(device=machine, ...) inside "
                 "`with vdnn.VirtualMachine('h100', fake=False) as machine:`."
             )
+
+    def transport_for(self, device: torch.device) -> Transport | None:
+        """The transport of a device, which this opens. None: its tensors stay where they are."""
+        with self.packer.lock:
+            return self.transports[device]
 
     def _open_transport(self, device: torch.device) -> Transport | None:
         given = self._options.device

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, TypeVar
 
 import torch
@@ -27,6 +27,7 @@ from vdnn.runtime.recompute.tolerance import check_tolerance
 from vdnn.runtime.session.engine import EngineOptions
 from vdnn.runtime.session.host_share import host_bytes_of_rank
 from vdnn.runtime.session.limits import Limits, bytes_of
+from vdnn.runtime.session.managed_optimizers import states_of
 from vdnn.runtime.session.marked import mark_to_keep
 from vdnn.runtime.session.session import Session, active_session
 from vdnn.runtime.steps.options import StepOptions
@@ -54,6 +55,8 @@ def offload(
     warmup_steps: int = 1,
     min_bytes: int | str = "1MiB",
     limits: Limits = Limits(),  # noqa: B008  # it is frozen
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
 ) -> Session:
     """Returns a session: inside ``with``, it offloads what autograd saves.
 
@@ -81,6 +84,9 @@ def offload(
         warmup_steps: Steps before the one that is recorded. With a budget they are planned from, too, until then.
         min_bytes: Tensors whose storage is smaller stay on the device.
         limits: Further limits of memory, such as ``vdnn.Limits(host_budget="64GiB")``, that few trainings need.
+        model: The model that ``optimizer`` trains. Given, the session checks that its parameters are the optimizer's.
+        optimizer: The optimizer, or several, whose state lives on the host between steps. Its own ``step`` then runs on
+            the device on slices of its parameters, with the same bits (docs/training-state.md).
 
     Raises:
         ValueError, TypeError: An argument is wrong, or two arguments contradict each other. ``budget`` and ``measure``
@@ -145,12 +151,13 @@ def offload(
     )
     everything = min_bytes == 0 and not isinstance(min_bytes, bool)
     least = 0 if everything else bytes_of("min_bytes", min_bytes)
+    states = states_of(model, optimizer)
     engine = EngineOptions(online, device, least, options, steps, integrity, limit, recheck)
     if planner is None:
-        return Session(engine)
+        return Session(engine, None, states)
     named = policy if isinstance(policy, str) else id(policy)
     learns = wanted, recompute, lossy, limit, recheck, integrity, measure, warmup_steps, least, limits
-    return Session(engine, (named, *learns))
+    return Session(engine, (named, *learns), states)
 
 
 def _codecs_with(lossy: object) -> tuple[str, ...]:

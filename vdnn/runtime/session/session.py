@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from vdnn.planning.policies import OnlinePolicy
 from vdnn.runtime.session.engine import Engine, EngineOptions, choosing, engine_for
 from vdnn.runtime.session.report import session_report
 from vdnn.runtime.storage.counters import Counters, Kept
+from vdnn.runtime.training_state.optimizer_state import OptimizerState
 from vdnn.step.plan import Plan
 from vdnn.step.plan_use import Followed
 from vdnn.step.recording import Recording
@@ -51,9 +52,12 @@ def _entries_of_thread() -> list[_Entry]:
 class Session(contextlib.ContextDecorator):
     """The context manager that vdnn.offload returns. It also works as a decorator."""
 
-    def __init__(self, options: EngineOptions, key: Hashable | None = None) -> None:
+    def __init__(
+        self, options: EngineOptions, key: Hashable | None = None, optimizer_states: Sequence[OptimizerState] = ()
+    ) -> None:
         """Sessions with one key share an engine, see [Note: As one]; None shares with no other session."""
         self.counters = Counters()
+        self._optimizer_states = optimizer_states
         self._options = options
         self._key = key
         self._had: Engine | None = None
@@ -83,6 +87,12 @@ class Session(contextlib.ContextDecorator):
         except BaseException:  # raised where saved-tensor hooks are disabled
             engine.uninstall(self)
             raise
+        try:
+            self._take_optimizer_states(engine)
+        except BaseException:
+            hooks.__exit__()
+            engine.uninstall(self)
+            raise
         _entries_of_thread().append(_Entry(self, engine, hooks, engine.packer.counters))
         engine.packer.counters = self.counters
         engine.resumed()
@@ -95,6 +105,8 @@ class Session(contextlib.ContextDecorator):
         _, engine, hooks, counters_before = entered.pop()
         hooks.__exit__()
         engine.uninstall(self)
+        for state in self._optimizer_states:
+            state.left()
         if any(entry.engine is engine for entry in entered):
             engine.packer.counters = counters_before
         elif kind is None:
@@ -103,6 +115,15 @@ class Session(contextlib.ContextDecorator):
             engine.compare_hashes()
         if entered:
             entered[-1].engine.resumed()
+
+    def _take_optimizer_states(self, engine: Engine) -> None:
+        """Manages the state of the session's optimizers, all or none."""
+        with contextlib.ExitStack() as managed:
+            for state in self._optimizer_states:
+                state.managed_by(self, engine.transport_for, self._options.min_bytes)
+                managed.callback(state.left)
+                engine.optimizer_states.add(state)
+            managed.pop_all()
 
     def close(self) -> None:
         """Waits for all copies and returns host memory and streams, also those of sessions that share them. A graph
@@ -176,6 +197,8 @@ class Session(contextlib.ContextDecorator):
         """Text: what the session saved, moved and kept, and the reasons."""
         engine = self._engine
         recipe_lines = engine.tolerance.lines() + engine.rechecks.lines()
+        for state in self._optimizer_states:
+            recipe_lines += state.moved.lines(state.name)
         return session_report(self._asked_for(), self.counters, engine.transports.opened(), engine.steps, recipe_lines)
 
     def _asked_for(self) -> str:

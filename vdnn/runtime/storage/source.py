@@ -34,7 +34,7 @@ def _references_of_one_variable() -> int:
 
 HELD_ONCE = _references_of_one_variable()
 _references_to = sys.getrefcount
-_natively_held: Callable[[int], int] = torch._C._storage_Use_Count
+natively_held: Callable[[int], int] = torch._C._storage_Use_Count
 
 
 class Source:
@@ -112,7 +112,7 @@ class Source:
         facts, context = self._facts, self._context
         if context.streams:
             self._make_other_streams_wait(context)
-        if _natively_held(storage._cdata) > 1 or _references_to(storage) > HELD_ONCE:
+        if natively_held(storage._cdata) > 1 or _references_to(storage) > HELD_ONCE:
             # Another holder (the model, an optimizer, a cache, or a second save at another version, which shares the
             # Python object): the storage was copied and is not freed.
             facts.counters.copied_not_freed_bytes += facts.nbytes

@@ -129,6 +129,7 @@ class Transport:
         self.reload_in_flight_bytes = 0
         self.integrity: Integrity | None = None
         self.alignment = _CUDA_ALIGNMENT if torch_device.type == "cuda" else _CPU_ALIGNMENT
+        self.state_bytes = 0  # of the pool, for the state of optimizers
         # On the CPU torch computes on the calling thread. One adopted stream stands for all threads.
         self._calling_thread = device.adopt_stream(0) if torch_device.type == "cpu" else None
         self._adopted: dict[int, _C.Stream] = {}  # by CUDA's stream handle
@@ -186,8 +187,14 @@ class Transport:
         """The most that copies in flight hold on the device while the windows are not open wide."""
         return self._options.offload_window_bytes + self._options.reload_window_bytes
 
+    @property
+    def narrow_window_bytes(self) -> int:
+        """The narrower of the two windows while they are not open wide."""
+        return min(self._options.offload_window_bytes, self._options.reload_window_bytes)
+
     def fit_host_memory(self, nbytes: int, *, is_awaited: bool) -> None:
         """Pins what `nbytes` need beside the training, or gives back what is pinned beyond them and idle."""
+        nbytes += self.state_bytes
         pinned_bytes = self.pool.stats.pinned_bytes
         if pinned_bytes > _HOST_SLACK * nbytes:
             self.pool.trim(nbytes)

@@ -1,0 +1,92 @@
+"""Optimizers whose state lives on the host, on the accelerator: the bits of a step on it without a session.
+
+No access is unordered, whenever streams run, and nothing is left allocated but parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import vdnn
+from tests.deferred.test_vdnn_on_it import seeds_of
+from tests.runtime.training_state.conftest import NARROW, on_host
+from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, begin, same, train
+from tests.runtime.training_state.test_lives import one_step, state_bytes
+from vdnn.testing.deferred import DeferredAccelerator, Mode
+
+ADAMW = OPTIMIZERS["adamw"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_garbage() -> Iterator[None]:
+    gc.collect()
+    gc.freeze()  # the accelerator collects garbage each time it stops
+    yield
+    gc.unfreeze()
+
+
+def on_cpu(found: Any) -> Any:
+    if hasattr(found, "cpu"):
+        return found.cpu()
+    if isinstance(found, dict):
+        return {key: on_cpu(value) for key, value in found.items()}
+    return [on_cpu(one) for one in found] if isinstance(found, list) else found
+
+
+def trained(mode: Mode, seed: int, optimizer: str, loop: str, *, is_managed: bool) -> Any:
+    with DeferredAccelerator(mode, seed=seed, capacity="8MiB") as accelerator:
+
+        def inside(managed: Any) -> vdnn.Session:
+            return vdnn.offload(
+                "vdnn-all",
+                device=accelerator,
+                min_bytes=0,
+                limits=NARROW,
+                optimizer=managed if is_managed else None,
+            )
+
+        found = on_cpu(train(OPTIMIZERS[optimizer], LOOPS[loop], inside, "deferred"))
+        accelerator.synchronize()
+        assert accelerator.violations == [], f"seed {seed}"
+    return found
+
+
+# Every kind of slice; the loops differ on the program's side only. fused has no kernel for this device.
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw", "adamw-foreach", "rmsprop", "third-party"])
+@pytest.mark.parametrize("loop", ["plain", "resumed", "clipped_by_norm"])
+def test_a_training_has_the_bits_of_one_without_a_session(optimizer: str, loop: str, mode: Mode) -> None:
+    expected = trained(mode, 0, optimizer, loop, is_managed=False)
+    for seed in list(seeds_of(mode))[:8]:
+        assert same(expected, trained(mode, seed, optimizer, loop, is_managed=True)), f"seed {seed}"
+
+
+def test_between_steps_the_accelerator_holds_no_state(mode: Mode) -> None:
+    with DeferredAccelerator(mode, capacity="8MiB") as accelerator:
+        training = begin(ADAMW, "deferred")
+        bytes_before = accelerator.memory.allocated_bytes
+        with vdnn.offload(
+            "vdnn-all", device=accelerator, min_bytes=0, limits=NARROW, optimizer=training.optimizer
+        ) as session:
+            for _ in range(3):
+                one_step(training)
+                training.found.clear()
+                accelerator.synchronize()
+                assert on_host(training.optimizer) == state_bytes(training)
+                states = [one for state in training.optimizer.state.values() for one in state.values()]
+                assert {one.device.type for one in states} == {"cpu"}
+            copied = copy.deepcopy(training.optimizer)
+            states = [one for state in copied.state.values() for one in state.values() if one.dim()]
+            assert {one.device.type for one in states} == {"deferred"}
+            del copied, states
+        gc.collect()
+        assert accelerator.memory.allocated_bytes <= bytes_before + 6 * 8 * 4 + 512  # and the last batch
+        session.close()
+        states = [one for state in training.optimizer.state.values() for one in state.values() if one.dim()]
+        assert {one.device.type for one in states} == {"deferred"}
+        del training, states
+        assert accelerator.violations == []

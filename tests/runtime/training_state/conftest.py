@@ -1,0 +1,76 @@
+"""Sessions that manage optimizers, over every device without a GPU, with windows so narrow that steps have slices."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import vdnn
+from tests.conftest import open_fake_device
+from tests.drawn import draw_one
+from tests.fake_driver.control import FakeDriver
+from vdnn import _C
+from vdnn.runtime.session.session import Session
+from vdnn.runtime.training_state.optimizer_state import state_of
+
+NARROW = vdnn.Limits(offload_window="2KiB", reload_window="2KiB")
+PLACES = ["sim-eager", "sim-lazy", "sim-random", "fake", "fake-late"]
+
+Manage = Callable[[Any], contextlib.AbstractContextManager[Session]]
+
+
+def open_session(device: _C.Device, optimizer: Any, **options: Any) -> Session:
+    return vdnn.offload(
+        "vdnn-all", **{"device": device, "min_bytes": 0, "limits": NARROW, "optimizer": optimizer, **options}
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ours = [item for item in items if Path(__file__).parent in item.path.parents]
+    draw_one(ours, "place", {place: f"on-{place}" for place in PLACES})
+
+
+@pytest.fixture(params=PLACES, ids=[f"on-{place}" for place in PLACES])
+def place(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def device(place: str, request: pytest.FixtureRequest) -> Iterator[_C.Device]:
+    """A device that moves bytes; a race on it fails the test."""
+    if place.startswith("sim-"):
+        schedule = _C.Schedule.__members__[place[4:].upper()]
+        checker = _C.OrderingChecker(_C.SimDevice(schedule=schedule, seed=13))
+        yield checker
+        checker.close()
+        assert checker.take_violations() == []
+        return
+    driver: FakeDriver = request.getfixturevalue("fake_driver")
+    made = open_fake_device(driver)
+    driver.hold_streams(place == "fake-late")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def manage(device: _C.Device) -> Manage:
+    """Makes a session that manages an optimizer on `device` and is closed behind it."""
+
+    @contextlib.contextmanager
+    def managed(optimizer: Any, **options: Any) -> Iterator[Session]:
+        session = open_session(device, optimizer, **options)
+        with contextlib.closing(session), session:
+            yield session
+
+    return managed
+
+
+def on_host(optimizer: torch.optim.Optimizer) -> int:
+    """The bytes of the optimizer's state that are on the host."""
+    return state_of(optimizer).moved.host_bytes

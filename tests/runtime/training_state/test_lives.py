@@ -1,0 +1,342 @@
+"""The life of a managed optimizer: sessions that come and go, saved and loaded states, hooks, copies, 1,000 steps."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import io
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.training_state.conftest import Manage, on_host, open_session
+from tests.runtime.training_state.loops import OPTIMIZERS, SignOfMomentum, Training, begin, same, train
+from vdnn import _C
+from vdnn.runtime.training_state.optimizer_state import state_of
+
+ADAMW = OPTIMIZERS["adamw"]
+
+
+def one_step(training: Training) -> None:
+    training.loss().backward()
+    training.optimizer.step()
+    training.optimizer.zero_grad()
+
+
+def outcome(training: Training) -> list[Any]:
+    saved = copy.deepcopy(training.optimizer.state_dict())
+    return [*training.found, *(one.detach().clone() for one in training.model.parameters()), saved]
+
+
+def expected(steps: int) -> list[Any]:
+    training = begin(ADAMW)
+    for _ in range(steps):
+        one_step(training)
+    return outcome(training)
+
+
+def state_bytes(training: Training) -> int:
+    tensors = [one for state in training.optimizer.state.values() for one in state.values() if one.dim()]
+    return sum(one.nbytes for one in tensors)
+
+
+def test_between_steps_all_state_but_scalars_is_in_pinned_memory_once(manage: Manage) -> None:
+    training = begin(ADAMW)
+    with manage(training.optimizer) as session:
+        one_step(training)
+        needed = state_bytes(training)
+        assert on_host(training.optimizer) == needed
+        transport = session._engine.transports.opened()[0]
+        for _ in range(2):
+            transport.queue.collect()  # the copies of activations that are gone
+            assert transport.state_bytes == transport.pool.stats.live_bytes == needed
+            one_step(training)
+
+
+def test_a_tensor_of_the_state_is_the_same_object_after_each_step(manage: Manage) -> None:
+    training = begin(ADAMW)
+    with manage(training.optimizer):
+        one_step(training)
+        state = training.optimizer.state[training.model.head.weight]  # type: ignore[index]
+        held = state["exp_avg"]
+        before = held.clone()
+        one_step(training)
+        assert state["exp_avg"] is held
+        assert not torch.equal(held, before)
+
+
+def test_an_exit_leaves_a_training_that_goes_on(manage: Manage) -> None:
+    training = begin(ADAMW)
+    with manage(training.optimizer):
+        one_step(training)
+    for _ in range(2):
+        one_step(training)
+    assert same(outcome(training), expected(3))
+    assert on_host(training.optimizer) == 0
+
+
+def test_a_step_between_two_sessions_brings_the_state_back(device: _C.Device) -> None:
+    training = begin(ADAMW)
+    with contextlib.closing(open_session(device, training.optimizer)) as session:
+        for _ in range(2):
+            with session:
+                one_step(training)
+            assert on_host(training.optimizer) == state_bytes(training)
+        one_step(training)
+        assert on_host(training.optimizer) == 0
+        with session:
+            one_step(training)
+            assert on_host(training.optimizer) == state_bytes(training)
+    assert same(outcome(training), expected(4))
+
+
+def test_a_session_for_each_step_leaves_the_state_where_it_is(device: _C.Device) -> None:
+    training = begin(ADAMW)
+    sessions = []
+    for _ in range(4):
+        sessions.append(open_session(device, training.optimizer))
+        with sessions[-1]:
+            one_step(training)
+    moved = state_of(training.optimizer).moved
+    assert moved.to_device_bytes == 3 * state_bytes(training)
+    assert moved.to_host_bytes == 4 * state_bytes(training)
+    assert same(outcome(training), expected(4))
+    for session in sessions:
+        session.close()
+
+
+def test_state_that_was_there_before_leaves_at_the_entry(manage: Manage) -> None:
+    training = begin(ADAMW)
+    one_step(training)
+    with manage(training.optimizer):
+        assert on_host(training.optimizer) == state_bytes(training)
+        one_step(training)
+    assert same(outcome(training), expected(2))
+
+
+def test_a_state_saved_inside_goes_on_in_plain_pytorch_and_back(manage: Manage) -> None:
+    training = begin(ADAMW)
+    saved = io.BytesIO()
+    with manage(training.optimizer):
+        for _ in range(3):
+            one_step(training)
+        torch.save([training.model.state_dict(), training.optimizer.state_dict()], saved)
+    plain = begin(ADAMW)
+    saved.seek(0)
+    weights, state = torch.load(saved)
+    plain.model.load_state_dict(weights)
+    plain.optimizer.load_state_dict(state)
+    plain.batches = training.batches
+    for _ in range(3):
+        one_step(plain)
+    back = begin(ADAMW)
+    back.batches = training.batches
+    with manage(back.optimizer):
+        back.model.load_state_dict(plain.model.state_dict())
+        back.optimizer.load_state_dict(plain.optimizer.state_dict())
+        assert on_host(back.optimizer) == state_bytes(back)
+        for _ in range(3):
+            one_step(back)
+        back.found = [*training.found, *plain.found, *back.found]
+        assert same(outcome(back), expected(9))
+
+
+def test_loading_brings_one_slice_at_a_time_to_the_device_and_calls_hooks_once(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = begin(ADAMW)
+    calls: list[str] = []
+    training.optimizer.register_load_state_dict_pre_hook(lambda *_: calls.append("before"))
+    training.optimizer.register_load_state_dict_post_hook(lambda *_: calls.append("after"))
+    with manage(training.optimizer) as session:
+        one_step(training)
+        pool = session._engine.transports.opened()[0].pool
+        saved = copy.deepcopy(training.optimizer.state_dict())
+        made: list[int] = []
+        process = torch.optim.Optimizer._process_value_according_to_param_policy
+
+        def counted(parameter: torch.Tensor, value: torch.Tensor, *rest: Any) -> torch.Tensor:
+            made.append(pool.stats.live_bytes)
+            return process(parameter, value, *rest)
+
+        monkeypatch.setattr(torch.optim.Optimizer, "_process_value_according_to_param_policy", staticmethod(counted))
+        training.optimizer.load_state_dict(saved)
+        assert len(set(made)) > 2, "nothing left between two tensors that were loaded"
+        assert on_host(training.optimizer) == state_bytes(training)
+        assert same(saved, training.optimizer.state_dict())
+    assert calls == ["before", "after"]
+
+
+def test_a_state_that_does_not_fit_is_refused_as_in_plain_pytorch_and_changes_nothing(manage: Manage) -> None:
+    training = begin(ADAMW)
+    with manage(training.optimizer):
+        one_step(training)
+        saved = copy.deepcopy(training.optimizer.state_dict())
+        wrong = copy.deepcopy(saved)
+        wrong["param_groups"][0]["params"].pop()
+        with pytest.raises(ValueError, match="doesn't match the size"):
+            training.optimizer.load_state_dict(wrong)
+        assert same(saved, training.optimizer.state_dict())
+        one_step(training)
+        assert same(outcome(training), expected(2))
+
+
+def test_hooks_of_steps_run_once_and_see_all_parameters(manage: Manage) -> None:
+    training = begin(ADAMW)
+    seen: list[tuple[str, int]] = []
+
+    def note(name: str) -> Any:
+        return lambda optimizer, *_: seen.append((name, len(optimizer.param_groups[0]["params"])))
+
+    training.optimizer.register_step_pre_hook(note("before"))
+    with manage(training.optimizer):
+        training.optimizer.register_step_post_hook(note("after"))
+        one_step(training)
+    number = len(list(training.model.parameters()))
+    assert seen == [("before", number), ("after", number)]
+
+
+@pytest.mark.parametrize("is_made_inside", [False, True])
+def test_a_scheduler_made_before_or_inside_sees_the_steps(is_made_inside: bool, manage: Manage) -> None:
+    training = begin(ADAMW)
+    make = torch.optim.lr_scheduler.StepLR
+    scheduler = None if is_made_inside else make(training.optimizer, 1)
+    with manage(training.optimizer):
+        scheduler = scheduler or make(training.optimizer, 1)
+        one_step(training)
+        scheduler.step()  # warns, which is an error here, unless the optimizer has stepped
+        assert on_host(training.optimizer) == state_bytes(training)
+    assert training.optimizer.param_groups[0]["lr"] == pytest.approx(1e-3)
+
+
+def test_other_optimizers_of_the_class_step_by_themselves(manage: Manage) -> None:
+    training, other = begin(ADAMW), begin(ADAMW)
+    with manage(training.optimizer):
+        one_step(training)
+        one_step(other)
+        assert same(outcome(training), outcome(other))
+        assert other.optimizer not in vars(state_of(training.optimizer)).values()
+    step = type(training.optimizer).step
+    assert step.__wrapped__ is step.__closure__[step.__code__.co_freevars.index("func")].cell_contents  # type: ignore[attr-defined]
+
+
+def test_parameters_without_gradients_and_state_stay_as_they_are(manage: Manage) -> None:
+    def sometimes(training: Training) -> None:
+        for step in training.steps(6):
+            training.loss().backward()
+            if step % 2:
+                training.model.last.weight.grad = None  # type: ignore[union-attr]
+            training.optimizer.step()
+
+    assert same(train(ADAMW, sometimes), train(ADAMW, sometimes, manage))
+
+
+def test_sparse_gradients(manage: Manage) -> None:
+    def trained(inside: Any) -> list[Any]:
+        torch.manual_seed(1)
+        table = torch.nn.EmbeddingBag(50, 8, sparse=True)
+        optimizer = torch.optim.SparseAdam(table.parameters())
+        with inside(optimizer):
+            for step in range(5):
+                table(torch.tensor([[step, 7, 2 * step]])).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return [table.weight.detach(), copy.deepcopy(optimizer.state_dict())]
+
+    assert same(trained(lambda _: contextlib.nullcontext()), trained(manage))
+
+
+def test_two_optimizers_of_one_session(manage: Manage) -> None:
+    def trained(inside: Any) -> list[Any]:
+        one, two = begin(ADAMW), begin(SignOfMomentum)
+        with inside([one.optimizer, two.optimizer]):
+            for _ in range(4):
+                one_step(one)
+                one_step(two)
+            return [*outcome(one), *outcome(two)]
+
+    assert same(trained(lambda _: contextlib.nullcontext()), trained(manage))
+
+
+def test_a_closed_session_inside_of_it_leaves_readable_state(device: _C.Device) -> None:
+    training = begin(ADAMW)
+    with open_session(device, training.optimizer) as session:
+        one_step(training)
+        session.close()
+        assert same(outcome(training), expected(1))
+        one_step(training)
+        assert same(outcome(training), expected(2))
+    session.close()
+    assert same(outcome(training), expected(2))
+
+
+def test_a_deep_copy_is_a_plain_optimizer_with_the_same_state(manage: Manage) -> None:
+    training = begin(ADAMW)
+    with manage(training.optimizer):
+        one_step(training)
+        model, optimizer = copy.deepcopy((training.model, training.optimizer))
+        assert same(optimizer.state_dict(), training.optimizer.state_dict())
+        copied = Training(model, optimizer, training.batches, list(training.found))
+        one_step(copied)
+        assert same(outcome(copied), expected(2))
+        assert on_host(training.optimizer) == state_bytes(training)
+    assert "__deepcopy__" not in vars(optimizer) | vars(training.optimizer)
+
+
+def test_what_the_program_holds_of_the_state_can_be_read_after_the_session(device: _C.Device) -> None:
+    training = begin(ADAMW)
+    with contextlib.closing(open_session(device, training.optimizer)) as session, session:
+        for _ in range(2):
+            one_step(training)
+        held = training.optimizer.state[training.model.head.weight]["exp_avg"]  # type: ignore[index]
+        saved = training.optimizer.state_dict()
+        copied = copy.deepcopy(saved)
+    device.close()
+    assert same(saved, copied)
+    assert torch.equal(held, training.optimizer.state[training.model.head.weight]["exp_avg"])  # type: ignore[index]
+
+
+def test_an_optimizer_that_is_gone_leaves_nothing(device: _C.Device) -> None:
+    training = begin(ADAMW)
+    session = open_session(device, training.optimizer)
+    with session:
+        one_step(training)
+        transport = session._engine.transports.opened()[0]
+        gone = weakref.ref(training.optimizer)
+        del training
+        gc.collect()
+        assert gone() is None
+        transport.queue.collect()
+        assert transport.state_bytes == transport.pool.stats.live_bytes == 0
+        assert "0 B on the host" in session.report()
+    session.close()
+
+
+def test_a_thousand_steps_do_not_grow(manage: Manage) -> None:
+    training = begin(ADAMW)
+    with manage(training.optimizer) as session:
+        for _ in range(10):
+            one_step(training)
+        gc.collect()
+        pool = session._engine.transports.opened()[0].pool
+        pinned, objects = pool.stats.pinned_bytes, len(gc.get_objects())
+        for _ in range(1000):
+            one_step(training)
+            training.found.clear()
+        gc.collect()
+        assert pool.stats.pinned_bytes == pinned
+        assert len(gc.get_objects()) - objects < 100
+        assert on_host(training.optimizer) == state_bytes(training)
+
+
+def test_the_report_says_where_the_state_is(manage: Manage) -> None:
+    training = begin(ADAMW)
+    with manage(training.optimizer) as session:
+        for _ in range(2):
+            one_step(training)
+            # 496 elements, twice, of four bytes; in two steps they leave twice and come once.
+        line = next(line for line in session.report().splitlines() if "optimizer state" in line)
+    assert line.startswith("  optimizer state of AdamW: 3.88 KiB on the host, 5.81 KiB crossed the link per step, for")

@@ -1,0 +1,142 @@
+"""With its state on the host, every optimizer computes the bits of plain PyTorch, in every loop and on every device.
+
+Compared are all losses, norms, parameters, tensors of the state and options of groups, after 20 steps. Muon has no
+fused form and takes matrices only; SGD without momentum has no state, and shows that this is no special case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import vdnn
+from tests.runtime.training_state.conftest import Manage, on_host, open_session
+from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, same, train
+from vdnn import _C
+from vdnn.bytesize import parse_bytes
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_training_has_the_bits_of_plain_pytorch(optimizer: str, loop: str, manage: Manage) -> None:
+    make, train_in = OPTIMIZERS[optimizer], LOOPS[loop]
+    expected = train(make, train_in)
+    assert same(expected, train(make, train_in, manage))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_tied_weights_have_the_bits_of_plain_pytorch(optimizer: str, manage: Manage) -> None:
+    make = OPTIMIZERS[optimizer]
+    assert same(train(make, LOOPS["plain"], tied=True), train(make, LOOPS["plain"], manage, tied=True))
+
+
+@pytest.mark.parametrize("loop", ["plain", "resumed"])
+@pytest.mark.parametrize("name", ["Adadelta", "Adamax", "ASGD", "RAdam", "Rprop"])
+def test_the_other_optimizers_of_torch_have_the_bits_of_plain_pytorch(name: str, loop: str, manage: Manage) -> None:
+    make = getattr(torch.optim, name)
+    assert same(train(make, LOOPS[loop]), train(make, LOOPS[loop], manage))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw-foreach", "adamw-fused", "third-party"])
+def test_no_order_of_copies_changes_a_bit(optimizer: str) -> None:
+    make = OPTIMIZERS[optimizer]
+    expected = train(make, LOOPS["accumulation"])
+    for seed in range(20):
+        checker = _C.OrderingChecker(_C.SimDevice(schedule=_C.Schedule.RANDOM, seed=seed))
+
+        @contextlib.contextmanager
+        def inside(managed: Any, checker: _C.Device = checker) -> Iterator[None]:
+            with contextlib.closing(open_session(checker, managed)) as session, session:
+                yield
+
+        assert same(expected, train(make, LOOPS["accumulation"], inside)), f"seed {seed}"
+        checker.close()
+        assert checker.take_violations() == []
+
+
+class Kinds(nn.Module):
+    """Parameters of several dtypes and layouts, one without elements and one without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        self.bfloat = nn.Linear(4, 4, dtype=torch.bfloat16)
+        self.float64 = nn.Linear(4, 4, dtype=torch.float64)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.nothing = nn.Parameter(torch.empty(0, 4))
+        self.transposed = nn.Parameter(torch.randn(6, 4).t())
+        self.phase = nn.Parameter(torch.randn(4, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.images(x).mean((2, 3)) * self.scale + self.nothing.sum()
+        out = self.bfloat(hidden.bfloat16()).double() + self.float64(hidden.double())
+        return (out @ self.transposed.double()).square().mean() + (self.phase.abs() * hidden).mean()
+
+
+def test_states_of_all_dtypes_and_layouts(manage: Manage) -> None:
+    def trained(inside: Any) -> list[Any]:
+        torch.manual_seed(2)
+        model = Kinds()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+        losses = []
+        with inside(optimizer):
+            for _ in range(6):
+                optimizer.zero_grad()
+                losses.append(model(torch.randn(2, 3, 8, 8)))
+                losses[-1].backward()
+                optimizer.step()
+            state = copy.deepcopy(optimizer.state_dict())
+        return [*(loss.detach() for loss in losses), *(one.detach() for one in model.parameters()), state]
+
+    assert same(trained(lambda _: contextlib.nullcontext()), trained(manage))
+
+
+def test_a_session_with_a_plan_for_its_budget_has_the_bits_of_plain_pytorch() -> None:
+    """The budget is 85 % of what the steps take with the state on the device."""
+
+    def trained(machine: VirtualMachine, budget: str | None, *, is_managed: bool) -> tuple[list[Any], int]:
+        torch.manual_seed(3)
+        layers = [nn.Sequential(nn.Linear(128, 128), nn.GELU()) for _ in range(8)]
+        model = nn.Sequential(*layers)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        losses: list[Any] = []
+        limits = vdnn.Limits(offload_window="128KiB", reload_window="128KiB")
+        managed = optimizer if is_managed else None
+        session = vdnn.offload(budget=budget, device=machine, min_bytes=0, limits=limits, optimizer=managed)
+        with session if budget else contextlib.nullcontext():
+            for _ in range(8):
+                optimizer.zero_grad()
+                losses.append(model(torch.randn(512, 128)).square().mean())
+                losses[-1].backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                optimizer.step()
+            assert not budget or session.plan is not None
+            assert on_host(optimizer) > 0 if is_managed else True
+            state = copy.deepcopy(optimizer.state_dict())
+        found = [*(loss.detach() for loss in losses), *(one.detach() for one in model.parameters()), state]
+        session.close()
+        return found, machine.peak_bytes
+
+    with VirtualMachine("h100", fake=False) as machine:
+        expected, peak_bytes = trained(machine, None, is_managed=False)
+    budget = f"{int(0.85 * peak_bytes) >> 10}KiB"
+    with VirtualMachine("h100", fake=False) as machine:
+        found, peak_bytes = trained(machine, budget, is_managed=True)
+    assert same(expected, found)
+    assert peak_bytes - parse_bytes(budget) <= 0
+
+
+def test_the_comparison_finds_a_difference() -> None:
+    make = OPTIMIZERS["adamw"]
+    expected = train(make, LOOPS["plain"])
+    assert not same(expected, train(make, LOOPS["clipped_by_value"]))
+    other = train(make, LOOPS["plain"])
+    other[-3][0]["exp_avg"].view(-1)[0] += 1e-6
+    assert not same(expected, other)

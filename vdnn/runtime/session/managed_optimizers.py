@@ -1,0 +1,55 @@
+"""Checks the arguments `model` and `optimizer` of vdnn.offload, before anything has moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from vdnn.runtime.training_state.optimizer_state import OptimizerState, state_of
+
+
+def states_of(model: object, optimizer: object) -> list[OptimizerState]:
+    """The states of the optimizers that a session shall manage.
+
+    Raises ValueError or TypeError for wrong arguments, and VdnnError for an optimizer that cannot step in slices.
+    """
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
+    if model is not None and optimizer is None:
+        raise ValueError("model: it says whose parameters the optimizer has. Give optimizer= as well.")
+    optimizers = _listed(optimizer)
+    if isinstance(model, torch.nn.Module):
+        for one in optimizers:
+            _require_parameters_of(model, one)
+    return [state_of(one) for one in optimizers]
+
+
+def _listed(optimizer: object) -> list[torch.optim.Optimizer]:
+    several = list(optimizer) if isinstance(optimizer, Sequence) else [] if optimizer is None else [optimizer]
+    given = [_unwrapped(one) for one in several]
+    listed = [one for one in given if isinstance(one, torch.optim.Optimizer)]
+    if len(listed) < len(given):
+        wrong = next(one for one in given if not isinstance(one, torch.optim.Optimizer))
+        raise TypeError(f"optimizer: expected a torch.optim.Optimizer, or several, got {type(wrong).__name__}.")
+    if len({id(one) for one in listed}) < len(listed):
+        raise ValueError("optimizer: the same optimizer is there twice. Give each one once.")
+    return listed
+
+
+def _unwrapped(optimizer: object) -> object:
+    """The optimizer inside of what Accelerate or Lightning wrapped around it. They call its step."""
+    inner = getattr(optimizer, "optimizer", None)
+    return _unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
+def _require_parameters_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    own = {id(parameter) for parameter in model.parameters()}
+    for index, group in enumerate(optimizer.param_groups):
+        for number, parameter in enumerate(group["params"]):
+            if id(parameter) not in own:
+                raise ValueError(
+                    f"optimizer: parameter {number} of group {index}, of shape {list(parameter.shape)}, is not one of "
+                    "the model's. Make the optimizer from this model's parameters, after its last .to() and wrapper, "
+                    "or leave out model=."
+                )

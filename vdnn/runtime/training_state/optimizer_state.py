@@ -1,0 +1,345 @@
+"""Keeps the state of one optimizer on the host between its steps, while a session manages it.
+
+[Note: Where the state is] Between steps every tensor in `optimizer.state` that may leave is a host tensor: readable,
+and always the newest. In a step it is on the device, slice by slice. A step returns when its last slice is on the host.
+Left alone by its session, the state stays on the host, until the optimizer steps outside of one or the session is
+closed: then all of it returns to the device, and the optimizer is as if it had never been managed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from vdnn.errors import VdnnError
+from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals import forks
+from vdnn.runtime.torch_internals.optimizer_steps import replace_step
+from vdnn.runtime.training_state.copied_optimizer import copied_to_device, copy_of
+from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
+from vdnn.runtime.training_state.interrupts import interrupts_wait
+from vdnn.runtime.training_state.loading import LoadsInParts
+from vdnn.runtime.training_state.moved_bytes import MovedBytes
+from vdnn.runtime.training_state.refusals import refuse_what_mixes
+from vdnn.runtime.training_state.sliced_step import SlicedStep
+from vdnn.runtime.training_state.slices import Slice, slices_of
+from vdnn.runtime.training_state.state_copies import LARGEST_WINDOW_BYTES, Moving, StateCopies
+from vdnn.runtime.training_state.state_tensors import Place, bytes_of, movable, places_in
+from vdnn.user_warnings import warn
+
+TransportFor = Callable[[torch.device], Transport | None]
+Optimizer = torch.optim.Optimizer
+
+
+class OptimizerState:
+    """The state of `optimizer`. One for each optimizer, see `state_of`; it lives as long as the optimizer does."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        refuse_what_mixes(optimizer)
+        self.name = type(optimizer).__name__
+        self._reference = weakref.ref(optimizer, self._gone)
+        self.moved = MovedBytes()
+        self.owner: object | None = None  # the session that manages it now
+        self._entries = 0
+        self._transport_for: TransportFor | None = None
+        self._min_bytes = 0
+        self._copies: dict[torch.device, StateCopies] = {}
+        self._hosts: dict[int, HostTensor] = {}  # by id of the tensor, which the value holds
+        self._reserved: dict[Transport, int] = {}  # host bytes by transport
+        self._loading: LoadsInParts | None = None
+        self._undo: Callable[[], None] | None = None
+        self._forks = forks.count
+
+    @property
+    def optimizer(self) -> Optimizer:
+        optimizer = self._reference()
+        if optimizer is None:
+            raise VdnnError("the optimizer of this state is gone")
+        return optimizer
+
+    # Sessions.
+
+    def managed_by(self, session: object, transport_for: TransportFor, min_bytes: int) -> None:
+        """`session` manages the state from now on: what there is leaves the device."""
+        optimizer = self.optimizer
+        if self.owner is not None and self.owner is not session:
+            raise VdnnError(
+                f"this {type(optimizer).__name__} is managed by another session, which has not been left. One session "
+                "manages the state of an optimizer at a time: give optimizer= to one of them."
+            )
+        self.owner, self._entries = session, self._entries + 1
+        self._transport_for, self._min_bytes = transport_for, min_bytes
+        try:
+            if self._undo is None:
+                self._undo = replace_step(optimizer, self._step)
+                vars(optimizer)["__deepcopy__"] = self._deepcopy
+            if self._loading is None:
+                self._loading = LoadsInParts(optimizer, self.take_out_part, self.take_out, self.slice_bytes)
+            self.take_out()
+        except BaseException:
+            self.left()
+            raise
+
+    def left(self) -> None:
+        """The session that manages the state was left."""
+        self._entries -= 1
+        if self._entries:
+            return
+        self.owner = None
+        if self._loading is not None:
+            self._loading.remove()
+            self._loading = None
+        if not self._hosts:
+            self._let_go()
+
+    def bring_back(self) -> None:
+        """Returns all state to the device, and lets the optimizer step by itself. What the device refuses is copied to
+        memory of the host that is not pinned."""
+        optimizer = self._reference()
+        if optimizer is None:
+            return
+        refused_bytes = self._put_on_device(optimizer)
+        for host in self._hosts.values():
+            host.outlive_the_memory()
+        self._forget_unused(optimizer)
+        self._let_go()
+        if refused_bytes:
+            warn(
+                f"{refused_bytes} bytes of the state of {self.name} stay on the host, because the device has no room "
+                "for them. Step it inside vdnn.offload(optimizer=...), or save its state_dict()."
+            )
+
+    def _put_on_device(self, optimizer: Optimizer) -> int:
+        """Returns the bytes that the device refused."""
+        refused_bytes = 0
+        for parameter in _parameters_of(optimizer):
+            for place in self._at_host(optimizer, parameter):
+                try:
+                    place.put(copied_to_device(place.tensor, parameter.device))
+                except (RuntimeError, MemoryError):  # torch.OutOfMemoryError is a RuntimeError, and so is a lost device
+                    refused_bytes += place.tensor.nbytes
+                    place.put(place.tensor.clone())
+        return refused_bytes
+
+    def _let_go(self) -> None:
+        """The optimizer steps by itself again, unless a session still manages its state."""
+        self._copies = {}
+        if self.owner is None and self._undo is not None:
+            self._undo()
+            optimizer = self._reference()
+            if optimizer is not None:
+                vars(optimizer).pop("__deepcopy__", None)
+            self._undo = self._transport_for = None
+
+    def _deepcopy(self, memo: dict[int, Any]) -> Optimizer:
+        return copy_of(self.optimizer, memo, self._hosts)
+
+    # Where the state is.
+
+    def _at_host(self, optimizer: Optimizer, parameter: torch.Tensor) -> list[Place]:
+        """The tensors in the state of `parameter` that are host tensors of ours."""
+        state = optimizer.state.get(parameter)
+        return [place for place in places_in(state) if id(place.tensor) in self._hosts]
+
+    def _copies_for(self, device: torch.device | None) -> StateCopies | None:
+        if device is None or self._transport_for is None:
+            return None
+        copies = self._copies.get(device)
+        transport = self._transport_for(device)
+        if transport is None:
+            return None
+        if copies is None or copies.transport is not transport:
+            copies = self._copies[device] = StateCopies(transport)
+        return copies
+
+    def slice_bytes(self) -> int:
+        """The most state that a slice has, unless a single parameter has more: two are on the device at one time."""
+        devices = {parameter.device for parameter in _parameters_of(self.optimizer)}
+        windows = [copies.window_bytes for one in devices if (copies := self._copies_for(one))]
+        return max(1, min(windows, default=LARGEST_WINDOW_BYTES) // 2)
+
+    def _slices(self, optimizer: Optimizer) -> list[Slice]:
+        def moving_bytes(parameter: torch.Tensor) -> int:
+            if parameter.grad is None:
+                return 0
+            if optimizer.state.get(parameter):
+                return bytes_of(place.tensor for place in self._at_host(optimizer, parameter))
+            # The state that the first step makes is usually one or two tensors of the parameter's size.
+            nbytes = parameter.numel() * parameter.element_size()
+            return 2 * nbytes if nbytes >= self._min_bytes else 0
+
+        return slices_of(optimizer.param_groups, moving_bytes, self.slice_bytes())
+
+    def _forget_unused(self, optimizer: Optimizer) -> None:
+        """Returns the memory of host tensors that are no longer in the state."""
+        there = {id(place.tensor) for state in optimizer.state.values() for place in places_in(state)}
+        for identity in [one for one in self._hosts if one not in there]:
+            self._hosts.pop(identity)
+        self._count()
+
+    def _gone(self, _: object) -> None:
+        """The optimizer is gone, and its state with it."""
+        self._hosts.clear()
+        self._count()
+
+    def _count(self) -> None:
+        reserved: dict[Transport, int] = dict.fromkeys(self._reserved, 0)
+        for host in self._hosts.values():
+            reserved[host.transport] = reserved.get(host.transport, 0) + host.nbytes
+        for transport, nbytes in reserved.items():
+            transport.state_bytes += nbytes - self._reserved.get(transport, 0)
+        self._reserved = {transport: nbytes for transport, nbytes in reserved.items() if nbytes}
+        self.moved.host_bytes = sum(reserved.values())
+
+    def take_out(self) -> None:
+        """Moves the state that is on the device, after it was loaded or made outside of the session. Blocks."""
+        self.take_out_part()
+        self._forget_unused(self.optimizer)
+
+    def take_out_part(self) -> None:
+        """The same, while `optimizer.state` is a part of the state: other host tensors of ours may be elsewhere."""
+        optimizer = self.optimizer
+        self.moved.stayed_bytes = 0
+        for parameter in _parameters_of(optimizer):
+            copies = self._copies_for(parameter.device)
+            if copies is not None:
+                self._leave(optimizer, [parameter], copies, {})
+        self._finish()
+
+    # The step.
+
+    def _step(self, own_step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        optimizer = self.optimizer
+        if self.owner is None and self._forks == forks.count:
+            self.bring_back()
+        if self.owner is None or self._forks != forks.count:
+            return own_step(*args, **kwargs)
+        sliced = SlicedStep(optimizer, own_step, args, kwargs)
+        slices = self._slices(optimizer)
+        self.moved.stayed_bytes = 0
+        with interrupts_wait():
+            self._step_slices(optimizer, sliced, slices)
+        self.moved.steps += 1
+        return sliced.loss
+
+    def _step_slices(self, optimizer: Optimizer, sliced: SlicedStep, slices: list[Slice]) -> None:
+        stepped = 0
+        waiting: deque[Moving] = deque()  # fetched, and not used yet
+        try:
+            fetched = 0
+            for number, part in enumerate(slices):
+                while fetched < min(number + 2, len(slices)):
+                    try:
+                        self._fetch(optimizer, slices[fetched], waiting)
+                    except torch.OutOfMemoryError:
+                        if fetched == number:
+                            raise
+                        break  # there is room once this slice has left
+                    fetched += 1
+                stepped += len(part.all_parameters())
+                self._step_one(optimizer, sliced, part, waiting)
+            sliced.end()
+            self._finish()
+        except BaseException as error:
+            self._give_up(waiting)
+            if not stepped or not isinstance(error, Exception):
+                raise
+            total = sum(len(part.all_parameters()) for part in slices)
+            raise VdnnError(
+                f"the step of {type(optimizer).__name__} stopped after {stepped} of {total} parameters: "
+                f"{str(error).rstrip('.')}. Model and optimizer are between two steps: load both from the last "
+                "checkpoint before you go on."
+            ) from error
+        finally:
+            self._forget_unused(optimizer)
+
+    def _give_up(self, waiting: deque[Moving]) -> None:
+        try:
+            for moving in waiting:
+                self._copies[moving.tensors[0].device].abandon(moving)
+            self._finish()
+        except VdnnError:
+            pass  # the device is lost, which the first error says
+
+    def _places(self, optimizer: Optimizer, part: Slice) -> list[Place]:
+        """The host tensors that a step of `part` uses."""
+        parameters = [parameter for parameter in part.all_parameters() if parameter.grad is not None]
+        return [place for parameter in parameters for place in self._at_host(optimizer, parameter)]
+
+    def _fetch(self, optimizer: Optimizer, part: Slice, waiting: deque[Moving]) -> None:
+        """Issues copies of the state of `part` to the device."""
+        copies, places = self._copies_for(part.device), self._places(optimizer, part)
+        if copies is not None and places:
+            waiting.append(copies.fetch([self._hosts[id(place.tensor)] for place in places]))
+
+    def _step_one(self, optimizer: Optimizer, sliced: SlicedStep, part: Slice, waiting: deque[Moving]) -> None:
+        copies = self._copies_for(part.device)
+        if copies is None:
+            sliced.step(part)
+            return
+        fetched: dict[int, HostTensor] = {}  # by id of the tensor on the device
+        places = self._places(optimizer, part)
+        if places:
+            moving = waiting.popleft()
+            copies.arrive(moving)
+            for place, tensor, host in zip(places, moving.tensors, moving.hosts, strict=True):
+                place.put(tensor)
+                fetched[id(tensor)] = host
+        try:
+            sliced.step(part)
+        finally:
+            self._leave(optimizer, part.all_parameters(), copies, fetched)
+
+    def _leave(
+        self, optimizer: Optimizer, parameters: list[torch.Tensor], copies: StateCopies, fetched: dict[int, HostTensor]
+    ) -> None:
+        """Issues copies of the state of `parameters` to the host, and puts host tensors in its place. `fetched`: the
+        host tensors of what was fetched, by id of the tensor on the device."""
+        places: list[Place] = []
+        hosts: list[HostTensor] = []
+        transport = copies.transport
+        for parameter in parameters:
+            for place in movable(parameter, optimizer.state.get(parameter), self._min_bytes):
+                if id(place.tensor) in self._hosts:
+                    continue
+                host = fetched.get(id(place.tensor))
+                if host is None:
+                    try:
+                        host = host_tensor_for(place.tensor, transport)
+                    except (VdnnError, MemoryError):
+                        self.moved.stayed_bytes += place.tensor.untyped_storage().nbytes()
+                        continue
+                places.append(place)
+                hosts.append(host)
+        if not places:
+            return
+        if not copies.leave([place.tensor for place in places], hosts):
+            self.moved.stayed_bytes += bytes_of(place.tensor for place in places)
+            return
+        for place, host in zip(places, hosts, strict=True):
+            self._hosts[id(host.tensor)] = host
+            place.put(host.tensor)
+
+    def _finish(self) -> None:
+        for copies in self._copies.values():
+            self.moved.finish(copies)
+
+
+def _parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+_states: weakref.WeakKeyDictionary[Optimizer, OptimizerState] = weakref.WeakKeyDictionary()
+
+
+def state_of(optimizer: Optimizer) -> OptimizerState:
+    """The state of `optimizer`, the same for all sessions. Raises if its step cannot run in slices."""
+    state = _states.get(optimizer)
+    if state is None:
+        state = _states[optimizer] = OptimizerState(optimizer)
+    return state

@@ -1,0 +1,154 @@
+"""Refuses optimizers whose step cannot run on a slice of their parameters, before anything has moved.
+
+torch's own optimizers are known: all but LBFGS update a parameter from that parameter, its gradient and its state. An
+optimizer of another class is tried on small stand-ins for its parameters, once in slices and once as a whole: three
+steps of each must give the same bits.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from vdnn.errors import VdnnError
+from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage
+from vdnn.runtime.training_state.sliced_step import SlicedStep, mixes
+from vdnn.runtime.training_state.slices import slices_of
+from vdnn.runtime.training_state.state_tensors import places_in
+
+# What torch's base class makes, and sets anew.
+_OF_TORCH = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.0)))
+_STEPS = 3
+_LARGEST_SIDE = 4
+_MOST_STAND_INS = 3  # of one group and number of dimensions
+
+
+def refuse_what_mixes(optimizer: torch.optim.Optimizer) -> None:
+    """Raises VdnnError unless `optimizer` can be stepped in slices."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise VdnnError(mixes(optimizer, "it steps along one direction for all of them"))
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise VdnnError(mixes(optimizer, "differentiable=True keeps its state in the graph"))
+    own = type(optimizer).__module__
+    if own == "torch.optim" or own.startswith("torch.optim."):
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if any(isinstance(parameter, FakeTensor) or not has_plain_storage(parameter) for parameter in parameters):
+        return  # a virtual machine has no bits to compare
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if _has_started_cuda() else ()):
+        _try(optimizer)
+
+
+def _try(optimizer: torch.optim.Optimizer) -> None:
+    try:
+        whole, sliced = (_stand_in(optimizer) for _ in range(2))
+    except Exception as error:
+        raise VdnnError(mixes(optimizer, f"a copy of it for small parameters cannot be made ({error})")) from error
+    own_step = _own_step(optimizer)
+    try:
+        for step in range(_STEPS):
+            _step_as_a_whole(whole, own_step, step)
+            _step_in_slices(sliced, own_step, step)
+    except VdnnError:
+        raise
+    except Exception as error:
+        raise VdnnError(mixes(optimizer, f"a step on small parameters failed ({error})")) from error
+    for tensor, other in zip(_tensors_of(whole), _tensors_of(sliced), strict=True):
+        if not torch.equal(tensor.cpu(), other.cpu()):
+            raise VdnnError(mixes(optimizer, "the step of one parameter depends on others"))
+    if _attributes_of(whole) != _attributes_of(sliced):
+        raise VdnnError(mixes(optimizer, "it counts its own calls"))
+
+
+def _has_started_cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _seed(seed: int) -> None:
+    """torch.manual_seed would also replace the seed of a GPU that is not in use yet, which nothing sets back."""
+    torch.default_generator.manual_seed(seed)
+    if _has_started_cuda():
+        torch.cuda.manual_seed_all(seed)
+
+
+def _step_as_a_whole(optimizer: torch.optim.Optimizer, own_step: Callable[..., Any], seed: int) -> None:
+    _seed(seed)
+    _draw_gradients(optimizer)
+    own_step(optimizer)
+
+
+def _step_in_slices(optimizer: torch.optim.Optimizer, own_step: Callable[..., Any], seed: int) -> None:
+    _seed(seed)
+    _draw_gradients(optimizer)
+    sliced = SlicedStep(optimizer, functools.partial(own_step, optimizer), (), {})
+    for part in slices_of(optimizer.param_groups, lambda parameter: 1, 1):
+        sliced.step(part)
+    sliced.end()
+
+
+def _own_step(optimizer: torch.optim.Optimizer) -> Any:
+    """The step of the class, without torch's hooks."""
+    step = type(optimizer).step
+    return getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
+
+
+def _stand_in(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """A copy of `optimizer` without state, for small parameters of the same dtypes and numbers of dimensions."""
+    groups = []
+    for group in optimizer.param_groups:
+        options = {name: copy.deepcopy(value) for name, value in group.items() if name not in ("params", "param_names")}
+        groups.append({**options, "params": list(_small(group["params"]))})
+    made = object.__new__(type(optimizer))
+    made.__dict__.update(_attributes_of(optimizer))
+    made.__setstate__({"defaults": copy.deepcopy(optimizer.defaults), "state": _empty_state(), "param_groups": groups})
+    return made
+
+
+def _empty_state() -> Any:
+    return torch.optim.SGD([torch.zeros(1)], lr=0.0).state
+
+
+def _attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The attributes that the class of `optimizer` gives it, copied as far as they have no tensors."""
+    own = {
+        name: value for name, value in vars(optimizer).items() if name not in _OF_TORCH and not name.startswith("__")
+    }
+    return {name: value if callable(value) else copy.deepcopy(value) for name, value in own.items() if _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    """True for values without tensors. An own step that needs more fails on the stand-ins, which says so."""
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    return all(map(_is_plain, value)) if isinstance(value, (list, tuple, set)) else not isinstance(value, torch.Tensor)
+
+
+def _small(parameters: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    made: dict[tuple[int, torch.dtype], int] = {}
+    for parameter in parameters:
+        kind = parameter.dim(), parameter.dtype
+        made[kind] = made.get(kind, 0) + 1
+        if made[kind] <= _MOST_STAND_INS:
+            sizes = [min(size, _LARGEST_SIDE + made[kind]) for size in parameter.size()]
+            values = torch.linspace(-1, 1, max(1, int(torch.Size(sizes).numel())), dtype=torch.float32)
+            small = values.reshape(sizes).to(parameter.device, parameter.dtype)
+            yield torch.nn.Parameter(small, requires_grad=parameter.requires_grad)
+
+
+def _draw_gradients(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                parameter.grad = torch.randn(parameter.size()).to(parameter.device, parameter.dtype)
+
+
+def _tensors_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            yield parameter.detach()
+            yield from (place.tensor for place in places_in(optimizer.state.get(parameter)))

@@ -1,0 +1,112 @@
+"""Calls an optimizer's own step on a slice of its parameters, as a part of one step.
+
+[Note: One step in parts] The own step sees groups with the parameters of the slice only. A closure is evaluated once,
+ahead of the slices. What a step changes beside parameters and their state is set back before each slice, so that every
+slice starts from the same: options of a group, such as a count of steps that some optimizers keep there, and numbers
+that the optimizer object holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from vdnn.errors import VdnnError
+from vdnn.runtime.training_state.slices import Group, Slice
+
+_OF_TORCH = ("state", "param_groups")
+
+
+class SlicedStep:
+    """One step of `optimizer`, of which `own_step` is the unmodified function."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        own_step: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self._optimizer = optimizer
+        self._own_step = own_step
+        self._args, self._kwargs, self.loss = _evaluated(args, kwargs)
+        self.groups: list[Group] = optimizer.param_groups
+        self._options = [_options_of(group) for group in self.groups]
+        self._attributes = _attributes_of(optimizer)
+        self._changed: dict[int, dict[str, Any]] = {}  # by group: its options after the first of its slices
+
+    def step(self, part: Slice) -> None:
+        """Steps the parameters of `part`. The groups are whole again afterwards, whatever happens."""
+        optimizer = self._optimizer
+        whole = [group["params"] for group in self.groups]
+        named = [group.get("param_names") for group in self.groups]
+        optimizer.__dict__.update(self._attributes)
+        try:
+            for index, parameters in part.parameters.items():
+                self._restore(index)
+                group = self.groups[index]
+                names = group.get("param_names")
+                if names is not None:
+                    by_parameter = dict(zip(map(id, whole[index]), names, strict=True))
+                    group["param_names"] = [by_parameter[id(parameter)] for parameter in parameters]
+                group["params"] = parameters
+            optimizer.param_groups = [self.groups[index] for index in part.parameters]
+            self._own_step(*self._args, **self._kwargs)
+        finally:
+            optimizer.param_groups = self.groups
+            for group, parameters, names in zip(self.groups, whole, named, strict=True):
+                group["params"] = parameters
+                if names is not None:
+                    group["param_names"] = names
+        for index in part.parameters:
+            self._changed.setdefault(index, _options_of(self.groups[index]))
+
+    def _restore(self, index: int) -> None:
+        group, options = self.groups[index], self._options[index]
+        for added in set(group) - set(options) - {"params", "param_names"}:
+            del group[added]
+        group.update(options)
+
+    def end(self) -> None:
+        """Gives every group the options that its first slice left. Raises if a later slice left others."""
+        for index, options in self._changed.items():
+            found = _options_of(self.groups[index])
+            if any(
+                found.get(name) is not value and not _equal(found.get(name), value) for name, value in options.items()
+            ):
+                raise VdnnError(mixes(self._optimizer, f"it changed options of group {index} by what is in a slice"))
+
+
+def _evaluated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """The arguments with a closure that returns the loss, which is evaluated here, as the own step would."""
+    closure = kwargs.get("closure", args[0] if args else None)
+    if not callable(closure):
+        return args, kwargs, None
+    with torch.enable_grad():
+        loss = closure()
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": lambda: loss}, loss
+    return (lambda: loss, *args[1:]), kwargs, loss
+
+
+def _options_of(group: Group) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name not in ("params", "param_names")}
+
+
+def _attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {name: value for name, value in vars(optimizer).items() if name not in _OF_TORCH}
+
+
+def _equal(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and bool(torch.equal(one.cpu(), other.cpu()))
+    return type(one) is type(other) and bool(one == other)
+
+
+def mixes(optimizer: torch.optim.Optimizer, how: str) -> str:
+    """The sentence that refuses an optimizer."""
+    return (
+        f"{type(optimizer).__name__} cannot be stepped in slices of its parameters: {how}. Leave out optimizer= for it."
+    )

@@ -1,0 +1,213 @@
+"""Copies state tensors between the host and one device, on the copy streams of the session.
+
+A slice is fetched ahead of its step and leaves behind it; the bytes that come and those that leave are limited by the
+windows of the session. Nothing here blocks the host except `finish`, and what needs memory that is not there yet.
+
+A call that the driver refuses once is made up for: an order between two streams by waiting on the host, a fetch by
+torch's own copy. A tensor that cannot leave stays on the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from vdnn import _C
+from vdnn.errors import DriverError, VdnnError
+from vdnn.runtime.storage.source import natively_held
+from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.spans import span
+from vdnn.runtime.training_state.host_tensor import HostTensor
+from vdnn.runtime.training_state.state_tensors import bytes_of
+
+# The widest window each way. Larger slices keep a link no busier, and are memory that the activations do not get.
+LARGEST_WINDOW_BYTES = 64 << 20
+_TO_DEVICE, _TO_HOST = _C.CopyDirection.HOST_TO_DEVICE, _C.CopyDirection.DEVICE_TO_HOST
+
+
+@dataclass(slots=True)
+class Moving:
+    """Tensors on the device with their host tensors, and the event at which the copies between them are complete."""
+
+    tensors: list[torch.Tensor]
+    hosts: list[HostTensor]
+    addresses: list[int]
+    stream: _C.Stream  # on which torch allocated the tensors
+    complete: _C.Event
+    nbytes: int
+
+
+class StateCopies:
+    """The copies of one optimizer's steps to and from one device."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.window_bytes = min(transport.narrow_window_bytes, LARGEST_WINDOW_BYTES)
+        self.to_device_bytes = 0
+        self.to_host_bytes = 0
+        self._device = transport.device
+        self._leaving: deque[Moving] = deque()
+        self._leaving_bytes = 0
+        self._waits: list[tuple[_C.Event, _C.Event]] = []  # around each wait of the compute stream
+
+    # To the device.
+
+    def fetch(self, hosts: list[HostTensor]) -> Moving:
+        """Issues copies of `hosts` into new tensors, which may be used after `arrive`."""
+        transport = self.transport
+        tensors = [self._allocate(host.tensor) for host in hosts]
+        addresses = [transport.address_of(tensor.untyped_storage()) for tensor in tensors]
+        stream, queue = transport.current_stream(), transport.queue
+        moving = Moving(tensors, hosts, addresses, stream, _C.Event(), bytes_of(tensors))
+        try:
+            with span("fetch state"):
+                self._order(queue.reload_stream, self._point(stream))
+                for host, address in zip(hosts, addresses, strict=True):
+                    self._device.copy_async(address, host.block.address, host.nbytes, _TO_DEVICE, queue.reload_stream)
+                moving.complete = self._point(queue.reload_stream)
+            for host in hosts:
+                host.block.note_use(moving.complete)
+        except DriverError:
+            self._device.drain(queue.reload_stream)
+            for tensor, host in zip(tensors, hosts, strict=True):
+                tensor.copy_(host.tensor)
+        self.to_device_bytes += moving.nbytes
+        return moving
+
+    def arrive(self, moving: Moving) -> None:
+        """Makes the compute stream wait for fetched tensors."""
+        with span("wait for state"):
+            self._stall(moving.stream, moving.complete)
+        self._note(moving, _C.Access.WRITE, "step of the optimizer")
+
+    # To the host.
+
+    def leave(self, tensors: list[torch.Tensor], hosts: list[HostTensor]) -> bool:
+        """Issues copies of `tensors` to `hosts`, and releases tensors that left before as the window needs it.
+
+        False if the driver refuses: the tensors are then the only ones with these bytes."""
+        transport = self.transport
+        addresses = [transport.address_of(tensor.untyped_storage()) for tensor in tensors]
+        stream, queue = transport.current_stream(), transport.queue
+        moving = Moving(tensors, hosts, addresses, stream, _C.Event(), bytes_of(tensors))
+        self._note(moving, _C.Access.WRITE, "state of the optimizer")
+        try:
+            with span("state leaves"):
+                self._order(queue.offload_stream, self._point(stream))
+                for host in hosts:
+                    for event in host.block.last_uses:
+                        self._order(queue.offload_stream, event)
+                for host, address in zip(hosts, addresses, strict=True):
+                    self._device.copy_async(host.block.address, address, host.nbytes, _TO_HOST, queue.offload_stream)
+                moving.complete = self._point(queue.offload_stream)
+        except DriverError:
+            with contextlib.suppress(VdnnError):  # what was issued reads and writes memory that others get next
+                self._device.drain(queue.offload_stream)
+            return False
+        for host in hosts:
+            host.block.note_use(moving.complete)
+        self.to_host_bytes += moving.nbytes
+        self._leaving.append(moving)
+        self._leaving_bytes += moving.nbytes
+        while len(self._leaving) > 1 and self._leaving_bytes > self.window_bytes:
+            self._release_oldest()
+        return True
+
+    def finish(self) -> int:
+        """Blocks until all that leaves is on the host, where it may then be read. Returns the nanoseconds that the
+        compute stream waited for copies since the last call."""
+        last = self._leaving[-1].complete if self._leaving else None
+        while self._leaving:
+            self._release_oldest()
+        if last is not None:
+            self._settle(last)
+        waits, self._waits = self._waits, []
+        return sum(self._ns_between(begin, end) for begin, end in waits)
+
+    def abandon(self, moving: Moving) -> None:
+        """Releases tensors that were fetched and not used: their memory is not reused before the copies are over."""
+        self._stall(moving.stream, moving.complete)
+        self._release(moving)
+
+    def _release_oldest(self) -> None:
+        oldest = self._leaving.popleft()
+        self._leaving_bytes -= oldest.nbytes
+        self._stall(oldest.stream, oldest.complete)
+        self._release(oldest)
+
+    # Memory and order.
+
+    def _allocate(self, host: torch.Tensor) -> torch.Tensor:
+        def allocate() -> torch.Tensor:
+            return torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=self.transport.torch_device)
+
+        try:
+            return allocate()
+        except torch.OutOfMemoryError:
+            if not self._leaving:
+                raise
+        self._settle(self._leaving[-1].complete)
+        while self._leaving:
+            self._release_oldest()
+        return allocate()
+
+    def _stall(self, stream: _C.Stream, event: _C.Event) -> None:
+        """Makes the compute stream wait, and notes for how long."""
+        with self._timed(stream):
+            self._order(stream, event)
+
+    @contextlib.contextmanager
+    def _timed(self, stream: _C.Stream) -> Iterator[None]:
+        begin = self._point(stream, timing=True)
+        yield
+        end = self._point(stream, timing=True)
+        if not begin.empty and not end.empty:
+            self._waits.append((begin, end))
+
+    def _point(self, stream: _C.Stream, *, timing: bool = False) -> _C.Event:
+        """The point that `stream` has reached; an empty event where that is over already."""
+        try:
+            return self._device.record(stream, timing=timing)
+        except DriverError:
+            if not timing:
+                self._device.drain(stream)
+            return _C.Event()
+
+    def _order(self, stream: _C.Stream, event: _C.Event) -> None:
+        try:
+            self._device.wait(stream, event)
+        except DriverError:
+            self._settle(event)
+
+    def _settle(self, event: _C.Event) -> None:
+        """Blocks the host until `event` has happened."""
+        try:
+            self._device.synchronize(event)
+        except DriverError:
+            self._device.synchronize(event)
+
+    def _ns_between(self, begin: _C.Event, end: _C.Event) -> int:
+        try:
+            return self._device.elapsed_ns(begin, end)
+        except DriverError:
+            return 0  # a figure for the report is not worth a step
+
+    def _note(self, moving: Moving, access: _C.Access, label: str) -> None:
+        if self.transport.is_checked:
+            for address, host in zip(moving.addresses, moving.hosts, strict=True):
+                self._device.note_access(address, host.nbytes, access, moving.stream, label)
+
+    def _release(self, moving: Moving) -> None:
+        """Drops the tensors. Notes the release of those that nobody else holds: the state that was loaded may be part
+        of a dict that the user keeps."""
+        storages = [tensor.untyped_storage() for tensor in moving.tensors]
+        moving.tensors.clear()
+        if not self.transport.release_context.notes_releases:
+            return
+        for storage, address, host in zip(storages, moving.addresses, moving.hosts, strict=True):
+            if natively_held(storage._cdata) == 1:
+                self._device.note_access(address, host.nbytes, _C.Access.RELEASE, moving.stream, "state released")

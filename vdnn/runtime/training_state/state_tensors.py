@@ -1,0 +1,83 @@
+"""Finds the tensors in an optimizer's state, and which of them may leave the device.
+
+The state of a parameter is a dict; its values are tensors, or dicts and lists of them. A tensor leaves if it is plain
+memory of its parameter's device that nothing else is made of: scalars, tensors below the session's `min_bytes`, views
+and tensors of unknown classes stay, and so does whatever shares memory with the parameter, its gradient or another
+tensor of the state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage
+
+_State = dict[Any, Any] | list[Any]
+
+
+class Place(NamedTuple):
+    """A tensor, and the container that holds it under `key`."""
+
+    container: _State
+    key: Any
+    tensor: torch.Tensor
+
+    def put(self, tensor: torch.Tensor) -> None:
+        self.container[self.key] = tensor
+
+
+def places_in(state: object) -> Iterator[Place]:
+    """Every tensor in the state of one parameter. The caller may replace each as it comes."""
+    if isinstance(state, dict):
+        pairs: list[tuple[Any, Any]] = list(state.items())
+    elif isinstance(state, list):
+        pairs = list(enumerate(state))
+    else:
+        return
+    for key, value in pairs:
+        if isinstance(value, torch.Tensor):
+            yield Place(state, key, value)
+        else:
+            yield from places_in(value)
+
+
+def movable(parameter: torch.Tensor, state: object, min_bytes: int) -> list[Place]:
+    """The tensors in the state of `parameter` that may leave its device."""
+    if not has_plain_storage(parameter):
+        return []
+    found = [place for place in places_in(state) if _is_whole(place.tensor, parameter.device)]
+    tensors = [place.tensor for place in found]
+    tensors += [one for one in (parameter, parameter.grad) if one is not None and has_plain_storage(one)]
+    holders = Counter(one.untyped_storage()._cdata for one in tensors)
+    return [
+        place
+        for place in found
+        if holders[place.tensor.untyped_storage()._cdata] == 1 and place.tensor.untyped_storage().nbytes() >= min_bytes
+    ]
+
+
+def _is_whole(tensor: torch.Tensor, device: torch.device) -> bool:
+    """True if `tensor` is plain memory of `device` and all of its storage."""
+    if not tensor.dim() or tensor.device != device or not has_plain_storage(tensor) or tensor.requires_grad:
+        return False
+    nbytes = tensor.untyped_storage().nbytes()
+    is_exact = nbytes == tensor.numel() * tensor.element_size() and not tensor.storage_offset()
+    return nbytes > 0 and is_exact and _is_dense(tensor)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """True if no two elements overlap and none lie apart, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
