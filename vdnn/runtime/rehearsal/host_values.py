@@ -18,6 +18,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from vdnn.runtime.rehearsal.dtype_checks import DtypeChecks
 from vdnn.runtime.rehearsal.expectations import Expectations
 from vdnn.runtime.rehearsal.known_values import MOST_BYTES, KnownValues
 from vdnn.runtime.rehearsal.stand_ins import StandIns
@@ -46,6 +47,7 @@ class HostValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known = KnownValues()
         self._expectations = Expectations()
         self.stand_ins = StandIns(self._expectations)
+        self._dtypes = DtypeChecks()
         self._mode: FakeTensorMode | None = None
 
     def __enter__(self) -> HostValues:
@@ -82,6 +84,7 @@ class HostValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(isinstance(one, torch.Tensor) and type(one) is not FakeTensor for one in leaves):
             leaves = [self._adopted(one) if isinstance(one, torch.Tensor) else one for one in leaves]
             args, kwargs = tree_unflatten(leaves, spec)
+        self._dtypes.require_accepted(func, args, kwargs, leaves)
         tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
         all_known = all(one in self._known for one in tensors)
         if _asks_for_data(func, args):
