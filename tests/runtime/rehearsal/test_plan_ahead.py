@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,13 @@ from vdnn.cli.main import main
 from vdnn.errors import BudgetError, VdnnError
 from vdnn.hardware import load_profile
 from vdnn.planning.catalogue import planner_names
+from vdnn.planning.policies.vdnn_all import VdnnAll
 from vdnn.runtime.machine.measured_hardware import measured_profile
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.rehearsal import largest_batch
 from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
+from vdnn.runtime.rehearsal.rehearsal import rehearse
+from vdnn.step.plan import Action
 
 pytestmark = pytest.mark.slow
 
@@ -234,14 +240,56 @@ def test_the_command_explains_each_choice(capsys: pytest.CaptureFixture[str]) ->
     assert "recompute: " in out
 
 
-def test_the_command_finds_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    profile = load_profile("titan-x")
-    _, out, _ = ran(capsys, UNET, "--batch", "4", "--hardware", "titan-x", "--largest-batch", "--no-bound")
+def test_an_explanation_says_what_would_not_fit() -> None:
+    report = plan_of(mlp, 8192, budget="min", optimizer="adamw", explains=40)
+    refused = [one for one in report.storages if one.unfitting]
+    assert Action.OFFLOAD in {one.action for one in refused}
+    assert all(one.second_best not in one.unfitting for one in refused)
+    assert re.search(r"none: keep( and \w+)? would not fit", str(report))
+    wide = plan_of(unet, 4, budget="min", hardware="h100", explains=40)
+    assert any(one.more_ns == 0 for one in wide.storages), "a short search may find a step that is as short"
+    assert " 0.000 ms" not in str(wide)
+    assert " nothing  " in str(wide)
+
+
+@pytest.mark.parametrize("policy", ["recompute-all", VdnnAll()])
+def test_a_policy_that_decides_at_each_save_says_why_it_cannot_be_planned(policy: Any) -> None:
+    with pytest.raises(ValueError, match="makes no plans: it decides at each save, in a step that runs under vdnn.off"):
+        plan_of(mlp, 2, policy=policy)
+
+
+def test_a_plan_without_a_budget_leaves_the_reserve_that_training_leaves() -> None:
+    card = load_profile("titan-x").memory_bytes
+    with VirtualMachine("titan-x") as machine:
+        model, x = mlp(8192)
+        with vdnn.offload(device=machine) as session:
+            for _ in range(3):
+                model(x).sum().backward()
+                session.step()
+            trained, said = session.plan, str(session.report())
+    assert trained is not None
+    assert "last step run in virtual time: " in said
+    assert "measured" not in said
+    planned = plan_of(mlp, 8192).planned.plan
+    assert planned.budget_bytes == trained.budget_bytes == int(0.9 * card)
+
+
+@pytest.mark.parametrize("budget", [None, "4GiB"])
+def test_the_command_finds_the_largest_batch(budget: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    budget_bytes = int(0.9 * load_profile("titan-x").memory_bytes) if budget is None else 4 << 30
+    wanted = [UNET, "--batch", "4", "--hardware", "titan-x", "--largest-batch", "--no-bound"]
+    rehearsed: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(largest_batch, "rehearse", lambda *one, **two: rehearsed.append(1) or rehearse(*one, **two))
+        _, out, _ = ran(capsys, *wanted, *(() if budget is None else ("--budget", budget)))
     (line,) = (line for line in out.splitlines() if "largest batch:" in line)
     kept, least = _numbers(line)
-    assert 1 <= kept <= least
-    assert plan_of(unet, kept, budget="min").planned.recording.peak_bytes <= profile.memory_bytes
-    assert plan_of(unet, kept + 1, budget="min").planned.recording.peak_bytes > profile.memory_bytes
+    assert 1 <= kept < least
+    assert len(rehearsed) <= 14
+    assert plan_of(unet, kept, budget="min").planned.recording.peak_bytes <= budget_bytes
+    assert plan_of(unet, kept + 1, budget="min").planned.recording.peak_bytes > budget_bytes
+    slower = 100 * (plan_of(unet, least, budget=budget_bytes).planned.slowdown - 1)
+    assert f"(there a step takes {slower:.1f} % longer than if everything could be kept)" in line
 
 
 def test_a_batch_that_cannot_be_tried_leaves_the_plan(
