@@ -9,7 +9,7 @@ from benchmarks import models
 
 
 def zoo() -> dict[str, Callable[[int], Any]]:
-    """By name. The long ones (VGG-416, ResNet-1202) are there too: a forward pass without data is short."""
+    """All models by name, the long ones too: a forward pass without data is short."""
     names = (name for name in models.__all__ if name.islower())
     return {name: _parts_of(getattr(models, name)) for name in names if name != "vdnn_networks"}
 
