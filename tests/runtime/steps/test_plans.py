@@ -312,9 +312,7 @@ def test_shares_and_the_least_are_budgets() -> None:
     assert least.plan.budget_bytes == least_bytes(recording)
     share = trained_virtually("resnet", budget="50%", steps=4)
     assert share.plan is not None
-    assert share.plan.budget_bytes == load_profile("titan-x").memory_bytes // 2, (
-        "it fits, so nothing is left free"
-    )
+    assert share.plan.budget_bytes == load_profile("titan-x").memory_bytes // 2, "it fits, so nothing is left free"
     everything = trained_virtually("resnet", "auto", steps=4)
     assert everything.plan is not None
     assert everything.plan.budget_bytes == int(0.9 * load_profile("titan-x").memory_bytes)
