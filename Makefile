@@ -43,6 +43,7 @@ help:
 	@echo "make bench-core   what a transfer and a hook cost"
 	@echo "make bench-shapes steps whose shapes change, beside their own plans, in virtual time: ten minutes"
 	@echo "make figures      the pytest-benchmark figures"
+	@echo "make cuda-saves   a rehearsal's saves beside those of CUDA: TORCH=torch==2.11.0 (a CUDA build) VENV=build/torch-cuda"
 	@echo "make gpu-proof    on a CUDA machine, with what is installed there: PART=checks, steps or zoo"
 	@echo "make wheel-check  wheels without and with nvcc, in a bare environment and used by their commands"
 	@echo "make build        build the native core in place; make venv: only make .venv; make clean"
@@ -176,6 +177,12 @@ docs: build
 # Without the environment on purpose: a CUDA machine has its own torch and, often, no network. Without make there:
 # python3 -m benchmarks.gpu_proof checks
 PART ?= checks
+# What a rehearsal says that CUDA saves, beside torch's own CUDA operations. Needs a CUDA build of torch, but no GPU:
+# make cuda-saves TORCH=torch==2.11.0 VENV=build/torch-cuda
+.PHONY: cuda-saves
+cuda-saves: build
+	$(PY) -m benchmarks.cuda_saves
+
 .PHONY: gpu-proof
 gpu-proof:
 	$(PYTHON) -m benchmarks.gpu_proof $(PART)

@@ -47,7 +47,7 @@ def test_the_sums_of_a_real_step_are_those_of_its_timeline() -> None:
     _, _, timeline = parts(step)
     predicted, measured = traced(step).values()
     assert predicted.name == "tightest: predicted (virtual time)"
-    assert measured.name == "tightest: measured (virtual time)"
+    assert measured.name == "tightest: run in virtual time"
     compute = measured.row("compute")
     assert compute.total_ns() == timeline.step_ns
     assert compute.total_ns(RELOAD_STALL) == timeline.reload_stall_ns

@@ -50,8 +50,8 @@ def add_plan_command(commands: Any) -> None:
     card.add_argument(
         "--budget",
         metavar="SIZE",
-        help='memory of a step: bytes such as 12GiB, a share of the card such as 80%%, or "min". Default: the whole '
-        "card",
+        help='memory of a step: bytes such as 12GiB, a share of the card such as 80%%, or "min". Default: the '
+        "card's memory less 10 %%, as in training",
     )
     plan = command.add_argument_group("the plan")
     plan.add_argument("--policy", default="auto", metavar="NAME", help="a policy of docs/policies.md. Default: auto")
@@ -127,7 +127,7 @@ def _plan(options: argparse.Namespace) -> int:
     lines = [str(reports[0])]
     if options.largest_batch:
         budget_bytes = reports[0].planned.plan.budget_bytes
-        largest = _largest_batches(make, options.batch, budget_bytes, step_options, on_progress)
+        largest = _largest_batches(make, options, budget_bytes, step_options, on_progress)
         lines.append(f"  largest batch: {largest}")
     if options.compare is not None:
         lines += ["", comparison(reports)]
@@ -208,7 +208,7 @@ def _measured() -> Any:
 
 def _largest_batches(
     make: Callable[[int], Any],
-    batch: int,
+    options: argparse.Namespace,
     budget_bytes: int | None,
     step_options: dict[str, Any],
     on_progress: Callable[[str], None],
@@ -221,11 +221,11 @@ def _largest_batches(
     if budget_bytes is None:
         budget_bytes = profile.memory_bytes
     try:
-        kept, planned = largest_batches(
+        largest = largest_batches(
             make,
             profile,
             budget_bytes,
-            first=batch,
+            first=options.batch,
             optimizer=step_options["optimizer"],
             min_bytes=step_options["min_bytes"],
             on_progress=on_progress,
@@ -234,4 +234,8 @@ def _largest_batches(
         return f"not found, {error}"
     finally:
         on_progress("")
-    return f"{kept} with everything kept, {planned} with plans, on {format_bytes(budget_bytes)}"
+    slower = f" (there a step takes {100 * (largest.slowdown - 1):.1f} % longer than if everything could be kept)"
+    return (
+        f"{largest.kept} with everything kept, {largest.planned} with plans"
+        f"{slower if largest.planned > largest.kept else ''}, on {format_bytes(budget_bytes)}"
+    )

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from vdnn.bytesize import format_bytes, parse_bytes
 
+# The share of a card's memory that is left free without a budget, for what the count of tensors does not include:
+# fragmentation, and the workspaces of libraries.
+RESERVE = 0.1
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 
@@ -45,6 +48,11 @@ class Budget:
                 )
             return self.nbytes
         return None if self.share is None or device_bytes is None else int(device_bytes * self.share)
+
+
+def bytes_without_budget(device_bytes: int) -> int:
+    """The memory that a step may take on a device if no budget is given: all but the reserve."""
+    return int(device_bytes * (1 - RESERVE))
 
 
 def parse_budget(budget: int | str) -> Budget:

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vdnn.planning.costs import LinkCosts
-from vdnn.planning.gaps import gaps_of
+from vdnn.planning.gaps import Gap, gaps_of
 from vdnn.planning.planned_step import PlannedStep
 from vdnn.planning.policies.plan_policy import PlanRequest
 from vdnn.planning.recomputing import candidates_of, planned_recompute, with_recomputes
 from vdnn.planning.search.auto_offload import first_choices
-from vdnn.planning.search.local_search import Choice, Search
-from vdnn.planning.search.step_model import make_step_model, tuples_of_plan
+from vdnn.planning.search.local_search import Choice, Found, Search
+from vdnn.planning.search.step_model import make_step_model, plan_of, tuples_of_plan
+from vdnn.planning.search.use_moments import with_room_at_uses
+from vdnn.planning.simulate import simulate
 from vdnn.step.plan import Action
 from vdnn.step.recording import Recording, SaveKey
 
@@ -27,7 +29,8 @@ _MOVES = 40  # evaluations of moves for each trial
 @dataclass(frozen=True, slots=True)
 class StorageChoice:
     """The action for a lifetime and its second best. `recompute`: the operation that recomputes or could recompute it.
-    `more_ns`: what the second best action would add to the step. Both are None if no other action fits the budget."""
+    `more_ns`: what the second best action would add to the step. Both are None if no other action fits the budget.
+    `unfitting`: the actions that were tried and would not fit."""
 
     lifetime: int
     key: SaveKey | None
@@ -36,6 +39,7 @@ class StorageChoice:
     recompute: str | None
     second_best: Action | None
     more_ns: int | None
+    unfitting: tuple[Action, ...] = ()
 
 
 def explain(planned: PlannedStep, costs: LinkCosts, most: int) -> tuple[StorageChoice, ...]:
@@ -86,6 +90,7 @@ class _Trials:
             None if lifetime.recompute is None else lifetime.recompute.operation,
             second,
             more_ns,
+            tuple(other for other, step_ns in others.items() if step_ns is None),
         )
 
     def _step_ns(self, recomputed: frozenset[int], kept: int | None) -> int | None:
@@ -102,4 +107,11 @@ class _Trials:
         as_planned = Choice(bytes((gap.lifetime, gap.number) in self._moved for gap in gaps))
         starts = [as_planned, *first_choices(computed_ns, gaps, self._request.costs)]
         found = Search(model, gaps, self._budget_bytes, followed.compute_ns, _MOVES).run(starts)
-        return None if found is None else found.step_ns
+        return None if found is None else self._simulated_ns(followed, gaps, found)
+
+    def _simulated_ns(self, followed: Recording, gaps: Sequence[Gap], found: Found) -> int | None:
+        """The step of a found choice as a plan would run it. None if it does not fit: the search does not see all
+        memory that a use needs."""
+        plan = plan_of(followed, gaps, found.outcome.absences, self._planned.plan.policy, self._budget_bytes)
+        timeline = simulate(followed, with_room_at_uses(followed, plan, self._budget_bytes), self._request.costs)
+        return timeline.step_ns if timeline.peak_bytes <= self._budget_bytes else None

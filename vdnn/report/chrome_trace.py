@@ -14,6 +14,7 @@ from typing import Any
 
 from vdnn.planning.recomputing import recording_under
 from vdnn.report.run_folder import Run
+from vdnn.report.step_timeline import spoken_source
 from vdnn.report.storage_table import operation_name, storage_name
 from vdnn.step.json_form import save_text
 from vdnn.step.recording import Point, PointKind, Recording
@@ -58,7 +59,8 @@ class _Process:
 
     def events(self) -> Iterator[Event]:
         timeline = self._timeline
-        name = f"{self._step.name}: {timeline.source} ({timeline.clock} time)"
+        said = spoken_source(timeline)
+        name = f"{self._step.name}: {said if timeline.clock in said else f'{said} ({timeline.clock} time)'}"
         yield self._named("process_name", name, 0)
         yield self._named("thread_name", "compute", COMPUTE_ROW)
         yield from self._computing()

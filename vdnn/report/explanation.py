@@ -29,23 +29,35 @@ def choices_as_json(choices: Sequence[StorageChoice]) -> list[dict[str, Any]]:
             "recompute": choice.recompute,
             "second_best": None if choice.second_best is None else choice.second_best.name,
             "more_ns": choice.more_ns,
+            "would_not_fit": [action.name for action in choice.unfitting],
         }
         for choice in choices
     ]
 
 
 def _row(choice: StorageChoice) -> tuple[str, ...]:
-    if choice.second_best is not None:
-        second = _described(choice.second_best, choice)
-    else:
-        second = "the step fits with it" if choice.action is Action.KEEP else "no other action fits"
     return (
         format_bytes(choice.nbytes),
         _described(choice.action, choice),
-        second,
-        "" if choice.more_ns is None else f"{choice.more_ns / 1e6:.3f} ms",
+        _second(choice),
+        "" if choice.more_ns is None else added(choice.more_ns),
         str(choice.key),
     )
+
+
+def added(more_ns: int) -> str:
+    """The time that another action would add. A short search may find a step that is no longer."""
+    return f"{more_ns / 1e6:.3f} ms" if more_ns else "nothing"
+
+
+def _second(choice: StorageChoice) -> str:
+    unfitting = " and ".join(action.value for action in choice.unfitting)
+    if choice.second_best is not None:
+        second = _described(choice.second_best, choice)
+        return f"{second} ({unfitting} would not fit)" if unfitting else second
+    if unfitting:
+        return f"none: {unfitting} would not fit"
+    return "the step fits with it" if choice.action is Action.KEEP else "no other action fits"
 
 
 def _described(action: Action, choice: StorageChoice) -> str:

@@ -45,7 +45,7 @@ class NamedPoint:
         plain = self.comparison.plain
         if plain is not None and plain.status == "out-of-memory":
             return f"{name}: trains in {peak}, where plain PyTorch runs out of memory ({where})"
-        return f"{name}: trains in {peak}; plain PyTorch was not measured ({where})"
+        return f"{name}: trains in {peak}; plain PyTorch was not run ({where})"
 
 
 def named_points(compared: Sequence[Comparison]) -> tuple[NamedPoint, ...]:
@@ -75,7 +75,7 @@ def headline(compared: Sequence[Comparison]) -> str:
     shares = sorted(one.memory_share for one in found if one.memory_share is not None)
     times = sorted(one.more_time for one in found if one.more_time is not None)
     if not shares:
-        return f"{len(found)} workloads train under vdnn; plain PyTorch was measured for none of them."
+        return f"{len(found)} workloads train under vdnn; plain PyTorch was run for none of them."
     places = sorted({one.comparison.where for one in found})
     where = places[0] if len(places) == 1 else f"{len(places)} devices"
     if len(places) > 1 and all(one.comparison.is_virtual for one in found):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vdnn.report.explanation import added
 from vdnn.report.held_bytes import actions_of
 from vdnn.step.plan import Action
 from vdnn.step.recording import Recording, SaveKey
@@ -106,5 +107,5 @@ def _why(step: SavedStep, recording: Recording, index: int, action: Action | Non
 def _next_best(second: Action | None, more_ns: int | None, action: Action | None) -> str:
     if second is None:
         return "the step fits with it" if action is Action.KEEP else "no other action fits"
-    added = "" if more_ns is None else f" would add {more_ns / 1e6:.2f} ms"
-    return f"next best: {second.value}{added}"
+    costs = "" if more_ns is None else f" would add {added(more_ns)}"
+    return f"next best: {second.value}{costs}"

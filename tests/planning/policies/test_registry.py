@@ -80,7 +80,7 @@ def test_a_registered_policy_is_found_by_its_name() -> None:
 
 def test_a_policy_without_a_planner_says_who_has_one() -> None:
     register_policy("theirs", online=KeepAll)
-    with pytest.raises(ValueError, match="'theirs' makes no plans; those that do are .*'capuchin'"):
+    with pytest.raises(ValueError, match="'theirs' makes no plans: it decides at each save.* are .*'capuchin'"):
         make_planner("theirs")
 
 

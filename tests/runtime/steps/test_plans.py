@@ -315,4 +315,4 @@ def test_shares_and_the_least_are_budgets() -> None:
     assert share.plan.budget_bytes == load_profile("titan-x").memory_bytes // 2, "it fits, so nothing is left free"
     everything = trained_virtually("resnet", "auto", steps=4)
     assert everything.plan is not None
-    assert everything.plan.budget_bytes == load_profile("titan-x").memory_bytes
+    assert everything.plan.budget_bytes == int(0.9 * load_profile("titan-x").memory_bytes)

@@ -141,7 +141,7 @@ def test_bytes_and_busy_times_are_summed_by_track() -> None:
 
 def test_the_report_tells_what_the_step_waited_for() -> None:
     report = trained_virtually("resnet", offload_window="1KiB", reload_window="1KiB").report()
-    assert "ms by the virtual clock, of which compute waited" in report
+    assert "step run in virtual time: " in report
     assert "ms for offloads and" in report
 
 

@@ -63,13 +63,17 @@ def make_policy(policy: str | OnlinePolicy) -> OnlinePolicy:
     return online()
 
 
-def make_planner(policy: str | PlanPolicy) -> PlanPolicy:
+def make_planner(policy: str | PlanPolicy | OnlinePolicy) -> PlanPolicy:
     """The plan policy of that name, or the policy itself. Raises ValueError if the policy makes no plans."""
     if isinstance(policy, PlanPolicy):
         return policy
-    planner = _entry_of(policy).planner
+    planner = None if isinstance(policy, OnlinePolicy) else _entry_of(policy).planner
     if planner is None:
-        raise ValueError(f"policy: {policy!r} makes no plans; those that do are {_listed(planner_names())}.")
+        name = policy.name if isinstance(policy, OnlinePolicy) else policy
+        raise ValueError(
+            f"policy: {name!r} makes no plans: it decides at each save, in a step that runs under vdnn.offload(). "
+            f"Policies that make plans are {_listed(planner_names())}."
+        )
     return planner()
 
 

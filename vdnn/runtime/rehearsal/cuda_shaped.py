@@ -5,12 +5,13 @@ save something else on the CPU. This mode calls them so that they save what CUDA
 
   dropout            the CPU multiplies by a mask of the input's dtype and saves that; CUDA saves one byte an element.
                      Here: native_dropout, which is what CUDA runs.
-  attention          with dropout the CPU falls back to plain attention and saves the whole matrix; CUDA's fused
-                     kernels draw the dropout inside. Here: without the dropout, which saves the same.
+  attention          the CPU has one fused kernel, without dropout. Here: CUDA's operations, chosen as torch chooses
+                     them on the card (fused_attention.py).
+  norms              see norm_statistics.py.
 
-Not translated, and therefore not exact: cuDNN's reserve space of recurrent layers and of batch norms in NHWC, the
-seeds of fused attention (16 bytes each), autocast's lists, which differ between the two, and workspaces, which no
-recording of tensors contains.
+`python -m benchmarks.cuda_saves` compares this with the saves of torch's own CUDA operations. Not translated, and
+therefore not exact: cuDNN's reserve space of recurrent layers and of batch norms in NHWC, autocast's lists, which
+differ between the two, and workspaces, which no recording of tensors contains.
 """
 
 from __future__ import annotations
@@ -23,14 +24,22 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from vdnn.runtime.recompute.norm_calls import remove_stale_mode
+from vdnn.runtime.rehearsal.fused_attention import attend
+from vdnn.runtime.rehearsal.norm_statistics import NormStatistics
 
 BACKEND = "cuda, as rehearsed on the CPU"
 
 
 class CudaShaped(TorchFunctionMode):
-    """Translates the operations of the table while it is entered, on the entering thread."""
+    """Translates the operations of the table while it is entered, on the entering thread, to those of a card that
+    `is_ampere` or newer."""
 
     passes_norms_on: ClassVar[bool] = True  # see recompute/norm_calls.py
+
+    def __init__(self, *, is_ampere: bool = True, statistics: NormStatistics | None = None) -> None:
+        super().__init__()
+        self._is_ampere = is_ampere
+        self._statistics = statistics
 
     def __exit__(self, *exception: Any) -> None:
         remove_stale_mode()
@@ -40,6 +49,10 @@ class CudaShaped(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is functional.scaled_dot_product_attention:
+            return attend(*args, **kwargs, is_ampere=self._is_ampere)
+        if func in _RMS_NORMS and self._statistics is not None:
+            return self._statistics.rms_norm(func, *args, **kwargs)
         translation = _TABLE.get(func)
         return func(*args, **kwargs) if translation is None else translation(func, *args, **kwargs)
 
@@ -56,15 +69,8 @@ def _torch_dropout(func: Callable[..., Any], input: torch.Tensor, p: float, trai
     return torch.native_dropout(input, p, train)[0] if train and p > 0 else func(input, p, train)
 
 
-def _attention(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if len(args) > 4:
-        args = (*args[:4], 0.0, *args[5:])
-    kwargs.pop("dropout_p", None)
-    return func(*args, **kwargs)
-
-
+_RMS_NORMS = (functional.rms_norm, torch.rms_norm)
 _TABLE: dict[Callable[..., Any], Callable[..., Any]] = {
     functional.dropout: _dropout,
     torch.dropout: _torch_dropout,
-    functional.scaled_dot_product_attention: _attention,
 }

@@ -18,14 +18,16 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from vdnn.runtime.rehearsal.dtype_checks import DtypeChecks
 from vdnn.runtime.rehearsal.expectations import Expectations
 from vdnn.runtime.rehearsal.known_values import MOST_BYTES, KnownValues
+from vdnn.runtime.rehearsal.norm_statistics import NormStatistics
 from vdnn.runtime.rehearsal.stand_ins import StandIns
 from vdnn.runtime.torch_internals.tensor_kinds import CLASSES_WITH_DATA
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
-_DEFAULT_GPU = torch.device("cuda")
+_DEFAULT_GPU, _CPU = torch.device("cuda"), torch.device("cpu")
 _READS_OR_SIZES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default, _aten.lift.default)
 # These write every element of the tensor that they are called on, whatever it had before.
@@ -37,15 +39,23 @@ _KEEPS_VERDICT = _aten._amp_foreach_non_finite_check_and_unscale_.default
 class HostValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode. Enter it after a virtual machine with tensors without data, on the same thread.
 
-    `on_adopted(tensor)` is called with each tensor that stands for a real one which the program brought along.
+    `on_adopted(tensor)` is called with each tensor that stands for a real one which the program brought along. All new
+    tensors that a program wants on a GPU are made on `device`.
     """
 
-    def __init__(self, on_adopted: Callable[[torch.Tensor], None] = lambda tensor: None) -> None:
+    def __init__(
+        self,
+        on_adopted: Callable[[torch.Tensor], None] = lambda tensor: None,
+        device: torch.device = _CPU,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._on_adopted = on_adopted
+        self._device = device
         self._known = KnownValues()
         self._expectations = Expectations()
         self.stand_ins = StandIns(self._expectations)
+        self._dtypes = DtypeChecks()
+        self.statistics = NormStatistics()
         self._mode: FakeTensorMode | None = None
 
     def __enter__(self) -> HostValues:
@@ -69,7 +79,7 @@ class HostValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].fake_device  # asked for at every step of a program: the other modes would only pass it on
         kwargs = kwargs or {}
         if kwargs.get("device") == _DEFAULT_GPU:  # from torch.set_default_device
-            kwargs = {**kwargs, "device": torch.device("cpu")}
+            kwargs = {**kwargs, "device": self._device}
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a wrapper runs first, and calls this for what it wraps
         if not isinstance(func, OpOverload):
@@ -82,6 +92,7 @@ class HostValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(isinstance(one, torch.Tensor) and type(one) is not FakeTensor for one in leaves):
             leaves = [self._adopted(one) if isinstance(one, torch.Tensor) else one for one in leaves]
             args, kwargs = tree_unflatten(leaves, spec)
+        self._dtypes.require_accepted(func, args, kwargs, leaves)
         tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
         all_known = all(one in self._known for one in tensors)
         if _asks_for_data(func, args):
@@ -95,7 +106,7 @@ class HostValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return self._without_data(all_chosen)
                 return self.stand_ins.answer(func, args, kwargs)
             return func(*args, **kwargs)
-        out = func(*args, **kwargs)
+        out = self.statistics.shaped(func, args, func(*args, **kwargs))
         written = _written(func)
         if written:
             self._follow_write(func, written, args, kwargs, (leaves, spec), all_known)
@@ -147,7 +158,7 @@ class HostValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _computed(self, func: Any, leaves: list[Any], spec: Any) -> tuple[Any] | None:
         """The result on the known values, or None if it cannot be computed."""
         with no_dispatch():
-            real = [self._known.of(one) if isinstance(one, torch.Tensor) else one for one in leaves]
+            real = [self._known.of(one) if isinstance(one, torch.Tensor) else _on_the_host(one) for one in leaves]
             args, kwargs = tree_unflatten(real, spec)
             try:
                 return (func(*args, **kwargs),)
@@ -160,7 +171,7 @@ class HostValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return mean is not None and mean >= 1 and mask.numel() * mask.dim() * 8 <= MOST_BYTES
 
     def _without_data(self, real: torch.Tensor) -> torch.Tensor:
-        made = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
+        made = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=self._device)
         with no_dispatch():
             self._known.learn(made, real)
         return made
@@ -185,6 +196,10 @@ class HostValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if tensor.device.type == "cpu" and not isinstance(tensor, torch.nn.Parameter):
                     self._known.learn(made, tensor)
         return made
+
+
+def _on_the_host(value: Any) -> Any:
+    return _CPU if isinstance(value, torch.device) and value.type == "cuda" else value
 
 
 @functools.cache

@@ -12,8 +12,12 @@ from typing import Any, NamedTuple
 
 from vdnn.errors import VdnnError
 from vdnn.hardware import HardwareProfile
+from vdnn.planning.costs import profile_costs
 from vdnn.planning.least_memory import least_bytes
+from vdnn.planning.planned_step import plan_step
+from vdnn.planning.policies import PlanPolicy
 from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
+from vdnn.step.recording import Recording
 
 MOST = 1 << 20
 # While no batch is known not to fit, the next one is at most this many times as large.
@@ -71,10 +75,12 @@ def _next(known: dict[int, float], fits: int, over: int, most: int) -> int:
 
 
 class LargestBatches(NamedTuple):
-    """The largest batch with everything kept, and the largest that any plan makes fit."""
+    """The largest batch with everything kept, and the largest that any plan makes fit. At that one the step takes
+    `slowdown` times as long as with everything kept."""
 
     kept: int
     planned: int
+    slowdown: float
 
 
 def largest_batches(
@@ -83,6 +89,7 @@ def largest_batches(
     budget_bytes: int,
     *,
     first: int,
+    policy: str | PlanPolicy = "auto",
     optimizer: str | None = None,
     min_bytes: int | str = "1MiB",
     on_progress: Callable[[str], None] = lambda doing: None,
@@ -90,15 +97,26 @@ def largest_batches(
     """The largest batches of a function of a batch size under a budget, as plan() takes both. Each batch is rehearsed
     once. For the other arguments see rehearse() and find_largest_batch()."""
     known: dict[int, tuple[int, int]] = {}
+    last: dict[int, Recording] = {}
+
+    def recorded(batch: int) -> Recording:
+        return rehearse(subject_of(make, batch), profile, optimizer=optimizer, min_bytes=min_bytes).recording
 
     def needs(batch: int) -> tuple[int, int]:
         if batch not in known:
-            recording = rehearse(subject_of(make, batch), profile, optimizer=optimizer, min_bytes=min_bytes).recording
+            recording = recorded(batch)
             known[batch] = recording.peak_bytes, least_bytes(recording)
+            if known[batch][1] <= budget_bytes and batch >= max(last, default=0):
+                last.clear()
+                last[batch] = recording
         return known[batch]
 
     kept = find_largest_batch(lambda batch: budget_bytes - needs(batch)[0], first=first, on_progress=on_progress)
     planned = find_largest_batch(
         lambda batch: budget_bytes - needs(batch)[1], first=max(first, kept), on_progress=on_progress
     )
-    return LargestBatches(kept, planned)
+    slowdown = 1.0
+    if planned > kept:
+        on_progress(f"planning batch {planned}")
+        slowdown = plan_step(last[planned], profile_costs(profile), budget_bytes, policy).slowdown
+    return LargestBatches(kept, planned, slowdown)

@@ -13,7 +13,7 @@ import torch
 
 from vdnn.errors import BudgetError
 from vdnn.hardware import HardwareProfile, load_profile
-from vdnn.planning.budget import parse_budget
+from vdnn.planning.budget import bytes_without_budget, parse_budget
 from vdnn.planning.catalogue import make_planner
 from vdnn.planning.costs import LinkCosts, profile_costs
 from vdnn.planning.least_memory import least_bytes, smaller_state
@@ -44,7 +44,8 @@ def plan(
     * `model`: a module, or a function of a batch size that makes one and its inputs.
     * `batch`: a batch of the module's inputs (a tensor, or a tuple or dict of arguments), or the batch size.
     * `hardware`: the name of a profile, the path of one, or a HardwareProfile.
-    * `budget`: "12GiB", "80%" of the card, "min" for the least that a plan reaches, or None for the whole card.
+    * `budget`: "12GiB", "80%" of the card, "min" for the least that a plan reaches, or None for the
+      card's memory less a reserve of 10 %, as in training.
     * `policy`: the name of a plan policy, or a policy of your own.
     * `loss`: a function of the model's output. Default: the output's `loss`, or else the sum of its squares.
     * `optimizer`: "sgd", "momentum" or "adamw" adds the optimizer's state and its step.
@@ -91,7 +92,7 @@ def compare(
     on_progress("rehearsing the step")
     rehearsal = rehearse(subject, profile, optimizer=optimizer, min_bytes=min_bytes)
     recording, costs = rehearsal.recording, profile_costs(profile)
-    budget_bytes = profile.memory_bytes
+    budget_bytes = bytes_without_budget(profile.memory_bytes)
     if wanted is not None:
         budget_bytes = wanted.bytes_for(profile.memory_bytes, least_bytes(recording))
     memory = memory_kinds(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from torch._subclasses import fake_tensor
 
+from vdnn.hardware import HardwareProfile
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
 from vdnn.runtime.rehearsal.gpu_calls import OnTheCard, gpu_calls
@@ -26,8 +27,8 @@ def stage(machine: VirtualMachine) -> Iterator[HostValues]:
         fake_modules_can_be_converted(),
         gpu_calls(),
         HostValues(machine.tracker.track) as values,
-        backward_under(lambda: _functions(values)),
-        _functions(values),
+        backward_under(lambda: _functions(values, machine.profile)),
+        _functions(values, machine.profile),
     ):
         yield values
 
@@ -45,6 +46,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _functions(values: HostValues) -> Iterator[None]:
-    with OnTheCard(values.array_of), CudaShaped():
+def _functions(values: HostValues, profile: HardwareProfile) -> Iterator[None]:
+    is_ampere = "bfloat16" in profile.flop_per_s  # the first generation that multiplies them
+    with OnTheCard(values.array_of), CudaShaped(is_ampere=is_ampere, statistics=values.statistics):
         yield

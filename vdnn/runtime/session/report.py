@@ -76,11 +76,15 @@ def _step_lines(steps: Steps) -> list[str]:
         lines += _never_freed(steps.recording)
     timeline = steps.timeline
     if timeline is not None:
-        lines.append(
-            f"  last measured step: {timeline.step_ns / 1e6:.2f} ms by the {timeline.clock} clock, of which compute "
-            f"waited {timeline.release_stall_ns / 1e6:.2f} ms for offloads and {timeline.reload_stall_ns / 1e6:.2f} ms "
-            f"for reloads; peak {format_bytes(timeline.peak_bytes)}"
+        waited = (
+            f"of which compute waited {timeline.release_stall_ns / 1e6:.2f} ms for offloads and "
+            f"{timeline.reload_stall_ns / 1e6:.2f} ms for reloads; peak {format_bytes(timeline.peak_bytes)}"
         )
+        step = f"{timeline.step_ns / 1e6:.2f} ms"
+        if timeline.clock == "virtual":
+            lines.append(f"  last step run in virtual time: {step}, {waited}")
+        else:
+            lines.append(f"  last measured step: {step} by the {timeline.clock} clock, {waited}")
     return lines
 
 

@@ -1,7 +1,7 @@
 """Plans a recorded step for the user's budget, on the device that it ran on.
 
-Without a budget the plan may use the memory of the device, less a reserve for what the count of tensors does not
-include: fragmentation, and the workspaces of libraries. Refuses budgets that cannot be met, and plans that do not fit.
+Without a budget the plan may use the memory of the device, less a reserve. Refuses budgets that cannot be met, and
+plans that do not fit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
 from vdnn.hardware import HardwareProfile
-from vdnn.planning.budget import Budget
+from vdnn.planning.budget import Budget, bytes_without_budget
 from vdnn.planning.costs import LinkCosts, measured_costs, profile_costs
 from vdnn.planning.least_memory import least_bytes, require_feasible_budget
 from vdnn.planning.planned_step import PlannedStep, plan_step
@@ -20,8 +20,6 @@ from vdnn.step.plan import Plan
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
 
-# The share of a GPU's memory that is left free if there is no budget.
-RESERVE = 0.1
 # The share of the budget that plans leave free. A step that grows by a few bytes (a metric that is kept) still fits.
 SLACK = 0.01
 # The rates that are assumed if no copy was measured: those of large copies of pinned memory over PCIe gen 4.
@@ -73,7 +71,7 @@ class BudgetPlanner:
     def fixed_bytes(self, device_bytes: int) -> int | None:
         """The budget of every step on a device of `device_bytes`; None for "min", which depends on the step."""
         if self.budget is None:
-            return int(device_bytes * (1 if self.profile is not None else 1 - RESERVE))
+            return bytes_without_budget(device_bytes)
         return self.budget.fixed_bytes(device_bytes)
 
     @property
