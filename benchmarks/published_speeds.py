@@ -67,7 +67,7 @@ def judged(speeds: Iterable[Speed]) -> list[Speed]:
 
 
 def summary(ratios: Iterable[float]) -> tuple[float, float]:
-    """By how much the median row and the worst one are off."""
+    """The factors by which the median row and the worst one are off."""
     found = [off_by(ratio) for ratio in ratios]
     return statistics.median(found), max(found)
 

@@ -69,7 +69,7 @@ class _SpanBert(nn.Module):
         super().__init__()
         self.inner = inner
         inner.head = nn.Sequential()
-        inner.bias = None
+        del inner.bias
         self.spans = nn.Linear(width, 2)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 Each figure was read in its source, which a row names: convnet-benchmarks (Titan X, forward and backward pass alone),
 NVIDIA's DeepLearningExamples and Lambda's deeplearning-benchmark (whole steps, with the loading of data), and timm's
-tables (whole steps on data that is on the card). No row was used to calibrate a class of operations. One is the source of
-the Titan X's single efficiency, and is not judged.
+tables (whole steps on data that is on the card). No row was used to calibrate a class of operations. One row is the
+source of the Titan X's single efficiency, and is not judged.
 """
 
 from __future__ import annotations

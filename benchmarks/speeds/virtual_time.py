@@ -30,11 +30,9 @@ def step_ns(row: Row, *, plain: bool = False) -> int:
         profile = replace(profile, efficiency={}, fill_ns={}, sources=_sources_of_peaks(profile))
     with VirtualMachine(profile) as machine, stage(machine), _precision_of(row):
         workload = NETWORKS[row.network](row.batch)
-        inputs = (
-            tuple(one.to(memory_format=torch.channels_last) for one in workload.inputs) if row.channels_last else ()
-        )
-        workload = workload._replace(inputs=inputs or workload.inputs)
         if row.channels_last:
+            inputs = tuple(one.to(memory_format=torch.channels_last) for one in workload.inputs)
+            workload = workload._replace(inputs=inputs)
             workload.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimizer = OPTIMIZERS[row.optimizer](workload.model.parameters()) if row.optimizer else None
         _step(workload, optimizer, row)
@@ -55,8 +53,9 @@ def _step(workload: Workload, optimizer: torch.optim.Optimizer | None, row: Row)
 
 @contextlib.contextmanager
 def _precision_of(row: Row) -> Iterator[None]:
-    """In a row of "tf32", products and convolutions of float32 run on tensor cores; in others, as torch's defaults say."""
-    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+    """In a row of "tf32", products and convolutions of float32 run on tensor cores; in others they do not."""
+    cudnn: Any = torch.backends.cudnn
+    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, cudnn.conv)
     before = [backend.fp32_precision for backend in backends]
     try:
         for backend in backends:
@@ -68,6 +67,5 @@ def _precision_of(row: Row) -> Iterator[None]:
 
 
 def _sources_of_peaks(profile: HardwareProfile) -> dict[str, str]:
-    return {
-        name: source for name, source in profile.sources.items() if not name.startswith(("efficiency.", "fill_ns."))
-    }
+    by_class = ("efficiency.", "fill_ns.")
+    return {name: source for name, source in profile.sources.items() if not name.startswith(by_class)}

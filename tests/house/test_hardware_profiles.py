@@ -24,6 +24,7 @@ NAMES = (
     "k40c",
     "p100",
     "rtx-2080ti",
+    "rtx-3090",
     "rtx-4090",
     "titan-x",
     "v100-16",
@@ -83,7 +84,7 @@ def test_a_shipped_profile_is_plausible(name: str) -> None:
 
 def test_cards_since_ampere_have_tf32_and_earlier_ones_do_not() -> None:
     with_tf32 = {name for name in NAMES if "tf32" in load_profile(name).flop_per_s}
-    assert with_tf32 == {"a100-40", "a100-80", "h100", "h200", "rtx-4090"}
+    assert with_tf32 == {"a100-40", "a100-80", "h100", "h200", "rtx-3090", "rtx-4090"}
 
 
 def test_arithmetic_outgrows_the_link_from_generation_to_generation() -> None:

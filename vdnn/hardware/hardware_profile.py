@@ -41,9 +41,9 @@ class HardwareProfile:
 
     `memory_bytes` is the most that one program can allocate. `flop_per_s` and `memory_bytes_per_s` are peaks;
     `compute_efficiency` and `bandwidth_efficiency` are the fractions of them that a good kernel reaches.
-    `duplex_bytes_per_s` is the sum of both directions of the link while both are busy. `efficiency` and `fill_ns` are by
-    class of operation, as in "convolution.tf32": a fraction of the peak in place of those above, and the time in which a
-    kernel fills and drains the card, by which small operations lose efficiency.
+    `duplex_bytes_per_s` is the sum of both directions of the link while both are busy. `efficiency` and `fill_ns` are
+    by class of operation, as in "convolution.tf32": a fraction of the peak in place of those above, and the time in
+    which a kernel fills and drains the card. By that time small operations lose efficiency.
     """
 
     name: str

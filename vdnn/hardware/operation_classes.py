@@ -1,8 +1,8 @@
 """The classes of operations for which a hardware profile may have figures of its own.
 
-Figures of arithmetic are by class and dtype, as in "convolution.tf32"; those of memory traffic by class alone. A profile
-need not have a figure for each: an operation takes the first that there is of those it may have, and in the end
-`compute_efficiency` or `bandwidth_efficiency` of the whole card.
+Figures of arithmetic are by class and dtype, as in "convolution.tf32"; those of memory traffic are by class alone. A
+profile need not have a figure for each class. An operation has a list of classes, the narrowest first, and takes the
+figure of the first one that has a figure. Without any, `compute_efficiency` or `bandwidth_efficiency` holds.
 """
 
 from __future__ import annotations

@@ -85,16 +85,18 @@ def _profile(path: Path, content: dict[str, Any]) -> HardwareProfile:
     if unknown:
         raise _refusal(path, "figures", "only figures that a profile has", ", ".join(unknown))
     sources: dict[str, str] = {}
-    values = {name: _figure(path, name, figures.get(name), sources) for name in (*WHOLE_FIGURES, *FRACTIONS)}
+    values: dict[str, Any] = {}
+    for name in (*WHOLE_FIGURES, *FRACTIONS):
+        values[name] = _figure(path, name, figures.get(name), sources)
+    for name in BY_CLASS:
+        values[name] = _figures_by_class(path, name, figures.get(name, {}), sources)
     flop_per_s = {dtype: _figure(path, f"flop_per_s.{dtype}", peak, sources) for dtype, peak in peaks.items()}
-    by_class = {name: _figures_by_class(path, name, figures.get(name, {}), sources) for name in BY_CLASS}
     return HardwareProfile(
         name=_text(path, "name", content),
         description=_text(path, "description", content),
         flop_per_s=flop_per_s,
         sources=sources,
         **values,
-        **by_class,
     )
 
 
