@@ -72,9 +72,15 @@ def summary(ratios: Iterable[float]) -> tuple[float, float]:
     return statistics.median(found), max(found)
 
 
-def unexplained(speeds: Iterable[Speed]) -> list[Speed]:
+def far_off(speeds: Iterable[Speed]) -> list[Speed]:
     """The judged rows that are off by more than WORST, the worst first."""
     return sorted((one for one in judged(speeds) if off_by(one.after) > WORST), key=lambda one: -off_by(one.after))
+
+
+def explained(speeds: Iterable[Speed]) -> dict[str, str]:
+    """The reasons of rows that are far off, by key. A row without a known reason has an empty text."""
+    reasons = {row.key: row.why for row in ROWS}
+    return {one.key: reasons[one.key] for one in far_off(speeds)}
 
 
 def render(speeds: Sequence[Speed]) -> str:
@@ -104,8 +110,10 @@ def _remarks(speeds: Sequence[Speed]) -> Iterable[str]:
         of_card = [one for one in rows if one.key.startswith(f"{card}:")]
         before, after = summary(one.before for one in of_card)[0], summary(one.after for one in of_card)[0]
         yield f"{card}, {len(of_card)} rows: median {before:.2f} x before, {after:.2f} x now."
-    far = unexplained(rows)
-    yield f"Off by more than {WORST} x: {'; '.join(one.key for one in far) or 'none'}."
+    reasons = explained(rows)
+    for why in sorted(set(reasons.values()), reverse=True):
+        keys = "; ".join(key for key, reason in reasons.items() if reason == why)
+        yield f"Off by more than {WORST} x: {keys}: {why or 'unexplained'}."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
