@@ -32,6 +32,7 @@ from vdnn.planning.planned_step import plan_step
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
 from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
+from vdnn.runtime.rehearsal.stage import stage
 
 # The classes of the blocks of each network.
 BLOCKS = {
@@ -60,7 +61,7 @@ def run_checkpointed(
     make: Callable[[int], Workload], batch: int, hardware: str, kinds: Sequence[str]
 ) -> tuple[int, int]:
     """The peak and the time of the second step."""
-    with VirtualMachine(hardware) as machine, CudaShaped():
+    with VirtualMachine(hardware) as machine, stage(machine):
         workload = make(batch)
         machine.tracker.track([workload.model, workload.inputs])
         if not checkpointed(workload.model, kinds):

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from vdnn.hardware import HardwareProfile
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
-from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
 from vdnn.runtime.rehearsal.rehearsal import Subject
+from vdnn.runtime.rehearsal.stage import stage
 from vdnn.runtime.session.offload import offload
 from vdnn.step.plan import Plan, PlannedLifetime
 
@@ -46,7 +46,7 @@ class ExecutedSteps:
     def _run(self, plan: Plan) -> Executed:
         if not self._done:
             self._machine = self._entered.enter_context(VirtualMachine(self._profile))
-            self._entered.enter_context(CudaShaped())
+            self._entered.enter_context(stage(self._machine))
             self._staged = self._subject.make()
             self._machine.tracker.track([self._staged.model, self._staged.inputs])
         with offload(plan=plan, device=self._machine, measure=True, warmup_steps=1) as session:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import benchmarks.models as models
+from benchmarks.models.mixed_precision import mixed
 from benchmarks.models.workload import Workload
 from benchmarks.plans.executed_steps import ExecutedSteps
 from benchmarks.plans.plan_cell import PlanCell, append_plan_cells, planned_cell, read_plan_cells
@@ -34,7 +35,8 @@ from vdnn.planning.simulate import simulate
 from vdnn.runtime.rehearsal.rehearsal import rehearse, subject_of
 from vdnn.step.recording import Recording
 
-# By name, with the batch that is planned: the ten networks of the vDNN paper, and networks that are trained today.
+# By name, with the batch that is planned: the ten networks of the vDNN paper, and networks that are trained today, of
+# which transformers are in mixed precision or bfloat16.
 NETWORKS: dict[str, tuple[Callable[[int], Workload], int]] = {
     **{
         f"{network.name.lower().replace('-', '')}_{network.batch}": (network.make, network.batch)
@@ -45,10 +47,10 @@ NETWORKS: dict[str, tuple[Callable[[int], Workload], int]] = {
     "densenet121": (models.densenet121, 64),
     "inception_v3": (models.inception_v3, 64),
     "unet": (models.unet, 8),
-    "bert_large": (models.bert_large, 16),
-    "gpt2_xl": (models.gpt2_xl, 4),
+    "bert_large": (mixed(models.bert_large), 16),
+    "gpt2_xl": (mixed(models.gpt2_xl), 4),
     "llama_8b": (models.llama_8b, 1),
-    "vit_large": (models.vit_large, 64),
+    "vit_large": (mixed(models.vit_large), 64),
 }
 HARDWARE = ("titan-x", "v100-32", "h100", "h200")
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.9)  # of the way from the least to everything kept

@@ -24,6 +24,7 @@ NAMES = (
     "k40c",
     "p100",
     "rtx-2080ti",
+    "rtx-3090",
     "rtx-4090",
     "titan-x",
     "v100-16",
@@ -83,7 +84,7 @@ def test_a_shipped_profile_is_plausible(name: str) -> None:
 
 def test_cards_since_ampere_have_tf32_and_earlier_ones_do_not() -> None:
     with_tf32 = {name for name in NAMES if "tf32" in load_profile(name).flop_per_s}
-    assert with_tf32 == {"a100-40", "a100-80", "h100", "h200", "rtx-4090"}
+    assert with_tf32 == {"a100-40", "a100-80", "h100", "h200", "rtx-3090", "rtx-4090"}
 
 
 def test_arithmetic_outgrows_the_link_from_generation_to_generation() -> None:
@@ -289,3 +290,34 @@ def test_figures_made_in_a_program_are_checked_too() -> None:
             sources={},
             **whole,
         )
+
+
+def with_classes(figure: str, key: str, value: object) -> dict[str, Any]:
+    content = content_of("v100-16")
+    content["figures"][figure][key] = {"value": value, "source": "a source for this test"}
+    return content
+
+
+def test_figures_by_class_have_sources_and_stand_for_narrower_classes() -> None:
+    profile = load_profile("v100-16")
+    assert "DeepBench" in profile.source_of("efficiency.convolution.float16")
+    assert profile.compute_efficiency_of(("convolution_grouped", "convolution"), "float16") == 0.45
+    assert profile.compute_efficiency_of(("attention",), "float16") == profile.compute_efficiency
+    assert profile.bandwidth_efficiency_of("elementwise") == profile.bandwidth_efficiency
+
+
+@pytest.mark.parametrize(
+    ("figure", "key", "value", "said"),
+    [
+        ("efficiency", "convolution.float32", 5, "efficiency.convolution.float32: expected a fraction above 0 and at"),
+        ("efficiency", "batch_normalization", 1.5, "efficiency.batch_normalization: expected a fraction above 0 and"),
+        ("efficiency", "recurrence.float32", 0.5, "efficiency: expected a class and a dtype of flop_per_s, as in conv"),
+        ("efficiency", "product.int8", 0.5, "efficiency: expected a class and a dtype of flop_per_s, as in conv"),
+        ("fill_ns", "product.float32", 0, "fill_ns.product.float32: expected a whole number above zero, got 0"),
+        ("fill_ns", "batch_normalization", 10, "fill_ns: expected a class and a dtype of flop_per_s, as in conv"),
+    ],
+)
+def test_a_wrong_figure_by_class_is_refused(tmp_path: Path, figure: str, key: str, value: object, said: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        load_profile(written(tmp_path, with_classes(figure, key, value)))
+    assert said in str(caught.value)

@@ -8,10 +8,16 @@ from files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vdnn.errors import InvalidArgumentError
+from vdnn.hardware.operation_classes import (
+    BANDWIDTH_CLASSES,
+    COMPUTE_CLASSES,
+    FILLED_CLASSES,
+    MOST_EFFICIENCY,
+)
 
 # The keys that flop_per_s may have. "tf32" is not a dtype of torch: it is how tensor cores multiply float32.
 DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16")
@@ -25,6 +31,8 @@ WHOLE_FIGURES = (
     "kernel_launch_ns",
 )
 FRACTIONS = ("compute_efficiency", "bandwidth_efficiency")
+# Figures by class of operation, which a profile may lack: see operation_classes.py.
+BY_CLASS = ("efficiency", "fill_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,9 @@ class HardwareProfile:
 
     `memory_bytes` is the most that one program can allocate. `flop_per_s` and `memory_bytes_per_s` are peaks;
     `compute_efficiency` and `bandwidth_efficiency` are the fractions of them that a good kernel reaches.
-    `duplex_bytes_per_s` is the sum of both directions of the link while both are busy.
+    `duplex_bytes_per_s` is the sum of both directions of the link while both are busy. `efficiency` and `fill_ns` are
+    by class of operation, as in "convolution.tf32": a fraction of the peak in place of those above, and the time in
+    which a kernel fills and drains the card. By that time small operations lose efficiency.
     """
 
     name: str
@@ -49,6 +59,8 @@ class HardwareProfile:
     compute_efficiency: float
     bandwidth_efficiency: float
     sources: Mapping[str, str] = field(hash=False, repr=False)
+    efficiency: Mapping[str, float] = field(default_factory=dict, hash=False)
+    fill_ns: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for figure in WHOLE_FIGURES:
@@ -56,6 +68,7 @@ class HardwareProfile:
         for figure in FRACTIONS:
             self._check_fraction(figure, getattr(self, figure))
         self._check_dtypes()
+        self._check_classes()
         for figure in self.figure_names:
             if not self.sources.get(figure, "").strip():
                 raise self._refusal(figure, "a source in words", "none")
@@ -67,13 +80,24 @@ class HardwareProfile:
     @property
     def figure_names(self) -> tuple[str, ...]:
         """The names of all figures. `source_of` takes any of them."""
-        return (*WHOLE_FIGURES, *FRACTIONS, *(f"flop_per_s.{dtype}" for dtype in self.flop_per_s))
+        peaks = (f"flop_per_s.{dtype}" for dtype in self.flop_per_s)
+        by_class = (f"{figure}.{key}" for figure in BY_CLASS for key in getattr(self, figure))
+        return (*WHOLE_FIGURES, *FRACTIONS, *peaks, *by_class)
 
     def source_of(self, figure: str) -> str:
         """The source of `figure`, as in source_of("memory_bytes") or source_of("flop_per_s.float32")."""
         if figure not in self.figure_names:
             raise self._refusal("source_of", f"one of {', '.join(self.figure_names)}", repr(figure))
         return self.sources[figure]
+
+    def compute_efficiency_of(self, classes: Sequence[str], dtype: str) -> float:
+        """The fraction of the peak that arithmetic in `dtype` reaches: the figure of the first class that has one."""
+        found = (self.efficiency[f"{name}.{dtype}"] for name in classes if f"{name}.{dtype}" in self.efficiency)
+        return next(found, self.compute_efficiency)
+
+    def bandwidth_efficiency_of(self, operation: str) -> float:
+        """The fraction of the memory's peak rate that a class of operations reaches."""
+        return self.efficiency.get(operation, self.bandwidth_efficiency)
 
     def _check_dtypes(self) -> None:
         if "float32" not in self.flop_per_s:
@@ -83,14 +107,31 @@ class HardwareProfile:
                 raise self._refusal("flop_per_s", f"dtypes among {', '.join(DTYPES)}", repr(dtype))
             self._check_whole(f"flop_per_s.{dtype}", flop_per_s)
 
+    def _check_classes(self) -> None:
+        for key, value in self.efficiency.items():
+            if key in BANDWIDTH_CLASSES:
+                self._check_fraction(f"efficiency.{key}", value)
+            else:
+                self._check_class("efficiency", key, COMPUTE_CLASSES)
+                self._check_fraction(f"efficiency.{key}", value, most=MOST_EFFICIENCY)
+        for key, nanoseconds in self.fill_ns.items():
+            self._check_class("fill_ns", key, FILLED_CLASSES)
+            self._check_whole(f"fill_ns.{key}", nanoseconds)
+
+    def _check_class(self, figure: str, key: str, classes: tuple[str, ...]) -> None:
+        name, _, dtype = key.partition(".")
+        if name not in classes or dtype not in self.flop_per_s:
+            expected = f"a class and a dtype of flop_per_s, as in {classes[-1]}.float32, of {', '.join(classes)}"
+            raise self._refusal(figure, expected, repr(key))
+
     def _check_whole(self, figure: str, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise self._refusal(figure, "a whole number above zero", repr(value))
 
-    def _check_fraction(self, figure: str, value: object) -> None:
+    def _check_fraction(self, figure: str, value: object, most: float = 1) -> None:
         # The comparison is false for NaN too, which is therefore refused.
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-            raise self._refusal(figure, "a fraction above 0 and at most 1", repr(value))
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= most:
+            raise self._refusal(figure, f"a fraction above 0 and at most {most:g}", repr(value))
 
     def _refusal(self, figure: str, expected: str, got: str) -> InvalidArgumentError:
         return InvalidArgumentError(argument=f"hardware profile {self.name!r}, {figure}", expected=expected, got=got)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vdnn.errors import InvalidArgumentError
-from vdnn.hardware.hardware_profile import FRACTIONS, WHOLE_FIGURES, HardwareProfile
+from vdnn.hardware.hardware_profile import BY_CLASS, FRACTIONS, WHOLE_FIGURES, HardwareProfile
 
 _FORM, _VERSION = "vdnn hardware profile", 1
 # Names the folders of the user's own profiles, separated as in PATH.
@@ -81,11 +81,15 @@ def _profile(path: Path, content: dict[str, Any]) -> HardwareProfile:
     peaks = figures.get("flop_per_s")
     if not isinstance(peaks, dict):
         raise _refusal(path, "flop_per_s", "an object of figures by dtype", repr(peaks))
-    unknown = sorted(set(figures) - {"flop_per_s", *WHOLE_FIGURES, *FRACTIONS})
+    unknown = sorted(set(figures) - {"flop_per_s", *WHOLE_FIGURES, *FRACTIONS, *BY_CLASS})
     if unknown:
         raise _refusal(path, "figures", "only figures that a profile has", ", ".join(unknown))
     sources: dict[str, str] = {}
-    values = {name: _figure(path, name, figures.get(name), sources) for name in (*WHOLE_FIGURES, *FRACTIONS)}
+    values: dict[str, Any] = {}
+    for name in (*WHOLE_FIGURES, *FRACTIONS):
+        values[name] = _figure(path, name, figures.get(name), sources)
+    for name in BY_CLASS:
+        values[name] = _figures_by_class(path, name, figures.get(name, {}), sources)
     flop_per_s = {dtype: _figure(path, f"flop_per_s.{dtype}", peak, sources) for dtype, peak in peaks.items()}
     return HardwareProfile(
         name=_text(path, "name", content),
@@ -94,6 +98,12 @@ def _profile(path: Path, content: dict[str, Any]) -> HardwareProfile:
         sources=sources,
         **values,
     )
+
+
+def _figures_by_class(path: Path, name: str, figures: object, sources: dict[str, str]) -> dict[str, Any]:
+    if not isinstance(figures, dict):
+        raise _refusal(path, name, "an object of figures by class of operation", repr(figures))
+    return {key: _figure(path, f"{name}.{key}", figure, sources) for key, figure in figures.items()}
 
 
 def _figure(path: Path, name: str, figure: object, sources: dict[str, str]) -> Any:
@@ -105,8 +115,12 @@ def _figure(path: Path, name: str, figure: object, sources: dict[str, str]) -> A
     value, source = figure["value"], figure["source"]
     sources[name] = source if isinstance(source, str) else ""
     # Accept whole numbers written as 336e9, which JSON reads as a float.
-    whole = isinstance(value, float) and math.isfinite(value) and value.is_integer() and name not in FRACTIONS
+    whole = isinstance(value, float) and math.isfinite(value) and value.is_integer() and not _is_fraction(name)
     return int(value) if whole else value
+
+
+def _is_fraction(name: str) -> bool:
+    return name in FRACTIONS or name.startswith("efficiency.")
 
 
 def _text(path: Path, name: str, content: dict[str, Any]) -> str:

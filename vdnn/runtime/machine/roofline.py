@@ -1,8 +1,10 @@
 """The time of an operation on given hardware: the longer of its arithmetic and its memory traffic, plus its launch.
 
 Arithmetic follows torch's own FLOP formulas. Traffic is the bytes that the operation reads and writes, each tensor
-once. Views and bare allocations take no time. Measured times differ. The model promises that a step takes the same time
-on every machine that simulates it, and that the proportions of layers are right.
+once. How much of the card's peaks an operation reaches depends on its class (operation_class.py), and a product or a
+convolution takes the time in addition in which its kernel fills the card. Views and bare allocations take no time.
+Measured times differ. The model promises that a step takes the same time on every machine that simulates it, and that
+the proportions of layers are right.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from vdnn.hardware import HardwareProfile
+from vdnn.hardware.operation_classes import LAYOUT_CONVERSION
+from vdnn.runtime.machine.operation_class import bandwidth_class, compute_classes, converted_maps, kernel_count
 
 _DTYPE_NAMES = {
     torch.float64: "float64",
@@ -21,6 +25,7 @@ _DTYPE_NAMES = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
 }
+_TENSOR_CORES = ("tf32", "float16", "bfloat16")
 # These operations make tensors or change their storage, and run no kernel.
 _NO_KERNEL = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "resize_", "detach_", "device"}
@@ -37,13 +42,26 @@ def operation_ns(profile: HardwareProfile, func: Any, args: tuple[Any, ...], kwa
     if not tensors and not written:
         return 0
     traffic = sum(_touched_bytes(tensor) for tensor in tensors) + sum(_touched_bytes(tensor) for tensor in written)
-    traffic_ns = traffic / (profile.memory_bytes_per_s * profile.bandwidth_efficiency) * 1e9
-    arithmetic_ns = 0.0
+    name = packet.__name__
+    reached = profile.bandwidth_efficiency_of(bandwidth_class(name))
+    traffic_ns = traffic / (profile.memory_bytes_per_s * reached) * 1e9
     flop = _flop(packet, args, kwargs, out)
-    if flop:
-        rate = _flop_per_s(profile, packet.__name__, tensors) * profile.compute_efficiency
-        arithmetic_ns = flop / rate * 1e9
-    return round(max(traffic_ns, arithmetic_ns)) + profile.kernel_launch_ns
+    if not flop:
+        return round(traffic_ns) + profile.kernel_launch_ns
+    classes, dtype = compute_classes(name, args), _dtype_of(profile, name, tensors)
+    arithmetic_ns = flop / (profile.flop_per_s[dtype] * profile.compute_efficiency_of(classes, dtype)) * 1e9
+    fill_ns = profile.fill_ns.get(f"{classes[-1]}.{dtype}", 0) * kernel_count(name, args)
+    converting_ns = _converting_ns(profile, name, args, out) if dtype in _TENSOR_CORES else 0.0
+    return round(max(traffic_ns, arithmetic_ns) + converting_ns) + fill_ns + profile.kernel_launch_ns
+
+
+def _converting_ns(profile: HardwareProfile, name: str, args: tuple[Any, ...], out: Any) -> float:
+    """The time in which the maps of a convolution are read and written in another layout, in kernels of their own."""
+    reached = profile.efficiency.get(LAYOUT_CONVERSION)
+    if reached is None:
+        return 0.0
+    moved = 2 * sum(_touched_bytes(one) for one in converted_maps(name, args, out))
+    return moved / (profile.memory_bytes_per_s * reached) * 1e9
 
 
 def _flop(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
@@ -66,11 +84,12 @@ def _touched_bytes(tensor: torch.Tensor) -> int:
     return int(touched)
 
 
-def _flop_per_s(profile: HardwareProfile, operation: str, tensors: list[torch.Tensor]) -> float:
+def _dtype_of(profile: HardwareProfile, operation: str, tensors: list[torch.Tensor]) -> str:
+    """The dtype of the peak by which the operation is computed."""
     name = next((_DTYPE_NAMES[one.dtype] for one in tensors if one.dtype in _DTYPE_NAMES), "float32")
     if name == "float32" and _uses_tf32(operation):
         name = "tf32"
-    return float(profile.flop_per_s.get(name) or profile.flop_per_s["float32"])
+    return name if name in profile.flop_per_s else "float32"
 
 
 def _uses_tf32(operation: str) -> bool:

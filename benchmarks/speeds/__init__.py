@@ -1,0 +1,1 @@
+"""Published speeds of training on one GPU, and the virtual machine's for the same steps."""

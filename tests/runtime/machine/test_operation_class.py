@@ -1,0 +1,134 @@
+"""An operation's time follows its class: how much of the card's peaks it reaches, and the time to fill the card."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from vdnn.hardware import HardwareProfile, load_profile
+from vdnn.runtime.machine import roofline
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+
+
+def profile_with(efficiency: dict[str, float] | None = None, fill_ns: dict[str, int] | None = None) -> HardwareProfile:
+    """The P100, which has no figures by class, with those."""
+    plain = load_profile("p100")
+    keys = [f"efficiency.{key}" for key in efficiency or ()] + [f"fill_ns.{key}" for key in fill_ns or ()]
+    sources = {**plain.sources, **dict.fromkeys(keys, "for this test")}
+    return replace(plain, efficiency=efficiency or {}, fill_ns=fill_ns or {}, sources=sources)
+
+
+def forward_ns(profile: HardwareProfile, layer: Any, *shape: int, channels_last: bool = False) -> int:
+    with VirtualMachine(profile) as machine, torch.no_grad():
+        made, x = layer(), torch.empty(*shape)
+        if channels_last:
+            x = x.to(memory_format=torch.channels_last)
+        begin_ns = machine.now_ns
+        made(x)
+        return machine.now_ns - begin_ns
+
+
+CONVOLUTIONS: dict[str, tuple[Any, bool]] = {
+    "convolution": (lambda: nn.Conv2d(256, 256, 5, padding=2, bias=False), False),
+    "convolution_3x3": (lambda: nn.Conv2d(256, 256, 3, padding=1, bias=False), False),
+    "convolution_channels_last": (lambda: nn.Conv2d(256, 256, 3, padding=1, bias=False), True),
+    "convolution_grouped": (lambda: nn.Conv2d(256, 256, 3, padding=1, groups=2, bias=False), False),
+    "convolution_depthwise": (lambda: nn.Conv2d(256, 256, 31, padding=15, groups=256, bias=False), False),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_convolution_reaches_what_its_class_reaches(name: str) -> None:
+    layer, is_last = CONVOLUTIONS[name]
+    half = profile_with({f"{name}.float32": 0.445})  # half of the P100's 0.89
+    launch_ns = half.kernel_launch_ns
+    plain_ns = forward_ns(profile_with(), layer, 8, 256, 56, 56, channels_last=is_last) - launch_ns
+    assert forward_ns(half, layer, 8, 256, 56, 56, channels_last=is_last) - launch_ns == pytest.approx(2 * plain_ns)
+
+
+def test_a_first_layer_has_few_channels() -> None:
+    def layer() -> nn.Module:
+        return nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+
+    slow = profile_with({"convolution_few_channels.float32": 0.089})
+    assert forward_ns(slow, layer, 8, 3, 224, 224) > 5 * forward_ns(profile_with(), layer, 8, 3, 224, 224)
+
+
+def test_a_class_without_a_figure_takes_that_of_the_wider_class() -> None:
+    layer, _ = CONVOLUTIONS["convolution_depthwise"]
+    grouped = forward_ns(profile_with({"convolution_grouped.float32": 0.1}), layer, 8, 256, 56, 56)
+    wider = forward_ns(profile_with({"convolution.float32": 0.1}), layer, 8, 256, 56, 56)
+    assert grouped == wider > forward_ns(profile_with(), layer, 8, 256, 56, 56)
+
+
+def test_a_strided_convolution_is_not_that_of_winograd() -> None:
+    def strided() -> nn.Module:
+        return nn.Conv2d(256, 256, 3, 2, 1, bias=False)
+
+    fast = profile_with({"convolution_3x3.float32": 2.0})
+    assert forward_ns(fast, strided, 8, 256, 56, 56) == forward_ns(profile_with(), strided, 8, 256, 56, 56)
+
+
+def test_each_gradient_of_a_convolution_fills_the_card_once() -> None:
+    def step_ns(profile: HardwareProfile, *, input_too: bool) -> int:
+        with VirtualMachine(profile) as machine:
+            layer, x = nn.Conv2d(64, 64, 3), torch.empty(8, 64, 32, 32, requires_grad=input_too)
+            begin_ns = machine.now_ns
+            layer(x).backward(torch.empty(8, 64, 30, 30))
+            return machine.now_ns - begin_ns
+
+    filled = profile_with(fill_ns={"convolution.float32": 7000})
+    for input_too, kernels in ((False, 2), (True, 3)):
+        assert step_ns(filled, input_too=input_too) - step_ns(profile_with(), input_too=input_too) == 7000 * kernels
+
+
+def test_a_small_product_loses_more_of_its_efficiency_than_a_large_one() -> None:
+    filled = profile_with(fill_ns={"product.float32": 20000})
+
+    def loss(size: int) -> float:
+        def layer() -> nn.Module:
+            return nn.Linear(size, size, bias=False)
+
+        return forward_ns(filled, layer, size, size) / forward_ns(profile_with(), layer, size, size)
+
+    assert loss(128) > 3
+    assert loss(4096) < 1.01
+
+
+def test_batch_norms_reach_less_of_the_memory() -> None:
+    def layer() -> nn.Module:
+        return nn.BatchNorm2d(64)
+
+    half = profile_with({"batch_normalization": 0.355})
+    plain_ns, half_ns = (forward_ns(one, layer, 64, 64, 56, 56) for one in (profile_with(), half))
+    launches_ns = 2 * half.kernel_launch_ns  # the count of batches is increased by a kernel of its own
+    assert half_ns - launches_ns == pytest.approx(2 * (plain_ns - launches_ns), rel=0.01)
+
+
+def test_maps_are_converted_for_tensor_cores_unless_they_are_channels_last() -> None:
+    plain = load_profile("a100-80")
+    kept = {key: value for key, value in plain.efficiency.items() if key != roofline.LAYOUT_CONVERSION}
+    without = replace(plain, efficiency=kept)
+
+    def layer() -> nn.Module:
+        return nn.Conv2d(256, 128, 1, bias=False)
+
+    def ns(profile: HardwareProfile, precision: str, *, channels_last: bool) -> int:
+        cudnn: Any = torch.backends.cudnn
+        before, cudnn.conv.fp32_precision = cudnn.conv.fp32_precision, precision
+        try:
+            return forward_ns(profile, layer, 32, 256, 56, 56, channels_last=channels_last)
+        finally:
+            cudnn.conv.fp32_precision = before
+
+    moved = 2 * 4 * 32 * (256 + 128) * 56 * 56  # each map is read and written once more
+    converting_ns = moved / (plain.memory_bytes_per_s * plain.efficiency[roofline.LAYOUT_CONVERSION]) * 1e9
+    assert ns(plain, "tf32", channels_last=False) - ns(without, "tf32", channels_last=False) == pytest.approx(
+        converting_ns, abs=1
+    )
+    assert ns(plain, "tf32", channels_last=True) == ns(without, "tf32", channels_last=True)
+    assert ns(plain, "ieee", channels_last=False) == ns(without, "ieee", channels_last=False)
