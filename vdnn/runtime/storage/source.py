@@ -71,7 +71,7 @@ class Source:
         """True if a release would free nothing: another holder keeps the storage alive."""
         storage = self.storage
         return storage is not None and (
-            _natively_held(storage._cdata) > 1 or _references_to(storage) > HELD_ONCE + 1  # of this object
+            natively_held(storage._cdata) > 1 or _references_to(storage) > HELD_ONCE + 1  # of this object
         )
 
     def offload(self, transport: Transport) -> _C.HostCopy | None:
