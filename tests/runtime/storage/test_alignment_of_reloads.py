@@ -12,6 +12,7 @@ import torch
 from vdnn import _C
 from vdnn.runtime.storage import reloaded
 from vdnn.runtime.storage.reloaded import Reloaded
+from vdnn.runtime.storage.transport import alignment_on
 
 SIZES = {"cpu": 64, "cuda": 512}
 NBYTES = 1024
@@ -36,6 +37,7 @@ def reload_of(address: int, device: str, allocated_at: int, monkeypatch: pytest.
     monkeypatch.setattr(reloaded, "torch", SimpleNamespace(empty=empty, empty_strided=empty_strided, uint8=torch.uint8))
     transport: Any = SimpleNamespace(
         torch_device=torch.device(device),
+        alignment=alignment_on(torch.device(device)),
         fake=False,
         queue=SimpleNamespace(reload=lambda *_: None),
         reload_in_flight_bytes=0,

@@ -218,6 +218,15 @@ class Interrupted(torch.optim.AdamW):
         return super().step(closure)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also in a process that was started to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_in_the_middle_of_a_step_waits_for_its_end(manage: Manage) -> None:
     training = begin(lambda parameters: Interrupted(parameters, lr=1e-2, foreach=False))
     handler = signal.getsignal(signal.SIGINT)
@@ -234,6 +243,7 @@ def test_ctrl_c_in_the_middle_of_a_step_waits_for_its_end(manage: Manage) -> Non
         assert same(outcome(training), expected(3))
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_ctrl_c_is_served_at_once(manage: Manage) -> None:
     training = begin(lambda parameters: Interrupted(parameters, lr=1e-2, foreach=False))
     with manage(training.optimizer):

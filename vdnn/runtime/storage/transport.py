@@ -39,6 +39,11 @@ _CUDA_ALIGNMENT = 512
 _raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
+def alignment_on(device: torch.device) -> int:
+    """The number of bytes to which a reload on this device keeps the alignment of its original."""
+    return _CUDA_ALIGNMENT if device.type == "cuda" else _CPU_ALIGNMENT
+
+
 def _current_stream_handle(device: torch.device) -> int:
     if _raw_stream is not None and device.index is not None:
         return _raw_stream(device.index)
@@ -128,7 +133,7 @@ class Transport:
         self.reload_window_bytes = options.reload_window_bytes
         self.reload_in_flight_bytes = 0
         self.integrity: Integrity | None = None
-        self.alignment = _CUDA_ALIGNMENT if torch_device.type == "cuda" else _CPU_ALIGNMENT
+        self.alignment = alignment_on(torch_device)
         self.state_bytes = 0  # of the pool, for the state of optimizers
         # On the CPU torch computes on the calling thread. One adopted stream stands for all threads.
         self._calling_thread = device.adopt_stream(0) if torch_device.type == "cpu" else None
