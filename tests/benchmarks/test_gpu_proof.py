@@ -279,7 +279,8 @@ DEVICE_OF_ITS_OWN = re.compile(r"^def device\(", re.MULTILINE)
 
 
 def may_need_gpu(test: Path) -> bool:
-    text = test.read_text()
+    fixtures = test.parent / "conftest.py"
+    text = test.read_text() + (fixtures.read_text() if fixtures.exists() else "")
     return bool(MARKED.search(text) or (WITH_DEVICE.search(text) and not DEVICE_OF_ITS_OWN.search(text)))
 
 

@@ -309,7 +309,8 @@ class Packer:
         managed = packed.managed
         if overwritten:
             managed.keep_reloaded()  # its uses must return the same memory: each sees writes through the others
-        self.restore(managed)
+        if self.missing.read or managed.discarded is not None:
+            self.restore(managed)
         watch = self._watch
         if watch is None:
             tensor = self.unpacked(packed)

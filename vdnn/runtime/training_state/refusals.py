@@ -21,8 +21,6 @@ from vdnn.runtime.training_state.sliced_step import SlicedStep, mixes
 from vdnn.runtime.training_state.slices import slices_of
 from vdnn.runtime.training_state.state_tensors import places_in
 
-# What torch's base class makes, and sets anew.
-_OF_TORCH = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.0)))
 _STEPS = 3
 _LARGEST_SIDE = 4
 _MOST_STAND_INS = 3  # of one group and number of dimensions
@@ -113,11 +111,16 @@ def _empty_state() -> Any:
     return torch.optim.SGD([torch.zeros(1)], lr=0.0).state
 
 
+@functools.cache
+def _attributes_of_torch() -> frozenset[str]:
+    """What torch's base class makes, and sets anew. Not read at import: torch's first optimizer imports its compiler."""
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.0)))
+
+
 def _attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The attributes that the class of `optimizer` gives it, copied as far as they have no tensors."""
-    own = {
-        name: value for name, value in vars(optimizer).items() if name not in _OF_TORCH and not name.startswith("__")
-    }
+    known = _attributes_of_torch()
+    own = {name: value for name, value in vars(optimizer).items() if name not in known and not name.startswith("__")}
     return {name: value if callable(value) else copy.deepcopy(value) for name, value in own.items() if _is_plain(value)}
 
 
