@@ -44,7 +44,7 @@ def plan(
     * `model`: a module, or a function of a batch size that makes one and its inputs.
     * `batch`: a batch of the module's inputs (a tensor, or a tuple or dict of arguments), or the batch size.
     * `hardware`: the name of a profile, the path of one, or a HardwareProfile.
-    * `budget`: "12GiB", "80%" of the card, or "min" for the least of any plan. Default: 90 % of the card, as in training.
+    * `budget`: "12GiB", "80%" of the card, or "min" for the least. Default: 90 % of the card, as in training.
     * `policy`: the name of a plan policy, or a policy of your own.
     * `loss`: a function of the model's output. Default: the output's `loss`, or else the sum of its squares.
     * `optimizer`: "sgd", "momentum" or "adamw" adds the optimizer's state and its step.
