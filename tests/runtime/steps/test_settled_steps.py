@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -34,6 +35,8 @@ from vdnn.runtime.storage.kept import unpack_without_hooks
 STEPS = 5
 CALLED_BY_THE_GATE = ("_save", "_use", "_moved", "_hand_over", "_move", "_make_source")
 
+PACKAGE = str(Path(vdnn.__file__).parent)
+
 
 @contextmanager
 def python_calls() -> Iterator[list[str]]:
@@ -41,7 +44,7 @@ def python_calls() -> Iterator[list[str]]:
     found: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and "/vdnn/" in frame.f_code.co_filename:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
             found.append(frame.f_code.co_name)
 
     sys.setprofile(note)

@@ -113,7 +113,7 @@ def _empty_state() -> Any:
 
 @functools.cache
 def _attributes_of_torch() -> frozenset[str]:
-    """What torch's base class makes, and sets anew. Not read at import: torch's first optimizer loads its compiler."""
+    """Returns what torch's base class makes. Not read at import: torch's first optimizer loads its compiler."""
     return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.0)))
 
 
