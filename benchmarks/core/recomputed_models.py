@@ -8,22 +8,19 @@ bytes on the host, or is CUDA's over a driver library (`--library`, such as the 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
-import json
 import statistics
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 import vdnn
+from benchmarks.core.settled_times import SettledTimes, measure_and_show
 from benchmarks.models.gpt import SMALL, gpt, gpt2
 from benchmarks.models.llama import OF_1B, llama, llama_1b
 from benchmarks.models.resnet import resnet, resnet50
@@ -45,23 +42,18 @@ _LEARNED = 6
 _TIMED = 11
 
 
-@dataclass(frozen=True, slots=True)
-class RecomputeTimes:
-    """Host time of all hooks of one step, without the operations of its recomputes. Of so many lifetimes these are
-    recomputed, and these are offloaded."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecomputeTimes(SettledTimes):
+    """The same without the operations of recomputes. `recomputed` of the lifetimes are recomputed."""
 
-    model: str
-    budget_share: float
-    points: int
-    lifetimes: int
     recomputed: int
-    offloaded: int
-    python_us: float
-    settled_us: float
 
     @property
-    def times_less(self) -> float:
-        return self.python_us / self.settled_us
+    def actions(self) -> str:
+        return (
+            f"{self.points} points, of {self.lifetimes} lifetimes {self.recomputed} recomputed, "
+            f"{self.offloaded} offloaded"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,29 +189,26 @@ def measure(library: str | None) -> list[RecomputeTimes]:
                 for one in (False, True)
             )
             actions = [one.action for one in plan.lifetimes]
-            counts = len(plan.points) - 1, len(actions), sum(one.is_recomputed for one in plan.lifetimes)
-            rows.append(RecomputeTimes(name, share, *counts, actions.count(Action.OFFLOAD), python_us, settled_us))
+            rows.append(
+                RecomputeTimes(
+                    model=name,
+                    budget_share=share,
+                    points=len(plan.points) - 1,
+                    lifetimes=len(actions),
+                    recomputed=sum(one.is_recomputed for one in plan.lifetimes),
+                    offloaded=actions.count(Action.OFFLOAD),
+                    python_us=python_us,
+                    settled_us=settled_us,
+                )
+            )
     return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.core.recomputed_models", description=__doc__.split("\n")[0]
+    description = __doc__.split("\n")[0]
+    return measure_and_show(
+        measure, arguments, program="recomputed_models", description=description, default_device="a simulated device"
     )
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures there")
-    parser.add_argument("--library", metavar="PATH", help="a driver library, instead of a simulated device")
-    options = parser.parse_args(arguments)
-    warnings.simplefilter("ignore", vdnn.VdnnWarning)
-    rows = measure(options.library)
-    for row in rows:
-        print(
-            f"{row.model:16} {row.budget_share:.0%} of its peak: {row.points} points, of {row.lifetimes} lifetimes "
-            f"{row.recomputed} recomputed, {row.offloaded} offloaded; hooks {row.python_us / 1e3:.2f} ms, "
-            f"settled {row.settled_us / 1e3:.2f} ms, {row.times_less:.1f} x less"
-        )
-    if options.json is not None:
-        options.json.write_text(json.dumps({"format": 1, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
-    return 0
 
 
 if __name__ == "__main__":

@@ -9,20 +9,17 @@ allocator, which the hooks of a step that is not settled read besides.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import statistics
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 
 import vdnn
+from benchmarks.core.settled_times import SettledTimes, measure_and_show
 from benchmarks.models.gpt import gpt2
 from benchmarks.models.llama import llama_1b
 from benchmarks.models.resnet import resnet50
@@ -39,23 +36,6 @@ _ELEMENTS = 64
 # Steps under a plan until it is settled, and steps that are timed, of which the median counts.
 _LEARNED = 5
 _TIMED = 15
-
-
-@dataclass(frozen=True, slots=True)
-class HookTimes:
-    """Host time of all hooks of one step. `offloaded`: of so many lifetimes, these are offloaded."""
-
-    model: str
-    budget_share: float
-    points: int
-    lifetimes: int
-    offloaded: int
-    python_us: float
-    settled_us: float
-
-    @property
-    def times_less(self) -> float:
-        return self.python_us / self.settled_us
 
 
 def models() -> dict[str, Callable[[], Workload]]:
@@ -183,7 +163,7 @@ def hook_us(plan: Plan, device: _C.Device, *, settles: bool) -> float:
     return statistics.median(times) / 1e3
 
 
-def measure(library: str | None) -> list[HookTimes]:
+def measure(library: str | None) -> list[SettledTimes]:
     rows = []
     for name, make in models().items():
         recording = recorded(make)
@@ -195,30 +175,29 @@ def measure(library: str | None) -> list[HookTimes]:
                 )
                 for one in (False, True)
             )
-            offloaded = sum(one.action is Action.OFFLOAD for one in plan.lifetimes)
-            points = len(plan.points) - 1
-            rows.append(HookTimes(name, share, points, len(plan.lifetimes), offloaded, python_us, settled_us))
+            rows.append(
+                SettledTimes(
+                    model=name,
+                    budget_share=share,
+                    points=len(plan.points) - 1,
+                    lifetimes=len(plan.lifetimes),
+                    offloaded=sum(one.action is Action.OFFLOAD for one in plan.lifetimes),
+                    python_us=python_us,
+                    settled_us=settled_us,
+                )
+            )
     return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.core.settled_models", description=__doc__.split("\n")[0]
+    description = __doc__.split("\n")[0]
+    return measure_and_show(
+        measure,
+        arguments,
+        program="settled_models",
+        description=description,
+        default_device="a device that only keeps time",
     )
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures there")
-    parser.add_argument("--library", metavar="PATH", help="a driver library, instead of a device that only keeps time")
-    options = parser.parse_args(arguments)
-    warnings.simplefilter("ignore", vdnn.VdnnWarning)
-    rows = measure(options.library)
-    for row in rows:
-        print(
-            f"{row.model:16} {row.budget_share:.0%} of its peak: {row.points} points, {row.offloaded} of "
-            f"{row.lifetimes} offloaded; hooks {row.python_us / 1e3:.2f} ms, settled {row.settled_us / 1e3:.2f} ms, "
-            f"{row.times_less:.1f} x less"
-        )
-    if options.json is not None:
-        options.json.write_text(json.dumps({"format": 1, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
-    return 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,15 +18,9 @@ from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, begin, same, t
 from tests.runtime.training_state.test_lives import one_step, state_bytes
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 
+pytestmark = pytest.mark.usefixtures("little_garbage")
+
 ADAMW = OPTIMIZERS["adamw"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _little_garbage() -> Iterator[None]:
-    gc.collect()
-    gc.freeze()  # the accelerator collects garbage each time it stops
-    yield
-    gc.unfreeze()
 
 
 def on_cpu(found: Any) -> Any:

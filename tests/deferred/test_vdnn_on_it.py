@@ -9,7 +9,7 @@ import contextlib
 import gc
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -28,19 +28,13 @@ from vdnn.planning.search.prefix_cut import prefix_cut
 from vdnn.runtime.session.session import Session
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 
+pytestmark = pytest.mark.usefixtures("little_garbage")
+
 SEEDS = range(int(os.environ.get("VDNN_DEFERRED_SEEDS", "50")))
 
 Step = Callable[[], torch.Tensor | Sequence[torch.Tensor]]
 # Makes the step from models and inputs that are on the accelerator.
 MakeStep = Callable[..., Step]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _little_garbage() -> Iterator[None]:
-    gc.collect()
-    gc.freeze()  # the accelerator collects garbage each time it stops
-    yield
-    gc.unfreeze()
 
 
 def seeds_of(mode: Mode) -> Sequence[int]:

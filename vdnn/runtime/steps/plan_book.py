@@ -240,15 +240,15 @@ class PlanBook:
             self._being_planned.pop(kind, None)
             return
         first, like = first_save(recording), ladder or self._ladder_of(followed)
-        foretold = None if like is None else like.recorded.foretold(first)
-        if foretold is not None:
-            recording = with_recomputes_of(foretold, recording)
+        predicted = None if like is None else like.recorded.predicted(first)
+        if predicted is not None:
+            recording = with_recomputes_of(predicted, recording)
             step.measured.add_recomputes(recording)
         has_own_recomputes, wrong = followed is None or followed.keeps_everything, None
         if ladder is not None:
             ladder.recorded.note(recording, has_own_recomputes=has_own_recomputes, is_warm_up=step.is_warm_up)
             rung = None if followed is None else ladder.rung_of(followed)
-            if rung is not None and (rung.is_provisional or is_mistaken(rung, foretold, recording)):
+            if rung is not None and (rung.is_provisional or is_mistaken(rung, predicted, recording)):
                 wrong = rung
             elif ladder.is_being_planned or not needs_plan(
                 ladder, rung, recording, is_planned=followed is not None, has_grown=step.has_grown

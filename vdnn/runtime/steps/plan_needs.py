@@ -27,10 +27,10 @@ def needs_plan(ladder: Ladder, rung: Rung | None, recording: Recording, *, is_pl
     return ladder.deserves_own(rung, first)
 
 
-def is_mistaken(rung: Rung, foretold: Recording | None, recorded: Recording) -> bool:
-    """True if the step that followed this rung is not what was foretold of it."""
-    if foretold is None or rung.source is Source.RECORDED:
+def is_mistaken(rung: Rung, predicted: Recording | None, recorded: Recording) -> bool:
+    """True if the step that followed this rung is not as predicted."""
+    if predicted is None or rung.source is Source.RECORDED:
         return False
-    wrong_bytes = abs(recorded.peak_bytes - foretold.peak_bytes)
-    is_shorter = recorded.compute_ns < (1 - _MISTAKEN_TIME) * foretold.compute_ns
+    wrong_bytes = abs(recorded.peak_bytes - predicted.peak_bytes)
+    is_shorter = recorded.compute_ns < (1 - _MISTAKEN_TIME) * predicted.compute_ns
     return is_shorter or wrong_bytes > _MISTAKEN_PEAK * recorded.peak_bytes

@@ -91,7 +91,7 @@ class RecordedSizes:
         elements, known = math.prod(first.size), list(map(math.prod, sizes))
         return len(known) < 2 or elements > _LARGER * max(known) or elements < _MUCH_SMALLER * min(known)
 
-    def foretold(self, first: SaveKey) -> Recording:
+    def predicted(self, first: SaveKey) -> Recording:
         """A step that begins with this save, as far as it is known: at worst a guess."""
         found = (resized(line, first, 0) for line in self._lines(first))
         return next((one for one in found if one is not None), None) or guessed(self._nearest(first), first)
