@@ -44,7 +44,7 @@ _TIMED = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputeTimes(SettledTimes):
-    """The same without the operations of recomputes. `recomputed` of the lifetimes are recomputed."""
+    """Host times without the operations of recomputes. Of so many lifetimes, `recomputed` are recomputed."""
 
     recomputed: int
 

@@ -1,4 +1,4 @@
-"""What the benchmarks of settled steps share: their rows, and the program that measures, prints and writes them."""
+"""The rows of the benchmarks of settled steps, and the program that measures, prints and writes them."""
 
 from __future__ import annotations
 
