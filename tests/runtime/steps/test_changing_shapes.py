@@ -13,6 +13,7 @@ from torch import nn
 import vdnn
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
+from vdnn.runtime.steps.guard import TRANSIENTS
 
 WIDTH = 128
 
@@ -92,6 +93,27 @@ def test_a_step_that_fits_moves_nothing_though_it_has_no_plan() -> None:
     assert ours.session is not None
     assert ours.session.counters.storages == 0
     assert ours.times == trained(lengths).times
+
+
+def test_the_first_step_moves_what_is_over_the_budget_and_a_window() -> None:
+    save_bytes = 4 << 20
+
+    def first_step(budget: int | None) -> tuple[int, int]:
+        """The peak, and the bytes that were offloaded."""
+        with VirtualMachine("rtx-4090") as machine:
+            model = nn.Sequential(*(nn.Tanh() for _ in range(64)))
+            x = torch.empty(1024, 1024, requires_grad=True)
+            session = None if budget is None else vdnn.offload(budget=budget, device=machine)
+            machine.reset_peak()
+            with session or contextlib.nullcontext():
+                model(x).sum().backward()
+            return machine.peak_bytes, 0 if session is None else session.counters.storage_bytes
+
+    kept_peak, _ = first_step(None)
+    budget_bytes = int(0.6 * kept_peak)
+    peak, offloaded_bytes = first_step(budget_bytes)
+    assert peak <= budget_bytes
+    assert offloaded_bytes <= kept_peak - budget_bytes + budget_bytes // 8 + (TRANSIENTS + 1) * save_bytes
 
 
 def test_one_plan_serves_all_smaller_steps() -> None:

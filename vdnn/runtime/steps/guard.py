@@ -6,7 +6,8 @@ It counts by itself and asks no allocator.
 
 [Note: The margin] A step that was never seen allocates what no hook sees: results that are not saved, gradients, the
 workspace of an operation. The guard leaves room for the gradients of all parameters, for `TRANSIENTS` times the
-largest storage that was saved so far, and for both windows of copies in flight.
+largest storage that was saved so far, and for one window of copies in flight. Reloads ahead of their use share it with
+the offloads that are still in flight, and have what the backward pass has freed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ TRANSIENTS = 4
 
 class Guard:
     """The guard of one step. `room_bytes` is the budget less what was allocated when the step began, the gradients that
-    it will allocate, and the windows. `offload` issues a copy as soon as the running operation is over."""
+    it will allocate, and a window of copies. `offload` issues a copy as soon as the running operation is over."""
 
     def __init__(self, room_bytes: int, offload: Callable[[ManagedStorage], None]) -> None:
         self._room_bytes = room_bytes
@@ -39,6 +40,8 @@ class Guard:
         self._small_bytes_before: int | None = None
         self.has_acted = False  # it moved something
         self.gated_bytes: Callable[[], int] = int  # held by saves that the native gate keeps
+        self.in_flight_bytes: Callable[[], int] = int  # held by copies in flight
+        self.window_bytes = 0  # room for them, besides `room_bytes`
         self.earlier = EarlierGraphs()
         self._freed_bytes = 0  # of earlier graphs, since the last call of take_freed_bytes()
         self._candidates: dict[int, tuple[weakref.ref[ManagedStorage], Kept]] = {}  # the first saved comes first
@@ -61,7 +64,7 @@ class Guard:
         self._held[lifetime] = nbytes
 
     def came_back(self, lifetime: int, nbytes: int) -> None:
-        """A reload was issued. The windows have room for it."""
+        """A reload was issued. The window has room for it."""
 
     def used(self, lifetime: int) -> bool:
         """The backward pass used this lifetime. True if this decides what is reloaded."""
@@ -83,8 +86,8 @@ class Guard:
         """A plan offloads it."""
 
     def has_room(self, nbytes: int) -> bool:
-        """True if a plan may reload a storage of so many bytes now."""
-        return True
+        """True if a storage of so many bytes may be reloaded ahead of its use."""
+        return self._over_bytes() + self.in_flight_bytes() + nbytes <= self.window_bytes
 
     # What leaves it.
 

@@ -32,6 +32,7 @@ class StepGuards:
         self._modules = modules
         self._settling = settling
         self._offload = offload
+        self._transport: Transport | None = None  # of the last guard
         self.earlier = EarlierGraphs()
 
     def guard(
@@ -44,9 +45,13 @@ class StepGuards:
             budget_bytes = self._planner.fixed_bytes(transport.device.info.total_bytes)
         if budget_bytes is None or transport is None:
             return None
+        self._transport, transport.has_room = transport, None
         if executor is None:
-            taken_bytes = resident_bytes + self._modules.parameters.nbytes() + transport.windows_bytes
+            window_bytes = transport.wide_window_bytes
+            taken_bytes = resident_bytes + self._modules.parameters.nbytes() + window_bytes
             guard = Guard(budget_bytes - taken_bytes, self._offload)
+            guard.window_bytes, guard.in_flight_bytes = window_bytes, lambda: transport.in_flight_bytes
+            transport.has_room = guard.has_room
         else:
             room_bytes = self._plans.room_bytes(executor, budget_bytes, now_bytes)
             if room_bytes is None:
@@ -63,6 +68,8 @@ class StepGuards:
         kept = {} if guard is None else guard.kept
         if guard is not None:
             guard.step_ended()
+        if self._transport is not None:
+            self._transport.has_room = None
         for managed in outliving:
             managed.release()
             managed.release_unused_reload()  # of a plan that took it for another storage

@@ -132,6 +132,7 @@ class Transport:
         )
         self.reload_window_bytes = options.reload_window_bytes
         self.reload_in_flight_bytes = 0
+        self.has_room: Callable[[int], bool] | None = None  # for a reload ahead of its use; None: as its window says
         self.integrity: Integrity | None = None
         self.alignment = alignment_on(torch_device)
         self.state_bytes = 0  # of the pool, for the state of optimizers
@@ -188,9 +189,14 @@ class Transport:
         self.queue.set_offload_window(offload_bytes)
 
     @property
-    def windows_bytes(self) -> int:
-        """The most that copies in flight hold on the device while the windows are not open wide."""
-        return self._options.offload_window_bytes + self._options.reload_window_bytes
+    def in_flight_bytes(self) -> int:
+        """Held on the device by copies in flight."""
+        return self.queue.stats.offload_in_flight_bytes + self.reload_in_flight_bytes
+
+    @property
+    def wide_window_bytes(self) -> int:
+        """The wider of the two windows while they are not open wide."""
+        return max(self._options.offload_window_bytes, self._options.reload_window_bytes)
 
     @property
     def narrow_window_bytes(self) -> int:
@@ -210,7 +216,8 @@ class Transport:
 
     def reload_window_is_full(self, nbytes: int) -> bool:
         """Would `nbytes` more exceed the window? Also true if `nbytes` alone exceeds it."""
-        return self.reload_in_flight_bytes + nbytes > self.reload_window_bytes
+        is_full = self.reload_in_flight_bytes + nbytes > self.reload_window_bytes
+        return is_full or (self.has_room is not None and not self.has_room(nbytes))
 
     def release_sources(self) -> None:
         """Releases the sources whose owner streams wait for their copies. Does not block."""
