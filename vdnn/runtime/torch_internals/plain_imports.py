@@ -27,7 +27,7 @@ def imports_without_modes() -> Iterator[None]:
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             run(loader, module)
 
-    SourceFileLoader.exec_module = run_without_modes  # type: ignore[method-assign]
+    SourceFileLoader.exec_module = run_without_modes  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
