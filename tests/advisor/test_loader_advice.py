@@ -146,9 +146,16 @@ def test_convolutions_that_lie_channels_first_are_told_so() -> None:
     loader = DataLoader(pictures(), batch_size=BATCH)
     (advice,) = found(Kind.CHANNELS_LAST, evidence_of(training_of(convolutional(bias=False), loader)))
     assert advice.seen.startswith("2 of 2 weights")
-    assert "layouts" in str(advice.gain), "no gain is made up"
+    assert "cannot be predicted here" in str(advice.gain), "no gain is made up"
     last = convolutional(bias=False).to(memory_format=torch.channels_last)
     assert found(Kind.CHANNELS_LAST, evidence_of(training_of(last, loader))) == []
+
+
+@pytest.mark.parametrize(("card", "reason"), [("h100", "charges for"), ("v100-16", "does not charge for layouts")])
+def test_the_reason_says_if_virtual_time_charges_layouts_on_this_card(card: str, reason: str) -> None:
+    loader = DataLoader(pictures(), batch_size=BATCH)
+    (advice,) = found(Kind.CHANNELS_LAST, evidence_of(training_of(convolutional(bias=False), loader), card))
+    assert reason in str(advice.gain)
 
 
 @pytest.mark.parametrize(("card", "advised"), [("v100-16", 1), ("p100", 0), ("titan-x", 0)])

@@ -1,4 +1,4 @@
-"""Advice on settings of convolutions that virtual time does not model: the memory layout and the algorithm."""
+"""Advice on settings of convolutions that the advisor does not rehearse: the memory layout and the algorithm."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import torch
 from vdnn.advisor.advice import Advice, Kind, unknown
 from vdnn.advisor.evidence import Evidence, NotSeen
 from vdnn.hardware import HardwareProfile
+from vdnn.hardware.operation_classes import LAYOUT_CONVERSION
 
-_NO_LAYOUTS = "virtual time charges bytes and arithmetic, not layouts; on tensor cores channels_last saves transposes"
+_NOT_CHARGED = "this card's profile does not charge for layouts; on tensor cores channels_last saves transposes"
+_NOT_REHEARSED = "the inputs' layout is the program's; virtual time charges for converting maps, so rehearse it changed"
 _NO_ALGORITHMS = "virtual time charges the arithmetic of a convolution, not its algorithm"
 _FEWEST_STEPS = 2
 _BY_LANES = 2.5
@@ -19,12 +21,13 @@ def channels_last(evidence: Evidence) -> list[Advice]:
     weights = evidence.base.convolution_weights
     if weights is None or not weights.channels_first or not _has_tensor_cores(evidence.profile):
         return []
+    charges = LAYOUT_CONVERSION in evidence.profile.efficiency
     return [
         Advice(
             Kind.CHANNELS_LAST,
             f"{weights.channels_first} of {weights.total} weights of convolutions are stored channels first.",
             f"model.to(memory_format=torch.{weights.layout}), and the inputs too",
-            unknown(_NO_LAYOUTS),
+            unknown(_NOT_REHEARSED if charges else _NOT_CHARGED),
         )
     ]
 

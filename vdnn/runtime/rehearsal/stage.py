@@ -16,6 +16,7 @@ from vdnn.runtime.rehearsal.host_values import HostValues
 from vdnn.runtime.rehearsal.random_state import same_random_numbers
 from vdnn.runtime.torch_internals.backward_modes import backward_under
 from vdnn.runtime.torch_internals.fake_modules import fake_modules_can_be_converted
+from vdnn.runtime.torch_internals.plain_imports import imports_without_modes
 
 
 @contextlib.contextmanager
@@ -24,6 +25,7 @@ def stage(machine: VirtualMachine) -> Iterator[HostValues]:
     with (
         _quiet(),
         same_random_numbers(),
+        imports_without_modes(),
         fake_modules_can_be_converted(),
         gpu_calls(),
         HostValues(machine.tracker.track) as values,

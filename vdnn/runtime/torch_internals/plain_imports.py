@@ -1,0 +1,34 @@
+"""Runs imports outside of all torch modes.
+
+A library may be imported for the first time while a function makes a model. Under a mode its constants would become
+tensors without data, which the module keeps: the next rehearsal lacks their bytes, and the program that goes on
+afterwards finds no values in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+@contextlib.contextmanager
+def imports_without_modes() -> Iterator[None]:
+    """A context in which the body of an imported module runs as if no mode were active. Not for several threads."""
+    with _disable_current_modes():
+        pass  # its first call imports modules of torch, which must not happen within one of the imports below
+    run = SourceFileLoader.exec_module
+
+    def run_without_modes(loader: SourceFileLoader, module: ModuleType) -> None:
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            run(loader, module)
+
+    SourceFileLoader.exec_module = run_without_modes  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        SourceFileLoader.exec_module = run  # type: ignore[method-assign]
