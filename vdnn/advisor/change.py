@@ -15,6 +15,7 @@ class Change:
     fused: bool = False
     set_to_none: bool = False
     checkpointed: bool = False
+    channels_last: bool = False
     without_biases: tuple[str, ...] = ()
     micro_batches: int = 1
     batch: int | None = None

@@ -1,4 +1,4 @@
-"""The memory layout of a model's convolution weights."""
+"""The memory layout of a model's convolution weights: which one they have, and how to change it."""
 
 from __future__ import annotations
 
@@ -28,3 +28,11 @@ def convolution_weights(model: torch.nn.Module) -> ConvolutionWeights | None:
         return None
     first = [one for one in weights if not one.is_contiguous(memory_format=_LAYOUTS[one.dim()])]
     return ConvolutionWeights(len(weights), len(first), _NAMES[weights[0].dim()])
+
+
+def to_channels_last(model: torch.nn.Module) -> None:
+    """Stores the weights of convolutions channels last. Each stays the same object, so an optimizer keeps it."""
+    for one in model.modules():
+        if isinstance(one, _ConvNd) and one.weight.dim() in _LAYOUTS:
+            weight = one.weight.detach()
+            one.weight.data = weight.contiguous(memory_format=_LAYOUTS[weight.dim()])

@@ -1,16 +1,16 @@
-"""Advice on settings of convolutions that the advisor does not rehearse: the memory layout and the algorithm."""
+"""Advice on settings of convolutions: the memory layout, and the algorithm, which virtual time does not model."""
 
 from __future__ import annotations
 
 import torch
 
 from vdnn.advisor.advice import Advice, Kind, unknown
+from vdnn.advisor.change import Change
 from vdnn.advisor.evidence import Evidence, NotSeen
 from vdnn.hardware import HardwareProfile
 from vdnn.hardware.operation_classes import LAYOUT_CONVERSION
 
-_NOT_CHARGED = "this card's profile does not charge for layouts; on tensor cores channels_last saves transposes"
-_NOT_REHEARSED = "the inputs' layout is the program's; virtual time charges for converting maps, so rehearse it changed"
+_NO_LAYOUTS = "the hardware profile has no figure for layouts; on tensor cores channels_last saves transposes"
 _NO_ALGORITHMS = "virtual time charges the arithmetic of a convolution, not its algorithm"
 _FEWEST_STEPS = 2
 _BY_LANES = 2.5
@@ -21,13 +21,15 @@ def channels_last(evidence: Evidence) -> list[Advice]:
     weights = evidence.base.convolution_weights
     if weights is None or not weights.channels_first or not _has_tensor_cores(evidence.profile):
         return []
-    charges = LAYOUT_CONVERSION in evidence.profile.efficiency
+    gain = unknown(_NO_LAYOUTS)
+    if LAYOUT_CONVERSION in evidence.profile.efficiency:
+        gain = evidence.gain_of(Change(channels_last=True), "weights of convolutions channels last")
     return [
         Advice(
             Kind.CHANNELS_LAST,
             f"{weights.channels_first} of {weights.total} weights of convolutions are stored channels first.",
             f"model.to(memory_format=torch.{weights.layout}), and the inputs too",
-            unknown(_NOT_REHEARSED if charges else _NOT_CHARGED),
+            gain,
         )
     ]
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from vdnn.advisor.block_checkpoints import checkpoint_blocks
 from vdnn.advisor.census import Census
 from vdnn.advisor.change import Change
-from vdnn.advisor.convolution_weights import ConvolutionWeights, convolution_weights
+from vdnn.advisor.convolution_weights import ConvolutionWeights, convolution_weights, to_channels_last
 from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.host_syncs import HostSync
 from vdnn.advisor.optimizer_state import OptimizerForm, form_of
@@ -149,6 +149,8 @@ def _apply(change: Change, parts: Parts) -> int:
     model, optimizer = parts.model, parts.optimizer
     for name in change.without_biases:
         _remove_bias(parts, name)
+    if change.channels_last:
+        to_channels_last(model)
     for group in [] if optimizer is None else optimizer.param_groups:
         if change.fused and "fused" in group:
             group["fused"], group["foreach"] = True, False
