@@ -61,11 +61,6 @@ bool matches(const Gate* gate, const Event& event, PyObject* tensor) {
   return true;
 }
 
-// False if another thread has left the event meanwhile.
-bool is_at(const Gate* gate, const Event& event, std::size_t position) {
-  return gate->position == position && expected(gate) == &event;
-}
-
 PyObject* call_at(PyObject* callable, PyObject* argument, std::size_t position) {
   const Reference index = Reference::stolen(PyLong_FromSize_t(position));
   return index ? PyObject_CallFunctionObjArgs(callable, argument, index.get(), nullptr) : nullptr;
@@ -81,20 +76,6 @@ bool act(Gate* gate, const Script& script, std::size_t position) {
   const bool is_python = gate->attention != 0 || has_moves_for_python(gate->mover, event);
   return make_moves(gate->mover, event, false) && (!is_python || moved(gate, position)) &&
          make_moves(gate->mover, event, true);
-}
-
-// What Python makes of an event, with the moves that are not Python's. Null with a Python error set.
-PyObject* in_python(Gate* gate, Part part, PyObject* argument, std::size_t position) {
-  const Reference held(reinterpret_cast<PyObject*>(gate->followed));
-  const Event& event = gate->followed->script.events[position];
-  if (!make_moves(gate->mover, event, false)) {
-    return nullptr;
-  }
-  PyObject* result = call_at(gate->parts[part], argument, position);
-  if (result != nullptr && gate->followed != nullptr && !make_moves(gate->mover, event, true)) {
-    Py_CLEAR(result);
-  }
-  return result;
 }
 
 // Tells the tutor, if there is one. Drops `result` and returns null if it raises.
@@ -152,8 +133,7 @@ PyObject* save_planned(Gate* gate, const Event& event, std::size_t position, PyO
       return save;
     }
   }
-  return is_at(gate, event, position) ? in_python(gate, kPlannedSave, tensor, position)
-                                      : call_at(gate->parts[kPlannedSave], tensor, position);
+  return call_at(gate->parts[kPlannedSave], tensor, position);
 }
 
 // The tensor of a use of a save that does not stay. Null with a Python error set.
@@ -164,8 +144,7 @@ PyObject* use_planned(Gate* gate, const Event& event, std::size_t position, PyOb
       return tensor;
     }
   }
-  return is_at(gate, event, position) ? in_python(gate, kPlannedUse, packed, position)
-                                      : call_at(gate->parts[kPlannedUse], packed, position);
+  return call_at(gate->parts[kPlannedUse], packed, position);
 }
 
 // True if the hook that just ended has opened the gate, and the plan keeps its save.

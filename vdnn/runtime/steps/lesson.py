@@ -74,7 +74,7 @@ class Lesson:
 
     def _observed(self) -> set[int]:
         """Exempt saves at which the settings of torch are read. Other such saves become planned ones."""
-        unseen = self._recomputes.unseen(lambda number: self._settled(self._events[number]).kind is EventKind.PLANNED)
+        unseen = self._recomputes.unseen(lambda number: self._settled(self._events[number]).is_for_python)
         lifetimes = {number: self._events[number].lifetime for number in unseen}
         self._apart |= {lifetime for lifetime in lifetimes.values() if lifetime != NO_LIFETIME}
         return {number for number, lifetime in lifetimes.items() if lifetime == NO_LIFETIME}
@@ -191,7 +191,7 @@ class Lesson:
         if node is None or key is None or is_part or not is_plain or managed.action is not Action.OFFLOAD:
             return None
         whole = tensor.untyped_storage().nbytes()
-        if facts.begin or facts.nbytes != whole or tensor.dtype is not facts.geometry[0] or self._executor.recomputes:
+        if facts.begin or facts.nbytes != whole or tensor.dtype is not facts.geometry[0]:
             return None
         if type(node).__name__ != key.producer or key.producer in (UNSAFE_SPLIT, CAST):
             return None
