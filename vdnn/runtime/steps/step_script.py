@@ -36,7 +36,7 @@ class EventKind(IntEnum):
 class Moving(NamedTuple):
     """The facts that the gate needs in order to move a save itself."""
 
-    node_type: type  # of its producer
+    node_type: type  # of its producer; NoneType for a save without one
     device: torch.device
     saved_in: type | None  # the class of the module
 
