@@ -24,7 +24,8 @@ from tests.runtime.steps.test_settled_steps import STEPS, python_calls, run
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.steps import settling
-from vdnn.runtime.steps.step_script import Event, EventKind
+from vdnn.runtime.steps.executor import Move
+from vdnn.runtime.steps.step_script import NO_LIFETIME, Event, EventKind
 from vdnn.step.plan import Action
 
 _HANDLED = (EventKind.PLANNED, EventKind.FETCH)
@@ -108,6 +109,13 @@ def test_what_a_recompute_reads_is_handled_by_python() -> None:
         assert read
         assert kept
         assert not read & kept
+
+
+def test_python_is_called_for_moves_of_bytes_that_the_program_did_not_save() -> None:
+    """Encoded bytes have no save in the script, and the gate has to call Python where they move."""
+    event = Event(EventKind.KEPT, 0, 0, ((0, Move.RELEASE), (7, Move.RELOAD)))
+    fields = event.for_gate({0: 0})
+    assert ((0, False), (NO_LIFETIME, True)) in fields
 
 
 # Small programs whose plans drop all that can be recomputed.
