@@ -667,6 +667,8 @@ class Gate:
     def close(self, /) -> int:
         """Returns the position."""
     def advance(self, /) -> None: ...
+    def make_moves(self, position: int, reloads: bool, /) -> None:
+        """Issues the releases, or the reloads, of this event that are the mover's."""
     def teach(self, tutor: object, /) -> None: ...
     def alive(self, /) -> list[int]:
         """The lifetimes of the last step that was opened of which saves are alive."""

@@ -61,11 +61,6 @@ bool matches(const Gate* gate, const Event& event, PyObject* tensor) {
   return true;
 }
 
-// False if another thread has left the event meanwhile.
-bool is_at(const Gate* gate, const Event& event, std::size_t position) {
-  return gate->position == position && expected(gate) == &event;
-}
-
 PyObject* call_at(PyObject* callable, PyObject* argument, std::size_t position) {
   const Reference index = Reference::stolen(PyLong_FromSize_t(position));
   return index ? PyObject_CallFunctionObjArgs(callable, argument, index.get(), nullptr) : nullptr;
@@ -79,22 +74,8 @@ const Script& script_in(const Reference& followed) {
 bool act(Gate* gate, const Script& script, std::size_t position) {
   const Event& event = script.events[position];
   const bool is_python = gate->attention != 0 || has_moves_for_python(gate->mover, event);
-  return make_moves(gate->mover, event, false) && (!is_python || moved(gate, position)) &&
+  return submit_complete(gate) && make_moves(gate->mover, event, false) && (!is_python || moved(gate, position)) &&
          make_moves(gate->mover, event, true);
-}
-
-// What Python makes of an event, with the moves that are not Python's. Null with a Python error set.
-PyObject* in_python(Gate* gate, Part part, PyObject* argument, std::size_t position) {
-  const Reference held(reinterpret_cast<PyObject*>(gate->followed));
-  const Event& event = gate->followed->script.events[position];
-  if (!make_moves(gate->mover, event, false)) {
-    return nullptr;
-  }
-  PyObject* result = call_at(gate->parts[part], argument, position);
-  if (result != nullptr && gate->followed != nullptr && !make_moves(gate->mover, event, true)) {
-    Py_CLEAR(result);
-  }
-  return result;
 }
 
 // Tells the tutor, if there is one. Drops `result` and returns null if it raises.
@@ -120,7 +101,7 @@ PyObject* keep(Gate* gate, const Event& event, std::size_t position, PyObject* t
   const bool is_exempt = event.kind == Kind::Exempt, is_leaf = event.is_leaf;
   const std::int32_t lifetime = event.lifetime;
   gate->position = position + 1;
-  const bool calls = !is_exempt && (event.has_moves || gate->attention != 0);
+  const bool calls = !is_exempt && (event.has_moves || gate->attention != 0 || has_waiting(gate->mover));
   const Reference followed(calls ? reinterpret_cast<PyObject*>(gate->followed) : nullptr);
   Ledger* ledger = gate->ledger;
   const std::int64_t step = ledger->step();
@@ -145,27 +126,41 @@ PyObject* keep(Gate* gate, const Event& event, std::size_t position, PyObject* t
 }
 
 // A save that does not stay: the mover's, or Python's.
-PyObject* save_planned(Gate* gate, const Event& event, std::size_t position, PyObject* tensor) {
+PyObject* save_planned(Gate* gate, std::size_t position, PyObject* tensor) {
+  if (!submit_complete(gate)) {
+    return nullptr;
+  }
+  const Event* now = expected(gate);
+  if (now == nullptr || gate->position != position) {  // another thread has left the event
+    return call_at(gate->parts[kPlannedSave], tensor, position);
+  }
+  const Event& event = *now;
   if (event.moving != nullptr && gate->mover->is_open) {
     PyObject* save = move_save(gate, gate->mover, event, position, tensor);
     if (save != nullptr || PyErr_Occurred() != nullptr) {
       return save;
     }
   }
-  return is_at(gate, event, position) ? in_python(gate, kPlannedSave, tensor, position)
-                                      : call_at(gate->parts[kPlannedSave], tensor, position);
+  return call_at(gate->parts[kPlannedSave], tensor, position);
 }
 
 // The tensor of a use of a save that does not stay. Null with a Python error set.
-PyObject* use_planned(Gate* gate, const Event& event, std::size_t position, PyObject* packed) {
+PyObject* use_planned(Gate* gate, std::size_t position, PyObject* packed) {
+  if (!submit_complete(gate)) {
+    return nullptr;
+  }
+  const Event* now = expected(gate);
+  if (now == nullptr || gate->position != position) {
+    return call_at(gate->parts[kPlannedUse], packed, position);
+  }
+  const Event& event = *now;
   if (is_light_save(packed) && gate->mover->is_open) {
     PyObject* tensor = move_use(gate, gate->mover, event, position, reinterpret_cast<LightSave*>(packed));
     if (tensor != nullptr || PyErr_Occurred() != nullptr) {
       return tensor;
     }
   }
-  return is_at(gate, event, position) ? in_python(gate, kPlannedUse, packed, position)
-                                      : call_at(gate->parts[kPlannedUse], packed, position);
+  return call_at(gate->parts[kPlannedUse], packed, position);
 }
 
 // True if the hook that just ended has opened the gate, and the plan keeps its save.
@@ -213,7 +208,7 @@ PyObject* unpack_kept(Gate* gate, PyObject* packed) {
   }
   const std::size_t position = gate->position++;
   const Reference tensor(save->tensor);
-  if (event->has_moves || gate->attention != 0) {
+  if (event->has_moves || gate->attention != 0 || has_waiting(gate->mover)) {
     const Reference followed(reinterpret_cast<PyObject*>(gate->followed));
     if (!act(gate, script_in(followed), position)) {
       return nullptr;
@@ -248,8 +243,7 @@ PyObject* pack(PyObject* self, PyObject* tensor) {
   const std::size_t position = gate->position;
   const bool was_open = gate->followed != nullptr;
   if (event != nullptr && matches(gate, *event, tensor) && expected(gate) == event) {
-    return event->kind == Kind::Planned ? save_planned(gate, *event, position, tensor)
-                                        : keep(gate, *event, position, tensor);
+    return event->kind == Kind::Planned ? save_planned(gate, position, tensor) : keep(gate, *event, position, tensor);
   }
   PyObject* packed = PyObject_CallOneArg(gate->parts[kPack], tensor);
   if (!was_open && packed != nullptr && is_begun(gate)) {
@@ -268,7 +262,7 @@ PyObject* unpack(PyObject* self, PyObject* packed) {
   } else if (PyTuple_CheckExact(packed)) {
     tensor = unpack_exempt(gate, packed);
   } else if (is_use_here(gate, expected(gate), Kind::Fetch)) {
-    return use_planned(gate, *expected(gate), gate->position, packed);
+    return use_planned(gate, gate->position, packed);
   }
   if (tensor != nullptr || PyErr_Occurred() != nullptr) {
     return tensor;

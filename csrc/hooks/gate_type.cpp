@@ -40,6 +40,28 @@ PyObject* advance(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
+// The moves of an event that Python serves, as far as they are the mover's.
+PyObject* make_light_moves(PyObject* self, PyObject* arguments) {
+  const Gate* gate = gate_of(self);
+  Py_ssize_t position = 0;
+  int reloads = 0;
+  if (!PyArg_ParseTuple(arguments, "np", &position, &reloads)) {
+    return nullptr;
+  }
+  const Reference held(reinterpret_cast<PyObject*>(gate->followed));
+  if (held) {
+    const auto& events = gate->followed->script.events;
+    if (position < 0 || static_cast<std::size_t>(position) >= events.size()) {
+      PyErr_Format(PyExc_IndexError, "expected one of %zu events, got %zd", events.size(), position);
+      return nullptr;
+    }
+    if (!make_moves(gate->mover, events[static_cast<std::size_t>(position)], reloads != 0)) {
+      return nullptr;
+    }
+  }
+  Py_RETURN_NONE;
+}
+
 PyObject* teach(PyObject* self, PyObject* tutor) {
   Gate* gate = gate_of(self);
   Py_XINCREF(tutor == Py_None ? nullptr : tutor);
@@ -133,10 +155,15 @@ void dealloc_gate(PyObject* self) {
 }
 
 PyMethodDef gate_methods[] = {
-    {"pack", pack, METH_O, nullptr},        {"unpack", unpack, METH_O, nullptr},
-    {"open", open, METH_VARARGS, nullptr},  {"close", close, METH_NOARGS, nullptr},
-    {"teach", teach, METH_O, nullptr},      {"advance", advance, METH_NOARGS, nullptr},
-    {"alive", alive, METH_NOARGS, nullptr}, {"saves", saves, METH_NOARGS, nullptr},
+    {"pack", pack, METH_O, nullptr},
+    {"unpack", unpack, METH_O, nullptr},
+    {"open", open, METH_VARARGS, nullptr},
+    {"close", close, METH_NOARGS, nullptr},
+    {"teach", teach, METH_O, nullptr},
+    {"advance", advance, METH_NOARGS, nullptr},
+    {"alive", alive, METH_NOARGS, nullptr},
+    {"saves", saves, METH_NOARGS, nullptr},
+    {"make_moves", make_light_moves, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -100,6 +100,7 @@ LightStorage::LightStorage(Mover* its_mover, Ledger* its_ledger, ScriptObject* s
 LightStorage::~LightStorage() {
   Board* board = mover->board;
   if (!is_handed_over) {
+    wait_no_more(this);
     const auto number = static_cast<std::size_t>(lifetime);
     if (number < board->by_lifetime.size() && board->by_lifetime[number] == this) {
       board->by_lifetime[number] = nullptr;
@@ -172,6 +173,7 @@ void LightStorage::forget_reload() {
 
 void LightStorage::became(PyObject* made_views, PyObject* made_source) {
   is_handed_over = true;
+  wait_no_more(this);
   Py_ssize_t index = PyList_GET_SIZE(made_views);
   for (LightSave* save = newest; save != nullptr; save = save->previous) {
     save->full = Py_NewRef(PyList_GET_ITEM(made_views, --index));

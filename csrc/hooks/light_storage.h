@@ -106,6 +106,8 @@ inline std::uintptr_t native_address(const LightSource* source) {
 }
 [[nodiscard]] bool is_light_save(PyObject* object);
 [[nodiscard]] bool is_light_source(PyObject* object);
+// Forgets that its copy waits for its operation, if it does.
+void wait_no_more(const LightStorage* storage);
 // A source without an owner. Null with a Python error set.
 [[nodiscard]] LightSource* make_light_source(Mover* mover, PyObject* event, PyObject* storage, PyObject* address);
 // Releases the storage. Called once the owner stream waits for the copy. Returns false with a Python error set.

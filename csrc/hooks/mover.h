@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "hooks/light_storage.h"
@@ -53,7 +54,9 @@ enum MoverPart {
   kEmptyStrided,
   kVersionOf,
   kDetachOf,
-  kKeywords,  // the names of the last arguments of kEmptyStrided
+  kRequiresGrad,
+  kSequenceNr,  // autograd's, of this thread
+  kKeywords,    // the names of the last arguments of kEmptyStrided
   kMoverParts,
 };
 
@@ -88,8 +91,9 @@ struct Board final {
   Counts counts;
   std::unordered_map<std::uintptr_t, LightStorage*> by_address;  // while they hold their storage
   std::vector<LightStorage*> by_lifetime;
-  std::unordered_set<LightSource*> ownerless;  // their copies are in flight
-  std::vector<char> is_in_python;              // by lifetime
+  std::unordered_set<LightSource*> ownerless;                   // their copies are in flight
+  std::vector<std::pair<LightStorage*, std::int64_t>> waiting;  // for their operation, with its sequence number
+  std::vector<char> is_in_python;                               // by lifetime
 };
 
 struct Mover final {
@@ -113,6 +117,13 @@ PyObject* move_use(Gate* gate, Mover* mover, const Event& event, std::size_t pos
 bool make_moves(Mover* mover, const Event& event, bool reloads);
 // True if a move of this event is Python's.
 [[nodiscard]] bool has_moves_for_python(const Mover* mover, const Event& event);
+
+// True if copies wait for their operation.
+inline bool has_waiting(const Mover* mover) {
+  return !mover->board->waiting.empty();
+}
+// Issues the copies of this thread whose operation is over. Returns false with a Python error set.
+bool submit_complete(const Gate* gate);
 
 // Python continues with the storage. Returns false with a Python error set.
 bool hand_over(LightStorage* storage);

@@ -32,11 +32,14 @@ bool equals(const Reference& found, const Reference& expected) {
 }
 
 // True if the tensor is one of whose bytes Python would move the same: see Exemptions.always.
-bool may_move(const Mover* mover, PyObject* tensor, PyObject* address) {
+bool may_move(const Mover* mover, PyObject* tensor, PyObject* address, bool is_leaf) {
   const auto& parts = mover->parts;
   if (!is_false(Reference::stolen(PyObject_GetAttrString(parts[kExemptions], "was_paused"))) ||
       PySet_Size(parts[kMarkedModules]) != 0 || PySequence_Contains(parts[kParameters], address) != 0 ||
       PySequence_Contains(parts[kMarked], address) != 0) {
+    return false;
+  }
+  if (is_leaf && !is_false(Reference::stolen(get(parts[kRequiresGrad], tensor)))) {
     return false;
   }
   const Reference base = Reference::stolen(get(parts[kBase], tensor));
@@ -77,33 +80,6 @@ bool has_same_counter(const Mover* mover, PyObject* witness, PyObject* tensor, s
     Py_XDECREF(PyObject_CallFunctionObjArgs(set, alone.get(), before.get(), nullptr));
   }
   return false;
-}
-
-// Copies the bytes to the host. False if Python has to do it.
-bool offload(LightStorage* storage) {
-  Mover* mover = storage->mover;
-  if (!note_producer(storage)) {
-    return false;
-  }
-  const Transfer& transfer = mover->board->transfer;
-  const std::shared_ptr<TransferQueue> queue = transfer.queue;
-  const Stream stream = transfer.stream;
-  const Address bytes_at = storage->source->bytes_at;
-  const std::int64_t nbytes = storage->source->nbytes;
-  std::shared_ptr<HostCopy> copy;
-  Keepalive kept = keep_alive(reinterpret_cast<PyObject*>(storage->source));
-  if (!on_queue(*queue,
-                [&] {
-                  copy = queue->offload(bytes_at, static_cast<std::uint64_t>(nbytes), stream, stream, std::move(kept),
-                                        Growth::Now);
-                }) ||
-      copy == nullptr || storage->is_handed_over) {
-    return false;
-  }
-  storage->copy = std::move(copy);
-  ++mover->board->counts.storages;
-  mover->board->counts.storage_bytes += nbytes;
-  return true;
 }
 
 // The first save of its lifetime. Null if Python has to handle it.
@@ -155,7 +131,8 @@ LightSave* begin(Mover* mover, Ledger* ledger, ScriptObject* script, const Event
   board->by_lifetime[number] = storage;
   board->by_address[found.native] = storage;
   board->is_in_python[number] = 0;
-  if (!offload(storage)) {
+  const bool is_complete = moving.node_type.get() != reinterpret_cast<PyObject*>(Py_TYPE(Py_None));
+  if (!(is_complete ? offload(storage) : wait_for_operation(storage))) {
     board->is_in_python[number] = 1;
     Py_DECREF(save);
     return nullptr;
@@ -262,6 +239,32 @@ Reference with_data(const Mover* mover, PyObject* tensor, PyObject* data) {
   return shared;
 }
 
+bool offload(LightStorage* storage) {
+  Mover* mover = storage->mover;
+  if (!note_producer(storage)) {
+    return false;
+  }
+  const Transfer& transfer = mover->board->transfer;
+  const std::shared_ptr<TransferQueue> queue = transfer.queue;
+  const Stream stream = transfer.stream;
+  const Address bytes_at = storage->source->bytes_at;
+  const std::int64_t nbytes = storage->source->nbytes;
+  std::shared_ptr<HostCopy> copy;
+  Keepalive kept = keep_alive(reinterpret_cast<PyObject*>(storage->source));
+  if (!on_queue(*queue,
+                [&] {
+                  copy = queue->offload(bytes_at, static_cast<std::uint64_t>(nbytes), stream, stream, std::move(kept),
+                                        Growth::Now);
+                }) ||
+      copy == nullptr || storage->is_handed_over) {
+    return false;
+  }
+  storage->copy = std::move(copy);
+  ++mover->board->counts.storages;
+  mover->board->counts.storage_bytes += nbytes;
+  return true;
+}
+
 PyObject* move_save(Gate* gate, Mover* mover, const Event& event, std::size_t position, PyObject* tensor) {
   const Reference held(reinterpret_cast<PyObject*>(gate->followed));
   auto* script = reinterpret_cast<ScriptObject*>(held.get());
@@ -272,7 +275,7 @@ PyObject* move_save(Gate* gate, Mover* mover, const Event& event, std::size_t po
   Found found;
   LightSave* save = nullptr;
   if (may_move_here(mover) && is_as_planned(mover, *event.moving, tensor) && find(mover, tensor, found) &&
-      may_move(mover, tensor, found.address.get()) && is_at(gate, script, position)) {
+      may_move(mover, tensor, found.address.get(), event.is_leaf) && is_at(gate, script, position)) {
     save = event.moving->is_first ? begin(mover, gate->ledger, script, event, tensor, found)
                                   : join(mover, event, tensor, found);
   }

@@ -94,6 +94,10 @@ inline bool is_false(const Reference& object) {
 [[nodiscard]] bool note_reload(const LightStorage* storage);
 // True if others hold the storage, which was released: its bytes are still on the device.
 [[nodiscard]] bool is_held(const LightStorage* storage);
+// Issues the copy to the host. False, perhaps with a Python error set, if Python has to do it.
+[[nodiscard]] bool offload(LightStorage* storage);
+// Lets the copy wait for the running operation. False, perhaps with a Python error set, if Python has to do it.
+[[nodiscard]] bool wait_for_operation(LightStorage* storage);
 // Issues a reload. False, perhaps with a Python error set, if Python has to do it.
 [[nodiscard]] bool issue_reload(LightStorage* storage);
 

@@ -79,7 +79,7 @@ PyObject* make_mover(PyTypeObject* type, PyObject* arguments, PyObject* keywords
     PyErr_Format(PyExc_TypeError, "expected the %d parts of a mover", static_cast<int>(kMoverParts));
     return nullptr;
   }
-  for (const MoverPart part : {kShape, kDevice, kNode, kBase, kData, kVersionOf}) {
+  for (const MoverPart part : {kShape, kDevice, kNode, kBase, kData, kVersionOf, kRequiresGrad}) {
     if (Py_TYPE(PyTuple_GET_ITEM(arguments, part))->tp_descr_get == nullptr) {
       PyErr_SetString(PyExc_TypeError, "expected descriptors of torch.Tensor");
       return nullptr;

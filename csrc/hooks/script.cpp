@@ -16,8 +16,8 @@ bool read_moves(PyObject* given, std::vector<PlannedMove>& moves) {
     if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, index), "ip", &lifetime, &is_reload)) {
       return false;
     }
-    if (lifetime < 0) {
-      PyErr_Format(PyExc_ValueError, "expected a move of a lifetime, got %d", lifetime);
+    if (lifetime < -1) {
+      PyErr_Format(PyExc_ValueError, "expected a move of a lifetime or of none of the script, got %d", lifetime);
       return false;
     }
     moves.push_back({lifetime, is_reload != 0});

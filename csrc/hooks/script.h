@@ -55,7 +55,7 @@ enum class Kind : std::uint8_t {
 
 // A release or a reload of the plan.
 struct PlannedMove final {
-  std::int32_t lifetime;
+  std::int32_t lifetime;  // -1: one that the script does not save, such as encoded bytes; Python moves it
   bool is_reload;
 };
 

@@ -60,6 +60,17 @@ class Model:
         return self.gradients()
 
 
+class NoisyModel(Model):
+    """Its operation saves noise that its kernel draws only after the save. The noise has no grad_fn."""
+
+    def forward(self, within: OfValue = lambda y: y) -> torch.Tensor:
+        torch.manual_seed(0)
+        y = self.x
+        for weight in self.weights:
+            y = torch.nn.functional.rrelu(y @ weight, 0.1, 0.9, training=True)
+        return within(y).square().mean()
+
+
 def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
@@ -89,11 +100,11 @@ class HandedOver:
 
 @contextlib.contextmanager
 def light_session(
-    monkeypatch: pytest.MonkeyPatch, native: Device | None = None, **options: Any
+    monkeypatch: pytest.MonkeyPatch, native: Device | None = None, make: type[Model] = Model, **options: Any
 ) -> Iterator[tuple[Session, Model, HandedOver]]:
     """A session in which the next step of the model is settled, and what it hands over."""
     with vdnn.VirtualMachine("titan-x", fake=False) as machine:
-        model = Model()
+        model = make()
         with vdnn.offload("keep", device=machine, recompute=False, min_bytes=0, measure=True) as recorded:
             for _ in range(2):
                 model.step()

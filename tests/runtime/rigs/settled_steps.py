@@ -103,6 +103,14 @@ IN_THE_FORWARD: dict[str, Changed] = {
 IN_THE_BACKWARD = ("a missing use", "two backward passes", "a gradient of a gradient", "no backward at all")
 SKIPPED = "a missing layer"
 CHANGES = (*IN_THE_FORWARD, *IN_THE_BACKWARD, SKIPPED)
+# Within a layer that can be recomputed. Most leave every save as it was: only the recipes differ.
+OF_A_RECIPE = (
+    "another scalar",
+    "another probability of dropout",
+    "a write to an input",
+    "another module of the same shape",
+    "a module without gradients",
+)
 
 
 def _paused(y: torch.Tensor) -> torch.Tensor:
@@ -128,7 +136,7 @@ class Network:
             is_here = change is not None and change.at == number
             if is_here and change is not None and change.name == SKIPPED:
                 continue
-            y = self.layer(y, number, weight)
+            y = self.layer(y, number, weight, change.name if is_here and change is not None else "")
             if is_here and change is not None and change.name in IN_THE_FORWARD:
                 y = IN_THE_FORWARD[change.name](y)
             if is_here:
@@ -136,7 +144,7 @@ class Network:
         self._backward(y, middle, "" if change is None else change.name)
         return [weight.grad for weight in self.weights]
 
-    def layer(self, y: torch.Tensor, number: int, weight: torch.Tensor) -> torch.Tensor:
+    def layer(self, y: torch.Tensor, number: int, weight: torch.Tensor, change: str) -> torch.Tensor:
         return torch.tanh(y @ weight)
 
     def _backward(self, y: torch.Tensor, middle: torch.Tensor, name: str) -> None:
@@ -162,9 +170,24 @@ class RecomputableNetwork(Network):
         super().__init__()
         self._norms = [torch.nn.LayerNorm(_WIDTH) for _ in range(LAYERS)]
 
-    def layer(self, y: torch.Tensor, number: int, weight: torch.Tensor) -> torch.Tensor:
-        y = torch.nn.functional.gelu(self._norms[number](y @ weight))
-        y = torch.native_dropout(y, 0.3, True)[0]
+    def layer(self, y: torch.Tensor, number: int, weight: torch.Tensor, change: str) -> torch.Tensor:
+        norm = self._norms[number]
+        eps = norm.eps
+        try:
+            if change == "another scalar":
+                norm.eps = 0.25
+            elif change == "another module of the same shape":
+                norm = torch.nn.LayerNorm(_WIDTH)
+                torch.nn.init.constant_(norm.bias, 0.5)
+            norm.requires_grad_(change != "a module without gradients")
+            y = norm(y @ weight)
+            if change == "a write to an input":
+                y.mul_(1.5)
+        finally:
+            self._norms[number].requires_grad_()
+            self._norms[number].eps = eps
+        y = torch.nn.functional.gelu(y)
+        y = torch.native_dropout(y, 0.6 if change == "another probability of dropout" else 0.3, True)[0]
         if number % 3 == 1:
             y = torch.nn.functional.max_pool2d(y[None, None], 3, 1, 1)[0, 0]
         return y

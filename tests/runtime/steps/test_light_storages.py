@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.rigs.light_steps import Model, host_bytes, light_lifetimes, light_session, same
+from tests.runtime.rigs.light_steps import LAYERS, Model, NoisyModel, host_bytes, light_lifetimes, light_session, same
 from tests.runtime.rigs.settled_steps import OFFLOADS_ALL, OFFLOADS_SOME, Network, settled_session, settling_of
 from tests.runtime.steps.test_settled_steps import CALLED_BY_THE_GATE, python_calls
 from vdnn._C import LightSave
@@ -54,6 +54,36 @@ def test_a_settled_step_moves_its_storages_without_python(monkeypatch: pytest.Mo
         # The first save of the step, and what lies on the leaf that it saves, is Python's.
         hooks = [name for name in called if name in CALLED_BY_THE_GATE]
         assert len(hooks) <= 12, hooks
+
+
+def test_a_copy_of_a_save_without_a_graph_waits_for_its_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    with light_session(monkeypatch, make=NoisyModel) as (session, model, handed_over):
+        with python_calls() as called:
+            gradients = model.step()
+        assert same(gradients, NoisyModel().step())
+        followed = settling_of(session).followed
+        assert followed is not None
+        events = followed.script.events
+        noise = {event.lifetime for event in events if event.is_leaf and event.moving is not None}
+        assert len(noise) >= LAYERS - 2
+        assert noise <= light_lifetimes(session)
+        assert handed_over.lifetimes == []
+        assert called.count("when_complete") <= 2, "no copy waits in Python"
+        session.step()
+
+
+def test_a_copy_that_waits_is_continued_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step differs at the next save, and the copy still waits."""
+
+    def within(y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rrelu(y.sin(), 0.1, 0.9, training=True)
+
+    with light_session(monkeypatch, make=NoisyModel) as (session, model, _):
+        for _ in range(2):
+            assert same(model.step(within), NoisyModel().step(within))
+            session.step()
+            assert same(model.step(), NoisyModel().step())
+            session.step()
 
 
 def test_views_and_shared_storages_have_one_copy(monkeypatch: pytest.MonkeyPatch, expected: Any) -> None:

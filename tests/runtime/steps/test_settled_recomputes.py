@@ -13,6 +13,7 @@ import vdnn
 from tests.runtime.rigs.settled_steps import (
     PLANS_WITH_RECOMPUTES,
     RECOMPUTES,
+    RECOMPUTES_AND_OFFLOADS,
     RECOMPUTES_SOME,
     Network,
     settled_session,
@@ -23,7 +24,8 @@ from tests.runtime.steps.test_settled_steps import STEPS, python_calls, run
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.steps import settling
-from vdnn.runtime.steps.step_script import Event, EventKind
+from vdnn.runtime.steps.executor import Move
+from vdnn.runtime.steps.step_script import NO_LIFETIME, Event, EventKind
 from vdnn.step.plan import Action
 
 _HANDLED = (EventKind.PLANNED, EventKind.FETCH)
@@ -53,7 +55,8 @@ def test_only_the_points_of_the_plan_run_python(plan: str) -> None:
         with python_calls() as called:
             network.step()
         events = events_of(session)
-        handled = [event for event in events[1:] if event.kind in _HANDLED]
+        light = {event.lifetime for event in events if event.moving is not None}
+        handled = [event for event in events[1:] if event.kind in _HANDLED and event.lifetime not in light]
         gated = [event for event in events[1:] if event.kind in (EventKind.EXEMPT, EventKind.KEPT, EventKind.USE)]
         assert called.count("_planned_save") + called.count("_planned_use") == len(handled)
         assert called.count("_planned_operand") == sum(event.kind is EventKind.OPERAND for event in events)
@@ -62,7 +65,8 @@ def test_only_the_points_of_the_plan_run_python(plan: str) -> None:
         waiting = sum(event.is_new for event in handled)
         assert called.count("_moved") <= acting + waiting
         assert called.count("pack") == 1, "the first save of the step"
-        if plan != PLANS_WITH_RECOMPUTES[1]:
+        assert bool(light) is (plan == RECOMPUTES_AND_OFFLOADS)
+        if plan != RECOMPUTES_AND_OFFLOADS:
             assert len(gated) > len(handled) / 2
 
 
@@ -105,6 +109,13 @@ def test_what_a_recompute_reads_is_handled_by_python() -> None:
         assert read
         assert kept
         assert not read & kept
+
+
+def test_python_is_called_for_moves_of_bytes_that_the_program_did_not_save() -> None:
+    """Encoded bytes have no save in the script, and the gate has to call Python where they move."""
+    event = Event(EventKind.KEPT, 0, 0, ((0, Move.RELEASE), (7, Move.RELOAD)))
+    fields = event.for_gate({0: 0})
+    assert ((0, False), (NO_LIFETIME, True)) in fields
 
 
 # Small programs whose plans drop all that can be recomputed.

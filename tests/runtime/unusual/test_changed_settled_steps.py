@@ -10,6 +10,7 @@ import torch
 from tests.runtime.rigs.settled_steps import (
     CHANGES,
     LAYERS,
+    OF_A_RECIPE,
     OFFLOADS_SOME,
     PLANS,
     PLANS_WITH_RECOMPUTES,
@@ -68,6 +69,12 @@ ALL_PLANS = (*PLANS, *PLANS_WITH_RECOMPUTES)
 @pytest.mark.parametrize(("plan", "name"), [(plan, name) for plan in ALL_PLANS for name in changes_of(plan)])
 def test_a_step_that_changes_has_the_gradients_of_plain_torch(name: str, plan: str) -> None:
     run_changes(plan, [Change(name, at) for at in (0, LAYERS // 2, LAYERS - 1)])
+
+
+@pytest.mark.parametrize("plan", PLANS_WITH_RECOMPUTES)
+@pytest.mark.parametrize("name", OF_A_RECIPE)
+def test_a_recipe_that_changes_recomputes_what_plain_torch_has(name: str, plan: str) -> None:
+    run_changes(plan, [Change(name, at) for at in range(0, LAYERS, 3)])
 
 
 @pytest.mark.parametrize("plan", ALL_PLANS)

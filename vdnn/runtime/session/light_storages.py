@@ -82,6 +82,8 @@ class LightStorages:
             torch.empty_strided,
             _Base._version,
             _Base.detach,
+            _Base.requires_grad,
+            torch._C._autograd._get_sequence_nr,
             ("dtype", "device"),
         )
 
@@ -168,6 +170,8 @@ class LightStorages:
             return
         followed.step.begin_planned(managed, event.lifetime, event.planned)
         followed.executor.follow(event.planned, managed)
+        if managed.copy is None:
+            self._packer.deferred.when_complete(managed, None)  # it waited for its operation
         if managed.reloaded is not None and managed.watched is not None:
             followed.step.reloaded(managed.watched, managed.reloaded.copy)
 

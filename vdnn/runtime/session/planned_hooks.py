@@ -102,7 +102,8 @@ class PlannedHooks:
             followed = self._settling.followed
             if followed is not None and not followed.needs_replay:
                 self.recomputes.encode(followed, index)
-                self.act(followed, followed.script.events[index])
+                self._make_planned(followed, followed.script.events[index])
+                self.look_again()
 
     # At a save or use that is as planned.
 
@@ -148,7 +149,7 @@ class PlannedHooks:
                 packer.counters.keep(Kept.PLAN, managed.nbytes)
         if packer.recipes is not None and followed.executor.recomputes:
             packer.recipes.saved(packed, tensor, node, is_new=is_new)
-        self.act(followed, event)
+        self.act(followed, index)
         return packed
 
     def _planned_use(self, packed: PackedView, index: int) -> torch.Tensor | None:
@@ -166,14 +167,24 @@ class PlannedHooks:
             return None
         tensor = packer.unpacked(packed)
         self.gate.advance()
-        self.act(followed, event)
+        self.act(followed, index)
         return tensor
 
     def is_at(self, index: int) -> bool:
         return self.gate.is_open and self.gate.position == index
 
-    def act(self, followed: Followed, event: Event) -> None:
-        """Issues the moves of the plan at this event."""
+    def act(self, followed: Followed, index: int) -> None:
+        """Issues the moves of the plan at this event, which Python has served."""
+        event = followed.script.events[index]
+        if event.moves:
+            self.gate.make_moves(index, False)
+        self._make_planned(followed, event)
+        if event.moves:
+            self.gate.make_moves(index, True)
+        self.look_again()
+
+    def _make_planned(self, followed: Followed, event: Event) -> None:
+        """Issues the moves that are Python's."""
         deferred, transport = self.packer.deferred, self._watch.transport
         if transport is None:
             return
@@ -181,7 +192,6 @@ class PlannedHooks:
             deferred.submit_finished(transport)
         if event.moves:
             followed.executor.make_planned(event.moves)
-        self.look_again()
 
     def look_again(self) -> None:
         """From now on the gate calls at each point, if something waits for the next one."""
@@ -228,7 +238,7 @@ class PlannedHooks:
         if not self.recomputes.encode(followed, index):
             return False
         self.gate.advance()
-        self.act(followed, event)
+        self.act(followed, index)
         return True
 
 

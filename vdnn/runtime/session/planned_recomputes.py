@@ -74,7 +74,7 @@ class PlannedRecomputes:
             return None
         tensor = self._packer.unpacked(packed)
         self._gate.advance()
-        self._hooks.act(followed, event)
+        self._hooks.act(followed, index)
         return tensor
 
     def expected(self, followed: Followed) -> Event | None:

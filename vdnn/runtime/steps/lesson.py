@@ -74,7 +74,7 @@ class Lesson:
 
     def _observed(self) -> set[int]:
         """Exempt saves at which the settings of torch are read. Other such saves become planned ones."""
-        unseen = self._recomputes.unseen(lambda number: self._settled(self._events[number]).kind is EventKind.PLANNED)
+        unseen = self._recomputes.unseen(lambda number: self._settled(self._events[number]).is_for_python)
         lifetimes = {number: self._events[number].lifetime for number in unseen}
         self._apart |= {lifetime for lifetime in lifetimes.values() if lifetime != NO_LIFETIME}
         return {number for number, lifetime in lifetimes.items() if lifetime == NO_LIFETIME}
@@ -179,7 +179,7 @@ class Lesson:
         event = event._replace(storage_bytes=managed.nbytes, key=self.step.save_key, moves=self._new_moves())
         if kind is EventKind.PLANNED:
             event = event._replace(moving=self._moving(event, tensor, managed))
-        if event.moving is None:
+        if event.moving is None or not self._events:  # Python handles the first save of a step
             self._not_light.add(number)
         return event._replace(encoded=encoded)
 
@@ -188,12 +188,14 @@ class Lesson:
         node, facts, key = tensor.grad_fn, managed.facts, event.key
         is_plain = type(tensor) is torch.Tensor and not tensor.dtype.is_complex and facts.is_dense
         is_part = event.is_new and event.nbytes != event.storage_bytes
-        if node is None or key is None or is_part or not is_plain or managed.action is not Action.OFFLOAD:
+        if key is None or is_part or not is_plain or managed.action is not Action.OFFLOAD:
+            return None
+        if node is None and (tensor.requires_grad or tensor._base is not None):
             return None
         whole = tensor.untyped_storage().nbytes()
-        if facts.begin or facts.nbytes != whole or tensor.dtype is not facts.geometry[0] or self._executor.recomputes:
+        if facts.begin or facts.nbytes != whole or tensor.dtype is not facts.geometry[0]:
             return None
-        if type(node).__name__ != key.producer or key.producer in (UNSAFE_SPLIT, CAST):
+        if node is not None and (type(node).__name__ != key.producer or key.producer in (UNSAFE_SPLIT, CAST)):
             return None
         return Moving(type(node), tensor.device, facts.saved_in)
 

@@ -36,7 +36,7 @@ class EventKind(IntEnum):
 class Moving(NamedTuple):
     """The facts that the gate needs in order to move a save itself."""
 
-    node_type: type  # of its producer
+    node_type: type  # of its producer; NoneType for a save without one
     device: torch.device
     saved_in: type | None  # the class of the module
 
@@ -68,6 +68,11 @@ class Event(NamedTuple):
     def is_save(self) -> bool:
         return self.kind <= EventKind.PLANNED
 
+    @property
+    def is_for_python(self) -> bool:
+        """True if Python handles this save."""
+        return self.kind is EventKind.PLANNED and self.moving is None
+
     def in_any_module(self) -> Event:
         """This event in any module of the same class."""
         return self._replace(module=self.module_class)
@@ -88,7 +93,7 @@ class Event(NamedTuple):
             self.depth,
             self.tensor_type,
             self.dtype,
-            tuple((lifetimes[one], move is Move.RELOAD) for one, move in self.moves if one in lifetimes),
+            tuple((lifetimes.get(one, NO_LIFETIME), move is Move.RELOAD) for one, move in self.moves),
             self._for_mover(),
         )
 
