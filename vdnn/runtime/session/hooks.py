@@ -57,6 +57,7 @@ from vdnn.runtime.torch_internals.tensor_kinds import (
     plain_part,
     transform_level,
 )
+from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
 from vdnn.step.plan import Action
 
 Packed = KeptTensor | KeptSave | LightSave | PackedView | PackedShard
@@ -85,6 +86,7 @@ class Packer:
         steps: Steps,
         tolerance: Tolerance,
         rechecks: Rechecks,
+        parameters: ParameterSaves | None = None,
     ) -> None:
         self._min_bytes = max(min_bytes, 1)  # an empty tensor has nothing to move
         self.counters = counters  # of the session that is entered
@@ -100,6 +102,8 @@ class Packer:
         planned = self._planned = None if self._watch is None else PlannedHooks(self, self._watch, readers)
         self.pack_hook: Callable[[torch.Tensor], Any] = self.pack if planned is None else planned.gate.pack
         self.unpack_hook: Callable[[Any], torch.Tensor] = self.unpack if planned is None else planned.gate.unpack
+        if parameters is not None:
+            self.pack_hook, self.unpack_hook = parameters.around(self.pack_hook, self.unpack_hook)
         unpack = self.unpack_hook
         self.recipes = SessionRecipes(unpack, steps, tolerance, rechecks, readers) if steps.recomputes else None
         self.missing = Missing(self.unpack if planned is None else planned.recomputes.unpack_operand, steps, readers)
