@@ -5,9 +5,10 @@ A loop knows nothing of a session. It returns all that can differ: losses, param
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,6 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+import vdnn
+from vdnn import _C
 
 STEPS = 20
 WIDTH = 16
@@ -71,6 +75,9 @@ class Checkpointed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)
         for block in self.blocks:
+            if not torch.is_grad_enabled():
+                x = block(x).relu()
+                continue
             x = checkpoint(lambda y, block=block: block(y).relu(), x, use_reentrant=self.use_reentrant)
         return x
 
@@ -113,6 +120,15 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 def made(model: str) -> nn.Module:
     torch.manual_seed(5)
     return MODELS[model]()
+
+
+@contextlib.contextmanager
+def frozen_away(device: _C.Device, model: nn.Module, **options: Any) -> Iterator[vdnn.Session]:
+    session = vdnn.offload(
+        "vdnn-all", **{"device": device, "min_bytes": 0, "model": model, "parameters": "frozen", **options}
+    )
+    with contextlib.closing(session), session:
+        yield session
 
 
 def plain(model: nn.Module) -> AbstractContextManager[None]:

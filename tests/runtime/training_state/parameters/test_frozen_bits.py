@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,9 +9,10 @@ import torch
 from torch import nn
 
 import vdnn
-from tests.runtime.training_state.parameters.frozen_loops import LOOPS, MODELS, made, same, train
+from tests.runtime.training_state.parameters.frozen_loops import LOOPS, MODELS, frozen_away, made, same, train
 from vdnn import _C
 from vdnn.runtime.storage.source import natively_held
+from vdnn.runtime.training_state.parameters.streaming import Streaming
 from vdnn.runtime.training_state.state_copies import Moving, StateCopies
 
 
@@ -26,22 +25,13 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def poison_and_drop(copies: StateCopies, moving: Moving, label: str) -> None:
         copies.transport.device.synchronize(moving.complete)
         for tensor in moving.tensors:
-            if natively_held(tensor.untyped_storage()._cdata) == 1:
+            if natively_held(tensor.untyped_storage()._cdata) == 2:  # the tensor and the object that is asked
                 tensor.fill_(float("nan"))
                 found.append(tensor.nbytes)
         drop(copies, moving, label)
 
     monkeypatch.setattr(StateCopies, "drop", poison_and_drop)
     return found
-
-
-@contextlib.contextmanager
-def frozen_away(device: _C.Device, model: nn.Module, **options: Any) -> Iterator[vdnn.Session]:
-    session = vdnn.offload(
-        "vdnn-all", **{"device": device, "min_bytes": 0, "model": model, "parameters": "frozen", **options}
-    )
-    with contextlib.closing(session), session:
-        yield session
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -56,8 +46,6 @@ def test_a_training_has_the_bits_of_plain_torch(
 
 def test_poison_is_seen(device: _C.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy that is dropped too early changes the losses."""
-    from vdnn.runtime.training_state.parameters.streaming import Streaming
-
     use_saved = Streaming.use_saved
 
     def too_early(streaming: Streaming, away: Any) -> torch.Tensor:

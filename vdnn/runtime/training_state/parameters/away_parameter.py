@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from vdnn.runtime.training_state.host_tensor import HostTensor
+from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.state_copies import Moving, StateCopies
 
 
@@ -36,6 +36,17 @@ class AwayParameter:
     @property
     def nbytes(self) -> int:
         return self.host.nbytes
+
+    def fetched(self) -> Moving:
+        """Issues the copy to the device. Mapped memory is not pinned, so its bytes pass through pinned memory, whose
+        lease ends with the copy. Blocks while pages are read from the file."""
+        if not self.is_mapped:
+            return self.copies.fetch([self.host])
+        passing = host_tensor_for(self.host.tensor, self.copies.transport)
+        passing.tensor.copy_(self.host.tensor)
+        moving = self.copies.fetch([passing])
+        moving.hosts = [self.host]
+        return moving
 
     def is_there(self) -> bool:
         """True if the parameter's data are the host copy or the one on the device, and not what a program put there."""

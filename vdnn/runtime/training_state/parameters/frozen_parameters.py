@@ -11,12 +11,15 @@ import weakref
 from collections.abc import Callable
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
+from vdnn.runtime.storage.source import natively_held
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.function_modes import is_innermost
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
+from vdnn.runtime.training_state.interrupts import interrupts_wait
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
 from vdnn.runtime.training_state.parameters.chosen import choose_frozen
 from vdnn.runtime.training_state.parameters.mapped_memory import MappedBlock, MappedFiles
@@ -29,6 +32,7 @@ from vdnn.user_warnings import warn
 
 TransportFor = Callable[[torch.device], Transport | None]
 _SHOWN = 3
+_HELD_BY_US = 2  # by the host tensor, and by the Python object that is asked
 _managed: dict[int, weakref.ref[FrozenParameters]] = {}  # by id of the parameter, which its manager holds
 
 
@@ -55,7 +59,8 @@ class FrozenParameters:
         if self._entries > 1:
             return
         try:
-            self._take_out(transport_for, saves, min_bytes)
+            with interrupts_wait():
+                self._take_out(transport_for, saves, min_bytes)
         except BaseException:
             self.leave()
             raise
@@ -65,20 +70,20 @@ class FrozenParameters:
         self._entries -= 1
         if self._entries:
             return
-        self._stop_looking()
-        self._stack.close()
-        refused_bytes = 0
-        try:
-            if self._streaming is not None:
-                self._streaming.begin()
-        finally:
-            for one in list(self._away.values()):
-                refused_bytes += self._return(one)
+        with interrupts_wait():
+            refused_bytes = self._return_all()
         if refused_bytes:
             warn(
                 f"{format_bytes(refused_bytes)} of the model's frozen parameters stay on the host, because the device "
                 "has no room for them. Use the model inside of a session, or move it with .to()."
             )
+
+    def _return_all(self) -> int:
+        self._stop_looking()
+        self._stack.close()
+        if self._streaming is not None:
+            self._streaming.begin()
+        return sum([self._return(one) for one in list(self._away.values())])
 
     def lines(self) -> list[str]:
         """The lines of the report."""
@@ -192,7 +197,7 @@ class FrozenParameters:
             if is_there and away.home is not None:
                 try:
                     away.parameter.data = self._copied_back(away)
-                except torch.OutOfMemoryError:
+                except (torch.OutOfMemoryError, VdnnError):
                     refused_bytes = away.nbytes
                     away.parameter.data = away.host.tensor.clone()
             elif is_there and not away.is_mapped:
@@ -203,7 +208,7 @@ class FrozenParameters:
         _managed.pop(id(away.parameter), None)
         if not away.is_mapped:
             away.copies.transport.state_bytes -= away.nbytes
-            away.host.outlive_the_memory()
+            _outlive_the_memory(away.host.tensor)
         return refused_bytes
 
     def _copied_back(self, away: AwayParameter) -> torch.Tensor:
@@ -217,6 +222,14 @@ class FrozenParameters:
         if self._mode is not None and is_innermost(self._mode):
             mode, self._mode = self._mode, None
             mode.__exit__(None, None, None)
+
+
+def _outlive_the_memory(host: torch.Tensor) -> None:
+    """Moves what others hold of a host copy, such as a state_dict, to shared memory: the pinned memory ends with the
+    session. share_memory_() is what moves the bytes of a storage in place, for all of its views."""
+    storage = host.untyped_storage()
+    if not isinstance(host, FakeTensor) and natively_held(storage._cdata) > _HELD_BY_US:
+        storage.share_memory_()
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:

@@ -108,14 +108,14 @@ class Streaming:
             return
         away.has_arrived, away.version = False, away.parameter._version
         try:
-            away.on_device = away.copies.fetch([away.host])
-        except torch.OutOfMemoryError:
+            away.on_device = away.fetched()
+        except (torch.OutOfMemoryError, MemoryError):
             if is_ahead:
                 return
             for one in list(self._fetched.values()):
                 if not one.users and one is not away:
                     self.drop(one)
-            away.on_device = away.copies.fetch([away.host])
+            away.on_device = away.fetched()
         self._fetched[away.number] = away
         self.fetches.copies += 1
         self.fetches.ahead += is_ahead
