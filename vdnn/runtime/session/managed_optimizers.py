@@ -34,7 +34,7 @@ def states_of(model: object, optimizer: object, *, has_parameters: bool = False)
     if model is not None and not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
     if model is not None and optimizer is None and not has_parameters:
-        raise ValueError("model: it says whose parameters the optimizer has. Give optimizer= as well.")
+        raise ValueError("model: it says whose parameters the optimizer has. Give optimizer= as well, or parameters=.")
     optimizers = _listed(optimizer)
     if isinstance(model, torch.nn.Module):
         for one in optimizers:

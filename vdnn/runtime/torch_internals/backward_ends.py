@@ -13,5 +13,5 @@ def call_after_backward(function: Callable[[], None]) -> bool:
     """Returns False outside of a backward. If the backward raises, the function is not called."""
     if torch._C._current_graph_task_id() == _NO_GRAPH_TASK:
         return False
-    torch.autograd.Variable._execution_engine.queue_callback(function)  # type: ignore[attr-defined]
+    torch.autograd.Variable._execution_engine.queue_callback(function)
     return True

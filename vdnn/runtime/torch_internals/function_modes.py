@@ -6,4 +6,4 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 
 def is_innermost(mode: TorchFunctionMode) -> bool:
-    return _get_current_function_mode() is mode
+    return _get_current_function_mode() is mode  # type: ignore[no-untyped-call]

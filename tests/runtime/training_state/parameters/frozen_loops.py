@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import linear
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -49,7 +49,7 @@ class Tied(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = (x.abs() * 7).long() % 32
-        return F.linear(self.body(self.embedding(tokens)), self.embedding.weight)
+        return linear(self.body(self.embedding(tokens)), self.embedding.weight)
 
 
 class Twice(nn.Module):

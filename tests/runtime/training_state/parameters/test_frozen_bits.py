@@ -36,9 +36,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_training_has_the_bits_of_plain_torch(
-    model: str, loop: str, device: _C.Device, poisoned: list[int]
-) -> None:
+def test_a_training_has_the_bits_of_plain_torch(model: str, loop: str, device: _C.Device, poisoned: list[int]) -> None:
     found = train(made(model), loop, lambda one: frozen_away(device, one))
     assert same(train(made(model), loop), found)
     assert len(poisoned) >= 20

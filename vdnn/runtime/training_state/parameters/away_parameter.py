@@ -39,10 +39,13 @@ class AwayParameter:
 
     def fetched(self) -> Moving:
         """Issues the copy to the device. Mapped memory is not pinned, so its bytes pass through pinned memory, whose
-        lease ends with the copy. Blocks while pages are read from the file."""
+        lease ends with the copy. Blocks while pages are read from the file, and until that memory may be written."""
         if not self.is_mapped:
             return self.copies.fetch([self.host])
-        passing = host_tensor_for(self.host.tensor, self.copies.transport)
+        transport = self.copies.transport
+        passing = host_tensor_for(self.host.tensor, transport)
+        for event in passing.block.last_uses:
+            transport.device.synchronize(event)
         passing.tensor.copy_(self.host.tensor)
         moving = self.copies.fetch([passing])
         moving.hosts = [self.host]

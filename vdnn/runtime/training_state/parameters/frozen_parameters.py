@@ -134,7 +134,7 @@ class FrozenParameters:
         self._stack.enter_context(self._calls)
         if self._away:
             self._mode = ReadsOutside(self._calls.read)
-            self._mode.__enter__()
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _refuse_a_second_session(self, parameters: list[torch.nn.Parameter]) -> None:
         for one in parameters:
@@ -221,7 +221,7 @@ class FrozenParameters:
         """The reads outside of modules are known. A mode can only be left while no other is inside of it."""
         if self._mode is not None and is_innermost(self._mode):
             mode, self._mode = self._mode, None
-            mode.__exit__(None, None, None)
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 def _outlive_the_memory(host: torch.Tensor) -> None:
@@ -234,4 +234,3 @@ def _outlive_the_memory(host: torch.Tensor) -> None:
 
 def _is_whole(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().nbytes() == tensor.nbytes and not tensor.storage_offset()
-

@@ -85,7 +85,7 @@ class ParameterSaves:
             tensor.dtype,
             tuple(tensor.shape),
             tensor.stride(),
-            tensor.storage_offset(),
+            int(tensor.storage_offset()),
             away.parameter._version,
             forks.count,
         )

@@ -167,5 +167,3 @@ def _ordinary_tensors() -> Iterator[None]:
     """Copies outlive the context that the program is in: no tensors of inference mode, no graph, no modes."""
     with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
         yield
-
-
