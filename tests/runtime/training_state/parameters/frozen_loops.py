@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch.nn.functional import linear
 from torch import nn
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 import vdnn
@@ -156,7 +156,7 @@ def train(model: nn.Module, loop: str, inside: Inside = plain, steps: int = STEP
 
 
 def between(model: nn.Module, batch: torch.Tensor, loop: str) -> list[torch.Tensor]:
-    """What a program does between two steps."""
+    """Does what programs do between two steps, and returns what they see."""
     if loop == "evaluated":
         model.eval()
         with torch.no_grad():

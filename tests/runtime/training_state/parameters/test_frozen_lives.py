@@ -1,4 +1,4 @@
-"""Where frozen parameters are, from the begin of a session to after its end, and what a program does to them."""
+"""Frozen parameters from the begin of a session to after its end, and what a program does to them."""
 
 from __future__ import annotations
 

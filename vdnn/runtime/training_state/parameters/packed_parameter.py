@@ -1,4 +1,4 @@
-"""What autograd holds in place of a view of a managed parameter: where it is in the parameter, and its geometry."""
+"""Packs a saved view of a managed parameter: autograd holds where it is in the parameter, and its geometry."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class ParameterSaves:
         self._unpack: Unpack = lambda packed: packed
         self._on_device: dict[int, tuple[AwayParameter, weakref.ref[Streaming]]] = {}  # by address of their storage
 
-    def around(self, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
-        """The hooks to install in place of `pack` and `unpack`."""
-        self._pack, self._unpack = pack, unpack
+    def around(self, hooks: Any) -> tuple[Pack, Unpack]:
+        """The hooks to install in place of `hooks.pack` and `hooks.unpack`."""
+        self._pack, self._unpack = hooks.pack, hooks.unpack
         return self.pack, self.unpack
 
     def add(self, away: AwayParameter, streaming: Streaming) -> None:
@@ -92,6 +92,11 @@ class ParameterSaves:
 
     def unpack(self, packed: Any) -> torch.Tensor:
         return packed.unpack() if type(packed) is PackedParameter else self._unpack(packed)
+
+
+def hooks_of(hooks: Any, parameters: ParameterSaves | None) -> tuple[Pack, Unpack]:
+    """The hooks to install: `hooks.pack` and `hooks.unpack`, or those of `parameters` around them."""
+    return (hooks.pack, hooks.unpack) if parameters is None else parameters.around(hooks)
 
 
 keep_dynamo_out(ParameterSaves.pack)
