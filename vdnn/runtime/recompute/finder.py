@@ -218,6 +218,8 @@ class _Search:
         if isinstance(packed, PackedView):
             managed = packed.managed
             return managed.witness._version == managed.version and managed.native_address != self.avoided
+        if not isinstance(packed, tuple):  # a parameter that a session manages
+            return False
         tensor, version = packed
         return (
             tensor._version == version and has_plain_storage(tensor) and tensor.untyped_storage()._cdata != self.avoided

@@ -37,6 +37,7 @@ from vdnn.runtime.storage.transport import Integrity, Transport, TransportOption
 from vdnn.runtime.torch_internals.cuda_graphs import refuse_graphs_in
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.runtime.training_state.optimizer_state import OptimizerState
+from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
 from vdnn.user_warnings import warn
 
 
@@ -67,6 +68,7 @@ class EngineOptions:
     integrity: bool = False
     tolerance: float | None = None
     recheck: int = DEFAULT_ONE_IN
+    has_parameters: bool = False  # the session manages parameters
 
 
 class _Entry(NamedTuple):
@@ -90,6 +92,7 @@ class Engine:
         )
         self.tolerance = Tolerance(options.tolerance)
         self.rechecks = Rechecks(options.recheck)
+        self.parameter_saves = ParameterSaves() if options.has_parameters else None
         self.packer = Packer(
             self.policy,
             options.min_bytes,
@@ -100,6 +103,7 @@ class Engine:
             self.steps,
             self.tolerance,
             self.rechecks,
+            self.parameter_saves,
         )
         self.optimizer_states: weakref.WeakSet[OptimizerState] = weakref.WeakSet()  # that have memory here
         self._passes_cpu = False  # tensors on the CPU, which no device of this session takes

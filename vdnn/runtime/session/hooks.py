@@ -16,7 +16,7 @@ a hook restores the grad mode itself, by a native call in a `finally`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -57,6 +57,7 @@ from vdnn.runtime.torch_internals.tensor_kinds import (
     plain_part,
     transform_level,
 )
+from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves, hooks_of
 from vdnn.step.plan import Action
 
 Packed = KeptTensor | KeptSave | LightSave | PackedView | PackedShard
@@ -85,6 +86,7 @@ class Packer:
         steps: Steps,
         tolerance: Tolerance,
         rechecks: Rechecks,
+        parameters: ParameterSaves | None = None,
     ) -> None:
         self._min_bytes = max(min_bytes, 1)  # an empty tensor has nothing to move
         self.counters = counters  # of the session that is entered
@@ -98,16 +100,14 @@ class Packer:
         self.table: Table[ManagedStorage] = Table()
         self.lock = threading.RLock()  # see [Note: One hook at a time]
         planned = self._planned = None if self._watch is None else PlannedHooks(self, self._watch, readers)
-        self.pack_hook: Callable[[torch.Tensor], Any] = self.pack if planned is None else planned.gate.pack
-        self.unpack_hook: Callable[[Any], torch.Tensor] = self.unpack if planned is None else planned.gate.unpack
+        self.pack_hook, self.unpack_hook = hooks_of(self if planned is None else planned.gate, parameters)
         unpack = self.unpack_hook
         self.recipes = SessionRecipes(unpack, steps, tolerance, rechecks, readers) if steps.recomputes else None
         self.missing = Missing(self.unpack if planned is None else planned.recomputes.unpack_operand, steps, readers)
         self.storages = SavedStorages(modules, self.recipes, self.table)
         self.lookahead = self.storages.lookahead
         self.deferred = DeferredCopies()
-        self._forks = forks.count
-        self._has_cuda = torch.cuda.is_available()
+        self._forks, self._has_cuda = forks.count, torch.cuda.is_available()
 
     def watch_modules(self) -> Iterator[Any]:
         """Installs the module hooks that recipes need, and yields their handles to the session that installs this."""

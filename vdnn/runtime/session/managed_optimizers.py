@@ -1,4 +1,4 @@
-"""Checks the arguments `model` and `optimizer` of vdnn.offload, before anything has moved."""
+"""Checks the arguments `model`, `optimizer` and `parameters` of vdnn.offload, before anything has moved."""
 
 from __future__ import annotations
 
@@ -7,17 +7,34 @@ from collections.abc import Sequence
 import torch
 
 from vdnn.runtime.training_state.optimizer_state import OptimizerState, state_of
+from vdnn.runtime.training_state.parameters.frozen_parameters import FrozenParameters
 
 
-def states_of(model: object, optimizer: object) -> list[OptimizerState]:
+def frozen_of(model: object, parameters: object) -> FrozenParameters | None:
+    """The frozen parameters that a session shall manage, or None.
+
+    Raises ValueError or TypeError for wrong arguments, and VdnnError for a model that reads them where no hook is.
+    """
+    if parameters is None:
+        return None
+    if parameters != "frozen":
+        raise ValueError(f"parameters: expected 'frozen' or None, got {parameters!r}.")
+    if model is None:
+        raise ValueError("parameters: which model has them? Give model= as well.")
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
+    return FrozenParameters(model)
+
+
+def states_of(model: object, optimizer: object, *, has_parameters: bool = False) -> list[OptimizerState]:
     """The states of the optimizers that a session shall manage.
 
     Raises ValueError or TypeError for wrong arguments, and VdnnError for an optimizer that cannot step in slices.
     """
     if model is not None and not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
-    if model is not None and optimizer is None:
-        raise ValueError("model: it says whose parameters the optimizer has. Give optimizer= as well.")
+    if model is not None and optimizer is None and not has_parameters:
+        raise ValueError("model: it says whose parameters the optimizer has. Give optimizer= as well, or parameters=.")
     optimizers = _listed(optimizer)
     if isinstance(model, torch.nn.Module):
         for one in optimizers:

@@ -22,6 +22,7 @@ from vdnn.runtime.session.engine import Engine, EngineOptions, choosing, engine_
 from vdnn.runtime.session.report import session_report
 from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.runtime.training_state.optimizer_state import OptimizerState
+from vdnn.runtime.training_state.parameters.frozen_parameters import FrozenParameters
 from vdnn.step.plan import Plan
 from vdnn.step.plan_use import Followed
 from vdnn.step.recording import Recording
@@ -53,11 +54,16 @@ class Session(contextlib.ContextDecorator):
     """The context manager that vdnn.offload returns. It also works as a decorator."""
 
     def __init__(
-        self, options: EngineOptions, key: Hashable | None = None, optimizer_states: Sequence[OptimizerState] = ()
+        self,
+        options: EngineOptions,
+        key: Hashable | None = None,
+        optimizer_states: Sequence[OptimizerState] = (),
+        parameters: FrozenParameters | None = None,
     ) -> None:
         """Sessions with one key share an engine, see [Note: As one]; None shares with no other session."""
         self.counters = Counters()
         self._optimizer_states = optimizer_states
+        self._parameters = parameters
         self._options = options
         self._key = key
         self._had: Engine | None = None
@@ -88,7 +94,7 @@ class Session(contextlib.ContextDecorator):
             engine.uninstall(self)
             raise
         try:
-            self._take_optimizer_states(engine)
+            self._take_training_state(engine)
         except BaseException:
             hooks.__exit__()
             engine.uninstall(self)
@@ -107,6 +113,8 @@ class Session(contextlib.ContextDecorator):
         engine.uninstall(self)
         for state in self._optimizer_states:
             state.left()
+        if self._parameters is not None:
+            self._parameters.leave()
         if any(entry.engine is engine for entry in entered):
             engine.packer.counters = counters_before
         elif kind is None:
@@ -116,13 +124,15 @@ class Session(contextlib.ContextDecorator):
         if entered:
             entered[-1].engine.resumed()
 
-    def _take_optimizer_states(self, engine: Engine) -> None:
-        """Manages the state of the session's optimizers, all or none."""
+    def _take_training_state(self, engine: Engine) -> None:
+        """Manages the state of the session's optimizers and the parameters of its model, all or none."""
         with contextlib.ExitStack() as managed:
             for state in self._optimizer_states:
                 state.managed_by(self, engine.transport_for, self._options.min_bytes)
                 managed.callback(state.left)
                 engine.optimizer_states.add(state)
+            if self._parameters is not None and engine.parameter_saves is not None:
+                self._parameters.enter(engine.transport_for, engine.parameter_saves, self._options.min_bytes)
             managed.pop_all()
 
     def close(self) -> None:
@@ -199,6 +209,8 @@ class Session(contextlib.ContextDecorator):
         recipe_lines = engine.tolerance.lines() + engine.rechecks.lines()
         for state in self._optimizer_states:
             recipe_lines += state.moved.lines(state.name)
+        if self._parameters is not None:
+            recipe_lines += self._parameters.lines()
         return session_report(self._asked_for(), self.counters, engine.transports.opened(), engine.steps, recipe_lines)
 
     def _asked_for(self) -> str:

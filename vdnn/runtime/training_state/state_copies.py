@@ -84,6 +84,18 @@ class StateCopies:
             self._stall(moving.stream, moving.complete)
         self._note(moving, _C.Access.WRITE, "step of the optimizer")
 
+    def arrive_to_be_read(self, moving: Moving, label: str) -> None:
+        """The same for tensors that are only read. The wait is not timed."""
+        with span("wait for state"):
+            self._order(moving.stream, moving.complete)
+        self._note(moving, _C.Access.READ, label)
+
+    def drop(self, moving: Moving, label: str) -> None:
+        """Releases tensors that were fetched and only read, now or in a part of `label`."""
+        self._order(moving.stream, moving.complete)
+        self._note(moving, _C.Access.READ, label)
+        self._release(moving)
+
     # To the host.
 
     def leave(self, tensors: list[torch.Tensor], hosts: list[HostTensor]) -> bool:

@@ -66,10 +66,10 @@ def _is_whole(tensor: torch.Tensor, device: torch.device) -> bool:
         return False
     nbytes = tensor.untyped_storage().nbytes()
     is_exact = nbytes == tensor.numel() * tensor.element_size() and not tensor.storage_offset()
-    return nbytes > 0 and is_exact and _is_dense(tensor)
+    return nbytes > 0 and is_exact and is_dense(tensor)
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
     """True if no two elements overlap and none lie apart, in whatever order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):

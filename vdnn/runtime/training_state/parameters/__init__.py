@@ -1,0 +1,1 @@
+"""Parameters on the host: fetched ahead of their module and ahead of their use in backward, dropped after."""

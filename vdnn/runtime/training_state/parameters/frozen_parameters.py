@@ -1,0 +1,236 @@
+"""Keeps the frozen parameters of one model on the host while a session manages it.
+
+Entering copies to pinned memory what is on the device; parameters in mapped files are used where they are. Leaving
+returns what was on the device. What cannot leave stays on the device and is named in the report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from vdnn.bytesize import format_bytes
+from vdnn.errors import VdnnError
+from vdnn.runtime.storage.source import natively_held
+from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.function_modes import is_innermost
+from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
+from vdnn.runtime.training_state.interrupts import interrupts_wait
+from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
+from vdnn.runtime.training_state.parameters.chosen import choose_frozen
+from vdnn.runtime.training_state.parameters.mapped_memory import MappedBlock, MappedFiles
+from vdnn.runtime.training_state.parameters.module_calls import ModuleCalls
+from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
+from vdnn.runtime.training_state.parameters.reads_outside import ReadsOutside
+from vdnn.runtime.training_state.parameters.streaming import Streaming
+from vdnn.runtime.training_state.state_copies import StateCopies
+from vdnn.user_warnings import warn
+
+TransportFor = Callable[[torch.device], Transport | None]
+_SHOWN = 3
+_HELD_BY_US = 2  # by the host tensor, and by the Python object that is asked
+_managed: dict[int, weakref.ref[FrozenParameters]] = {}  # by id of the parameter, which its manager holds
+
+
+class FrozenParameters:
+    """The frozen parameters of `model`, managed by one session."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._stay: dict[str, str] = {}
+        self._away: dict[int, AwayParameter] = {}  # by id of the parameter
+        self._streaming: Streaming | None = None
+        self._entries = 0
+        self._host_bytes = self._mapped_bytes = 0
+        self._stack = contextlib.ExitStack()
+        self._mode: ReadsOutside | None = None
+        self._calls: ModuleCalls | None = None
+        choose_frozen(model, 1)  # refuses what cannot be managed
+
+    # Sessions.
+
+    def enter(self, transport_for: TransportFor, saves: ParameterSaves, min_bytes: int) -> None:
+        """Copies the parameters to the host, and watches the calls of modules. Blocks while memory is pinned."""
+        self._entries += 1
+        if self._entries > 1:
+            return
+        try:
+            with interrupts_wait():
+                self._take_out(transport_for, saves, min_bytes)
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Returns the parameters to the device. What it refuses stays on the host, in memory that is not pinned."""
+        self._entries -= 1
+        if self._entries:
+            return
+        with interrupts_wait():
+            refused_bytes = self._return_all()
+        if refused_bytes:
+            warn(
+                f"{format_bytes(refused_bytes)} of the model's frozen parameters stay on the host, because the device "
+                "has no room for them. Use the model inside of a session, or move it with .to()."
+            )
+
+    def _return_all(self) -> int:
+        self._stop_looking()
+        self._stack.close()
+        if self._streaming is not None:
+            self._streaming.begin()
+        return sum([self._return(one) for one in list(self._away.values())])
+
+    def lines(self) -> list[str]:
+        """The lines of the report."""
+        if self._streaming is None:
+            return []
+        fetches = self._streaming.fetches
+        mapped = f", {format_bytes(self._mapped_bytes)} of it in mapped files" if self._mapped_bytes else ""
+        lines = [
+            f"  frozen parameters: {format_bytes(self._host_bytes)} on the host{mapped}; {fetches.copies} copies of "
+            f"{format_bytes(fetches.nbytes)} to the device, {fetches.ahead} ahead of their use"
+        ]
+        if self._calls is not None:
+            lines += self._calls.lines()
+        shown = list(self._stay.items())[:_SHOWN]
+        lines += [f"  parameter {name} stays on the device: {reason}" for name, reason in shown]
+        if len(self._stay) > _SHOWN:
+            lines.append(f"  {len(self._stay) - _SHOWN} more parameters stay on the device")
+        return lines
+
+    # Out and back.
+
+    def _take_out(self, transport_for: TransportFor, saves: ParameterSaves, min_bytes: int) -> None:
+        chosen = choose_frozen(self._model, min_bytes)
+        self._refuse_a_second_session([parameter for _, _, parameter in chosen.leave])
+        self._stay = chosen.stay
+        self._host_bytes = self._mapped_bytes = 0
+        devices = {one.device for one in self._model.parameters() if one.device.type != "cpu"}
+        copies: dict[torch.device, StateCopies] = {}
+        mapped = MappedFiles()
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            for name, owner, parameter in chosen.leave:
+                target = parameter.device
+                if target.type == "cpu" and len(devices) == 1:
+                    (target,) = devices
+                transport = transport_for(target)
+                if transport is None:
+                    self._stay[name] = "the session has no copies for its device"
+                    continue
+                one = copies.setdefault(target, StateCopies(transport))
+                self._take_one_out(name, owner, parameter, one, is_mapped=parameter.data in mapped)
+        window_bytes = min((one.window_bytes for one in copies.values()), default=0)
+        fetches = None if self._streaming is None else self._streaming.fetches
+        self._streaming = Streaming(saves, window_bytes)
+        if fetches is not None:
+            self._streaming.fetches = fetches
+        self._streaming.manage(self._away.values())
+        self._calls = ModuleCalls(self._away, self._streaming, self._let_stay, self._stop_looking)
+        self._stack.enter_context(self._calls)
+        if self._away:
+            self._mode = ReadsOutside(self._calls.read)
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def _refuse_a_second_session(self, parameters: list[torch.nn.Parameter]) -> None:
+        for one in parameters:
+            known = _managed.get(id(one))
+            other = None if known is None else known()
+            if other is not None and other is not self and id(one) in other._away:
+                raise VdnnError(
+                    "parameters of this model are managed by another session, which has not been left. One session "
+                    "manages the parameters of a model at a time: give parameters= to one of them."
+                )
+
+    def _take_one_out(
+        self, name: str, owner: int, parameter: torch.nn.Parameter, copies: StateCopies, *, is_mapped: bool
+    ) -> None:
+        transport, home = copies.transport, parameter.device
+        if not torch._has_compatible_shallow_copy_type(parameter, torch.empty(0)):
+            # As for Module.to(): CUDA's tensors can take the place of the CPU's, those of an extension cannot.
+            self._stay[name] = f"torch cannot put a tensor of the CPU in the place of one of {home.type!r}"
+            return
+        if is_mapped:
+            data = parameter.data
+            host = HostTensor(data, MappedBlock(data.data_ptr(), data.nbytes), transport)  # type: ignore[arg-type]
+        else:
+            whole = parameter.data if _is_whole(parameter.data) else parameter.data.clone()
+            try:
+                host = host_tensor_for(whole, transport)
+            except (VdnnError, MemoryError):
+                self._stay[name] = "memory of the host was refused"
+                return
+            if home.type == "cpu" and transport.torch_device.type != "cpu":
+                host.tensor.copy_(whole)
+            elif not copies.leave([whole], [host]):
+                self._stay[name] = "its copy to the host was refused"
+                return
+            else:
+                copies.finish()
+            transport.state_bytes += host.nbytes
+        is_at_home = not is_mapped and (home.type != "cpu" or transport.torch_device.type == "cpu")
+        away = AwayParameter(
+            name, len(self._away), owner, parameter, host, copies, is_mapped, home if is_at_home else None
+        )
+        self._away[id(parameter)] = away
+        _managed[id(parameter)] = weakref.ref(self)
+        self._host_bytes += host.nbytes
+        self._mapped_bytes += host.nbytes if is_mapped else 0
+        parameter.data = host.tensor
+
+    def _let_stay(self, away: AwayParameter, reason: str) -> None:
+        """`away` returns to the device, or stays where the program moved it."""
+        self._stay[away.name] = reason
+        self._return(away)
+
+    def _return(self, away: AwayParameter) -> int:
+        """Ends the management of one parameter. Returns the bytes that the device refused."""
+        streaming, refused_bytes = self._streaming, 0
+        with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
+            is_there = away.is_there()
+            if streaming is not None and away.on_device is not None:
+                streaming.drop(away)
+            if is_there and away.home is not None:
+                try:
+                    away.parameter.data = self._copied_back(away)
+                except (torch.OutOfMemoryError, VdnnError):
+                    refused_bytes = away.nbytes
+                    away.parameter.data = away.host.tensor.clone()
+            elif is_there and not away.is_mapped:
+                away.parameter.data = away.host.tensor.clone()
+        if streaming is not None:
+            streaming.forget(away)
+        del self._away[id(away.parameter)]
+        _managed.pop(id(away.parameter), None)
+        if not away.is_mapped:
+            away.copies.transport.state_bytes -= away.nbytes
+            _outlive_the_memory(away.host.tensor)
+        return refused_bytes
+
+    def _copied_back(self, away: AwayParameter) -> torch.Tensor:
+        """A copy on the device that is complete, or ordered before what the current stream does next."""
+        moving = away.copies.fetch([away.host])
+        away.copies.arrive_to_be_read(moving, "parameter returned")
+        return moving.tensors[0]
+
+    def _stop_looking(self) -> None:
+        """The reads outside of modules are known. A mode can only be left while no other is inside of it."""
+        if self._mode is not None and is_innermost(self._mode):
+            mode, self._mode = self._mode, None
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+
+def _outlive_the_memory(host: torch.Tensor) -> None:
+    """Moves what others hold of a host copy, such as a state_dict, to shared memory: the pinned memory ends with the
+    session. share_memory_() is what moves the bytes of a storage in place, for all of its views."""
+    storage = host.untyped_storage()
+    if not isinstance(host, FakeTensor) and natively_held(storage._cdata) > _HELD_BY_US:
+        storage.share_memory_()
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() == tensor.nbytes and not tensor.storage_offset()

@@ -1,0 +1,193 @@
+"""Follows the calls of modules: brings their frozen parameters before a call, and drops them after it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from vdnn.errors import VdnnError
+from vdnn.runtime.torch_internals import forks
+from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
+from vdnn.runtime.training_state.parameters.streaming import Streaming
+
+_BACKWARD = "backward"
+_NO_GRAPH_TASK = -1
+_LOOKED_AT = 2  # calls of one model in which reads outside of modules are looked for
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call of a module that runs, and the parameters that it brought."""
+
+    module: torch.nn.Module
+    used: list[AwayParameter] = field(default_factory=list)
+
+
+class _Calls(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[_Call] = []
+
+
+class ModuleCalls:
+    """While entered, follows the calls of all modules. `away` are the managed parameters, by id.
+
+    `let_stay(parameter, reason)` ends the management of one. `looked` is called once reads outside are known.
+    """
+
+    def __init__(
+        self,
+        away: dict[int, AwayParameter],
+        streaming: Streaming,
+        let_stay: Callable[[AwayParameter, str], None],
+        looked: Callable[[], None],
+    ) -> None:
+        self._away = away
+        self._streaming = streaming
+        self._let_stay = let_stay
+        self._looked = looked
+        self._calls = _Calls()
+        self._running = 0  # outermost calls, on all threads
+        self._read_in: weakref.WeakKeyDictionary[torch.nn.Module, list[AwayParameter]] = weakref.WeakKeyDictionary()
+        self._called: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+        self._handles: list[Any] = []
+        self._forks = forks.count
+
+    def __enter__(self) -> ModuleCalls:
+        hooks = torch.nn.modules.module
+        self._handles = [
+            hooks.register_module_forward_pre_hook(self._before),
+            hooks.register_module_forward_hook(self._after, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def lines(self) -> list[str]:
+        names = sorted({one.name for read in self._read_in.values() for one in read})
+        return [f"  parameter {name} is read outside of its module, and stays while its reader runs" for name in names]
+
+    # Hooks.
+
+    def _before(self, module: torch.nn.Module, args: object) -> None:
+        if torch.compiler.is_compiling() or forks.count != self._forks or not self._away:
+            return
+        stack = self._calls.stack
+        if stack and stack[0].module is module and not _is_in_backward():
+            stack.clear()  # Ctrl-C: torch calls no hooks behind it
+            self._running = 0
+        if not stack:
+            self._begin(module)
+        call = _Call(module)
+        stack.append(call)
+        wanted = [self._away[id(one)] for one in module._parameters.values() if id(one) in self._away]
+        wanted += self._read_in.get(module, ())
+        if wanted:
+            self._bring(wanted, call)
+
+    def _begin(self, module: torch.nn.Module) -> None:
+        if not self._running and not _is_in_backward():
+            self._streaming.begin()
+        self._running += 1
+        called = self._called.get(module, 0)
+        if called >= _LOOKED_AT:
+            self._looked()
+        self._called[module] = called + 1
+
+    def _after(self, module: torch.nn.Module, args: object, output: object) -> None:
+        if torch.compiler.is_compiling() or forks.count != self._forks:
+            return
+        stack = self._calls.stack
+        if all(call.module is not module for call in stack):
+            return
+        while True:  # an exception may have skipped the exits of inner modules
+            call = stack.pop()
+            self._leave(call)
+            if call.module is module:
+                break
+        if not stack:
+            self._running = max(0, self._running - 1)
+            if not self._running and not _is_in_backward():
+                self._streaming.drop_unused()
+
+    # Parameters.
+
+    def read(self, tensor: torch.Tensor, is_written: bool) -> None:
+        """A function is called with this parameter."""
+        away = self._away.get(id(tensor))
+        stack = self._calls.stack
+        if away is None or not stack:
+            return  # between calls it is read where it is
+        with torch._C.DisableTorchFunction():
+            if is_written:
+                self._give_back(away, "it is written to, or its data are taken, while a module runs")
+            elif not away.users:
+                call = stack[-1]
+                self._read_in.setdefault(call.module, []).append(away)
+                self._bring([away], call)
+
+    def _bring(self, wanted: list[AwayParameter], call: _Call) -> None:
+        with torch._C.DisableTorchFunction():
+            for one in list(wanted):
+                if one.parameter.requires_grad:
+                    self._give_back(one, "it was frozen as the session began, and is trained now")
+                    wanted.remove(one)
+                elif not one.is_there():
+                    self._refuse(one)
+            if not wanted:
+                return
+            with self._streaming.lock:
+                self._streaming.use(wanted, self._phase())
+                for one in wanted:
+                    one.users += 1
+                    call.used.append(one)
+                    moving = one.on_device
+                    if one.users == 1 and moving is not None:
+                        one.version = one.parameter._version
+                        with torch.inference_mode(False):
+                            one.parameter.data = moving.tensors[0]
+
+    def _leave(self, call: _Call) -> None:
+        with self._streaming.lock, torch._C.DisableTorchFunction():
+            for one in call.used:
+                one.users = max(0, one.users - 1)
+                if one.users or id(one.parameter) not in self._away:
+                    continue
+                if one.parameter._version != one.version:
+                    self._give_back(one, "it is written to while its module runs")
+                elif one.is_there():
+                    with torch.inference_mode(False):
+                        one.parameter.data = one.host.tensor
+
+    def _give_back(self, away: AwayParameter, reason: str) -> None:
+        for read in self._read_in.values():
+            if away in read:
+                read.remove(away)
+        moving = away.on_device
+        if moving is not None and away.users and away.parameter._version != away.version:
+            away.host.tensor.copy_(moving.tensors[0])  # the only copy of what was written
+        away.users = 0
+        self._let_stay(away, reason)
+
+    def _refuse(self, away: AwayParameter) -> None:
+        raise VdnnError(
+            f"parameter {away.name} was moved or replaced by .data, .to() or another conversion while a session with "
+            "parameters= manages it. Convert the model before the session, or after it."
+        )
+
+    def _phase(self) -> Hashable:
+        if _is_in_backward():
+            return _BACKWARD
+        root = self._calls.stack[0].module
+        return id(root), root.training
+
+
+def _is_in_backward() -> bool:
+    return torch._C._current_graph_task_id() != _NO_GRAPH_TASK

@@ -1,0 +1,103 @@
+"""Packs a saved view of a managed parameter: autograd holds where it is in the parameter, and its geometry."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vdnn.runtime.torch_internals import forks
+from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out
+from vdnn.runtime.torch_internals.tensor_kinds import outside_of_transforms
+from vdnn.runtime.torch_internals.version_counter import raise_modified
+from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
+
+if TYPE_CHECKING:
+    from vdnn.runtime.training_state.parameters.streaming import Streaming
+
+Pack = Callable[[torch.Tensor], Any]
+Unpack = Callable[[Any], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedParameter:
+    """A view of `away`, saved at `version` of the parameter."""
+
+    away: AwayParameter
+    streaming: Streaming
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    version: int
+    forks: int
+
+    def unpack(self) -> torch.Tensor:
+        """Blocks no longer than it takes to issue a copy. The tensor may be used on the current stream."""
+        found = self.away.parameter._version
+        if found != self.version:
+            raise_modified(self.away.parameter.type(), self.size, found, self.version)
+        with torch.no_grad(), outside_of_transforms():
+            # A forked child has no device; it reads the host copy.
+            whole = self.streaming.use_saved(self.away) if forks.count == self.forks else self.away.host.tensor
+            part = whole if whole.dtype is self.dtype else whole.view(self.dtype)
+            return part.as_strided(self.size, self.stride, part.storage_offset() + self.offset)
+
+
+class ParameterSaves:
+    """The hooks of an engine whose sessions manage parameters: views of these are packed here, other saves by the hooks
+    that were there."""
+
+    def __init__(self) -> None:
+        self._pack: Pack = lambda tensor: tensor
+        self._unpack: Unpack = lambda packed: packed
+        self._on_device: dict[int, tuple[AwayParameter, weakref.ref[Streaming]]] = {}  # by address of their storage
+
+    def around(self, hooks: Any) -> tuple[Pack, Unpack]:
+        """The hooks to install in place of `hooks.pack` and `hooks.unpack`."""
+        self._pack, self._unpack = hooks.pack, hooks.unpack
+        return self.pack, self.unpack
+
+    def add(self, away: AwayParameter, streaming: Streaming) -> None:
+        self._on_device[away.native_address] = (away, weakref.ref(streaming))
+
+    def remove(self, away: AwayParameter) -> None:
+        if self._on_device.get(away.native_address, (None,))[0] is away:
+            del self._on_device[away.native_address]
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        if not self._on_device:
+            return self._pack(tensor)
+        try:
+            found = self._on_device.get(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):  # a tensor without storage: sparse, or wrapped by torch.func
+            found = None
+        streaming = None if found is None else found[1]()
+        if found is None or streaming is None or tensor.is_conj() or tensor.is_neg():
+            return self._pack(tensor)
+        away = found[0]
+        return PackedParameter(
+            away,
+            streaming,
+            tensor.dtype,
+            tuple(tensor.shape),
+            tensor.stride(),
+            int(tensor.storage_offset()),
+            away.parameter._version,
+            forks.count,
+        )
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        return packed.unpack() if type(packed) is PackedParameter else self._unpack(packed)
+
+
+def hooks_of(hooks: Any, parameters: ParameterSaves | None) -> tuple[Pack, Unpack]:
+    """The hooks to install: `hooks.pack` and `hooks.unpack`, or those of `parameters` around them."""
+    return (hooks.pack, hooks.unpack) if parameters is None else parameters.around(hooks)
+
+
+keep_dynamo_out(ParameterSaves.pack)
+keep_dynamo_out(ParameterSaves.unpack)

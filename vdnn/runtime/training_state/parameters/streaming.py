@@ -1,0 +1,169 @@
+"""Brings managed parameters to the device ahead of their uses, and drops them after.
+
+A copy on the device is dropped as soon as another module's parameters are used and no running module has it; all of
+them are dropped when the outermost module call ends, when a backward ends, and before the next call begins. So between
+these every parameter is on the host, and a program that writes to it there is read by the next use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from vdnn.runtime.torch_internals.backward_ends import call_after_backward
+from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
+from vdnn.runtime.training_state.parameters.order import UseOrder
+from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
+
+_BACKWARD = "backward"
+
+
+@dataclass(slots=True)
+class Fetches:
+    """Counts for the report."""
+
+    copies: int = 0
+    ahead: int = 0
+    nbytes: int = 0
+
+
+class Streaming:
+    """The copies on the device of the parameters of one session. Its methods run on any thread."""
+
+    def __init__(self, saves: ParameterSaves, window_bytes: int) -> None:
+        self.fetches = Fetches()
+        self.lock = threading.RLock()
+        self._saves = saves
+        self._window_bytes = window_bytes
+        self._order = UseOrder()
+        self._fetched: dict[int, AwayParameter] = {}  # by number: those with a copy on the device, or on its way
+        self._known: dict[int, AwayParameter] = {}  # by number
+        self._backward_ends = False  # a backward runs that calls `drop_unused` at its end
+
+    def manage(self, parameters: Iterable[AwayParameter]) -> None:
+        self._known = {one.number: one for one in parameters}
+
+    def forget(self, away: AwayParameter) -> None:
+        """`away` is managed no longer. Its copy on the device stays with those who hold it."""
+        self._known.pop(away.number, None)
+        self._fetched.pop(away.number, None)
+        self._saves.remove(away)
+
+    # Uses.
+
+    def use(self, parameters: list[AwayParameter], phase: Hashable) -> None:
+        """The current stream may use the copies of `parameters` from now on. Their data are still on the host."""
+        with self.lock, _ordinary_tensors():
+            used = {one.number for one in parameters}
+            owners = {one.owner for one in parameters}
+            for one in list(self._fetched.values()):
+                is_wanted = one.number in used or not one.has_arrived or one.owner in owners
+                if not one.users and not is_wanted:
+                    self.drop(one)
+            for one in parameters:
+                self._fetch(one, is_ahead=False)
+                self._arrive(one)
+                self._order.used(phase, one.number)
+            self._fetch_ahead()
+
+    def use_saved(self, away: AwayParameter) -> torch.Tensor:
+        """The copy on the device of a parameter that a backward uses."""
+        with self.lock:
+            if away.number not in self._known:
+                return away.parameter.data  # it went back to the device
+            if not self._backward_ends:
+                self._backward_ends = call_after_backward(self._backward_ended)
+            self.use([away], _BACKWARD)
+            moving = away.on_device
+            return away.parameter.data if moving is None else moving.tensors[0]
+
+    def _backward_ended(self) -> None:
+        with self.lock:
+            self._backward_ends = False
+            self.drop_unused()
+
+    def begin(self) -> None:
+        """Nothing runs: whatever is still on the device is dropped, such as after an exception."""
+        with self.lock:
+            self._backward_ends = False
+            for one in list(self._fetched.values()):
+                one.users = 0
+            self.drop_unused()
+
+    def drop_unused(self) -> None:
+        with self.lock:
+            for one in list(self._fetched.values()):
+                if not one.users:
+                    self.drop(one)
+            self._order.begin(None)
+
+    # Copies.
+
+    def _fetch(self, away: AwayParameter, *, is_ahead: bool) -> None:
+        if away.on_device is not None:
+            return
+        away.has_arrived, away.version = False, away.parameter._version
+        try:
+            away.on_device = away.fetched()
+        except (torch.OutOfMemoryError, MemoryError):
+            if is_ahead:
+                return
+            for one in list(self._fetched.values()):
+                if not one.users and one is not away:
+                    self.drop(one)
+            away.on_device = away.fetched()
+        self._fetched[away.number] = away
+        self.fetches.copies += 1
+        self.fetches.ahead += is_ahead
+        self.fetches.nbytes += away.nbytes
+
+    def _arrive(self, away: AwayParameter) -> None:
+        moving = away.on_device
+        if moving is None or away.has_arrived:
+            return
+        away.copies.arrive_to_be_read(moving, "parameter")
+        away.has_arrived = True
+        away.native_address = moving.tensors[0].untyped_storage()._cdata
+        self._saves.add(away, self)
+
+    def _fetch_ahead(self) -> None:
+        waiting = [one for one in self._fetched.values() if not one.has_arrived]
+        ahead_bytes = sum(one.nbytes for one in waiting)
+        expected: set[int] = set()
+        for number in self._order.predicted():
+            one = self._known.get(number)
+            if one is None or number in expected:
+                break
+            expected.add(number)
+            if one.on_device is not None:
+                continue
+            if ahead_bytes and ahead_bytes + one.nbytes > self._window_bytes:
+                break
+            ahead_bytes += one.nbytes
+            self._fetch(one, is_ahead=True)
+        for one in waiting:
+            if one.number not in expected:  # the order is another one now
+                self.drop(one)
+
+    def drop(self, away: AwayParameter) -> None:
+        """Releases the copy on the device. Its memory is not reused before the copy and all issued uses are over."""
+        with self.lock, torch._C.DisableTorchFunction():
+            moving = away.on_device
+            self._fetched.pop(away.number, None)
+            self._saves.remove(away)
+            away.on_device = None
+            if moving is None:
+                return
+            away.parameter.data = away.host.tensor
+            away.copies.drop(moving, "parameter")
+
+
+@contextlib.contextmanager
+def _ordinary_tensors() -> Iterator[None]:
+    """Copies outlive the context that the program is in: no tensors of inference mode, no graph, no modes."""
+    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
+        yield
