@@ -39,9 +39,7 @@ def test_the_parameters_that_are_stepped_are_those_that_get_gradients_accelerate
     with manage(training.optimizer):
         one_step(training)
         listed = training.optimizer.param_groups[0]["params"]
-        for (parameter, address, values), ours, theirs in zip(
-            before, training.model.parameters(), listed, strict=True
-        ):
+        for (parameter, address, values), ours, theirs in zip(before, training.model.parameters(), listed, strict=True):
             assert parameter is ours is theirs
             assert parameter.data_ptr() == address
             assert not torch.equal(parameter, values)

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from vdnn.errors import CombinationError
+from vdnn.runtime.torch_internals.local_shards import has_fsdp_cpu_offload
 from vdnn.runtime.training_state.optimizer_state import OptimizerState, state_of
+from vdnn.runtime.training_state.refusals import FSDP_OFFLOADS
 
 
 def states_of(model: object, optimizer: object) -> list[OptimizerState]:
@@ -20,6 +23,8 @@ def states_of(model: object, optimizer: object) -> list[OptimizerState]:
         raise ValueError("model: it says whose parameters the optimizer has. Give optimizer= as well.")
     optimizers = _listed(optimizer)
     if isinstance(model, torch.nn.Module):
+        if has_fsdp_cpu_offload(model):
+            raise CombinationError(**FSDP_OFFLOADS)
         for one in optimizers:
             _require_parameters_of(model, one)
     return [state_of(one) for one in optimizers]

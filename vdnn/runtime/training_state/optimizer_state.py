@@ -19,6 +19,7 @@ from vdnn.errors import VdnnError
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.optimizer_steps import replace_step
+from vdnn.runtime.torch_internals.tensor_kinds import plain_part
 from vdnn.runtime.training_state.copied_optimizer import copied_to_device, copy_of
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
@@ -169,7 +170,8 @@ class OptimizerState:
             if optimizer.state.get(parameter):
                 return bytes_of(place.tensor for place in self._at_host(optimizer, parameter))
             # The state that the first step makes is usually one or two tensors of the parameter's size.
-            nbytes = parameter.numel() * parameter.element_size()
+            local = plain_part(parameter)
+            nbytes = 0 if local is None else local.nbytes
             return 2 * nbytes if nbytes >= self._min_bytes else 0
 
         return slices_of(optimizer.param_groups, moving_bytes, self.slice_bytes())
