@@ -54,6 +54,9 @@ class OffloadArguments:
     vdnn_offload_optimizer: bool = field(
         default=False, metadata={"help": "the state of the trainer's optimizers lives on the host between steps"}
     )
+    vdnn_optimizer_on: str = field(
+        default="device", metadata={"help": "where an offloaded optimizer steps: device, or cpu, with other last bits"}
+    )
     vdnn_offload_window: Optional[str] = field(  # noqa: UP045
         default=None,
         metadata={"help": "limit of copies to the host in flight; default: 256MiB or an eighth of the budget"},

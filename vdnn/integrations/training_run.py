@@ -36,6 +36,9 @@ class TrainingRun:
             self._options, self._offloads_optimizer = options, options.pop("offload_optimizer", False)
         if not isinstance(self._offloads_optimizer, bool):
             raise TypeError(f"offload_optimizer: expected True or False, got {self._offloads_optimizer!r}.")
+        self._optimizer_on = self._options.pop("optimizer_on", "device")
+        if self._optimizer_on != "device" and not self._offloads_optimizer:
+            raise ValueError("optimizer_on: it says where the optimizer steps. Give offload_optimizer=True as well.")
         offload(**self._options)  # raises for a wrong option now, not when training begins
         self._entered: Session | TogetherSession | None = None
         self._last: Session | None = None
@@ -48,6 +51,9 @@ class TrainingRun:
 
     def look_into(self, model: torch.nn.Module) -> None:
         """Raises before training for a model that a session would refuse at its first call."""
+        self._optimizer_on = self._options.pop("optimizer_on", "device")
+        if self._optimizer_on != "device" and not self._offloads_optimizer:
+            raise ValueError("optimizer_on: it says where the optimizer steps. Give offload_optimizer=True as well.")
         offload(**self._options).look_into(model)
 
     def begin(self, device: torch.device, optimizers: Sequence[Any]) -> None:
@@ -61,7 +67,10 @@ class TrainingRun:
                 way_out="Train on a GPU, or pass device='sim' to try vdnn on the CPU",
             )
         make = offload_together if self._has_ranks_to_agree() else offload
-        entered = make(**self._options, optimizer=list(optimizers) if self._offloads_optimizer else None)
+        managed: dict[str, Any] = {}
+        if self._offloads_optimizer:
+            managed = {"optimizer": list(optimizers), "optimizer_on": self._optimizer_on}
+        entered = make(**self._options, **managed)
         entered.__enter__()
         self._entered = entered
 

@@ -53,11 +53,17 @@ class Session(contextlib.ContextDecorator):
     """The context manager that vdnn.offload returns. It also works as a decorator."""
 
     def __init__(
-        self, options: EngineOptions, key: Hashable | None = None, optimizer_states: Sequence[OptimizerState] = ()
+        self,
+        options: EngineOptions,
+        key: Hashable | None = None,
+        optimizer_states: Sequence[OptimizerState] = (),
+        *,
+        steps_on_cpu: bool = False,
     ) -> None:
         """Sessions with one key share an engine, see [Note: As one]; None shares with no other session."""
         self.counters = Counters()
         self._optimizer_states = optimizer_states
+        self._steps_on_cpu = steps_on_cpu
         self._options = options
         self._key = key
         self._had: Engine | None = None
@@ -120,7 +126,7 @@ class Session(contextlib.ContextDecorator):
         """Manages the state of the session's optimizers, all or none."""
         with contextlib.ExitStack() as managed:
             for state in self._optimizer_states:
-                state.managed_by(self, engine.transport_for, self._options.min_bytes)
+                state.managed_by(self, engine.transport_for, self._options.min_bytes, on_cpu=self._steps_on_cpu)
                 managed.callback(state.left)
                 engine.optimizer_states.add(state)
             managed.pop_all()

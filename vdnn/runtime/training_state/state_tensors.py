@@ -57,7 +57,7 @@ def movable(parameter: torch.Tensor, state: object, min_bytes: int) -> list[Plac
     local = plain_part(parameter)
     if local is None:
         return []
-    found = [place for place in places_in(state) if _is_whole(place.tensor, parameter.device)]
+    found = [place for place in places_in(state) if is_whole(place.tensor, parameter.device)]
     tensors = [place.tensor for place in found] + [local]
     gradient = None if parameter.grad is None else plain_part(parameter.grad)
     tensors += [] if gradient is None else [gradient]
@@ -69,7 +69,7 @@ def movable(parameter: torch.Tensor, state: object, min_bytes: int) -> list[Plac
     ]
 
 
-def _is_whole(tensor: torch.Tensor, device: torch.device) -> bool:
+def is_whole(tensor: torch.Tensor, device: torch.device) -> bool:
     """True if `tensor` is plain memory of `device` and all of its storage."""
     if not tensor.dim() or tensor.device != device or not has_plain_storage(tensor) or tensor.requires_grad:
         return False
@@ -86,6 +86,13 @@ def _is_dense(tensor: torch.Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def bytes_of_first_state(parameter: torch.Tensor, min_bytes: int) -> int:
+    """A guess at the bytes that may leave of a state that does not exist yet: usually it is one or two tensors of the
+    parameter's size."""
+    local = plain_part(parameter)
+    return 0 if local is None or local.nbytes < min_bytes else 2 * local.nbytes
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
