@@ -17,12 +17,14 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import vdnn
 from tests.integrations.parallel_training import STEPS, Trouble, batches, blocks, parameters_of
 from tests.runtime.rigs.side_by_side import same_bits
+from vdnn.integrations.ranks import offload_together
 from vdnn.runtime.training_state.optimizer_state import state_of
 
 Named = list[tuple[str, torch.Tensor]]
@@ -148,6 +150,54 @@ def fsdp2_saved_and_loaded(rank: int, folder: str) -> dict[str, Any]:
             copied = copy.deepcopy(optimizer.state_dict())["state"]
             found = [(f"{at} {name}", _local(one)) for at, held in copied.items() for name, one in held.items()]
         return [*parameters_of(model), *found]
+
+    return beside_plain(loop)
+
+
+def ddp_under_a_budget(rank: int) -> dict[str, Any]:
+    """The ranks agree on a plan and follow it in another session, which takes the state over."""
+    torch.manual_seed(0)
+    plain = trained(DistributedDataParallel(blocks()), rank, contextlib.nullcontext)
+    torch.manual_seed(0)
+    with vdnn.VirtualMachine("titan-x", fake=False) as machine:
+        model = DistributedDataParallel(blocks())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        options: dict[str, Any] = {"min_bytes": 0, "limits": NARROW, "optimizer": optimizer}
+        with offload_together("min", policy="prefix-cut", device=machine, **options) as ranks:
+            for x in batches(rank):
+                model(x).square().mean().backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                optimizer.zero_grad()
+                ranks.step()
+            facts = {"host_bytes": state_of(optimizer).moved.host_bytes, "state_bytes": _state_bytes(optimizer)}
+            is_planned = ranks.plan is not None
+        ours = parameters_of(model)
+        ranks.session.close()
+    named = zip(plain, ours, strict=False)
+    differing = [name for (name, one), (_, other) in named if not same_bits(one, other)]
+    return {"differing": differing, "is_planned": is_planned, **facts}
+
+
+def pipeline(rank: int) -> dict[str, Any]:
+    """A stage under 1F1B: several forward passes are in flight, and one optimizer for each stage."""
+
+    def loop(inside: Inside) -> Named:
+        torch.manual_seed(0)
+        whole = blocks()
+        mine = whole[:2] if rank == 0 else whole[1:]
+        stage = PipelineStage(mine, rank, dist.get_world_size(), torch.device("cpu"))
+        pipe = Schedule1F1B(stage, n_microbatches=4, loss_fn=lambda out, target: (out - target).square().mean())
+        optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-2)
+        with inside(optimizer):
+            for x in batches(0):
+                if rank == 0:
+                    pipe.step(x)
+                else:
+                    pipe.step(target=x.flip(0), losses=[])
+                optimizer.step()
+                optimizer.zero_grad()
+        return parameters_of(mine)
 
     return beside_plain(loop)
 

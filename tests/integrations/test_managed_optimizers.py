@@ -50,6 +50,14 @@ def test_fsdp2_with_its_own_cpu_offload_is_refused(two_ranks: Ranks) -> None:
             assert said.startswith("optimizer= does not work with FSDP2's CPUOffloadPolicy: both keep")
 
 
+def test_ranks_that_agree_on_a_plan_take_the_state_over(two_ranks: Ranks) -> None:
+    assert all(fact["is_planned"] for fact in check(two_ranks, managed_training.ddp_under_a_budget))
+
+
+def test_a_stage_of_a_pipeline_trains_the_same(two_ranks: Ranks) -> None:
+    check(two_ranks, managed_training.pipeline)
+
+
 def test_no_rank_hangs_when_one_raises_in_its_step() -> None:
     ranks = Ranks(2)
     with pytest.raises(RankFailed) as failure:

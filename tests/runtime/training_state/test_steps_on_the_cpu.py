@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -183,6 +184,21 @@ def test_a_parameter_that_a_graph_saved_counts_as_modified(manage_on_cpu: Manage
         training.optimizer.step()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             late.backward()
+
+
+def test_many_steps_do_not_grow(manage_on_cpu: Manage) -> None:
+    training = begin(ADAMW)
+    with manage_on_cpu(training.optimizer) as session:
+        counts = []
+        for _ in range(2):
+            for _ in range(200):
+                one_step(training)
+                training.found.clear()
+            gc.collect()
+            pool = session._engine.transports.opened()[0].pool
+            counts.append((pool.stats.pinned_bytes, len(gc.get_objects())))
+        assert counts[1][0] == counts[0][0]
+        assert counts[1][1] - counts[0][1] < 50
 
 
 # Faults.

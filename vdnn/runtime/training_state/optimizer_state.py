@@ -1,7 +1,7 @@
 """Keeps the state of one optimizer on the host between its steps, while a session manages it.
 
 [Note: Where the state is] Between steps every tensor in `optimizer.state` that may leave is a host tensor: readable,
-and always the newest. A step on the device has it there, slice by slice, and returns when its last slice is on the host.
+and always the newest. A step on the device has it there, slice by slice, and returns when the last one is on the host.
 Left alone by its session, the state stays on the host until the optimizer steps outside of one or the session is
 closed: then all of it returns to the device.
 """
