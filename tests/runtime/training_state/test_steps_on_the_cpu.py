@@ -118,6 +118,19 @@ def test_torchs_fused_kernel_runs_the_step(
     assert set(ran) == {optimizer}
 
 
+def test_a_fused_step_divides_gradients_by_the_scale_as_on_the_device(manage: Manage) -> None:
+    def gradients(inside: Any) -> list[Any]:
+        training = begin(OPTIMIZERS["adamw-fused"])
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        with inside(training.optimizer):
+            scaler.scale(training.loss()).backward()
+            scaler.step(training.optimizer)
+            return [one.grad for one in training.model.parameters()]
+
+    plain = gradients(lambda _: contextlib.nullcontext())
+    assert same(plain, gradients(lambda managed: manage(managed, optimizer_on="cpu")))
+
+
 # What crosses the link, and where the state is.
 
 

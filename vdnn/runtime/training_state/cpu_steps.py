@@ -118,10 +118,16 @@ class CpuSteps:
         copies.settle(brought.moving)
         every = zip(brought.parameters, brought.values, brought.gradients, strict=True)
         self._stand_ins = {id(one): stand_in_for(one, values, gradient) for one, values, gradient in every}
+        stand_ins = list(self._stand_ins.values())
         try:
             sliced.step(part)
         finally:
             self._stand_ins = {}
+        if (
+            vars(self._optimizer).get("grad_scale") is not None
+        ):  # of GradScaler: a fused step also divides the gradients
+            for parameter, stand_in in zip(brought.parameters, stand_ins, strict=True):
+                parameter.grad.copy_(stand_in.grad)  # type: ignore[union-attr, arg-type]
         back.append((copies, copies.write_back(brought.moving, list(brought.pinned.values()))))
         scalars_move = self._parameters_with_scalars_on_the_device()
         with torch.no_grad():

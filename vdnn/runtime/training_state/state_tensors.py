@@ -32,7 +32,7 @@ class Place(NamedTuple):
         self.container[self.key] = self.holding(tensor)
 
     def holding(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the container holds when `tensor` is there: a DTensor around it where it held one."""
+        """Returns `tensor`, or a DTensor around it if the container held one."""
         return tensor if self.whole is None else with_local_part(self.whole, tensor)
 
 
