@@ -139,7 +139,7 @@ class CpuSteps:
                 self._keep_state_of(parameter, copies, scalars_move=id(parameter) in scalars_move)
 
     def _parameters_with_scalars_on_the_device(self) -> set[int]:
-        """By id: those whose count of steps torch keeps on the device."""
+        """The ids of the parameters whose count of steps torch keeps on the device."""
         groups = [group for group in self._optimizer.param_groups if group.get("fused") or group.get("capturable")]
         return {id(one) for group in groups for one in group["params"]}
 
