@@ -123,14 +123,13 @@ class CpuSteps:
             sliced.step(part)
         finally:
             self._stand_ins = {}
-        if (
-            vars(self._optimizer).get("grad_scale") is not None
-        ):  # of GradScaler: a fused step also divides the gradients
-            for parameter, stand_in in zip(brought.parameters, stand_ins, strict=True):
-                parameter.grad.copy_(stand_in.grad)  # type: ignore[union-attr, arg-type]
         back.append((copies, copies.write_back(brought.moving, list(brought.pinned.values()))))
         scalars_move = self._parameters_with_scalars_on_the_device()
+        # GradScaler gives the scale to fused optimizers, which divide the gradients by it.
+        is_scaled = vars(self._optimizer).get("grad_scale") is not None
         with torch.no_grad():
+            for parameter, stand_in in zip(brought.parameters, stand_ins if is_scaled else [], strict=is_scaled):
+                parameter.grad.copy_(stand_in.grad)  # type: ignore[union-attr, arg-type]
             for index, (parameter, values) in enumerate(zip(brought.parameters, brought.values, strict=True)):
                 if index not in brought.pinned:
                     parameter.copy_(values)
