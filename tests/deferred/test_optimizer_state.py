@@ -5,6 +5,7 @@ No access is unordered, whenever streams run, and nothing is left allocated but 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 from typing import Any
@@ -16,6 +17,7 @@ from tests.deferred.test_vdnn_on_it import seeds_of
 from tests.runtime.training_state.conftest import NARROW, on_host
 from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, begin, same, train
 from tests.runtime.training_state.test_lives import one_step, state_bytes
+from vdnn.runtime.training_state import host_step
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
@@ -31,7 +33,7 @@ def on_cpu(found: Any) -> Any:
     return [on_cpu(one) for one in found] if isinstance(found, list) else found
 
 
-def trained(mode: Mode, seed: int, optimizer: str, loop: str, *, is_managed: bool) -> Any:
+def trained(mode: Mode, seed: int, optimizer: str, loop: str, *, is_managed: bool, on: Any = "device") -> Any:
     with DeferredAccelerator(mode, seed=seed, capacity="8MiB") as accelerator:
 
         def inside(managed: Any) -> vdnn.Session:
@@ -41,6 +43,7 @@ def trained(mode: Mode, seed: int, optimizer: str, loop: str, *, is_managed: boo
                 min_bytes=0,
                 limits=NARROW,
                 optimizer=managed if is_managed else None,
+                optimizer_on=on,
             )
 
         found = on_cpu(train(OPTIMIZERS[optimizer], LOOPS[loop], inside, "deferred"))
@@ -56,6 +59,37 @@ def test_a_training_has_the_bits_of_one_without_a_session(optimizer: str, loop: 
     expected = trained(mode, 0, optimizer, loop, is_managed=False)
     for seed in list(seeds_of(mode))[:8]:
         assert same(expected, trained(mode, seed, optimizer, loop, is_managed=True)), f"seed {seed}"
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw", "adamw-foreach", "third-party"])
+@pytest.mark.parametrize("loop", ["plain", "resumed", "scaled_with_a_skipped_step"])
+def test_a_step_on_the_cpu_has_the_bits_of_the_same_form_on_the_accelerator(
+    optimizer: str, loop: str, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_step, "_FUSED_ON_THE_CPU", ())
+    expected = trained(mode, 0, optimizer, loop, is_managed=False)
+    for seed in list(seeds_of(mode))[:8]:
+        assert same(expected, trained(mode, seed, optimizer, loop, is_managed=True, on="cpu")), f"seed {seed}"
+
+
+@pytest.mark.parametrize("where", ["device", "cpu"])
+def test_small_state_and_counts_stay_where_a_step_on_the_device_has_them(where: Any, mode: Mode) -> None:
+    """Sessions on the CPU and on the device take turns, with the small half of the state on the device."""
+    with DeferredAccelerator(mode, capacity="8MiB") as accelerator:
+        training = begin(ADAMW, "deferred")
+        kinds = []
+        for on in (where, "device"):
+            options: Any = {"device": accelerator, "min_bytes": 256, "limits": NARROW, "optimizer_on": on}
+            session = vdnn.offload("vdnn-all", optimizer=training.optimizer, **options)
+            with contextlib.closing(session), session:
+                for _ in range(2):
+                    one_step(training)
+                states = [one for state in training.optimizer.state.values() for one in state.values()]
+                kinds.append([(one.device.type, one.dim()) for one in states])
+        assert kinds[0] == kinds[1]
+        assert {kind for kind, dim in kinds[0] if dim} == {"cpu", "deferred"}
+        del training, states
+        assert accelerator.violations == []
 
 
 def test_between_steps_the_accelerator_holds_no_state(mode: Mode) -> None:

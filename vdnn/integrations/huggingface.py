@@ -26,7 +26,8 @@ _OURS = "vdnn's OffloadCallback"
 
 
 class OffloadCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # untyped where it is not installed
-    """Takes OffloadArguments or the options of vdnn.offload. Raises if something cannot work, when a trainer is made
+    """Takes OffloadArguments or the options of vdnn.offload, and `offload_optimizer=True` to keep the state of the
+    Trainer's optimizer on the host. Raises if something cannot work, when a trainer is made
     with this callback and when training begins."""
 
     def __init__(self, arguments: OffloadArguments | None = None, **options: Any) -> None:
@@ -54,7 +55,8 @@ class OffloadCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # 
         self._refuse(args, kwargs.get("model"))
         if args.torch_compile:
             warn_of_whole_compile()
-        self._run.begin(args.device)
+        optimizer = kwargs.get("optimizer")
+        self._run.begin(args.device, [] if optimizer is None else [optimizer])
 
     def _refuse(self, args: Any, model: Any) -> None:
         refuse_what_cannot_work(args)

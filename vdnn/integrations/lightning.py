@@ -24,7 +24,8 @@ _REFUSED = ("DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy", "XLAF
 
 
 class OffloadCallback(Callback):  # type: ignore[misc, unused-ignore]  # untyped where it is not installed
-    """Takes OffloadArguments or the options of vdnn.offload. Raises at the start of fit() if something cannot work."""
+    """Takes OffloadArguments or the options of vdnn.offload, and `offload_optimizer=True` to keep the state of the
+    module's optimizers on the host. Raises at the start of fit() if something cannot work."""
 
     def __init__(self, arguments: OffloadArguments | None = None, **options: Any) -> None:
         self._run = TrainingRun(arguments, options)
@@ -55,7 +56,7 @@ class OffloadCallback(Callback):  # type: ignore[misc, unused-ignore]  # untyped
         self._run.look_into(pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._run.begin(pl_module.device)
+        self._run.begin(pl_module.device, trainer.optimizers)
         self._steps = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:

@@ -19,8 +19,9 @@ _PREFIX = "vdnn_"
 
 @dataclass(frozen=True)
 class OffloadArguments:
-    """Each field is the option of vdnn.offload or of vdnn.Limits of that name, as text or a number. The class has no
-    slots, since parsers of configuration files look for defaults on the class."""
+    """Each field is the option of vdnn.offload or of vdnn.Limits of that name, as text or a number, but
+    `vdnn_offload_optimizer`: it stands for `optimizer=`, which a command line cannot name. The class has no slots,
+    since parsers of configuration files look for defaults on the class."""
 
     # Optional[...], not `| None`: argument parsers read these annotations.
     vdnn_policy: str = field(default="auto", metadata={"help": "name of a policy"})
@@ -50,6 +51,12 @@ class OffloadArguments:
     vdnn_host_budget: Optional[str] = field(  # noqa: UP045
         default=None, metadata={"help": "limit of pinned host memory; default: this rank's share"}
     )
+    vdnn_offload_optimizer: bool = field(
+        default=False, metadata={"help": "the state of the trainer's optimizers lives on the host between steps"}
+    )
+    vdnn_optimizer_on: str = field(
+        default="device", metadata={"help": "where an offloaded optimizer steps: device, or cpu, with other last bits"}
+    )
     vdnn_offload_window: Optional[str] = field(  # noqa: UP045
         default=None,
         metadata={"help": "limit of copies to the host in flight; default: 256MiB or an eighth of the budget"},
@@ -59,8 +66,10 @@ class OffloadArguments:
     )
 
     def options(self) -> dict[str, Any]:
-        """The keyword arguments of vdnn.offload, with the plan loaded from its file and the limits grouped."""
+        """The keyword arguments of vdnn.offload but the optimizer, with the plan loaded from its file and the limits
+        grouped."""
         options = {name.removeprefix(_PREFIX): _read(value) for name, value in dataclasses.asdict(self).items()}
+        del options["offload_optimizer"]
         if options["plan"] is not None:
             options["plan"] = Plan.load(options["plan"])
         limits = Limits(**{name: options.pop(name) for name in LIMITS})

@@ -8,6 +8,7 @@ garbage-collected.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,7 +30,15 @@ class TrainingRun:
     def __init__(self, arguments: OffloadArguments | None, options: dict[str, Any]) -> None:
         if arguments is not None and options:
             raise TypeError("OffloadCallback: expected OffloadArguments or options of vdnn.offload, got both.")
-        self._options = options if arguments is None else arguments.options()
+        if arguments is not None:
+            self._options, self._offloads_optimizer = arguments.options(), arguments.vdnn_offload_optimizer
+        else:
+            self._options, self._offloads_optimizer = options, options.pop("offload_optimizer", False)
+        if not isinstance(self._offloads_optimizer, bool):
+            raise TypeError(f"offload_optimizer: expected True or False, got {self._offloads_optimizer!r}.")
+        self._optimizer_on = self._options.pop("optimizer_on", "device")
+        if self._optimizer_on != "device" and not self._offloads_optimizer:
+            raise ValueError("optimizer_on: it says where the optimizer steps. Give offload_optimizer=True as well.")
         offload(**self._options)  # raises for a wrong option now, not when training begins
         self._entered: Session | TogetherSession | None = None
         self._last: Session | None = None
@@ -42,10 +51,13 @@ class TrainingRun:
 
     def look_into(self, model: torch.nn.Module) -> None:
         """Raises before training for a model that a session would refuse at its first call."""
+        self._optimizer_on = self._options.pop("optimizer_on", "device")
+        if self._optimizer_on != "device" and not self._offloads_optimizer:
+            raise ValueError("optimizer_on: it says where the optimizer steps. Give offload_optimizer=True as well.")
         offload(**self._options).look_into(model)
 
-    def begin(self, device: torch.device) -> None:
-        """Begins a run of a model on `device`. Ends the previous run if it was not ended."""
+    def begin(self, device: torch.device, optimizers: Sequence[Any]) -> None:
+        """Begins a run of a model on `device`, trained by `optimizers`. Ends the previous run if it was not ended."""
         self.end()
         if device.type != "cuda" and self._options.get("device") in (None, "cuda"):
             raise CombinationError(
@@ -54,7 +66,11 @@ class TrainingRun:
                 reason="vdnn offloads from a GPU",
                 way_out="Train on a GPU, or pass device='sim' to try vdnn on the CPU",
             )
-        entered = offload_together(**self._options) if self._has_ranks_to_agree() else offload(**self._options)
+        make = offload_together if self._has_ranks_to_agree() else offload
+        managed: dict[str, Any] = {}
+        if self._offloads_optimizer:
+            managed = {"optimizer": list(optimizers), "optimizer_on": self._optimizer_on}
+        entered = make(**self._options, **managed)
         entered.__enter__()
         self._entered = entered
 

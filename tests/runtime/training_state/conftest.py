@@ -25,9 +25,8 @@ Manage = Callable[[Any], contextlib.AbstractContextManager[Session]]
 
 
 def open_session(device: _C.Device, optimizer: Any, **options: Any) -> Session:
-    return vdnn.offload(
-        "vdnn-all", **{"device": device, "min_bytes": 0, "limits": NARROW, "optimizer": optimizer, **options}
-    )
+    common = {"policy": "vdnn-all", "device": device, "min_bytes": 0, "limits": NARROW, "optimizer": optimizer}
+    return vdnn.offload(**{**common, **options})
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked

@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
+from vdnn.errors import CombinationError
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.torch_internals.local_shards import has_fsdp_cpu_offload
 from vdnn.runtime.training_state.optimizer_state import OptimizerState, state_of
 from vdnn.runtime.training_state.parameters.frozen_parameters import FrozenParameters
+from vdnn.runtime.training_state.refusals import FSDP_OFFLOADS, refuse_what_cannot_step_on_the_cpu
 
 
 def frozen_of(model: object, parameters: object) -> FrozenParameters | None:
@@ -37,9 +41,26 @@ def states_of(model: object, optimizer: object, *, has_parameters: bool = False)
         raise ValueError("model: it says whose parameters the optimizer has. Give optimizer= as well, or parameters=.")
     optimizers = _listed(optimizer)
     if isinstance(model, torch.nn.Module):
+        if has_fsdp_cpu_offload(model):
+            raise CombinationError(**FSDP_OFFLOADS)
         for one in optimizers:
             _require_parameters_of(model, one)
     return [state_of(one) for one in optimizers]
+
+
+def steps_on_cpu(optimizer_on: object, device: object, states: Sequence[OptimizerState]) -> bool:
+    """Reads `optimizer_on`. Raises ValueError if it is wrong, and VdnnError for an optimizer that has to stay."""
+    if optimizer_on not in ("device", "cpu"):
+        raise ValueError(f"optimizer_on: expected 'device' or 'cpu', got {optimizer_on!r}.")
+    if optimizer_on == "device":
+        return False
+    if not states:
+        raise ValueError("optimizer_on: it says where the optimizer steps. Give optimizer= as well.")
+    if isinstance(device, VirtualMachine):
+        raise ValueError("optimizer_on: a VirtualMachine has no clock for the CPU. Use device='sim' to try it.")
+    for state in states:
+        refuse_what_cannot_step_on_the_cpu(state.optimizer)
+    return True
 
 
 def _listed(optimizer: object) -> list[torch.optim.Optimizer]:

@@ -27,7 +27,7 @@ from vdnn.runtime.recompute.tolerance import check_tolerance
 from vdnn.runtime.session.engine import EngineOptions
 from vdnn.runtime.session.host_share import host_bytes_of_rank
 from vdnn.runtime.session.limits import Limits, bytes_of
-from vdnn.runtime.session.managed_optimizers import frozen_of, states_of
+from vdnn.runtime.session.managed_optimizers import frozen_of, states_of, steps_on_cpu
 from vdnn.runtime.session.marked import mark_to_keep
 from vdnn.runtime.session.session import Session, active_session
 from vdnn.runtime.steps.options import StepOptions
@@ -57,6 +57,7 @@ def offload(
     limits: Limits = Limits(),  # noqa: B008  # it is frozen
     model: torch.nn.Module | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    optimizer_on: Literal["device", "cpu"] = "device",
     parameters: Literal["frozen"] | None = None,
 ) -> Session:
     """Returns a session: inside ``with``, it offloads what autograd saves.
@@ -89,6 +90,8 @@ def offload(
             ``parameters`` needs it.
         optimizer: The optimizer, or several, whose state lives on the host between steps. Its own ``step`` then runs on
             the device on slices of its parameters, with the same bits (docs/training-state.md).
+        optimizer_on: ``"cpu"`` runs the step of ``optimizer`` on the CPU. Only gradients and parameters then cross the
+            link; results differ in the last bits.
         parameters: ``"frozen"`` keeps the parameters of ``model`` that need no gradient on the host. Each comes to the
             device ahead of its module and ahead of its use in backward (docs/training-state.md). Default: they stay.
 
@@ -157,12 +160,13 @@ def offload(
     least = 0 if everything else bytes_of("min_bytes", min_bytes)
     frozen = frozen_of(model, parameters)
     states = states_of(model, optimizer, has_parameters=frozen is not None)
+    on_cpu = steps_on_cpu(optimizer_on, device, states)
     engine = EngineOptions(online, device, least, options, steps, integrity, limit, recheck, frozen is not None)
     if planner is None:
-        return Session(engine, None, states, frozen)
+        return Session(engine, None, states, frozen, steps_on_cpu=on_cpu)
     named = policy if isinstance(policy, str) else id(policy)
     learns = wanted, recompute, lossy, limit, recheck, integrity, measure, warmup_steps, least, limits, parameters
-    return Session(engine, (named, *learns), states, frozen)
+    return Session(engine, (named, *learns), states, frozen, steps_on_cpu=on_cpu)
 
 
 def _codecs_with(lossy: object) -> tuple[str, ...]:

@@ -59,11 +59,14 @@ class Session(contextlib.ContextDecorator):
         key: Hashable | None = None,
         optimizer_states: Sequence[OptimizerState] = (),
         parameters: FrozenParameters | None = None,
+        *,
+        steps_on_cpu: bool = False,
     ) -> None:
         """Sessions with one key share an engine, see [Note: As one]; None shares with no other session."""
         self.counters = Counters()
         self._optimizer_states = optimizer_states
         self._parameters = parameters
+        self._steps_on_cpu = steps_on_cpu
         self._options = options
         self._key = key
         self._had: Engine | None = None
@@ -128,7 +131,7 @@ class Session(contextlib.ContextDecorator):
         """Manages the state of the session's optimizers and the parameters of its model, all or none."""
         with contextlib.ExitStack() as managed:
             for state in self._optimizer_states:
-                state.managed_by(self, engine.transport_for, self._options.min_bytes)
+                state.managed_by(self, engine.transport_for, self._options.min_bytes, on_cpu=self._steps_on_cpu)
                 managed.callback(state.left)
                 engine.optimizer_states.add(state)
             if self._parameters is not None and engine.parameter_saves is not None:

@@ -23,7 +23,8 @@ def copy_of(
     for parameter, state in optimizer.state.items():
         for place in places_in(state):
             if id(place.tensor) in on_host:
-                memo[id(place.tensor)] = copied_to_device(place.tensor, parameter.device)
+                held = place.tensor if place.whole is None else place.whole
+                memo[id(held)] = place.holding(copied_to_device(place.tensor, parameter.device))
     made.__setstate__(copy.deepcopy(optimizer.__getstate__(), memo))
     return made
 

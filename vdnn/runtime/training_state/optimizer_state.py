@@ -1,13 +1,15 @@
 """Keeps the state of one optimizer on the host between its steps, while a session manages it.
 
 [Note: Where the state is] Between steps every tensor in `optimizer.state` that may leave is a host tensor: readable,
-and always the newest. In a step it is on the device, slice by slice. A step returns when its last slice is on the host.
-Left alone by its session, the state stays on the host, until the optimizer steps outside of one or the session is
-closed: then all of it returns to the device, and the optimizer is as if it had never been managed.
+and always the newest. A step on the device has it there, slice by slice, and returns when the last one is on the host.
+Left alone by its session, the state stays on the host until the optimizer steps outside of one or the session is
+closed: then all of it returns to the device.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,15 +22,16 @@ from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.optimizer_steps import replace_step
 from vdnn.runtime.training_state.copied_optimizer import copied_to_device, copy_of
+from vdnn.runtime.training_state.cpu_steps import CpuSteps
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
 from vdnn.runtime.training_state.loading import LoadsInParts
 from vdnn.runtime.training_state.moved_bytes import MovedBytes
 from vdnn.runtime.training_state.refusals import refuse_what_mixes
-from vdnn.runtime.training_state.sliced_step import SlicedStep
-from vdnn.runtime.training_state.slices import Slice, slices_of
+from vdnn.runtime.training_state.sliced_step import SlicedStep, stopped
+from vdnn.runtime.training_state.slices import Slice, parameters_of, slices_of
 from vdnn.runtime.training_state.state_copies import LARGEST_WINDOW_BYTES, Moving, StateCopies
-from vdnn.runtime.training_state.state_tensors import Place, bytes_of, movable, places_in
+from vdnn.runtime.training_state.state_tensors import Place, bytes_of, bytes_of_first_state, movable, places_in
 from vdnn.user_warnings import warn
 
 TransportFor = Callable[[torch.device], Transport | None]
@@ -47,6 +50,7 @@ class OptimizerState:
         self._entries = 0
         self._transport_for: TransportFor | None = None
         self._min_bytes = 0
+        self._on_cpu = False
         self._copies: dict[torch.device, StateCopies] = {}
         self._hosts: dict[int, HostTensor] = {}  # by id of the tensor, which the value holds
         self._reserved: dict[Transport, int] = {}  # host bytes by transport
@@ -63,8 +67,8 @@ class OptimizerState:
 
     # Sessions.
 
-    def managed_by(self, session: object, transport_for: TransportFor, min_bytes: int) -> None:
-        """`session` manages the state from now on: what there is leaves the device."""
+    def managed_by(self, session: object, transport_for: TransportFor, min_bytes: int, *, on_cpu: bool = False) -> None:
+        """`session` manages the state from now on: what there is leaves the device. `on_cpu`: it steps on the CPU."""
         optimizer = self.optimizer
         if self.owner is not None and self.owner is not session:
             raise VdnnError(
@@ -72,7 +76,7 @@ class OptimizerState:
                 "manages the state of an optimizer at a time: give optimizer= to one of them."
             )
         self.owner, self._entries = session, self._entries + 1
-        self._transport_for, self._min_bytes = transport_for, min_bytes
+        self._transport_for, self._min_bytes, self._on_cpu = transport_for, min_bytes, on_cpu
         try:
             if self._undo is None:
                 self._undo = replace_step(optimizer, self._step)
@@ -116,7 +120,7 @@ class OptimizerState:
     def _put_on_device(self, optimizer: Optimizer) -> int:
         """Returns the bytes that the device refused."""
         refused_bytes = 0
-        for parameter in _parameters_of(optimizer):
+        for parameter in parameters_of(optimizer):
             for place in self._at_host(optimizer, parameter):
                 try:
                     place.put(copied_to_device(place.tensor, parameter.device))
@@ -158,7 +162,7 @@ class OptimizerState:
 
     def slice_bytes(self) -> int:
         """The most state that a slice has, unless a single parameter has more: two are on the device at one time."""
-        devices = {parameter.device for parameter in _parameters_of(self.optimizer)}
+        devices = {parameter.device for parameter in parameters_of(self.optimizer)}
         windows = [copies.window_bytes for one in devices if (copies := self._copies_for(one))]
         return max(1, min(windows, default=LARGEST_WINDOW_BYTES) // 2)
 
@@ -166,11 +170,11 @@ class OptimizerState:
         def moving_bytes(parameter: torch.Tensor) -> int:
             if parameter.grad is None:
                 return 0
+            if self._on_cpu:
+                return parameter.nbytes + parameter.grad.nbytes
             if optimizer.state.get(parameter):
                 return bytes_of(place.tensor for place in self._at_host(optimizer, parameter))
-            # The state that the first step makes is usually one or two tensors of the parameter's size.
-            nbytes = parameter.numel() * parameter.element_size()
-            return 2 * nbytes if nbytes >= self._min_bytes else 0
+            return bytes_of_first_state(parameter, self._min_bytes)
 
         return slices_of(optimizer.param_groups, moving_bytes, self.slice_bytes())
 
@@ -204,7 +208,7 @@ class OptimizerState:
         """The same, while `optimizer.state` is a part of the state: other host tensors of ours may be elsewhere."""
         optimizer = self.optimizer
         self.moved.stayed_bytes = 0
-        for parameter in _parameters_of(optimizer):
+        for parameter in parameters_of(optimizer):
             copies = self._copies_for(parameter.device)
             if copies is not None:
                 self._leave(optimizer, [parameter], copies, {})
@@ -218,30 +222,23 @@ class OptimizerState:
             self.bring_back()
         if self.owner is None or self._forks != forks.count:
             return own_step(*args, **kwargs)
-        sliced = SlicedStep(optimizer, own_step, args, kwargs)
+        cpu = CpuSteps(optimizer, self._copies_for, self._hosts, self._min_bytes) if self._on_cpu else None
+        sliced = (cpu.sliced if cpu else functools.partial(SlicedStep, optimizer))(own_step, args, kwargs)
         slices = self._slices(optimizer)
         self.moved.stayed_bytes = 0
         with interrupts_wait():
-            self._step_slices(optimizer, sliced, slices)
+            self._step_slices(optimizer, sliced, slices, cpu)
+        self.moved.stayed_bytes += 0 if cpu is None else cpu.stayed_bytes
         self.moved.steps += 1
         return sliced.loss
 
-    def _step_slices(self, optimizer: Optimizer, sliced: SlicedStep, slices: list[Slice]) -> None:
+    def _step_slices(self, optimizer: Optimizer, sliced: SlicedStep, slices: list[Slice], cpu: CpuSteps | None) -> None:
         stepped = 0
         waiting: deque[Moving] = deque()  # fetched, and not used yet
         try:
-            fetched = 0
-            for number, part in enumerate(slices):
-                while fetched < min(number + 2, len(slices)):
-                    try:
-                        self._fetch(optimizer, slices[fetched], waiting)
-                    except torch.OutOfMemoryError:
-                        if fetched == number:
-                            raise
-                        break  # there is room once this slice has left
-                    fetched += 1
+            parts = cpu.steps(sliced, slices) if cpu else self._on_device(optimizer, sliced, slices, waiting)
+            for part in parts:
                 stepped += len(part.all_parameters())
-                self._step_one(optimizer, sliced, part, waiting)
             sliced.end()
             self._finish()
         except BaseException as error:
@@ -249,21 +246,32 @@ class OptimizerState:
             if not stepped or not isinstance(error, Exception):
                 raise
             total = sum(len(part.all_parameters()) for part in slices)
-            raise VdnnError(
-                f"the step of {type(optimizer).__name__} stopped after {stepped} of {total} parameters: "
-                f"{str(error).rstrip('.')}. Model and optimizer are between two steps: load both from the last "
-                "checkpoint before you go on."
-            ) from error
+            raise VdnnError(stopped(optimizer, stepped, total, error)) from error
         finally:
             self._forget_unused(optimizer)
 
+    def _on_device(
+        self, optimizer: Optimizer, sliced: SlicedStep, slices: list[Slice], waiting: deque[Moving]
+    ) -> Iterator[Slice]:
+        """Yields each slice before its parameters change."""
+        fetched = 0
+        for number, part in enumerate(slices):
+            while fetched < min(number + 2, len(slices)):
+                try:
+                    self._fetch(optimizer, slices[fetched], waiting)
+                except torch.OutOfMemoryError:
+                    if fetched == number:
+                        raise
+                    break  # there is room once this slice has left
+                fetched += 1
+            yield part
+            self._step_one(optimizer, sliced, part, waiting)
+
     def _give_up(self, waiting: deque[Moving]) -> None:
-        try:
+        with contextlib.suppress(VdnnError):  # the device is lost, which the first error says
             for moving in waiting:
                 self._copies[moving.tensors[0].device].abandon(moving)
             self._finish()
-        except VdnnError:
-            pass  # the device is lost, which the first error says
 
     def _places(self, optimizer: Optimizer, part: Slice) -> list[Place]:
         """The host tensors that a step of `part` uses."""
@@ -327,11 +335,6 @@ class OptimizerState:
     def _finish(self) -> None:
         for copies in self._copies.values():
             self.moved.finish(copies)
-
-
-def _parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
 
 
 _states: weakref.WeakKeyDictionary[Optimizer, OptimizerState] = weakref.WeakKeyDictionary()

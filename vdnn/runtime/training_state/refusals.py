@@ -15,12 +15,19 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from vdnn.errors import VdnnError
-from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage
+from vdnn.errors import CombinationError, VdnnError
+from vdnn.runtime.torch_internals.local_shards import is_offloaded_by_fsdp
+from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage, plain_part
 from vdnn.runtime.training_state.sliced_step import SlicedStep, mixes
-from vdnn.runtime.training_state.slices import slices_of
+from vdnn.runtime.training_state.slices import parameters_of, slices_of
 from vdnn.runtime.training_state.state_tensors import places_in
 
+FSDP_OFFLOADS = {
+    "ours": "optimizer=",
+    "theirs": "FSDP2's CPUOffloadPolicy",
+    "reason": "both keep the optimizer's state on the host, and torch would step on the CPU",
+    "way_out": "Leave offload_policy out of fully_shard, or optimizer= out of vdnn.offload",
+}
 _STEPS = 3
 _LARGEST_SIDE = 4
 _MOST_STAND_INS = 3  # of one group and number of dimensions
@@ -32,14 +39,30 @@ def refuse_what_mixes(optimizer: torch.optim.Optimizer) -> None:
         raise VdnnError(mixes(optimizer, "it steps along one direction for all of them"))
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise VdnnError(mixes(optimizer, "differentiable=True keeps its state in the graph"))
+    parameters = list(parameters_of(optimizer))
+    if any(map(is_offloaded_by_fsdp, parameters)):
+        raise CombinationError(**FSDP_OFFLOADS)
     own = type(optimizer).__module__
     if own == "torch.optim" or own.startswith("torch.optim."):
         return
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if any(isinstance(parameter, FakeTensor) or not has_plain_storage(parameter) for parameter in parameters):
+    if any(isinstance(parameter, FakeTensor) or plain_part(parameter) is None for parameter in parameters):
         return  # a virtual machine has no bits to compare
     with torch.random.fork_rng(range(torch.cuda.device_count()) if _has_started_cuda() else ()):
         _try(optimizer)
+
+
+def refuse_what_cannot_step_on_the_cpu(optimizer: torch.optim.Optimizer) -> None:
+    """Raises VdnnError if copies on the host cannot stand in for the parameters of `optimizer`."""
+    parameters = list(parameters_of(optimizer))
+    if any(isinstance(parameter, FakeTensor) or not has_plain_storage(parameter) for parameter in parameters):
+        raise VdnnError(_on_the_device(optimizer, "a parameter is of another class than torch.nn.Parameter"))
+    storages = [parameter.untyped_storage()._cdata for parameter in parameters]
+    if len(set(storages)) < len(storages):
+        raise VdnnError(_on_the_device(optimizer, "two of its parameters share memory"))
+
+
+def _on_the_device(optimizer: torch.optim.Optimizer, why: str) -> str:
+    return f"{type(optimizer).__name__} cannot be stepped on the CPU: {why}. Use optimizer_on='device'."
 
 
 def _try(optimizer: torch.optim.Optimizer) -> None:

@@ -110,3 +110,12 @@ def mixes(optimizer: torch.optim.Optimizer, how: str) -> str:
     return (
         f"{type(optimizer).__name__} cannot be stepped in slices of its parameters: {how}. Leave out optimizer= for it."
     )
+
+
+def stopped(optimizer: torch.optim.Optimizer, stepped: int, total: int, error: BaseException) -> str:
+    """The sentence for a step that ended between its slices."""
+    return (
+        f"the step of {type(optimizer).__name__} stopped after {stepped} of {total} parameters: "
+        f"{str(error).rstrip('.')}. Model and optimizer are between two steps: load both from the last "
+        "checkpoint before you go on."
+    )

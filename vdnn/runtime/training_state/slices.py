@@ -8,7 +8,7 @@ tensors and on sparse gradients. A group that mixes them is one slice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,11 @@ class Slice:
 
     def all_parameters(self) -> list[torch.Tensor]:
         return [parameter for parameters in self.parameters.values() for parameter in parameters]
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 def slices_of(groups: list[Group], nbytes_of: Callable[[torch.Tensor], int], limit_bytes: int) -> list[Slice]:

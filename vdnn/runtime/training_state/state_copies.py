@@ -129,6 +129,65 @@ class StateCopies:
             self._release_oldest()
         return True
 
+    # To the host and back, while the device keeps its tensors.
+
+    def mirror(self, tensors: list[torch.Tensor], hosts: list[HostTensor]) -> Moving:
+        """Issues copies of `tensors` to `hosts`, which may be read after `settle`. The tensors stay."""
+        transport = self.transport
+        addresses = [transport.address_of(tensor.untyped_storage()) for tensor in tensors]
+        stream, queue = transport.current_stream(), transport.queue
+        moving = Moving(tensors, hosts, addresses, stream, _C.Event(), bytes_of(tensors))
+        self._note(moving, _C.Access.WRITE, "parameters and gradients")
+        try:
+            with span("gradients leave"):
+                self._order(queue.offload_stream, self._point(stream))
+                for event in (event for host in hosts for event in host.block.last_uses):
+                    self._order(queue.offload_stream, event)
+                for host, address in zip(hosts, addresses, strict=True):
+                    self._device.copy_async(host.block.address, address, host.nbytes, _TO_HOST, queue.offload_stream)
+                moving.complete = self._point(queue.offload_stream)
+            for host in hosts:
+                host.block.note_use(moving.complete)
+        except DriverError:
+            self._device.drain(queue.offload_stream)
+            for tensor, host in zip(tensors, hosts, strict=True):
+                host.tensor.copy_(tensor)
+        self.to_host_bytes += moving.nbytes
+        return moving
+
+    def write_back(self, mirrored: Moving, positions: list[int]) -> Moving:
+        """Issues copies of the hosts at `positions` to their tensors. The compute stream waits for them."""
+        tensors = [mirrored.tensors[position] for position in positions]
+        hosts = [mirrored.hosts[position] for position in positions]
+        addresses = [mirrored.addresses[position] for position in positions]
+        stream, queue = self.transport.current_stream(), self.transport.queue
+        moving = Moving(tensors, hosts, addresses, stream, _C.Event(), bytes_of(tensors))
+        try:
+            with span("parameters return"):
+                self._order(queue.reload_stream, self._point(stream))
+                for host, address in zip(hosts, addresses, strict=True):
+                    self._device.copy_async(address, host.block.address, host.nbytes, _TO_DEVICE, queue.reload_stream)
+                moving.complete = self._point(queue.reload_stream)
+            for host in hosts:
+                host.block.note_use(moving.complete)
+        except DriverError:
+            self._device.drain(queue.reload_stream)
+            for tensor, host in zip(tensors, hosts, strict=True):
+                tensor.copy_(host.tensor)
+        self.to_device_bytes += moving.nbytes
+        self._stall(stream, moving.complete)
+        self._note(moving, _C.Access.READ, "stepped parameters")
+        return moving
+
+    def settle(self, moving: Moving) -> None:
+        """Blocks until the copies are over."""
+        self._settle(moving.complete)
+
+    def settle_uses(self, host: HostTensor) -> None:
+        """Blocks until copies that used the memory of `host` before are over, so that the CPU may write it."""
+        for event in host.block.last_uses:
+            self._settle(event)
+
     def finish(self) -> int:
         """Blocks until all that leaves is on the host, where it may then be read. Returns the nanoseconds that the
         compute stream waited for copies since the last call."""

@@ -3,7 +3,7 @@
 The state of a parameter is a dict; its values are tensors, or dicts and lists of them. A tensor leaves if it is plain
 memory of its parameter's device that nothing else is made of: scalars, tensors below the session's `min_bytes`, views
 and tensors of unknown classes stay, and so does whatever shares memory with the parameter, its gradient or another
-tensor of the state.
+tensor of the state. The local part of a DTensor leaves as a plain tensor does.
 """
 
 from __future__ import annotations
@@ -14,20 +14,26 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage
+from vdnn.runtime.torch_internals.local_shards import with_local_part
+from vdnn.runtime.torch_internals.tensor_kinds import PLAIN_CLASSES, has_plain_storage, plain_part
 
 _State = dict[Any, Any] | list[Any]
 
 
 class Place(NamedTuple):
-    """A tensor, and the container that holds it under `key`."""
+    """A tensor, and the container that holds it under `key`. Of a DTensor, `tensor` is the local part."""
 
     container: _State
     key: Any
     tensor: torch.Tensor
+    whole: Any = None  # the DTensor of which `tensor` is the local part
 
     def put(self, tensor: torch.Tensor) -> None:
-        self.container[self.key] = tensor
+        self.container[self.key] = self.holding(tensor)
+
+    def holding(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns `tensor`, or a DTensor around it if the container held one."""
+        return tensor if self.whole is None else with_local_part(self.whole, tensor)
 
 
 def places_in(state: object) -> Iterator[Place]:
@@ -40,18 +46,21 @@ def places_in(state: object) -> Iterator[Place]:
         return
     for key, value in pairs:
         if isinstance(value, torch.Tensor):
-            yield Place(state, key, value)
+            local = None if type(value) in PLAIN_CLASSES else plain_part(value)
+            yield Place(state, key, value) if local is None else Place(state, key, local, value)
         else:
             yield from places_in(value)
 
 
 def movable(parameter: torch.Tensor, state: object, min_bytes: int) -> list[Place]:
     """The tensors in the state of `parameter` that may leave its device."""
-    if not has_plain_storage(parameter):
+    local = plain_part(parameter)
+    if local is None:
         return []
-    found = [place for place in places_in(state) if _is_whole(place.tensor, parameter.device)]
-    tensors = [place.tensor for place in found]
-    tensors += [one for one in (parameter, parameter.grad) if one is not None and has_plain_storage(one)]
+    found = [place for place in places_in(state) if is_whole(place.tensor, parameter.device)]
+    tensors = [place.tensor for place in found] + [local]
+    gradient = None if parameter.grad is None else plain_part(parameter.grad)
+    tensors += [] if gradient is None else [gradient]
     holders = Counter(one.untyped_storage()._cdata for one in tensors)
     return [
         place
@@ -60,7 +69,7 @@ def movable(parameter: torch.Tensor, state: object, min_bytes: int) -> list[Plac
     ]
 
 
-def _is_whole(tensor: torch.Tensor, device: torch.device) -> bool:
+def is_whole(tensor: torch.Tensor, device: torch.device) -> bool:
     """True if `tensor` is plain memory of `device` and all of its storage."""
     if not tensor.dim() or tensor.device != device or not has_plain_storage(tensor) or tensor.requires_grad:
         return False
@@ -77,6 +86,13 @@ def is_dense(tensor: torch.Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def bytes_of_first_state(parameter: torch.Tensor, min_bytes: int) -> int:
+    """A guess at the bytes that may leave of a state that does not exist yet: usually it is one or two tensors of the
+    parameter's size."""
+    local = plain_part(parameter)
+    return 0 if local is None or local.nbytes < min_bytes else 2 * local.nbytes
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:

@@ -1,0 +1,222 @@
+"""Trainers whose optimizer's state is on the host, by `offload_optimizer=True`: the real libraries, on the CPU, with
+the same weights and the same state bit for bit. And loops as public programs have them: nanoGPT, and LoRA by peft."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import vdnn
+from tests.integrations.parallel_training import Block
+from tests.runtime.rigs.side_by_side import same_bits
+from tests.runtime.training_state.loops import same
+from vdnn.runtime.training_state.optimizer_state import state_of
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
+
+NARROW = vdnn.Limits(offload_window="4KiB", reload_window="4KiB")
+ON_SIM: dict[str, Any] = {"device": "sim", "min_bytes": 0, "limits": NARROW}
+OPTIONS: dict[str, Any] = {**ON_SIM, "offload_optimizer": True}
+
+
+@contextlib.contextmanager
+def managing(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    session = vdnn.offload("vdnn-all", optimizer=optimizer, **ON_SIM)
+    with contextlib.closing(session), session:
+        yield
+        assert state_of(optimizer).moved.host_bytes == state_bytes(optimizer) > 0
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    return sum(one.nbytes for state in optimizer.state.values() for one in state.values() if one.dim())
+
+
+def values_of(model: nn.Module) -> list[torch.Tensor]:
+    return [value.detach().clone() for value in model.state_dict().values()]
+
+
+# transformers.
+
+
+def trained_by_transformers(folder: Path, callbacks: list[Any], *, is_resumed: bool = False, **options: Any) -> Any:
+    pytest.importorskip("accelerate")
+    from tests.integrations.test_huggingface import arguments, gpt, texts
+
+    transformers = pytest.importorskip("transformers")
+    trainer = transformers.Trainer(
+        gpt(), arguments(folder, **options), train_dataset=texts(), eval_dataset=texts(8), callbacks=callbacks
+    )
+    trainer.train(resume_from_checkpoint=is_resumed)
+    return values_of(trainer.model), trainer.optimizer.state_dict()["state"]
+
+
+@pytest.mark.parametrize("options", [{}, {"bf16": True, "max_grad_norm": 0.5}, {"optim": "adafactor"}], ids=str)
+def test_the_trainer_of_transformers_trains_the_same(tmp_path: Path, options: dict[str, Any]) -> None:
+    pytest.importorskip("transformers")
+    from vdnn.integrations.huggingface import OffloadCallback
+
+    callback = OffloadCallback(**OPTIONS)
+    assert same(
+        trained_by_transformers(tmp_path, [], **options), trained_by_transformers(tmp_path, [callback], **options)
+    )
+    assert "optimizer state of" in callback.report
+    assert " 0 B on the host" not in callback.report
+
+
+def test_the_trainer_of_transformers_resumes_from_a_checkpoint_saved_inside(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from vdnn.integrations.huggingface import OffloadCallback
+    from vdnn.integrations.offload_arguments import OffloadArguments
+
+    saving = {"save_strategy": "steps", "save_steps": 3, "save_total_limit": 1}
+    plain = trained_by_transformers(tmp_path / "plain", [])
+    given = OffloadArguments(vdnn_device="sim", vdnn_min_bytes="0", vdnn_offload_optimizer=True)
+    trained_by_transformers(
+        tmp_path / "ours", [OffloadCallback(given)], **saving, max_steps=3, lr_scheduler_type="constant"
+    )
+    resumed = trained_by_transformers(
+        tmp_path / "ours", [OffloadCallback(**OPTIONS)], is_resumed=True, lr_scheduler_type="constant"
+    )
+    constant = trained_by_transformers(tmp_path / "plain", [], lr_scheduler_type="constant")
+    assert same(constant, resumed)
+    assert not same(plain, resumed)
+
+
+def test_the_trainer_of_transformers_leaves_the_state_where_it_is_unless_told(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from vdnn.integrations.huggingface import OffloadCallback
+
+    callback = OffloadCallback(**ON_SIM)
+    trained_by_transformers(tmp_path, [callback])
+    assert "optimizer state of" not in callback.report
+
+
+def test_another_value_than_true_or_false_is_refused() -> None:
+    pytest.importorskip("transformers")
+    from vdnn.integrations.huggingface import OffloadCallback
+
+    with pytest.raises(TypeError, match="offload_optimizer: expected True or False, got 'cpu'"):
+        OffloadCallback(device="sim", offload_optimizer="cpu")
+
+
+# Lightning.
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}], ids=str)
+def test_lightning_trains_the_same(tmp_path: Path, options: dict[str, Any]) -> None:
+    pytest.importorskip("lightning.pytorch")
+    from tests.integrations.test_lightning import Regression, fit_plainly, fit_with, quiet
+    from vdnn.integrations.lightning import OffloadCallback
+
+    callback = OffloadCallback(**OPTIONS)
+    plain = fit_plainly(Regression(), **quiet(tmp_path, **options))
+    ours = fit_with(callback, Regression(), **quiet(tmp_path, **options))
+    assert all(map(same_bits, plain, ours))
+    assert "optimizer state of AdamW" in callback.report
+    assert " 0 B on the host" not in callback.report
+
+
+# Under a plan, and several ranks that agree on one.
+
+
+def test_a_budget_of_the_trainer_is_planned_without_the_state(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from vdnn.integrations.huggingface import OffloadCallback
+
+    with vdnn.VirtualMachine("titan-x", fake=False) as machine:
+        callback = OffloadCallback(
+            policy="prefix-cut", budget="min", device=machine, min_bytes=0, limits=NARROW, offload_optimizer=True
+        )
+        ours = trained_by_transformers(tmp_path, [callback])
+    assert same(trained_by_transformers(tmp_path, []), ours)
+    assert callback.session is not None
+    assert callback.session.plan is not None
+
+
+# Loops of public programs.
+
+
+def test_a_loop_as_nanogpt_has_it_trains_the_same() -> None:
+    """Two groups, fused AdamW, a scaler, micro-batches, clipping, a learning rate that is written to the groups."""
+
+    def trained(inside: Any) -> list[Any]:
+        pytest.importorskip("transformers")
+        from tests.integrations.test_huggingface import gpt, texts
+
+        model = gpt()
+        decayed = [one for one in model.parameters() if one.dim() >= 2]
+        others = [one for one in model.parameters() if one.dim() < 2]
+        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=6e-4, betas=(0.9, 0.95), fused=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        tokens = torch.stack([one["input_ids"] for one in texts()])
+        losses = []
+        with inside(optimizer):
+            for step in range(8):
+                for group in optimizer.param_groups:
+                    group["lr"] = 6e-4 * min(1.0, (step + 1) / 4)
+                for micro_step in range(4):
+                    batch = tokens[8 * ((step + micro_step) % 8) :][:8]
+                    with torch.autocast("cpu", torch.bfloat16):
+                        loss = model(input_ids=batch, labels=batch).loss / 4
+                    losses.append(loss.detach().clone())
+                    scaler.scale(loss).backward()
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad(set_to_none=True)
+            return [losses, values_of(model), optimizer.state_dict()]
+
+    assert same(trained(lambda _: contextlib.nullcontext()), trained(managing))
+
+
+def test_lora_by_peft_trains_the_same() -> None:
+    """As the example of peft: only the adapters have a state, and it leaves."""
+    peft: Any = pytest.importorskip("peft")
+
+    def trained(inside: Any) -> list[Any]:
+        from tests.integrations.test_huggingface import gpt, texts
+
+        model = peft.get_peft_model(gpt(), peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        with inside(optimizer):
+            for one in texts(6):
+                model(**{name: value[None] for name, value in one.items()}).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return [values_of(model), optimizer.state_dict()]
+
+    assert same(trained(lambda _: contextlib.nullcontext()), trained(managing))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointed_blocks_train_the_same(use_reentrant: bool) -> None:
+    def trained(inside: Any) -> list[Any]:
+        torch.manual_seed(0)
+        layers = nn.ModuleList([Block() for _ in range(3)])
+        optimizer = torch.optim.AdamW(layers.parameters(), lr=1e-2)
+        losses = []
+        with inside(optimizer):
+            for _ in range(6):
+                x = torch.randn(32, 16, requires_grad=True)
+                for layer in layers:
+                    x = checkpoint(layer, x, use_reentrant=use_reentrant)  # type: ignore[assignment]
+                loss = x.square().mean()
+                losses.append(loss.detach().clone())
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return [losses, values_of(layers), optimizer.state_dict()]
+
+    assert same(trained(lambda _: contextlib.nullcontext()), trained(managing))

@@ -1,0 +1,184 @@
+"""A step on the CPU, by choice: the state stays on the host, and only gradients and parameters cross the link.
+
+    for each slice:  gradients and parameters -> host, the own step on the host, parameters -> device
+
+The copies of the next slice to the host, and of the last one to the device, run on the copy streams while the own step
+computes one, on torch's threads. Parameters are copied to the host in each step: the program may have changed them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from vdnn.errors import VdnnError
+from vdnn.runtime.training_state.host_step import stand_in_for, step_on_host
+from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
+from vdnn.runtime.training_state.sliced_step import SlicedStep
+from vdnn.runtime.training_state.slices import Slice
+from vdnn.runtime.training_state.state_copies import Moving, StateCopies
+from vdnn.runtime.training_state.state_tensors import is_whole, places_in
+
+Optimizer = torch.optim.Optimizer
+CopiesFor = Callable[[torch.device | None], StateCopies | None]
+
+
+@dataclass(slots=True)
+class OnHost:
+    """The parameters of a slice that have a gradient, with their copies on the host."""
+
+    parameters: list[torch.Tensor]
+    values: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+    moving: Moving  # what the copy streams copy: parameters, then gradients
+    pinned: dict[int, int]  # by position of a parameter whose copy is in `moving`: its position there
+
+
+class CpuSteps:
+    """One step of an optimizer on the CPU. `hosts` are the host tensors of its state, by id of the tensor."""
+
+    def __init__(
+        self, optimizer: Optimizer, copies_for: CopiesFor, hosts: dict[int, HostTensor], min_bytes: int
+    ) -> None:
+        self._optimizer = optimizer
+        self._copies_for = copies_for
+        self._hosts = hosts
+        self._min_bytes = min_bytes
+        self.stayed_bytes = 0  # of new state, because no memory could be pinned
+        self._stand_ins: dict[int, torch.nn.Parameter] = {}
+
+    def sliced(self, own_step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> SlicedStep:
+        """The step of which `own_step` is the unmodified function."""
+
+        def on_host(*args: Any, **kwargs: Any) -> None:
+            step_on_host(self._optimizer, own_step, self._stand_ins, args, kwargs)
+
+        return SlicedStep(self._optimizer, on_host, args, kwargs)
+
+    def steps(self, sliced: SlicedStep, slices: list[Slice]) -> Iterator[Slice]:
+        """Yields each slice before its parameters change. Everything is on the device at the end; blocks."""
+        ahead: deque[OnHost | None] = deque()
+        back: deque[tuple[StateCopies, Moving]] = deque()
+        try:
+            for number, part in enumerate(slices):
+                while number + len(ahead) < min(number + 2, len(slices)):
+                    ahead.append(self._bring(slices[number + len(ahead)]))
+                yield part
+                self._step_one(sliced, part, ahead.popleft(), back)
+                while len(back) > 1:
+                    _settle(back.popleft())
+        finally:
+            for brought in ahead:
+                if brought is not None:
+                    copies = self._copies_for(brought.parameters[0].device)
+                    if copies is not None:
+                        copies.settle(brought.moving)
+            while back:
+                _settle(back.popleft())
+
+    def _bring(self, part: Slice) -> OnHost | None:
+        """Issues copies of the parameters and gradients of `part` to the host."""
+        copies = self._copies_for(part.device)
+        parameters = [one for one in part.all_parameters() if one.grad is not None]
+        if copies is None or not parameters:
+            return None
+        tensors: list[torch.Tensor] = []
+        hosts: list[HostTensor] = []
+        values: list[torch.Tensor] = []
+        pinned: dict[int, int] = {}
+
+        def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+            host = _host_tensor(tensor, copies)
+            if host is None:
+                return tensor.to("cpu", copy=True)
+            tensors.append(tensor)
+            hosts.append(host)
+            return host.tensor
+
+        for index, parameter in enumerate(parameters):
+            before = len(tensors)
+            values.append(copy_of(parameter.detach()))
+            if len(tensors) > before:
+                pinned[index] = before
+        gradients = [copy_of(one.grad.detach()) for one in parameters if one.grad is not None]
+        return OnHost(parameters, values, gradients, copies.mirror(tensors, hosts), pinned)
+
+    def _step_one(
+        self, sliced: SlicedStep, part: Slice, brought: OnHost | None, back: deque[tuple[StateCopies, Moving]]
+    ) -> None:
+        copies = self._copies_for(part.device)
+        if brought is None or copies is None:
+            sliced.step(part)
+            return
+        copies.settle(brought.moving)
+        every = zip(brought.parameters, brought.values, brought.gradients, strict=True)
+        self._stand_ins = {id(one): stand_in_for(one, values, gradient) for one, values, gradient in every}
+        stand_ins = list(self._stand_ins.values())
+        try:
+            sliced.step(part)
+        finally:
+            self._stand_ins = {}
+        back.append((copies, copies.write_back(brought.moving, list(brought.pinned.values()))))
+        scalars_move = self._parameters_with_scalars_on_the_device()
+        # GradScaler gives the scale to fused optimizers, which divide the gradients by it.
+        is_scaled = vars(self._optimizer).get("grad_scale") is not None
+        with torch.no_grad():
+            for parameter, stand_in in zip(brought.parameters, stand_ins if is_scaled else [], strict=is_scaled):
+                parameter.grad.copy_(stand_in.grad)  # type: ignore[union-attr, arg-type]
+            for index, (parameter, values) in enumerate(zip(brought.parameters, brought.values, strict=True)):
+                if index not in brought.pinned:
+                    parameter.copy_(values)
+                else:
+                    increment_version(parameter)
+                self._keep_state_of(parameter, copies, scalars_move=id(parameter) in scalars_move)
+
+    def _parameters_with_scalars_on_the_device(self) -> set[int]:
+        """The ids of the parameters whose count of steps torch keeps on the device."""
+        groups = [group for group in self._optimizer.param_groups if group.get("fused") or group.get("capturable")]
+        return {id(one) for group in groups for one in group["params"]}
+
+    def _keep_state_of(self, parameter: torch.Tensor, copies: StateCopies, *, scalars_move: bool) -> None:
+        """Pins the state that this step made. What cannot be pinned, and what is small, goes where a step on the device
+        leaves it."""
+        for place in places_in(self._optimizer.state.get(parameter)):
+            if place.tensor.device.type != "cpu":
+                continue
+            if place.tensor.dim():
+                host = self._hosts.get(id(place.tensor)) or self._pinned_copy(place.tensor, copies)
+                place.put(place.tensor.to(parameter.device) if host is None else host.tensor)
+            elif scalars_move:
+                place.put(place.tensor.to(parameter.device))
+
+    def _pinned_copy(self, tensor: torch.Tensor, copies: StateCopies) -> HostTensor | None:
+        """A host tensor with the bytes of new state. None for small tensors, and where no memory can be pinned."""
+        if not is_whole(tensor, torch.device("cpu")) or tensor.nbytes < self._min_bytes:
+            return None
+        try:
+            host = host_tensor_for(tensor, copies.transport)
+        except (VdnnError, MemoryError):
+            self.stayed_bytes += tensor.nbytes
+            return None
+        copies.settle_uses(host)
+        host.tensor.copy_(tensor)
+        self._hosts[id(host.tensor)] = host
+        return host
+
+
+def _host_tensor(tensor: torch.Tensor, copies: StateCopies) -> HostTensor | None:
+    """Pinned memory for a copy of `tensor`. None: torch has to copy it."""
+    if not is_whole(tensor, copies.transport.torch_device):
+        return None
+    try:
+        return host_tensor_for(tensor, copies.transport)
+    except (VdnnError, MemoryError):
+        return None
+
+
+def _settle(written: tuple[StateCopies, Moving]) -> None:
+    copies, moving = written
+    copies.settle(moving)
