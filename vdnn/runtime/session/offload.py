@@ -57,6 +57,7 @@ def offload(
     limits: Limits = Limits(),  # noqa: B008  # it is frozen
     model: torch.nn.Module | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    gradients: bool = False,
 ) -> Session:
     """Returns a session: inside ``with``, it offloads what autograd saves.
 
@@ -87,6 +88,8 @@ def offload(
         model: The model that ``optimizer`` trains. Given, the session checks that its parameters are the optimizer's.
         optimizer: The optimizer, or several, whose state lives on the host between steps. Its own ``step`` then runs on
             the device on slices of its parameters, with the same bits (docs/training-state.md).
+        gradients: Whether the gradients of ``optimizer``'s parameters leave the device as backward makes them. Reading
+            ``parameter.grad`` brings one back, and so do clipping and the step.
 
     Raises:
         ValueError, TypeError: An argument is wrong, or two arguments contradict each other. ``budget`` and ``measure``
@@ -152,12 +155,16 @@ def offload(
     everything = min_bytes == 0 and not isinstance(min_bytes, bool)
     least = 0 if everything else bytes_of("min_bytes", min_bytes)
     states = states_of(model, optimizer)
+    if not isinstance(gradients, bool):
+        raise TypeError(f"gradients: expected True or False, got {gradients!r}.")
+    if gradients and not states:
+        raise ValueError("gradients: whose parameters have them? Give optimizer= as well.")
     engine = EngineOptions(online, device, least, options, steps, integrity, limit, recheck)
     if planner is None:
-        return Session(engine, None, states)
+        return Session(engine, None, states, gradients=gradients)
     named = policy if isinstance(policy, str) else id(policy)
-    learns = wanted, recompute, lossy, limit, recheck, integrity, measure, warmup_steps, least, limits
-    return Session(engine, (named, *learns), states)
+    learns = wanted, recompute, lossy, limit, recheck, integrity, measure, warmup_steps, least, limits, gradients
+    return Session(engine, (named, *learns), states, gradients=gradients)
 
 
 def _codecs_with(lossy: object) -> tuple[str, ...]:

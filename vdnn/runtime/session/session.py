@@ -53,11 +53,16 @@ class Session(contextlib.ContextDecorator):
     """The context manager that vdnn.offload returns. It also works as a decorator."""
 
     def __init__(
-        self, options: EngineOptions, key: Hashable | None = None, optimizer_states: Sequence[OptimizerState] = ()
+        self,
+        options: EngineOptions,
+        key: Hashable | None = None,
+        optimizer_states: Sequence[OptimizerState] = (),
+        gradients: bool = False,
     ) -> None:
         """Sessions with one key share an engine, see [Note: As one]; None shares with no other session."""
         self.counters = Counters()
         self._optimizer_states = optimizer_states
+        self._has_gradients = gradients
         self._options = options
         self._key = key
         self._had: Engine | None = None
@@ -107,6 +112,8 @@ class Session(contextlib.ContextDecorator):
         engine.uninstall(self)
         for state in self._optimizer_states:
             state.left()
+            if self._has_gradients:
+                state.gradients.leave()
         if any(entry.engine is engine for entry in entered):
             engine.packer.counters = counters_before
         elif kind is None:
@@ -123,6 +130,10 @@ class Session(contextlib.ContextDecorator):
                 state.managed_by(self, engine.transport_for, self._options.min_bytes)
                 managed.callback(state.left)
                 engine.optimizer_states.add(state)
+                if self._has_gradients:
+                    parameters = (one for group in state.optimizer.param_groups for one in group["params"])
+                    state.gradients.enter(parameters, engine.transport_for, self._options.min_bytes)
+                    managed.callback(state.gradients.leave)
             managed.pop_all()
 
     def close(self) -> None:
@@ -198,7 +209,7 @@ class Session(contextlib.ContextDecorator):
         engine = self._engine
         recipe_lines = engine.tolerance.lines() + engine.rechecks.lines()
         for state in self._optimizer_states:
-            recipe_lines += state.moved.lines(state.name)
+            recipe_lines += state.moved.lines(state.name) + state.gradients.lines(state.name)
         return session_report(self._asked_for(), self.counters, engine.transports.opened(), engine.steps, recipe_lines)
 
     def _asked_for(self) -> str:

@@ -19,6 +19,7 @@ from vdnn.errors import VdnnError
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.optimizer_steps import replace_step
+from vdnn.runtime.training_state.away_gradients import AwayGradients, gradient_anywhere
 from vdnn.runtime.training_state.copied_optimizer import copied_to_device, copy_of
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
@@ -43,6 +44,7 @@ class OptimizerState:
         self.name = type(optimizer).__name__
         self._reference = weakref.ref(optimizer, self._gone)
         self.moved = MovedBytes()
+        self.gradients = AwayGradients()
         self.owner: object | None = None  # the session that manages it now
         self._entries = 0
         self._transport_for: TransportFor | None = None
@@ -164,7 +166,7 @@ class OptimizerState:
 
     def _slices(self, optimizer: Optimizer) -> list[Slice]:
         def moving_bytes(parameter: torch.Tensor) -> int:
-            if parameter.grad is None:
+            if gradient_anywhere(parameter) is None:
                 return 0
             if optimizer.state.get(parameter):
                 return bytes_of(place.tensor for place in self._at_host(optimizer, parameter))
@@ -267,7 +269,7 @@ class OptimizerState:
 
     def _places(self, optimizer: Optimizer, part: Slice) -> list[Place]:
         """The host tensors that a step of `part` uses."""
-        parameters = [parameter for parameter in part.all_parameters() if parameter.grad is not None]
+        parameters = [parameter for parameter in part.all_parameters() if gradient_anywhere(parameter) is not None]
         return [place for parameter in parameters for place in self._at_host(optimizer, parameter)]
 
     def _fetch(self, optimizer: Optimizer, part: Slice, waiting: deque[Moving]) -> None:
@@ -293,6 +295,7 @@ class OptimizerState:
             sliced.step(part)
         finally:
             self._leave(optimizer, part.all_parameters(), copies, fetched)
+            self.gradients.take_away(part.all_parameters())
 
     def _leave(
         self, optimizer: Optimizer, parameters: list[torch.Tensor], copies: StateCopies, fetched: dict[int, HostTensor]
@@ -325,6 +328,7 @@ class OptimizerState:
             place.put(host.tensor)
 
     def _finish(self) -> None:
+        self.gradients.finish()
         for copies in self._copies.values():
             self.moved.finish(copies)
 

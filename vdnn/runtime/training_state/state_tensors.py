@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vdnn.runtime.torch_internals.gradient_reads import native_gradient
 from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage
 
 _State = dict[Any, Any] | list[Any]
@@ -49,9 +50,10 @@ def movable(parameter: torch.Tensor, state: object, min_bytes: int) -> list[Plac
     """The tensors in the state of `parameter` that may leave its device."""
     if not has_plain_storage(parameter):
         return []
-    found = [place for place in places_in(state) if _is_whole(place.tensor, parameter.device)]
+    found = [place for place in places_in(state) if is_whole(place.tensor, parameter.device)]
     tensors = [place.tensor for place in found]
-    tensors += [one for one in (parameter, parameter.grad) if one is not None and has_plain_storage(one)]
+    gradient = native_gradient(parameter)
+    tensors += [one for one in (parameter, gradient) if one is not None and has_plain_storage(one)]
     holders = Counter(one.untyped_storage()._cdata for one in tensors)
     return [
         place
@@ -60,7 +62,7 @@ def movable(parameter: torch.Tensor, state: object, min_bytes: int) -> list[Plac
     ]
 
 
-def _is_whole(tensor: torch.Tensor, device: torch.device) -> bool:
+def is_whole(tensor: torch.Tensor, device: torch.device) -> bool:
     """True if `tensor` is plain memory of `device` and all of its storage."""
     if not tensor.dim() or tensor.device != device or not has_plain_storage(tensor) or tensor.requires_grad:
         return False
