@@ -157,6 +157,7 @@ class Engine:
     def close(self) -> None:
         """Waits for all copies and returns host memory and streams."""
         for managed in list(self.optimizer_states):
+            managed.gradients.bring_back()
             managed.bring_back()
         self.is_closed = True
         with self.packer.lock:

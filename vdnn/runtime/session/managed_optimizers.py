@@ -63,6 +63,16 @@ def steps_on_cpu(optimizer_on: object, device: object, states: Sequence[Optimize
     return True
 
 
+def require_gradients_can_leave(gradients: object, states: Sequence[OptimizerState], *, on_cpu: bool) -> None:
+    """Raises ValueError or TypeError if `gradients` of vdnn.offload asks for what cannot be."""
+    if not isinstance(gradients, bool):
+        raise TypeError(f"gradients: expected True or False, got {gradients!r}.")
+    if gradients and not states:
+        raise ValueError("gradients: whose parameters have them? Give optimizer= as well.")
+    if gradients and on_cpu:
+        raise ValueError("gradients: a step on the CPU takes them to the host by itself. Leave out one of the two.")
+
+
 def _listed(optimizer: object) -> list[torch.optim.Optimizer]:
     several = list(optimizer) if isinstance(optimizer, Sequence) else [] if optimizer is None else [optimizer]
     given = [_unwrapped(one) for one in several]

@@ -27,7 +27,12 @@ from vdnn.runtime.recompute.tolerance import check_tolerance
 from vdnn.runtime.session.engine import EngineOptions
 from vdnn.runtime.session.host_share import host_bytes_of_rank
 from vdnn.runtime.session.limits import Limits, bytes_of
-from vdnn.runtime.session.managed_optimizers import frozen_of, states_of, steps_on_cpu
+from vdnn.runtime.session.managed_optimizers import (
+    frozen_of,
+    require_gradients_can_leave,
+    states_of,
+    steps_on_cpu,
+)
 from vdnn.runtime.session.marked import mark_to_keep
 from vdnn.runtime.session.session import Session, active_session
 from vdnn.runtime.steps.options import StepOptions
@@ -59,6 +64,7 @@ def offload(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     optimizer_on: Literal["device", "cpu"] = "device",
     parameters: Literal["frozen"] | None = None,
+    gradients: bool = False,
 ) -> Session:
     """Returns a session: inside ``with``, it offloads what autograd saves.
 
@@ -94,6 +100,8 @@ def offload(
             link; results differ in the last bits.
         parameters: ``"frozen"`` keeps the parameters of ``model`` that need no gradient on the host. Each comes to the
             device ahead of its module and ahead of its use in backward (docs/training-state.md). Default: they stay.
+        gradients: Whether the gradients of ``optimizer``'s parameters leave the device as backward makes them. Reading
+            ``parameter.grad`` brings one back, and so do clipping and the step.
 
     Raises:
         ValueError, TypeError: An argument is wrong, or two arguments contradict each other. ``budget`` and ``measure``
@@ -161,12 +169,14 @@ def offload(
     frozen = frozen_of(model, parameters)
     states = states_of(model, optimizer, has_parameters=frozen is not None)
     on_cpu = steps_on_cpu(optimizer_on, device, states)
+    require_gradients_can_leave(gradients, states, on_cpu=on_cpu)
     engine = EngineOptions(online, device, least, options, steps, integrity, limit, recheck, frozen is not None)
     if planner is None:
-        return Session(engine, None, states, frozen, steps_on_cpu=on_cpu)
+        return Session(engine, None, states, frozen, steps_on_cpu=on_cpu, gradients=gradients)
     named = policy if isinstance(policy, str) else id(policy)
-    learns = wanted, recompute, lossy, limit, recheck, integrity, measure, warmup_steps, least, limits, parameters
-    return Session(engine, (named, *learns), states, frozen, steps_on_cpu=on_cpu)
+    learns = wanted, recompute, lossy, limit, recheck, integrity, measure, warmup_steps, least, limits
+    key = (named, *learns, parameters, gradients)
+    return Session(engine, key, states, frozen, steps_on_cpu=on_cpu, gradients=gradients)
 
 
 def _codecs_with(lossy: object) -> tuple[str, ...]:

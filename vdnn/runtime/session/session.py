@@ -61,12 +61,14 @@ class Session(contextlib.ContextDecorator):
         parameters: FrozenParameters | None = None,
         *,
         steps_on_cpu: bool = False,
+        gradients: bool = False,
     ) -> None:
         """Sessions with one key share an engine, see [Note: As one]; None shares with no other session."""
         self.counters = Counters()
         self._optimizer_states = optimizer_states
         self._parameters = parameters
         self._steps_on_cpu = steps_on_cpu
+        self._has_gradients = gradients
         self._options = options
         self._key = key
         self._had: Engine | None = None
@@ -116,6 +118,8 @@ class Session(contextlib.ContextDecorator):
         engine.uninstall(self)
         for state in self._optimizer_states:
             state.left()
+            if self._has_gradients:
+                state.gradients.leave()
         if self._parameters is not None:
             self._parameters.leave()
         if any(entry.engine is engine for entry in entered):
@@ -134,6 +138,9 @@ class Session(contextlib.ContextDecorator):
                 state.managed_by(self, engine.transport_for, self._options.min_bytes, on_cpu=self._steps_on_cpu)
                 managed.callback(state.left)
                 engine.optimizer_states.add(state)
+                if self._has_gradients:
+                    state.gradients.enter(state.optimizer, engine.transport_for, self._options.min_bytes)
+                    managed.callback(state.gradients.leave)
             if self._parameters is not None and engine.parameter_saves is not None:
                 self._parameters.enter(engine.transport_for, engine.parameter_saves, self._options.min_bytes)
             managed.pop_all()
@@ -211,7 +218,7 @@ class Session(contextlib.ContextDecorator):
         engine = self._engine
         recipe_lines = engine.tolerance.lines() + engine.rechecks.lines()
         for state in self._optimizer_states:
-            recipe_lines += state.moved.lines(state.name)
+            recipe_lines += state.moved.lines(state.name) + state.gradients.lines(state.name)
         if self._parameters is not None:
             recipe_lines += self._parameters.lines()
         return session_report(self._asked_for(), self.counters, engine.transports.opened(), engine.steps, recipe_lines)

@@ -21,6 +21,7 @@ from vdnn.errors import VdnnError
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.optimizer_steps import replace_step
+from vdnn.runtime.training_state.away_gradients import AwayGradients, gradient_anywhere
 from vdnn.runtime.training_state.copied_optimizer import copied_to_device, copy_of
 from vdnn.runtime.training_state.cpu_steps import CpuSteps
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
@@ -46,6 +47,7 @@ class OptimizerState:
         self.name = type(optimizer).__name__
         self._reference = weakref.ref(optimizer, self._gone)
         self.moved = MovedBytes()
+        self.gradients = AwayGradients()
         self.owner: object | None = None  # the session that manages it now
         self._entries = 0
         self._transport_for: TransportFor | None = None
@@ -60,8 +62,7 @@ class OptimizerState:
 
     @property
     def optimizer(self) -> Optimizer:
-        optimizer = self._reference()
-        if optimizer is None:
+        if (optimizer := self._reference()) is None:
             raise VdnnError("the optimizer of this state is gone")
         return optimizer
 
@@ -101,8 +102,7 @@ class OptimizerState:
             self._let_go()
 
     def bring_back(self) -> None:
-        """Returns all state to the device, and lets the optimizer step by itself. What the device refuses is copied to
-        memory of the host that is not pinned."""
+        """Returns all state to the device, or to memory that is not pinned. Then the optimizer steps by itself."""
         optimizer = self._reference()
         if optimizer is None:
             return
@@ -168,10 +168,10 @@ class OptimizerState:
 
     def _slices(self, optimizer: Optimizer) -> list[Slice]:
         def moving_bytes(parameter: torch.Tensor) -> int:
-            if parameter.grad is None:
+            if (gradient := gradient_anywhere(parameter)) is None:
                 return 0
             if self._on_cpu:
-                return parameter.nbytes + parameter.grad.nbytes
+                return parameter.nbytes + gradient.nbytes
             if optimizer.state.get(parameter):
                 return bytes_of(place.tensor for place in self._at_host(optimizer, parameter))
             return bytes_of_first_state(parameter, self._min_bytes)
@@ -275,7 +275,7 @@ class OptimizerState:
 
     def _places(self, optimizer: Optimizer, part: Slice) -> list[Place]:
         """The host tensors that a step of `part` uses."""
-        parameters = [parameter for parameter in part.all_parameters() if parameter.grad is not None]
+        parameters = [parameter for parameter in part.all_parameters() if gradient_anywhere(parameter) is not None]
         return [place for parameter in parameters for place in self._at_host(optimizer, parameter)]
 
     def _fetch(self, optimizer: Optimizer, part: Slice, waiting: deque[Moving]) -> None:
@@ -301,6 +301,7 @@ class OptimizerState:
             sliced.step(part)
         finally:
             self._leave(optimizer, part.all_parameters(), copies, fetched)
+            self.gradients.take_away(part.all_parameters())
 
     def _leave(
         self, optimizer: Optimizer, parameters: list[torch.Tensor], copies: StateCopies, fetched: dict[int, HostTensor]
@@ -333,6 +334,7 @@ class OptimizerState:
             place.put(host.tensor)
 
     def _finish(self) -> None:
+        self.gradients.finish()
         for copies in self._copies.values():
             self.moved.finish(copies)
 

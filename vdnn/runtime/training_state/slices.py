@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from vdnn.runtime.training_state.away_gradients import gradient_anywhere
+
 Group = dict[str, Any]
 
 
@@ -68,5 +70,5 @@ def _is_one_decision(parameters: list[torch.Tensor]) -> bool:
         return False
     if len({type(parameter) for parameter in parameters}) > 1:
         return True
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return len({gradient.layout for gradient in gradients}) > 1
+    gradients = map(gradient_anywhere, parameters)
+    return len({gradient.layout for gradient in gradients if gradient is not None}) > 1

@@ -78,6 +78,12 @@ class StateCopies:
         self.to_device_bytes += moving.nbytes
         return moving
 
+    def order_behind_uses(self, hosts: list[HostTensor]) -> None:
+        """Lets later fetches wait for copies of `hosts` that are under way."""
+        for host in hosts:
+            for event in host.block.last_uses:
+                self._order(self.transport.queue.reload_stream, event)
+
     def arrive(self, moving: Moving) -> None:
         """Makes the compute stream wait for fetched tensors."""
         with span("wait for state"):

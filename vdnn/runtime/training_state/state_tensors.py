@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vdnn.runtime.torch_internals.gradient_reads import native_gradient
 from vdnn.runtime.torch_internals.local_shards import with_local_part
 from vdnn.runtime.torch_internals.tensor_kinds import PLAIN_CLASSES, has_plain_storage, plain_part
 
@@ -59,7 +60,8 @@ def movable(parameter: torch.Tensor, state: object, min_bytes: int) -> list[Plac
         return []
     found = [place for place in places_in(state) if is_whole(place.tensor, parameter.device)]
     tensors = [place.tensor for place in found] + [local]
-    gradient = None if parameter.grad is None else plain_part(parameter.grad)
+    own = native_gradient(parameter)
+    gradient = None if own is None else plain_part(own)
     tensors += [] if gradient is None else [gradient]
     holders = Counter(one.untyped_storage()._cdata for one in tensors)
     return [

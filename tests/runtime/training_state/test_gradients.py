@@ -1,0 +1,259 @@
+"""With gradients on the host, every loop computes the bits of plain PyTorch, and whoever reads one sees it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import vdnn
+from tests.runtime.training_state.conftest import Manage, open_session
+from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, Net, Training, begin, same, train
+from vdnn import _C
+from vdnn.runtime.torch_internals.gradient_reads import native_gradient
+from vdnn.runtime.training_state.host_tensor import HostTensor
+from vdnn.runtime.training_state.optimizer_state import state_of
+from vdnn.runtime.training_state.state_copies import StateCopies
+
+ADAMW = OPTIMIZERS["adamw"]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_training_has_the_bits_of_plain_pytorch(optimizer: str, loop: str, manage: Manage) -> None:
+    make, train_in = OPTIMIZERS[optimizer], LOOPS[loop]
+    assert same(train(make, train_in), train(make, train_in, partial(manage, gradients=True)))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw-foreach", "adamw-fused", "third-party"])
+def test_no_order_of_copies_changes_a_bit(optimizer: str) -> None:
+    make = OPTIMIZERS[optimizer]
+    expected = train(make, LOOPS["accumulation"], tied=True)
+    for seed in range(20):
+        checker = _C.OrderingChecker(_C.SimDevice(schedule=_C.Schedule.RANDOM, seed=seed))
+
+        @contextlib.contextmanager
+        def inside(managed: Any, checker: _C.Device = checker) -> Iterator[None]:
+            with contextlib.closing(open_session(checker, managed, gradients=True)) as session, session:
+                yield
+
+        assert same(expected, train(make, LOOPS["accumulation"], inside, tied=True)), f"seed {seed}"
+        checker.close()
+        assert checker.take_violations() == []
+
+
+def backward(training: Training) -> None:
+    training.loss().backward()
+
+
+def away(training: Training) -> list[bool]:
+    return [native_gradient(parameter) is None for parameter in training.model.parameters()]
+
+
+def gradients_of(training: Training) -> list[Any]:
+    return [parameter.grad for parameter in training.model.parameters()]
+
+
+def test_gradients_leave_as_they_are_made_and_return_where_they_are_read(manage: Manage) -> None:
+    plain, training = begin(ADAMW), begin(ADAMW)
+    with manage(training.optimizer, gradients=True) as session:
+        for _ in range(2):
+            backward(plain)
+            backward(training)
+            assert all(away(training))
+        first = next(iter(training.model.parameters()))
+        assert same(first.grad, next(iter(plain.model.parameters())).grad)
+        assert away(training)[0] is False
+        assert all(away(training)[1:])
+        assert same(gradients_of(plain), gradients_of(training))
+        training.optimizer.step()
+        assert "gradients of AdamW" in session.report()
+    assert "grad" not in vars(nn.Parameter)
+
+
+def test_a_gradient_that_is_held_or_written_stays_what_the_program_sees(manage: Manage) -> None:
+    def run(training: Training) -> list[Any]:
+        backward(training)
+        held = gradients_of(training)
+        backward(training)
+        assert all(one is other for one, other in zip(held, gradients_of(training), strict=True))
+        found = [one.clone() for one in held]
+        del held
+        for parameter in training.model.parameters():
+            parameter.grad = torch.full_like(parameter, 2.0)
+        backward(training)
+        found += [one.clone() for one in gradients_of(training)]
+        training.optimizer.zero_grad(set_to_none=False)
+        found += [one.clone() for one in gradients_of(training)]
+        backward(training)
+        training.model.zero_grad()
+        assert gradients_of(training) == [None] * len(found[: len(gradients_of(training))])
+        return found
+
+    expected, training = run(begin(ADAMW)), begin(ADAMW)
+    with manage(training.optimizer, gradients=True):
+        assert same(expected, run(training))
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_hooks_double_backward_and_autograd_grad_see_plain_gradients(manage: Manage) -> None:
+    def run(training: Training) -> list[Any]:
+        found: list[Any] = []
+        weight = training.model.get_parameter("inner.weight")
+        weight.register_post_accumulate_grad_hook(lambda one: found.append(one.grad.clone()))  # type: ignore[union-attr]
+        weight.register_hook(lambda gradient: found.append(None if weight.grad is None else weight.grad.clone()))
+        for _ in range(2):
+            loss = training.loss()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        found += torch.autograd.grad(training.loss(), [weight])
+        training.loss().backward(create_graph=True)
+        assert weight.grad is not None
+        weight.grad.square().sum().backward()
+        found += [one.detach().clone() for one in gradients_of(training)]
+        training.optimizer.zero_grad()
+        return found
+
+    expected, training = run(begin(ADAMW)), begin(ADAMW)
+    with manage(training.optimizer, gradients=True):
+        found = run(training)
+    assert len(expected) == len(found)
+    assert all(one is other is None or same(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_sparse_gradients_stay_and_are_right(manage: Manage) -> None:
+    def run(inside: Any) -> list[Any]:
+        torch.manual_seed(1)
+        table = nn.Embedding(20, 4, sparse=True)
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+        with inside(optimizer):
+            for _ in range(3):
+                for _ in range(2):
+                    table(torch.randint(20, (5,))).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return [table.weight.detach()]
+
+    assert same(run(contextlib.nullcontext), run(partial(manage, gradients=True)))
+
+
+def test_what_leaves_at_the_end_of_the_session_is_back_on_the_device(manage: Manage) -> None:
+    plain, training = begin(ADAMW), begin(ADAMW)
+    backward(plain)
+    with manage(training.optimizer, gradients=True):
+        backward(training)
+    assert not any(away(training))
+    assert same(gradients_of(plain), gradients_of(training))
+
+
+def test_zero_grad_drops_what_is_away_without_bringing_it_back(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = begin(ADAMW)
+    with manage(training.optimizer, gradients=True):
+        backward(training)
+        monkeypatch.setattr(StateCopies, "fetch", lambda self, hosts: pytest.fail("fetched"))
+        training.optimizer.zero_grad()
+        assert gradients_of(training) == [None] * len(away(training))
+        assert state_of(training.optimizer).gradients.host_bytes == 0
+    assert "zero_grad" not in vars(training.optimizer)
+
+
+def test_a_write_that_counts_no_version_is_not_lost(manage: Manage) -> None:
+    def run(training: Training) -> list[Any]:
+        backward(training)
+        for parameter in training.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.data.clamp_(-0.01, 0.01)
+        training.optimizer.step()
+        return [one.clone() for one in gradients_of(training)] + list(training.model.parameters())
+
+    expected, training = run(begin(ADAMW)), begin(ADAMW)
+    with manage(training.optimizer, gradients=True):
+        assert same(expected, run(training))
+
+
+def test_an_exception_in_backward_or_in_the_step_leaves_gradients_as_plain_training_does(manage: Manage) -> None:
+    def run(training: Training) -> list[Any]:
+        weight = training.model.get_parameter("inner.weight")
+        backward(training)
+
+        def fails(gradient: torch.Tensor) -> None:
+            raise KeyboardInterrupt
+
+        handle = weight.register_hook(fails)
+        with pytest.raises(KeyboardInterrupt):
+            backward(training)
+        handle.remove()
+        found = [one.clone() for one in gradients_of(training)]
+        weight.grad = None
+        with pytest.raises(ZeroDivisionError):
+            training.optimizer.step(lambda: 1 // 0)  # type: ignore[arg-type,return-value]
+        return [*found, *(one for one in gradients_of(training) if one is not None)]
+
+    expected, training = run(begin(ADAMW)), begin(ADAMW)
+    with manage(training.optimizer, gradients=True):
+        assert same(expected, run(training))
+
+
+def test_refused_copies_keep_gradients_on_the_device(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = train(ADAMW, LOOPS["accumulation"])
+    leave = StateCopies.leave
+    calls = []
+
+    def refusing(self: StateCopies, tensors: list[torch.Tensor], hosts: list[HostTensor]) -> bool:
+        calls.append(0)
+        return len(calls) % 3 != 0 and leave(self, tensors, hosts)
+
+    monkeypatch.setattr(StateCopies, "leave", refusing)
+    assert same(expected, train(ADAMW, LOOPS["accumulation"], partial(manage, gradients=True)))
+
+
+def test_a_failed_fetch_loses_nothing(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, training = begin(ADAMW), begin(ADAMW)
+    backward(plain)
+    with manage(training.optimizer, gradients=True):
+        backward(training)
+        with monkeypatch.context() as patched:
+            patched.setattr(StateCopies, "fetch", lambda self, hosts: (_ for _ in ()).throw(torch.OutOfMemoryError()))
+            with pytest.raises(torch.OutOfMemoryError):
+                gradients_of(training)
+        assert same(gradients_of(plain), gradients_of(training))
+
+
+def test_300_steps_hold_no_more_than_three(manage: Manage) -> None:
+    training = begin(ADAMW)
+    counts = []
+    with manage(training.optimizer, gradients=True) as session:
+        for step in range(300):
+            for _ in range(2):
+                backward(training)
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+            training.found.clear()
+            if step in (2, 299):
+                counts.append((session.host_bytes, state_of(training.optimizer).gradients.host_bytes))
+    assert counts[0] == counts[1]
+    assert counts[1][1] == 0
+
+
+def test_bad_input() -> None:
+    model = Net()
+    with pytest.raises(ValueError, match=r"gradients: whose parameters have them\? Give optimizer= as well\."):
+        vdnn.offload(device="sim", gradients=True)
+    with pytest.raises(TypeError, match="gradients: expected True or False, got 'all'"):
+        vdnn.offload(device="sim", optimizer=ADAMW(model.parameters()), gradients="all")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a step on the CPU takes them"):
+        vdnn.offload(device="sim", optimizer=ADAMW(model.parameters()), optimizer_on="cpu", gradients=True)
+
+
+def test_a_process_group_is_refused(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = begin(ADAMW)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    refused = pytest.raises(vdnn.VdnnError, match=r"torch\.distributed is initialized")
+    with refused, manage(training.optimizer, gradients=True):
+        pass
+    assert "grad" not in vars(nn.Parameter)

@@ -1,0 +1,76 @@
+"""Lets reads and writes of `parameter.grad` pass through a function of ours, as long as somebody asks for it.
+
+torch keeps a gradient in a native field that Python reads through an attribute of its base class. An attribute `grad`
+of torch.nn.Parameter goes ahead of that one, so optimizers, clipping, GradScaler and users come here. Autograd reads
+and writes the native field.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+_native: Any = torch._C.TensorBase.grad
+
+
+class Holder(Protocol):
+    """Keeps gradients away from their parameters."""
+
+    def before_read(self, parameter: torch.Tensor) -> None:
+        """Puts the gradient into the native field."""
+
+    def before_write(self, parameter: torch.Tensor) -> None:
+        """Forgets the gradient, which is about to be replaced."""
+
+
+_lock = threading.Lock()
+_holders: dict[int, Holder] = {}  # by id of the parameter, which its holder keeps alive
+
+
+def native_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    gradient: torch.Tensor | None = _native.__get__(parameter)
+    return gradient
+
+
+def set_native_gradient(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    _native.__set__(parameter, gradient)
+
+
+def _get(parameter: torch.Tensor) -> torch.Tensor | None:
+    holder = _holders.get(id(parameter))
+    if holder is not None:
+        holder.before_read(parameter)
+    return native_gradient(parameter)
+
+
+def _set(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    set_native_gradient(parameter, gradient)  # first: torch may refuse it
+    holder = _holders.get(id(parameter))
+    if holder is not None:
+        holder.before_write(parameter)
+
+
+def _delete(parameter: torch.Tensor) -> None:
+    _set(parameter, None)
+
+
+def watch_gradient(parameter: torch.nn.Parameter, holder: Holder) -> Callable[[], None]:
+    """From now on `holder` hears of reads and writes of `parameter.grad`. Returns what undoes it."""
+    with _lock:
+        if not _holders:
+            torch.nn.Parameter.grad = property(_get, _set, _delete)  # type: ignore[assignment]
+        _holders[id(parameter)] = holder
+
+    def undo() -> None:
+        with _lock:
+            if _holders.pop(id(parameter), None) is not None and not _holders:
+                del torch.nn.Parameter.grad
+
+    return undo
+
+
+def holder_of(parameter: torch.Tensor) -> Holder | None:
+    return _holders.get(id(parameter))

@@ -1,0 +1,245 @@
+"""Keeps the gradients of one optimizer's parameters on the host, from where backward makes them to where they are read.
+
+[Note: Where a gradient is] A gradient is in the native field of its parameter or here, never in both when Python code
+of others runs. While it is here the field is empty, so autograd takes the gradient of the next micro-batch for the
+first one. The hook behind it fetches the sum and adds to it on the device, as autograd does. `parameter.grad` fetches
+first (gradient_reads). Nobody reads released memory: there is no tensor that has it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from vdnn.bytesize import format_bytes
+from vdnn.errors import VdnnError
+from vdnn.runtime.storage.source import natively_held
+from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.gradient_reads import (
+    holder_of,
+    native_gradient,
+    set_native_gradient,
+    watch_gradient,
+)
+from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
+from vdnn.runtime.training_state.interrupts import interrupts_wait
+from vdnn.runtime.training_state.state_copies import StateCopies
+from vdnn.runtime.training_state.state_tensors import is_whole
+
+
+def _counts(gradient: torch.Tensor) -> tuple[int, int]:
+    """References to the Python object of a gradient, and to its storage."""
+    return sys.getrefcount(gradient), natively_held(gradient.untyped_storage()._cdata)
+
+
+def _counts_of_one_that_nobody_holds() -> tuple[int, int]:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    set_native_gradient(parameter, torch.zeros(1))
+    gradient = native_gradient(parameter)
+    if gradient is None:
+        raise RuntimeError("expected the gradient that was set, got none")
+    return _counts(gradient)
+
+
+_HELD_HERE, _STORAGE_HELD_HERE = _counts_of_one_that_nobody_holds()
+
+
+class AwayGradients:
+    """The gradients of one optimizer's parameters that have left. The session enters and leaves it."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[int, HostTensor] = {}  # by id of the parameter
+        self._copies: dict[torch.device, StateCopies] = {}
+        self._undo: list[Callable[[], object]] = []
+        self._min_bytes = 0
+        self._entries = 0
+        self.host_bytes = 0
+        self.most_bytes = 0  # on the host at one time
+        self.to_host_bytes = 0
+        self.to_device_bytes = 0
+        self.stayed_bytes = 0  # because memory of the host or a copy was refused
+        self._parameters: list[torch.nn.Parameter] = []
+
+    # Sessions.
+
+    def enter(
+        self,
+        optimizer: torch.optim.Optimizer,
+        transport_for: Callable[[torch.device], Transport | None],
+        min_bytes: int,
+    ) -> None:
+        self._entries += 1
+        if self._entries > 1:
+            return
+        self._min_bytes = min_bytes
+        try:
+            _refuse_several_ranks()
+            for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+                # Other classes have an attribute `grad` of their own, or are not plain memory.
+                if type(parameter) is torch.nn.Parameter and parameter.requires_grad:
+                    self._watch(parameter, transport_for)
+            self._drop_at_zero_grad(optimizer)
+        except BaseException:
+            self.leave()
+            raise
+
+    def _watch(self, parameter: torch.nn.Parameter, transport_for: Callable[[torch.device], Transport | None]) -> None:
+        if parameter.device not in self._copies:
+            transport = transport_for(parameter.device)
+            if transport is None:
+                return
+            self._copies[parameter.device] = StateCopies(transport)
+        self._parameters.append(parameter)
+        handle: Any = parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+        hooks: Any = parameter._post_accumulate_grad_hooks
+        hooks.move_to_end(handle.id, last=False)  # hooks of others see the whole sum
+        self._undo += (handle.remove, watch_gradient(parameter, self))
+
+    def _drop_at_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+        """Lets `optimizer.zero_grad` drop what is away without a look at it, which would fetch it."""
+        own = optimizer.zero_grad
+
+        def zero_grad(set_to_none: bool = True) -> None:
+            if set_to_none:
+                for parameter in self._parameters:
+                    self._forget(parameter)
+            own(set_to_none=set_to_none)
+
+        attributes = vars(optimizer)
+        attributes["zero_grad"] = zero_grad
+        self._undo.append(lambda: attributes.pop("zero_grad", None))
+
+    def leave(self) -> None:
+        self._entries -= 1
+        if self._entries:
+            return
+        self.bring_back()
+        for undo in self._undo:
+            undo()
+        self._undo, self._parameters, self._copies = [], [], {}
+
+    def bring_back(self) -> None:
+        """Returns all gradients to the device."""
+        for parameter in self._parameters:
+            self.before_read(parameter)
+        self.finish()
+
+    def finish(self) -> None:
+        """Blocks until everything that leaves is on the host."""
+        for copies in self._copies.values():
+            copies.finish()
+            self.to_host_bytes, copies.to_host_bytes = self.to_host_bytes + copies.to_host_bytes, 0
+            self.to_device_bytes, copies.to_device_bytes = self.to_device_bytes + copies.to_device_bytes, 0
+
+    # Reads and writes.
+
+    def before_read(self, parameter: torch.Tensor) -> None:
+        """Fetches the gradient if it is here. If that fails, it stays here."""
+        host = self._hosts.get(id(parameter))
+        if host is None:
+            return
+        gradient = self._fetched(parameter, host)
+        with interrupts_wait():
+            set_native_gradient(parameter, gradient)
+            self._forget(parameter)
+
+    def before_write(self, parameter: torch.Tensor) -> None:
+        self._forget(parameter)
+
+    def peek(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        host = self._hosts.get(id(parameter))
+        return native_gradient(parameter) if host is None else host.tensor
+
+    def _fetched(self, parameter: torch.Tensor, host: HostTensor) -> torch.Tensor:
+        copies = self._copies[parameter.device]
+        copies.order_behind_uses([host])
+        moving = copies.fetch([host])
+        copies.arrive(moving)
+        return moving.tensors[0]
+
+    # Backward and step.
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        """Called by autograd after it wrote a gradient to the native field."""
+        _refuse_several_ranks()
+        with interrupts_wait():
+            host = self._hosts.get(id(parameter))
+            new = native_gradient(parameter)
+            if host is not None and new is not None:
+                sum_before = self._fetched(parameter, host)
+                # As autograd does: in place, unless the sum is part of a graph.
+                total = sum_before + new if torch.is_grad_enabled() else sum_before.add_(new)
+                set_native_gradient(parameter, total)
+                self._forget(parameter)
+                del sum_before, total
+            del new
+            self.take_away([parameter])
+
+    def take_away(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Sends the gradients of `parameters` to the host, but for those that somebody else holds."""
+        for parameter in parameters:
+            copies = self._copies.get(parameter.device)
+            if copies is None or holder_of(parameter) is not self or id(parameter) in self._hosts:
+                continue
+            gradient = native_gradient(parameter)
+            if gradient is None or not is_whole(gradient, parameter.device) or gradient.nbytes < self._min_bytes:
+                continue
+            references, storage_references = _counts(gradient)
+            if references > _HELD_HERE or storage_references > _STORAGE_HELD_HERE:
+                continue
+            host = self._host_with(gradient, copies)
+            if host is None:
+                self.stayed_bytes += gradient.nbytes
+                continue
+            with interrupts_wait():
+                self._hosts[id(parameter)] = host
+                set_native_gradient(parameter, None)
+                self._count(host, host.nbytes)
+
+    @staticmethod
+    def _host_with(gradient: torch.Tensor, copies: StateCopies) -> HostTensor | None:
+        """A host tensor that has the gradient once its copy is over; None if the host refuses."""
+        try:
+            host = host_tensor_for(gradient, copies.transport)
+        except (VdnnError, MemoryError):
+            return None
+        return host if copies.leave([gradient], [host]) else None
+
+    def _forget(self, parameter: torch.Tensor) -> None:
+        """The gradient here is no longer that of `parameter`."""
+        host = self._hosts.pop(id(parameter), None)
+        if host is not None:
+            self._count(host, -host.nbytes)
+
+    def _count(self, host: HostTensor, nbytes: int) -> None:
+        host.transport.state_bytes += nbytes
+        self.host_bytes += nbytes
+        self.most_bytes = max(self.most_bytes, self.host_bytes)
+
+    def lines(self, name: str) -> list[str]:
+        if not self.to_host_bytes and not self.stayed_bytes:
+            return []
+        line = (
+            f"  gradients of {name}: at most {format_bytes(self.most_bytes)} on the host; "
+            f"{format_bytes(self.to_host_bytes)} left the device and {format_bytes(self.to_device_bytes)} returned"
+        )
+        stayed = f"; {format_bytes(self.stayed_bytes)} stayed, because memory of the host or a copy was refused"
+        return [line + stayed if self.stayed_bytes else line]
+
+
+def gradient_anywhere(parameter: torch.Tensor) -> torch.Tensor | None:
+    """The gradient of `parameter` on the device, or its host tensor, which may not be complete: only to ask what it is
+    like."""
+    holder = holder_of(parameter)
+    return holder.peek(parameter) if isinstance(holder, AwayGradients) else parameter.grad
+
+
+def _refuse_several_ranks() -> None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise VdnnError(
+            "gradients=True: torch.distributed is initialized, and DDP and FSDP reduce gradients below the hooks that "
+            "this needs. Leave out gradients=True."
+        )
