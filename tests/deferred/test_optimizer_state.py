@@ -33,7 +33,9 @@ def on_cpu(found: Any) -> Any:
     return [on_cpu(one) for one in found] if isinstance(found, list) else found
 
 
-def trained(mode: Mode, seed: int, optimizer: str, loop: str, *, is_managed: bool, on: Any = "device") -> Any:
+def trained(
+    mode: Mode, seed: int, optimizer: str, loop: str, *, is_managed: bool, on: Any = "device", gradients: bool = False
+) -> Any:
     with DeferredAccelerator(mode, seed=seed, capacity="8MiB") as accelerator:
 
         def inside(managed: Any) -> vdnn.Session:
@@ -44,6 +46,7 @@ def trained(mode: Mode, seed: int, optimizer: str, loop: str, *, is_managed: boo
                 limits=NARROW,
                 optimizer=managed if is_managed else None,
                 optimizer_on=on,
+                gradients=gradients,
             )
 
         found = on_cpu(train(OPTIMIZERS[optimizer], LOOPS[loop], inside, "deferred"))
@@ -70,6 +73,14 @@ def test_a_step_on_the_cpu_has_the_bits_of_the_same_form_on_the_accelerator(
     expected = trained(mode, 0, optimizer, loop, is_managed=False)
     for seed in list(seeds_of(mode))[:8]:
         assert same(expected, trained(mode, seed, optimizer, loop, is_managed=True, on="cpu")), f"seed {seed}"
+
+
+@pytest.mark.parametrize("loop", ["accumulation", "clipped_by_norm", "scaled_with_a_skipped_step"])
+def test_gradients_on_the_host_have_the_bits_of_gradients_on_the_accelerator(loop: str, mode: Mode) -> None:
+    expected = trained(mode, 0, "adamw-foreach", loop, is_managed=False)
+    for seed in list(seeds_of(mode))[:8]:
+        found = trained(mode, seed, "adamw-foreach", loop, is_managed=True, gradients=True)
+        assert same(expected, found), f"seed {seed}"
 
 
 @pytest.mark.parametrize("where", ["device", "cpu"])
