@@ -279,8 +279,9 @@ DEVICE_OF_ITS_OWN = re.compile(r"^def device\(", re.MULTILINE)
 
 
 def may_need_gpu(test: Path) -> bool:
-    fixtures = test.parent / "conftest.py"
-    text = test.read_text() + (fixtures.read_text() if fixtures.exists() else "")
+    folders = test.relative_to(ROOT / "tests").parents
+    fixtures = [ROOT / "tests" / folder / "conftest.py" for folder in folders if folder.name]
+    text = "".join(path.read_text() for path in (test, *fixtures) if path.exists())
     return bool(MARKED.search(text) or (WITH_DEVICE.search(text) and not DEVICE_OF_ITS_OWN.search(text)))
 
 

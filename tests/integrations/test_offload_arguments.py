@@ -10,8 +10,9 @@ import vdnn
 from vdnn.integrations.offload_arguments import OffloadArguments
 from vdnn.step.plan import Plan
 
-# Objects of the program, which a command line cannot name. A callback takes the trainer's optimizers if it is told to.
-OBJECTS = ("model", "optimizer")
+# Objects of the program, which a command line cannot name, and what needs one of them. A callback takes the trainer's
+# optimizers if it is told to.
+OBJECTS = ("model", "optimizer", "parameters")
 IN_THEIR_PLACE = {"offload_optimizer": False}
 
 

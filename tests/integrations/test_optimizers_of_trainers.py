@@ -17,6 +17,8 @@ import vdnn
 from tests.integrations.parallel_training import Block
 from tests.runtime.rigs.side_by_side import same_bits
 from tests.runtime.training_state.loops import same
+from vdnn.integrations.training_run import TrainingRun
+from vdnn.runtime.torch_internals.gradient_reads import native_gradient
 from vdnn.runtime.training_state.optimizer_state import state_of
 
 pytestmark = [
@@ -99,6 +101,24 @@ def test_the_trainer_of_transformers_leaves_the_state_where_it_is_unless_told(tm
     callback = OffloadCallback(**ON_SIM)
     trained_by_transformers(tmp_path, [callback])
     assert "optimizer state of" not in callback.report
+
+
+@pytest.mark.parametrize("option", [{"optimizer_on": "cpu"}, {"gradients": True}], ids=str)
+def test_options_of_the_optimizer_reach_the_session_of_a_run(option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="Give offload_optimizer=True too"):
+        TrainingRun(None, {**ON_SIM, **option})
+    run = TrainingRun(None, {**OPTIONS, **option})
+    model = nn.Linear(32, 32)
+    optimizer = torch.optim.AdamW(model.parameters())
+    run.look_into(model)
+    run.begin(torch.device("cpu"), [optimizer])
+    model(torch.ones(2, 32)).sum().backward()
+    gradient_is_away = native_gradient(model.weight) is None
+    optimizer.step()
+    assert isinstance(run.session, vdnn.Session)
+    assert run.session._steps_on_cpu == ("optimizer_on" in option)
+    run.end()
+    assert gradient_is_away == ("gradients" in option)
 
 
 def test_another_value_than_true_or_false_is_refused() -> None:

@@ -57,6 +57,9 @@ class OffloadArguments:
     vdnn_optimizer_on: str = field(
         default="device", metadata={"help": "where an offloaded optimizer steps: device, or cpu, with other last bits"}
     )
+    vdnn_gradients: bool = field(
+        default=False, metadata={"help": "gradients of an offloaded optimizer live on the host until they are read"}
+    )
     vdnn_offload_window: Optional[str] = field(  # noqa: UP045
         default=None,
         metadata={"help": "limit of copies to the host in flight; default: 256MiB or an eighth of the budget"},

@@ -36,9 +36,17 @@ class TrainingRun:
             self._options, self._offloads_optimizer = options, options.pop("offload_optimizer", False)
         if not isinstance(self._offloads_optimizer, bool):
             raise TypeError(f"offload_optimizer: expected True or False, got {self._offloads_optimizer!r}.")
-        self._optimizer_on = self._options.pop("optimizer_on", "device")
-        if self._optimizer_on != "device" and not self._offloads_optimizer:
-            raise ValueError("optimizer_on: it says where the optimizer steps. Give offload_optimizer=True as well.")
+        # Options of the optimizer, which is not known yet.
+        self._of_optimizer: dict[str, Any] = {
+            name: self._options.pop(name) for name in ("optimizer_on", "gradients") if name in self._options
+        }
+        if not self._offloads_optimizer:
+            if self._of_optimizer.get("optimizer_on", "device") != "device":
+                raise ValueError(
+                    "optimizer_on: it says where the optimizer steps. Give offload_optimizer=True as well."
+                )
+            if self._of_optimizer.get("gradients", False):
+                raise ValueError("gradients: they are those of the optimizer. Give offload_optimizer=True too.")
         offload(**self._options)  # raises for a wrong option now, not when training begins
         self._entered: Session | TogetherSession | None = None
         self._last: Session | None = None
@@ -51,9 +59,6 @@ class TrainingRun:
 
     def look_into(self, model: torch.nn.Module) -> None:
         """Raises before training for a model that a session would refuse at its first call."""
-        self._optimizer_on = self._options.pop("optimizer_on", "device")
-        if self._optimizer_on != "device" and not self._offloads_optimizer:
-            raise ValueError("optimizer_on: it says where the optimizer steps. Give offload_optimizer=True as well.")
         offload(**self._options).look_into(model)
 
     def begin(self, device: torch.device, optimizers: Sequence[Any]) -> None:
@@ -69,7 +74,7 @@ class TrainingRun:
         make = offload_together if self._has_ranks_to_agree() else offload
         managed: dict[str, Any] = {}
         if self._offloads_optimizer:
-            managed = {"optimizer": list(optimizers), "optimizer_on": self._optimizer_on}
+            managed = {"optimizer": list(optimizers), **self._of_optimizer}
         entered = make(**self._options, **managed)
         entered.__enter__()
         self._entered = entered
