@@ -105,7 +105,7 @@ def test_the_trainer_of_transformers_leaves_the_state_where_it_is_unless_told(tm
 
 @pytest.mark.parametrize("option", [{"optimizer_on": "cpu"}, {"gradients": True}], ids=str)
 def test_options_of_the_optimizer_reach_the_session_of_a_run(option: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="Give offload_optimizer=True too"):
+    with pytest.raises(ValueError, match="Give offload_optimizer=True as well"):
         TrainingRun(None, {**ON_SIM, **option})
     run = TrainingRun(None, {**OPTIONS, **option})
     model = nn.Linear(32, 32)

@@ -46,7 +46,7 @@ class TrainingRun:
                     "optimizer_on: it says where the optimizer steps. Give offload_optimizer=True as well."
                 )
             if self._of_optimizer.get("gradients", False):
-                raise ValueError("gradients: they are those of the optimizer. Give offload_optimizer=True too.")
+                raise ValueError("gradients: they are those of the optimizer. Give offload_optimizer=True as well.")
         offload(**self._options)  # raises for a wrong option now, not when training begins
         self._entered: Session | TogetherSession | None = None
         self._last: Session | None = None
