@@ -162,9 +162,10 @@ def test_sessions_on_the_cpu_and_on_the_device_take_turns(manage: Manage, monkey
     monkeypatch.setattr(host_step, "_FUSED_ON_THE_CPU", ())
     training = begin(ADAMW)
     for where in ("cpu", "device", "cpu"):
-        with manage(training.optimizer, optimizer_on=where):
+        with manage(training.optimizer, optimizer_on=where) as session:
             one_step(training)
             assert on_host(training.optimizer) == state_bytes(training)
+            assert ("it steps on the CPU" in session.report()) == (where == "cpu")
         one_step(training)
     assert same(outcome(training), expected(6))
 

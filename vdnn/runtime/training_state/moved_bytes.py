@@ -12,6 +12,7 @@ from vdnn.runtime.training_state.state_copies import StateCopies
 class MovedBytes:
     """The counts of one optimizer. The bytes that crossed the link are of all steps together."""
 
+    on_cpu: bool = False  # where the steps run, under the session that manages the state now or did last
     steps: int = 0
     host_bytes: int = 0
     stayed_bytes: int = 0  # in the last step, because memory of the host or a copy was refused
@@ -32,6 +33,8 @@ class MovedBytes:
             f"  optimizer state of {name}: {format_bytes(self.host_bytes)} on the host, {format_bytes(crossed_bytes)} "
             f"crossed the link per step, for which compute waited {self.waited_ns / steps / 1e6:.2f} ms"
         ]
+        if self.on_cpu:
+            lines.append("  it steps on the CPU: what crossed are gradients and parameters")
         if self.stayed_bytes:
             lines.append(
                 f"  {format_bytes(self.stayed_bytes)} of it stay on the device, because memory of the host or a copy "

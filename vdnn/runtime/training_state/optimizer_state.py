@@ -52,7 +52,6 @@ class OptimizerState:
         self._entries = 0
         self._transport_for: TransportFor | None = None
         self._min_bytes = 0
-        self._on_cpu = False
         self._copies: dict[torch.device, StateCopies] = {}
         self._hosts: dict[int, HostTensor] = {}  # by id of the tensor, which the value holds
         self._reserved: dict[Transport, int] = {}  # host bytes by transport
@@ -77,7 +76,8 @@ class OptimizerState:
                 "manages the state of an optimizer at a time: give optimizer= to one of them."
             )
         self.owner, self._entries = session, self._entries + 1
-        self._transport_for, self._min_bytes, self._on_cpu = transport_for, min_bytes, on_cpu
+        self._transport_for, self._min_bytes = transport_for, min_bytes
+        self.moved.on_cpu = on_cpu
         try:
             if self._undo is None:
                 self._undo = replace_step(optimizer, self._step)
@@ -170,7 +170,7 @@ class OptimizerState:
         def moving_bytes(parameter: torch.Tensor) -> int:
             if (gradient := gradient_anywhere(parameter)) is None:
                 return 0
-            if self._on_cpu:
+            if self.moved.on_cpu:
                 return parameter.nbytes + gradient.nbytes
             if optimizer.state.get(parameter):
                 return bytes_of(place.tensor for place in self._at_host(optimizer, parameter))
@@ -222,7 +222,7 @@ class OptimizerState:
             self.bring_back()
         if self.owner is None or self._forks != forks.count:
             return own_step(*args, **kwargs)
-        cpu = CpuSteps(optimizer, self._copies_for, self._hosts, self._min_bytes) if self._on_cpu else None
+        cpu = CpuSteps(optimizer, self._copies_for, self._hosts, self._min_bytes) if self.moved.on_cpu else None
         sliced = (cpu.sliced if cpu else functools.partial(SlicedStep, optimizer))(own_step, args, kwargs)
         slices = self._slices(optimizer)
         self.moved.stayed_bytes = 0
