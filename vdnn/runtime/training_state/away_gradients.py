@@ -8,6 +8,7 @@ first (gradient_reads). Nobody reads released memory: there is no tensor that ha
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,6 +19,7 @@ from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
 from vdnn.runtime.storage.source import natively_held
 from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.clipping import Passes, replace_passes
 from vdnn.runtime.torch_internals.gradient_reads import (
     holder_of,
     native_gradient,
@@ -26,8 +28,10 @@ from vdnn.runtime.torch_internals.gradient_reads import (
 )
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
-from vdnn.runtime.training_state.state_copies import StateCopies
+from vdnn.runtime.training_state.state_copies import Moving, StateCopies
 from vdnn.runtime.training_state.state_tensors import is_whole
+
+Change = Callable[[list[torch.Tensor]], object]  # made to gradients in place
 
 
 def _counts(gradient: torch.Tensor) -> tuple[int, int]:
@@ -52,6 +56,7 @@ class AwayGradients:
 
     def __init__(self) -> None:
         self._hosts: dict[int, HostTensor] = {}  # by id of the parameter
+        self._changes: dict[int, tuple[Change, ...]] = {}  # that are noted, by id of the parameter
         self._copies: dict[torch.device, StateCopies] = {}
         self._undo: list[Callable[[], object]] = []
         self._min_bytes = 0
@@ -70,6 +75,7 @@ class AwayGradients:
         optimizer: torch.optim.Optimizer,
         transport_for: Callable[[torch.device], Transport | None],
         min_bytes: int,
+        passes: Passes,
     ) -> None:
         self._entries += 1
         if self._entries > 1:
@@ -82,6 +88,7 @@ class AwayGradients:
                 if type(parameter) is torch.nn.Parameter and parameter.requires_grad:
                     self._watch(parameter, transport_for)
             self._drop_at_zero_grad(optimizer)
+            self._undo.append(replace_passes(passes))
         except BaseException:
             self.leave()
             raise
@@ -141,7 +148,7 @@ class AwayGradients:
         host = self._hosts.get(id(parameter))
         if host is None:
             return
-        gradient = self._fetched(parameter, host)
+        gradient = self._fetched(parameter)
         with interrupts_wait():
             set_native_gradient(parameter, gradient)
             self._forget(parameter)
@@ -153,12 +160,49 @@ class AwayGradients:
         host = self._hosts.get(id(parameter))
         return native_gradient(parameter) if host is None else host.tensor
 
-    def _fetched(self, parameter: torch.Tensor, host: HostTensor) -> torch.Tensor:
-        copies = self._copies[parameter.device]
-        copies.order_behind_uses([host])
-        moving = copies.fetch([host])
-        copies.arrive(moving)
+    def _fetched(self, parameter: torch.Tensor) -> torch.Tensor:
+        moving = self.fetch([parameter])
+        self.arrive([parameter], moving)
         return moving.tensors[0]
+
+    # Copies that are only read, and changes that are noted, of gradients that are here.
+
+    def has(self, parameter: torch.Tensor) -> bool:
+        return id(parameter) in self._hosts
+
+    def bytes_of(self, parameter: torch.Tensor) -> int:
+        return self._hosts[id(parameter)].nbytes
+
+    def slice_bytes(self, device: torch.device) -> int:
+        """The most that comes to the device together: two slices are there at one time."""
+        return max(1, self._copies[device].window_bytes // 2)
+
+    def fetch(self, parameters: list[torch.Tensor]) -> Moving:
+        """Issues copies to the device, for parameters of one device. They may be used after `arrive`."""
+        copies, hosts = self._copies[parameters[0].device], [self._hosts[id(one)] for one in parameters]
+        copies.order_behind_uses(hosts)
+        return copies.fetch(hosts)
+
+    def arrive(self, parameters: list[torch.Tensor], moving: Moving) -> None:
+        """Makes the device wait for the copies, and makes the changes that are noted."""
+        self._copies[parameters[0].device].arrive(moving)
+        pairs = list(zip(parameters, moving.tensors, strict=True))
+        for changes, alike in itertools.groupby(pairs, lambda pair: self._changes.get(id(pair[0]), ())):
+            gradients = [gradient for _, gradient in alike]
+            for change in changes:
+                change(gradients)
+
+    def drop(self, moving: Moving) -> None:
+        """Releases copies that were used. The gradients stay here."""
+        self._copies[moving.tensors[0].device].drop(moving, "gradients that are clipped")
+
+    def abandon(self, moving: Moving) -> None:
+        """Releases copies that were not used."""
+        self._copies[moving.tensors[0].device].abandon(moving)
+
+    def note(self, parameter: torch.Tensor, change: Change) -> None:
+        """`change` is made to the gradient when it is next on the device."""
+        self._changes[id(parameter)] = (*self._changes.get(id(parameter), ()), change)
 
     # Backward and step.
 
@@ -169,7 +213,7 @@ class AwayGradients:
             host = self._hosts.get(id(parameter))
             new = native_gradient(parameter)
             if host is not None and new is not None:
-                sum_before = self._fetched(parameter, host)
+                sum_before = self._fetched(parameter)
                 # As autograd does: in place, unless the sum is part of a graph.
                 total = sum_before + new if torch.is_grad_enabled() else sum_before.add_(new)
                 set_native_gradient(parameter, total)
@@ -211,6 +255,7 @@ class AwayGradients:
     def _forget(self, parameter: torch.Tensor) -> None:
         """The gradient here is no longer that of `parameter`."""
         host = self._hosts.pop(id(parameter), None)
+        self._changes.pop(id(parameter), None)
         if host is not None:
             self._count(host, -host.nbytes)
 
