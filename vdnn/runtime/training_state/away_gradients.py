@@ -171,7 +171,9 @@ class AwayGradients:
         return id(parameter) in self._hosts
 
     def bytes_of(self, parameter: torch.Tensor) -> int:
-        return self._hosts[id(parameter)].nbytes
+        """The bytes of the gradient of `parameter` that are here."""
+        host = self._hosts.get(id(parameter))
+        return 0 if host is None else host.nbytes
 
     def slice_bytes(self, device: torch.device) -> int:
         """The most that comes to the device together: two slices are there at one time."""
@@ -191,6 +193,16 @@ class AwayGradients:
             gradients = [gradient for _, gradient in alike]
             for change in changes:
                 change(gradients)
+
+    def put_back(self, parameters: list[torch.Tensor], moving: Moving) -> None:
+        """Gives the parameters the gradients that were fetched for them."""
+        self.arrive(parameters, moving)
+        with interrupts_wait():
+            for parameter, host, gradient in zip(parameters, moving.hosts, moving.tensors, strict=True):
+                if self._hosts.get(id(parameter)) is host:  # nobody read or wrote it in between
+                    set_native_gradient(parameter, gradient)
+                    self._forget(parameter)
+            moving.tensors.clear()
 
     def drop(self, moving: Moving) -> None:
         """Releases copies that were used. The gradients stay here."""
