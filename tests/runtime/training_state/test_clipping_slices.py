@@ -228,3 +228,37 @@ def test_two_slices_are_on_the_device_at_one_time_and_nothing_is_copied_out(
         monkeypatch.undo()
         assert all(away(training))
     assert (most_bytes, fetched_bytes) == ((0, 0) if name == "value" else (2 << 10, 16 << 10))
+
+
+def test_a_loop_that_reads_and_writes_each_gradient_brings_a_window_back(manage: Manage) -> None:
+    """16 gradients of 1 KiB, and half a window of 1 KiB. A gradient that is held stays, whatever is read."""
+
+    def run(one: Training, seen: list[int]) -> list[Any]:
+        torch.manual_seed(6)
+        one.model(torch.randn(4, 16)).square().mean().backward()
+        for parameter in parameters_of(one):
+            if parameter.grad is not None:
+                parameter.grad.data.mul_(0.5)
+                seen.append(away(one).count(False))
+        again = [parameters_of(one)[number] for number in (0, 1, 0, 0, 2, 1, 1)]
+        assert all(parameter.grad is not None for parameter in again)
+        held = parameters_of(one)[3].grad
+        found = [parameter.grad.norm() for parameter in parameters_of(one)]  # type: ignore[union-attr]
+        assert held is parameters_of(one)[3].grad
+        seen.append(away(one).count(False))
+        del held
+        found.append(clip_grad_norm_([one for one in parameters_of(one) if one.grad is not None], 0.01))
+        seen.append(away(one).count(False))
+        one.optimizer.step()
+        return found + parameters_of(one)
+
+    def make() -> Training:
+        torch.manual_seed(5)
+        model = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(16)])
+        return Training(model, torch.optim.SGD(model.parameters(), lr=0.1), iter(()), [])
+
+    expected, training = run(make(), []), make()
+    seen: list[int] = []
+    with manage(training.optimizer, gradients=True):
+        assert same(expected, run(training, seen))
+    assert seen == [*[1] * 16, 2, 2]

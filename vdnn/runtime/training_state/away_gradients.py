@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
+from vdnn.runtime.steps.ends import in_backward
 from vdnn.runtime.storage.source import natively_held
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.clipping import Passes, replace_passes
@@ -67,6 +69,7 @@ class AwayGradients:
         self.to_device_bytes = 0
         self.stayed_bytes = 0  # because memory of the host or a copy was refused
         self._parameters: list[torch.nn.Parameter] = []
+        self._read: deque[tuple[torch.Tensor, int]] = deque()  # with gradients that the program made return, and bytes
 
     # Sessions.
 
@@ -130,8 +133,9 @@ class AwayGradients:
 
     def bring_back(self) -> None:
         """Returns all gradients to the device."""
+        self._read.clear()
         for parameter in self._parameters:
-            self.before_read(parameter)
+            self._bring_back(parameter)
         self.finish()
 
     def finish(self) -> None:
@@ -144,9 +148,23 @@ class AwayGradients:
     # Reads and writes.
 
     def before_read(self, parameter: torch.Tensor) -> None:
-        """Fetches the gradient if it is here. If that fails, it stays here."""
-        host = self._hosts.get(id(parameter))
-        if host is None:
+        """Fetches the gradient if it is here. If that fails, it stays here.
+
+        Those that were read before leave again as the window needs it, unless the program holds them: a loop over
+        all gradients does not bring all of them back at one time."""
+        if not self.has(parameter):
+            return
+        nbytes = self.bytes_of(parameter)
+        self._bring_back(parameter)
+        if in_backward():  # autograd may be about to add to any of them
+            return
+        self._read = deque(read for read in self._read if read[0] is not parameter)
+        self._read.append((parameter, nbytes))
+        while len(self._read) > 1 and sum(one for _, one in self._read) > self.slice_bytes(parameter.device):
+            self.take_away([self._read.popleft()[0]])
+
+    def _bring_back(self, parameter: torch.Tensor) -> None:
+        if not self.has(parameter):
             return
         gradient = self._fetched(parameter)
         with interrupts_wait():
