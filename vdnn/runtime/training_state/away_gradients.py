@@ -18,9 +18,9 @@ import torch
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
-from vdnn.runtime.steps.ends import in_backward
 from vdnn.runtime.storage.source import natively_held
 from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.backward_ends import in_backward
 from vdnn.runtime.torch_internals.clipping import Passes, replace_passes
 from vdnn.runtime.torch_internals.gradient_reads import (
     holder_of,
