@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -18,6 +20,7 @@ from vdnn import _C
 from vdnn.runtime.torch_internals.gradient_reads import native_gradient
 from vdnn.runtime.training_state.host_tensor import HostTensor
 from vdnn.runtime.training_state.optimizer_state import state_of
+from vdnn.runtime.training_state.sliced_step import SlicedStep
 from vdnn.runtime.training_state.state_copies import StateCopies
 
 ADAMW = OPTIMIZERS["adamw"]
@@ -257,3 +260,70 @@ def test_a_process_group_is_refused(manage: Manage, monkeypatch: pytest.MonkeyPa
     with refused, manage(training.optimizer, gradients=True):
         pass
     assert "grad" not in vars(nn.Parameter)
+
+
+def test_a_step_fetches_the_gradients_of_the_next_slice_ahead(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGD without state: gradients alone make slices, here of one matrix of 1 KiB with windows of 2 KiB."""
+    order: list[str] = []
+    on_device: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    most_bytes = 0
+    fetch, step = StateCopies.fetch, SlicedStep.step
+
+    def noted_fetch(self: StateCopies, hosts: list[HostTensor]) -> Any:
+        nonlocal most_bytes
+        order.append("fetch")
+        moving = fetch(self, hosts)
+        for tensor in moving.tensors:
+            on_device.add(tensor)
+        most_bytes = max(most_bytes, sum(one.nbytes for one in on_device))
+        return moving
+
+    def noted_step(self: SlicedStep, part: Any) -> None:
+        order.append("step")
+        step(self, part)
+
+    torch.manual_seed(5)
+    model = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(16)])
+    training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1), iter(()), [])
+    with manage(training.optimizer, gradients=True):
+        model(torch.randn(4, 16)).square().mean().backward()
+        monkeypatch.setattr(StateCopies, "fetch", noted_fetch)
+        monkeypatch.setattr(SlicedStep, "step", noted_step)
+        training.optimizer.step()
+        assert order == ["fetch", *["fetch", "step"] * 15, "step"]
+        assert most_bytes <= 5 << 10  # two slices to come, one that is stepped, and the window that leaves
+        assert all(away(training))
+
+
+def test_each_fetch_of_a_step_may_be_refused_once(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused ahead of the first slice, the step raises and has changed nothing. Refused later, it is fetched again."""
+    plain = begin(ADAMW)
+    for _ in plain.steps(2):
+        backward(plain)
+        plain.optimizer.step()
+    fetch, raised = StateCopies.fetch, 0
+    for refused in itertools.count():
+        training, calls = begin(ADAMW), itertools.count()
+        with manage(training.optimizer, gradients=True):
+            backward(training)
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+            backward(training)
+
+            def refusing(self: StateCopies, hosts: list[HostTensor], calls: Any = calls, refused: int = refused) -> Any:
+                if next(calls) == refused:
+                    raise torch.OutOfMemoryError("refused")
+                return fetch(self, hosts)
+
+            monkeypatch.setattr(StateCopies, "fetch", refusing)
+            try:
+                training.optimizer.step()
+            except torch.OutOfMemoryError:
+                raised += 1
+                training.optimizer.step()
+            monkeypatch.undo()
+        assert same(list(plain.model.parameters()), list(training.model.parameters())), f"fetch {refused}"
+        if next(calls) <= refused:
+            break
+    assert raised == 2  # of the first slice: its state, and its gradients
+    assert refused > 6

@@ -21,6 +21,7 @@ from vdnn.planning.policies import OnlinePolicy
 from vdnn.runtime.session.engine import Engine, EngineOptions, choosing, engine_for
 from vdnn.runtime.session.report import session_report
 from vdnn.runtime.storage.counters import Counters, Kept
+from vdnn.runtime.training_state.gradient_passes import GradientPasses
 from vdnn.runtime.training_state.optimizer_state import OptimizerState
 from vdnn.runtime.training_state.parameters.frozen_parameters import FrozenParameters
 from vdnn.step.plan import Plan
@@ -139,7 +140,8 @@ class Session(contextlib.ContextDecorator):
                 managed.callback(state.left)
                 engine.optimizer_states.add(state)
                 if self._has_gradients:
-                    state.gradients.enter(state.optimizer, engine.transport_for, self._options.min_bytes)
+                    min_bytes = self._options.min_bytes
+                    state.gradients.enter(state.optimizer, engine.transport_for, min_bytes, GradientPasses())
                     managed.callback(state.gradients.leave)
             if self._parameters is not None and engine.parameter_saves is not None:
                 self._parameters.enter(engine.transport_for, engine.parameter_saves, self._options.min_bytes)

@@ -1,4 +1,4 @@
-"""Calls a function when the running backward ends, as DDP and FSDP do."""
+"""Knows of the backward that runs on this thread, and calls a function when it ends, as DDP and FSDP do."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ import torch
 _NO_GRAPH_TASK = -1
 
 
+def in_backward() -> bool:
+    """True if this thread runs a backward."""
+    return torch._C._current_graph_task_id() != _NO_GRAPH_TASK
+
+
 def call_after_backward(function: Callable[[], None]) -> bool:
     """Returns False outside of a backward. If the backward raises, the function is not called."""
-    if torch._C._current_graph_task_id() == _NO_GRAPH_TASK:
+    if not in_backward():
         return False
     torch.autograd.Variable._execution_engine.queue_callback(function)
     return True

@@ -8,7 +8,9 @@ first (gradient_reads). Nobody reads released memory: there is no tensor that ha
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,6 +20,8 @@ from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
 from vdnn.runtime.storage.source import natively_held
 from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.backward_ends import in_backward
+from vdnn.runtime.torch_internals.clipping import Passes, replace_passes
 from vdnn.runtime.torch_internals.gradient_reads import (
     holder_of,
     native_gradient,
@@ -26,8 +30,10 @@ from vdnn.runtime.torch_internals.gradient_reads import (
 )
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
-from vdnn.runtime.training_state.state_copies import StateCopies
+from vdnn.runtime.training_state.state_copies import Moving, StateCopies
 from vdnn.runtime.training_state.state_tensors import is_whole
+
+Change = Callable[[list[torch.Tensor]], object]  # made to gradients in place
 
 
 def _counts(gradient: torch.Tensor) -> tuple[int, int]:
@@ -52,6 +58,7 @@ class AwayGradients:
 
     def __init__(self) -> None:
         self._hosts: dict[int, HostTensor] = {}  # by id of the parameter
+        self._changes: dict[int, tuple[Change, ...]] = {}  # that are noted, by id of the parameter
         self._copies: dict[torch.device, StateCopies] = {}
         self._undo: list[Callable[[], object]] = []
         self._min_bytes = 0
@@ -62,6 +69,7 @@ class AwayGradients:
         self.to_device_bytes = 0
         self.stayed_bytes = 0  # because memory of the host or a copy was refused
         self._parameters: list[torch.nn.Parameter] = []
+        self._read: deque[tuple[torch.Tensor, int]] = deque()  # with gradients that the program made return, and bytes
 
     # Sessions.
 
@@ -70,6 +78,7 @@ class AwayGradients:
         optimizer: torch.optim.Optimizer,
         transport_for: Callable[[torch.device], Transport | None],
         min_bytes: int,
+        passes: Passes,
     ) -> None:
         self._entries += 1
         if self._entries > 1:
@@ -82,6 +91,7 @@ class AwayGradients:
                 if type(parameter) is torch.nn.Parameter and parameter.requires_grad:
                     self._watch(parameter, transport_for)
             self._drop_at_zero_grad(optimizer)
+            self._undo.append(replace_passes(passes))
         except BaseException:
             self.leave()
             raise
@@ -123,8 +133,9 @@ class AwayGradients:
 
     def bring_back(self) -> None:
         """Returns all gradients to the device."""
+        self._read.clear()
         for parameter in self._parameters:
-            self.before_read(parameter)
+            self._bring_back(parameter)
         self.finish()
 
     def finish(self) -> None:
@@ -137,11 +148,25 @@ class AwayGradients:
     # Reads and writes.
 
     def before_read(self, parameter: torch.Tensor) -> None:
-        """Fetches the gradient if it is here. If that fails, it stays here."""
-        host = self._hosts.get(id(parameter))
-        if host is None:
+        """Fetches the gradient if it is here. If that fails, it stays here.
+
+        Those that were read before leave again as the window needs it, unless the program holds them: a loop over
+        all gradients does not bring all of them back at one time."""
+        if not self.has(parameter):
             return
-        gradient = self._fetched(parameter, host)
+        nbytes = self.bytes_of(parameter)
+        self._bring_back(parameter)
+        if in_backward():  # autograd may be about to add to any of them
+            return
+        self._read = deque(read for read in self._read if read[0] is not parameter)
+        self._read.append((parameter, nbytes))
+        while len(self._read) > 1 and sum(one for _, one in self._read) > self.slice_bytes(parameter.device):
+            self.take_away([self._read.popleft()[0]])
+
+    def _bring_back(self, parameter: torch.Tensor) -> None:
+        if not self.has(parameter):
+            return
+        gradient = self._fetched(parameter)
         with interrupts_wait():
             set_native_gradient(parameter, gradient)
             self._forget(parameter)
@@ -153,12 +178,61 @@ class AwayGradients:
         host = self._hosts.get(id(parameter))
         return native_gradient(parameter) if host is None else host.tensor
 
-    def _fetched(self, parameter: torch.Tensor, host: HostTensor) -> torch.Tensor:
-        copies = self._copies[parameter.device]
-        copies.order_behind_uses([host])
-        moving = copies.fetch([host])
-        copies.arrive(moving)
+    def _fetched(self, parameter: torch.Tensor) -> torch.Tensor:
+        moving = self.fetch([parameter])
+        self.arrive([parameter], moving)
         return moving.tensors[0]
+
+    # Copies that are only read, and changes that are noted, of gradients that are here.
+
+    def has(self, parameter: torch.Tensor) -> bool:
+        return id(parameter) in self._hosts
+
+    def bytes_of(self, parameter: torch.Tensor) -> int:
+        """The bytes of the gradient of `parameter` that are here."""
+        host = self._hosts.get(id(parameter))
+        return 0 if host is None else host.nbytes
+
+    def slice_bytes(self, device: torch.device) -> int:
+        """The most that comes to the device together: two slices are there at one time."""
+        return max(1, self._copies[device].window_bytes // 2)
+
+    def fetch(self, parameters: list[torch.Tensor]) -> Moving:
+        """Issues copies to the device, for parameters of one device. They may be used after `arrive`."""
+        copies, hosts = self._copies[parameters[0].device], [self._hosts[id(one)] for one in parameters]
+        copies.order_behind_uses(hosts)
+        return copies.fetch(hosts)
+
+    def arrive(self, parameters: list[torch.Tensor], moving: Moving) -> None:
+        """Makes the device wait for the copies, and makes the changes that are noted."""
+        self._copies[parameters[0].device].arrive(moving)
+        pairs = list(zip(parameters, moving.tensors, strict=True))
+        for changes, alike in itertools.groupby(pairs, lambda pair: self._changes.get(id(pair[0]), ())):
+            gradients = [gradient for _, gradient in alike]
+            for change in changes:
+                change(gradients)
+
+    def put_back(self, parameters: list[torch.Tensor], moving: Moving) -> None:
+        """Gives the parameters the gradients that were fetched for them."""
+        self.arrive(parameters, moving)
+        with interrupts_wait():
+            for parameter, host, gradient in zip(parameters, moving.hosts, moving.tensors, strict=True):
+                if self._hosts.get(id(parameter)) is host:  # nobody read or wrote it in between
+                    set_native_gradient(parameter, gradient)
+                    self._forget(parameter)
+            moving.tensors.clear()
+
+    def drop(self, moving: Moving) -> None:
+        """Releases copies that were used. The gradients stay here."""
+        self._copies[moving.tensors[0].device].drop(moving, "gradients that are clipped")
+
+    def abandon(self, moving: Moving) -> None:
+        """Releases copies that were not used."""
+        self._copies[moving.tensors[0].device].abandon(moving)
+
+    def note(self, parameter: torch.Tensor, change: Change) -> None:
+        """`change` is made to the gradient when it is next on the device."""
+        self._changes[id(parameter)] = (*self._changes.get(id(parameter), ()), change)
 
     # Backward and step.
 
@@ -169,7 +243,7 @@ class AwayGradients:
             host = self._hosts.get(id(parameter))
             new = native_gradient(parameter)
             if host is not None and new is not None:
-                sum_before = self._fetched(parameter, host)
+                sum_before = self._fetched(parameter)
                 # As autograd does: in place, unless the sum is part of a graph.
                 total = sum_before + new if torch.is_grad_enabled() else sum_before.add_(new)
                 set_native_gradient(parameter, total)
@@ -211,6 +285,7 @@ class AwayGradients:
     def _forget(self, parameter: torch.Tensor) -> None:
         """The gradient here is no longer that of `parameter`."""
         host = self._hosts.pop(id(parameter), None)
+        self._changes.pop(id(parameter), None)
         if host is not None:
             self._count(host, -host.nbytes)
 

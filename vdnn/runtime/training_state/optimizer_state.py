@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from vdnn.runtime.torch_internals.optimizer_steps import replace_step
 from vdnn.runtime.training_state.away_gradients import AwayGradients, gradient_anywhere
 from vdnn.runtime.training_state.copied_optimizer import copied_to_device, copy_of
 from vdnn.runtime.training_state.cpu_steps import CpuSteps
+from vdnn.runtime.training_state.device_steps import DeviceSteps
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
 from vdnn.runtime.training_state.loading import LoadsInParts
@@ -31,7 +31,7 @@ from vdnn.runtime.training_state.moved_bytes import MovedBytes
 from vdnn.runtime.training_state.refusals import refuse_what_mixes
 from vdnn.runtime.training_state.sliced_step import SlicedStep, stopped
 from vdnn.runtime.training_state.slices import Slice, parameters_of, slices_of
-from vdnn.runtime.training_state.state_copies import LARGEST_WINDOW_BYTES, Moving, StateCopies
+from vdnn.runtime.training_state.state_copies import LARGEST_WINDOW_BYTES, StateCopies
 from vdnn.runtime.training_state.state_tensors import Place, bytes_of, bytes_of_first_state, movable, places_in
 from vdnn.user_warnings import warn
 
@@ -172,9 +172,10 @@ class OptimizerState:
                 return 0
             if self.moved.on_cpu:
                 return parameter.nbytes + gradient.nbytes
+            away_bytes = self.gradients.bytes_of(parameter)
             if optimizer.state.get(parameter):
-                return bytes_of(place.tensor for place in self._at_host(optimizer, parameter))
-            return bytes_of_first_state(parameter, self._min_bytes)
+                return away_bytes + bytes_of(place.tensor for place in self._at_host(optimizer, parameter))
+            return away_bytes + bytes_of_first_state(parameter, self._min_bytes)
 
         return slices_of(optimizer.param_groups, moving_bytes, self.slice_bytes())
 
@@ -234,74 +235,24 @@ class OptimizerState:
 
     def _step_slices(self, optimizer: Optimizer, sliced: SlicedStep, slices: list[Slice], cpu: CpuSteps | None) -> None:
         stepped = 0
-        waiting: deque[Moving] = deque()  # fetched, and not used yet
+        leave = functools.partial(self._leave, optimizer)
+        device = DeviceSteps(optimizer, self._copies_for, self._hosts, self.gradients, leave)
         try:
-            parts = cpu.steps(sliced, slices) if cpu else self._on_device(optimizer, sliced, slices, waiting)
+            parts = (cpu or device).steps(sliced, slices)
             for part in parts:
                 stepped += len(part.all_parameters())
             sliced.end()
             self._finish()
         except BaseException as error:
-            self._give_up(waiting)
+            device.give_up()
+            with contextlib.suppress(VdnnError):  # the device is lost, which the first error says
+                self._finish()
             if not stepped or not isinstance(error, Exception):
                 raise
             total = sum(len(part.all_parameters()) for part in slices)
             raise VdnnError(stopped(optimizer, stepped, total, error)) from error
         finally:
             self._forget_unused(optimizer)
-
-    def _on_device(
-        self, optimizer: Optimizer, sliced: SlicedStep, slices: list[Slice], waiting: deque[Moving]
-    ) -> Iterator[Slice]:
-        """Yields each slice before its parameters change."""
-        fetched = 0
-        for number, part in enumerate(slices):
-            while fetched < min(number + 2, len(slices)):
-                try:
-                    self._fetch(optimizer, slices[fetched], waiting)
-                except torch.OutOfMemoryError:
-                    if fetched == number:
-                        raise
-                    break  # there is room once this slice has left
-                fetched += 1
-            yield part
-            self._step_one(optimizer, sliced, part, waiting)
-
-    def _give_up(self, waiting: deque[Moving]) -> None:
-        with contextlib.suppress(VdnnError):  # the device is lost, which the first error says
-            for moving in waiting:
-                self._copies[moving.tensors[0].device].abandon(moving)
-            self._finish()
-
-    def _places(self, optimizer: Optimizer, part: Slice) -> list[Place]:
-        """The host tensors that a step of `part` uses."""
-        parameters = [parameter for parameter in part.all_parameters() if gradient_anywhere(parameter) is not None]
-        return [place for parameter in parameters for place in self._at_host(optimizer, parameter)]
-
-    def _fetch(self, optimizer: Optimizer, part: Slice, waiting: deque[Moving]) -> None:
-        """Issues copies of the state of `part` to the device."""
-        copies, places = self._copies_for(part.device), self._places(optimizer, part)
-        if copies is not None and places:
-            waiting.append(copies.fetch([self._hosts[id(place.tensor)] for place in places]))
-
-    def _step_one(self, optimizer: Optimizer, sliced: SlicedStep, part: Slice, waiting: deque[Moving]) -> None:
-        copies = self._copies_for(part.device)
-        if copies is None:
-            sliced.step(part)
-            return
-        fetched: dict[int, HostTensor] = {}  # by id of the tensor on the device
-        places = self._places(optimizer, part)
-        if places:
-            moving = waiting.popleft()
-            copies.arrive(moving)
-            for place, tensor, host in zip(places, moving.tensors, moving.hosts, strict=True):
-                place.put(tensor)
-                fetched[id(tensor)] = host
-        try:
-            sliced.step(part)
-        finally:
-            self._leave(optimizer, part.all_parameters(), copies, fetched)
-            self.gradients.take_away(part.all_parameters())
 
     def _leave(
         self, optimizer: Optimizer, parameters: list[torch.Tensor], copies: StateCopies, fetched: dict[int, HostTensor]

@@ -1,0 +1,116 @@
+"""Steps an optimizer on the device, slice after slice: state and gradients that are away come ahead of the slice that
+needs them, and leave behind it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from vdnn.errors import VdnnError
+from vdnn.runtime.training_state.away_gradients import AwayGradients, gradient_anywhere
+from vdnn.runtime.training_state.host_tensor import HostTensor
+from vdnn.runtime.training_state.sliced_step import SlicedStep
+from vdnn.runtime.training_state.slices import Slice
+from vdnn.runtime.training_state.state_copies import Moving, StateCopies
+from vdnn.runtime.training_state.state_tensors import Place, places_in
+
+CopiesFor = Callable[[torch.device | None], StateCopies | None]
+# Sends the state of parameters to the host. The host tensors of what was fetched are by id of the tensor on the device.
+Leave = Callable[[list[torch.Tensor], StateCopies, dict[int, HostTensor]], None]
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A slice whose state and gradients are on their way."""
+
+    copies: StateCopies | None
+    places: list[Place] = field(default_factory=list)
+    state: Moving | None = None
+    with_gradient: list[torch.Tensor] = field(default_factory=list)
+    gradients: Moving | None = None
+
+
+class DeviceSteps:
+    """One step of an optimizer. `hosts` are the host tensors of its state, by id of the tensor."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        copies_for: CopiesFor,
+        hosts: dict[int, HostTensor],
+        gradients: AwayGradients,
+        leave: Leave,
+    ) -> None:
+        self._optimizer = optimizer
+        self._copies_for = copies_for
+        self._hosts = hosts
+        self._gradients = gradients
+        self._leave = leave
+        self._ahead: deque[_Coming] = deque()  # fetched, and not used yet
+
+    def steps(self, sliced: SlicedStep, slices: list[Slice]) -> Iterator[Slice]:
+        """Yields each slice before its parameters change."""
+        for number, part in enumerate(slices):
+            while number + len(self._ahead) < min(number + 2, len(slices)):
+                try:
+                    self._ahead.append(self._fetch(slices[number + len(self._ahead)]))
+                except torch.OutOfMemoryError:
+                    if not self._ahead:
+                        raise
+                    break  # there is room once this slice has left
+            yield part
+            self._step_one(sliced, part)
+
+    def give_up(self) -> None:
+        """Releases what was fetched and not used."""
+        with contextlib.suppress(VdnnError):  # the device is lost, which the first error says
+            while self._ahead:
+                self._abandon(self._ahead.popleft())
+
+    def _fetch(self, part: Slice) -> _Coming:
+        """Issues copies of the state and the gradients of `part` to the device."""
+        coming = _Coming(self._copies_for(part.device))
+        if coming.copies is None:
+            return coming
+        parameters = [one for one in part.all_parameters() if gradient_anywhere(one) is not None]
+        states = [self._optimizer.state.get(one) for one in parameters]
+        coming.places = [place for state in states for place in places_in(state) if id(place.tensor) in self._hosts]
+        coming.with_gradient = [one for one in parameters if self._gradients.has(one)]
+        try:
+            if coming.places:
+                coming.state = coming.copies.fetch([self._hosts[id(place.tensor)] for place in coming.places])
+            if coming.with_gradient:
+                coming.gradients = self._gradients.fetch(coming.with_gradient)
+        except BaseException:
+            self._abandon(coming)
+            raise
+        return coming
+
+    def _abandon(self, coming: _Coming) -> None:
+        if coming.state is not None and coming.copies is not None:
+            coming.copies.abandon(coming.state)
+        if coming.gradients is not None:
+            self._gradients.abandon(coming.gradients)
+
+    def _step_one(self, sliced: SlicedStep, part: Slice) -> None:
+        coming, fetched = self._ahead[0], dict[int, HostTensor]()
+        if coming.gradients is not None:
+            self._gradients.put_back(coming.with_gradient, coming.gradients)
+            coming.gradients = None
+        if coming.state is not None and coming.copies is not None:
+            coming.copies.arrive(coming.state)
+            for place, tensor, host in zip(coming.places, coming.state.tensors, coming.state.hosts, strict=True):
+                place.put(tensor)
+                fetched[id(tensor)] = host
+        self._ahead.popleft()
+        try:
+            sliced.step(part)
+        finally:
+            if coming.copies is not None:
+                coming.state = None  # the slice's tensors are released as they leave
+                self._leave(part.all_parameters(), coming.copies, fetched)
+                self._gradients.take_away(part.all_parameters())
