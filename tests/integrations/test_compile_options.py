@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import vdnn
 from vdnn.errors import CombinationError, InvalidArgumentError, TorchMissingError
@@ -210,6 +211,51 @@ def test_each_region_between_graph_breaks_has_a_choice() -> None:
     plain = stepped(model, x, backend="aot_eager")
     assert all(map(torch.equal, stepped(model, x, backend=eagerly(chosen)).values, plain.values))
     assert len({choice.name for choice in chosen.regions}) == 2
+
+
+def test_a_region_with_dynamic_shapes_computes_the_same_at_other_sizes() -> None:
+    model, x = made("attention")
+    ample = partitioner(ENOUGH)
+    stepped(model, x, backend=eagerly(ample))
+    chosen = partitioner(held_bytes(ample.regions[0]) - ample.regions[0].saved_bytes // 3)
+    torch._dynamo.reset()
+    plain, compiled = copy.deepcopy(model), copy.deepcopy(model)
+    forward = torch.compile(compiled, backend=eagerly(chosen), dynamic=True)
+    reference = torch.compile(plain, backend="aot_eager", dynamic=True)
+    for batch in (2, 3, 7):
+        torch.manual_seed(batch)
+        x = torch.randn(batch, 16, 32)
+        for called, owner in ((forward, compiled), (reference, plain)):
+            owner.zero_grad()
+            called(x).square().mean().backward()
+        for mine, theirs in zip(compiled.parameters(), plain.parameters(), strict=True):
+            assert mine.grad is not None
+            assert theirs.grad is not None
+            assert torch.equal(mine.grad, theirs.grad)
+    assert len(chosen.regions) == 1
+    assert chosen.regions[0].by != "min-cut"
+
+
+def test_what_a_checkpoint_asks_to_recompute_stays_recomputed_with_its_dropout() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = Blocks(depth=2), Blocks(depth=2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            inside: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+            return self.outer(inside)
+
+    torch.manual_seed(0)
+    model, x, ample = Checkpointed(), torch.randn(128, 32), partitioner(ENOUGH)
+    plain = stepped(model, x, backend="aot_eager")
+    kept = stepped(model, x, backend=eagerly(ample))
+    chosen = partitioner(held_bytes(ample.regions[0]) - ample.regions[0].saved_bytes // 4)
+    lean = stepped(model, x, backend=eagerly(chosen))
+    assert kept.saved_bytes == plain.saved_bytes
+    assert lean.saved_bytes == chosen.regions[0].saved_bytes < plain.saved_bytes
+    assert all(map(torch.equal, kept.values, plain.values))
+    assert all(map(torch.equal, lean.values, plain.values))
 
 
 def test_a_budget_below_inputs_and_outputs_is_refused_with_what_they_take() -> None:

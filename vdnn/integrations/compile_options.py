@@ -98,6 +98,7 @@ class BudgetPartitioner(joint_graph.Partitioner):
         if not self._fits(plain):
             search = _Search(self.budget_bytes, self._cost(), len(gm.graph.nodes))
             cuts["lean min-cut"] = joint_graph.lean_cut(gm, joint_inputs, outputs, kwargs)
+            cuts["aggressive min-cut"] = joint_graph.aggressive_cut(gm, joint_inputs, outputs, kwargs)
             cuts["search"] = joint_graph.chosen_cut(gm, joint_inputs, outputs, kwargs, search.choose)
         fitting = [name for name, cut in cuts.items() if self._fits(cut)]
         if not fitting:

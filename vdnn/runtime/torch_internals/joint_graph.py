@@ -123,11 +123,17 @@ def lean_cut(joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int, options: 
     return _cut(joint, inputs, num_fwd_outputs, options, _LEAN)
 
 
+def aggressive_cut(joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int, options: dict[str, Any]) -> Cut:
+    """Torch's cut with everything recomputed but random operations, reductions and what computes much."""
+    return _cut(joint, inputs, num_fwd_outputs, options, {"aggressive_recomputation": True}, pinned=_is_random)
+
+
 def chosen_cut(
     joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int, options: dict[str, Any], chooser: Chooser
 ) -> Cut:
     """The cut for which `chooser` says which of the operations that torch saves are recomputed, products included.
-    Random operations are never among them, unless a checkpoint asks for it: torch restores their state only there."""
+    Random operations are never among them, unless a checkpoint asks for it: torch restores their state only there.
+    Torch does not ask the chooser if it saves less than the inputs of the region take."""
     solver = _Solver(chooser, num_fwd_outputs)
     changes = {"activation_memory_budget": _SOLVER_DECIDES, "activation_memory_budget_solver": solver}
     return _cut(joint, inputs, num_fwd_outputs, options, changes, pinned=_is_random)
