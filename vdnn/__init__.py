@@ -20,6 +20,7 @@ from vdnn.user_warnings import VdnnWarning
 if TYPE_CHECKING:
     from vdnn.advisor.advices import Advices
     from vdnn.advisor.examination import advise
+    from vdnn.integrations.compile_options import compile_options
     from vdnn.planning.catalogue import register_policy
     from vdnn.planning.published.megengine_sublinear import SublinearConfig
     from vdnn.report.plan_report import PlanReport
@@ -47,6 +48,7 @@ __all__ = [
     "VirtualMachine",
     "__version__",
     "advise",
+    "compile_options",
     "format_bytes",
     "keep",
     "offload",
@@ -64,6 +66,7 @@ _RUNTIME_NAMES = {
     "Session": "vdnn.runtime.session.session",
     "VirtualMachine": "vdnn.runtime.machine.virtual_machine",
     "advise": "vdnn.advisor.examination",
+    "compile_options": "vdnn.integrations.compile_options",
     "keep": "vdnn.runtime.session.offload",
     "offload": "vdnn.runtime.session.offload",
     "paused": "vdnn.runtime.session.offload",

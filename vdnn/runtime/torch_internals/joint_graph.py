@@ -1,0 +1,286 @@
+"""The partitioner of torch.compile: joint graphs, what forward saves, and torch's own ways to choose it.
+
+AOTAutograd traces forward and backward into one joint graph, and a partitioner cuts it in two. Every cut here is made
+by torch's min-cut partitioner; this module says under which options, and reads what a cut holds. It needs torch 2.13:
+require_partitioner() raises an error where a part of it is missing. Sizes that are symbols count at their hint.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves, tree_map
+
+from vdnn.errors import TorchMissingError
+
+try:
+    from torch._functorch import config as functorch_config
+    from torch._functorch._activation_checkpointing.knapsack import dp_knapsack
+    from torch._functorch._aot_autograd.logging_utils import get_aot_graph_name
+    from torch._functorch.partitioners import (
+        MinCutOptions,
+        NodeInfo,
+        get_default_op_list,
+        min_cut_rematerialization_partition,
+        solve_min_cut,
+    )
+    from torch._inductor import config as inductor_config
+    from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
+    from torch.fx.experimental.symbolic_shapes import optimization_hint
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    _missing = ""
+except ImportError as error:
+    _missing = str(error)
+    CustomKnapsackSolver = CustomPartitionerFn = object  # type: ignore[misc, assignment]
+
+NEEDED = "torch>=2.13"
+# Used where a symbol has no hint, as torch's own partitioner does.
+_UNKNOWN = 4096
+# More than nothing, so that torch asks the solver, and less than any cut leaves.
+_SOLVER_DECIDES = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The bytes of a region between its forward and its backward, each storage once: its inputs and outputs, and what
+    is saved in addition."""
+
+    inputs_and_outputs_bytes: int
+    saved_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum of both."""
+        return self.inputs_and_outputs_bytes + self.saved_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A joint graph in two modules, with what it holds and the nodes of backward that forward has run before."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    held: Held
+    recomputed: frozenset[fx.Node]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A choice that was tried: `held` if it is made, the nodes that are recomputed then, and those in backward."""
+
+    held: Held
+    recomputed: frozenset[fx.Node]
+    in_backward: frozenset[fx.Node]
+
+
+# (what torch saves, a function that tries a set of it as recomputed) -> the set to recompute
+Chooser = Callable[[Sequence[fx.Node], Callable[[frozenset[fx.Node]], Trial]], frozenset[fx.Node]]
+
+
+def require_partitioner() -> None:
+    """Raises TorchMissingError if this torch lacks a part of the partitioner that is used here."""
+    if _missing:
+        raise TorchMissingError(found=f"torch {torch.__version__} is installed ({_missing})", needed=NEEDED)
+
+
+def other_partitioner() -> str:
+    """The setting by which another partitioner or share is chosen for the whole process, or "" if there is none."""
+    if inductor_config.custom_partitioner_fn is not None:
+        return "torch._inductor.config.custom_partitioner_fn"
+    if functorch_config.activation_memory_budget != 1:
+        return "torch._functorch.config.activation_memory_budget"
+    return ""
+
+
+def region_name() -> str:
+    """The name by which torch's logs call the region that is compiled now, as in "model__0_joint_1"."""
+    return str(get_aot_graph_name())
+
+
+def is_fusible(node: fx.Node) -> bool:
+    """True if Inductor fuses the operation with its neighbours."""
+    return bool(get_default_op_list().is_fusible(node))
+
+
+def hinted(tree: Any) -> Any:
+    """`tree`, an argument or a result of a node, with nodes and tensors as meta tensors of their hinted sizes."""
+    return tree_map(_hinted_leaf, tree)
+
+
+def min_cut(joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int, options: dict[str, Any]) -> Cut:
+    """The cut that torch makes by itself. `joint` stays as it is."""
+    return _cut(joint, inputs, num_fwd_outputs, options, {})
+
+
+def lean_cut(joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int, options: dict[str, Any]) -> Cut:
+    """Torch's cut with fusible operations recomputed, though backward reads them late or from memory."""
+    return _cut(joint, inputs, num_fwd_outputs, options, _LEAN)
+
+
+def aggressive_cut(joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int, options: dict[str, Any]) -> Cut:
+    """Torch's cut with everything recomputed but random operations, reductions and what computes much."""
+    return _cut(joint, inputs, num_fwd_outputs, options, {"aggressive_recomputation": True}, pinned=_is_random)
+
+
+def chosen_cut(
+    joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int, options: dict[str, Any], chooser: Chooser
+) -> Cut:
+    """The cut for which `chooser` says which of the operations that torch saves are recomputed, products included.
+    Random operations are never among them, unless a checkpoint asks for it: torch restores their state only there.
+    Torch does not ask the chooser if it saves less than the inputs of the region take."""
+    solver = _Solver(chooser, num_fwd_outputs)
+    changes = {"activation_memory_budget": _SOLVER_DECIDES, "activation_memory_budget_solver": solver}
+    return _cut(joint, inputs, num_fwd_outputs, options, changes, pinned=_is_random)
+
+
+_LEAN = {
+    "ban_recompute_used_far_apart": False,
+    "ban_recompute_long_fusible_chains": False,
+    "ban_recompute_materialized_backward": False,
+}
+
+
+class Partitioner(CustomPartitionerFn):
+    """The class that Inductor takes as a partitioner, or a plain class where torch has none."""
+
+
+class _Solver(CustomKnapsackSolver):
+    """Hands torch's question, which of the banned nodes to recompute, to a chooser that can try its answers."""
+
+    def __init__(self, chooser: Chooser, num_fwd_outputs: int) -> None:
+        self._chooser, self._num_fwd_outputs = chooser, num_fwd_outputs
+
+    def __call__(
+        self,
+        memory: list[float],
+        joint_graph: fx.Graph,
+        max_memory: float,
+        node_info: NodeInfo,
+        all_recomputable_banned_nodes: list[fx.Node],
+    ) -> tuple[list[int], list[int]]:
+        banned = all_recomputable_banned_nodes
+        ends = [*node_info.inputs, *_outputs(joint_graph)[: self._num_fwd_outputs]]
+        options = MinCutOptions(False, False, False, False, functorch_config.ban_recompute_reductions)
+
+        def trial(recomputed: frozenset[fx.Node]) -> Trial:
+            dont_ban = torch.utils._ordered_set.OrderedSet(node for node in banned if node in recomputed)
+            saved, _ = solve_min_cut(joint_graph, node_info, options, dont_ban)
+            again = _recomputed(node_info, saved)
+            return Trial(_held(ends, saved), again, again | frozenset(node_info.required_bw_nodes))
+
+        chosen = self._chooser(banned, trial)
+        places = range(len(banned))
+        return [i for i in places if banned[i] not in chosen], [i for i in places if banned[i] in chosen]
+
+    def uuid(self) -> str:
+        """Constant, because torch caches by the partitioner that this solver works for."""
+        return "vdnn"
+
+
+def knapsack(weights: Sequence[float], values: Sequence[float], capacity: float) -> list[int]:
+    """The places that torch's dynamic program does not pick under `capacity`: what it would recompute."""
+    return list(dp_knapsack(list(weights), list(values), capacity)[2])
+
+
+def _cut(
+    joint: fx.GraphModule,
+    inputs: Any,
+    num_fwd_outputs: int,
+    options: dict[str, Any],
+    changes: dict[str, Any],
+    pinned: Callable[[fx.Node], bool] | None = None,
+) -> Cut:
+    # A copy, because the partitioner writes to the graph and to the meta of its nodes.
+    module = fx.GraphModule(joint, _copy(joint.graph))
+    module.meta.update(joint.meta)
+    if pinned is not None:
+        for node in module.graph.nodes:
+            if "recompute" not in node.meta and pinned(node):
+                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    with functorch_config.patch(changes):
+        forward, backward = min_cut_rematerialization_partition(
+            module, inputs, num_fwd_outputs=num_fwd_outputs, **options
+        )
+    outputs = _outputs(forward.graph)
+    ends = [*forward.graph.find_nodes(op="placeholder"), *outputs[:num_fwd_outputs]]
+    before = {node.name for node in forward.graph.nodes if node.op == "call_function"}
+    again = frozenset(node for node in backward.graph.nodes if node.op == "call_function" and node.name in before)
+    return Cut(forward, backward, _held(ends, outputs[num_fwd_outputs:]), again)
+
+
+def _copy(graph: fx.Graph) -> fx.Graph:
+    copied, places = fx.Graph(), dict[fx.Node, fx.Node]()
+    copied.output(copied.graph_copy(graph, places))
+    copied.output_node().meta.update(graph.output_node().meta)
+    return copied
+
+
+def _outputs(graph: fx.Graph) -> list[Any]:
+    found: Any = graph.output_node().args[0]
+    return list(found)
+
+
+def _recomputed(node_info: NodeInfo, saved: Iterable[fx.Node]) -> frozenset[fx.Node]:
+    """The nodes of forward that backward runs again if it is given `saved`."""
+    given, found = set(saved), set()
+    pending = [one for node in node_info.required_bw_nodes for one in node.all_input_nodes]
+    while pending:
+        node = pending.pop()
+        if node in given or node in found or node.op == "placeholder" or node in node_info.required_bw_nodes:
+            continue
+        found.add(node)
+        pending.extend(node.all_input_nodes)
+    return frozenset(found)
+
+
+def _held(ends: Iterable[Any], saved: Iterable[Any]) -> Held:
+    at_ends = _storages(ends)
+    beyond = {key: size for key, size in _storages(saved).items() if key not in at_ends}
+    return Held(sum(at_ends.values()), sum(beyond.values()))
+
+
+def _storages(nodes: Iterable[Any]) -> dict[int, int]:
+    """The bytes of each storage below the values of `nodes`."""
+    found: dict[int, int] = {}
+    for node in nodes:
+        for value in tree_leaves(node.meta.get("val")) if isinstance(node, fx.Node) else ():
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                storage = value.untyped_storage()
+                found[storage._cdata] = _hint(storage.nbytes())
+    return found
+
+
+def _is_random(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.op == "call_function" and node.target is not operator.getitem and not _is_symbolic(node)
+    tags = node.target.tags
+    return torch.Tag.nondeterministic_seeded in tags or torch.Tag.nondeterministic_bitwise in tags
+
+
+def _is_symbolic(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+
+
+def _hint(size: Any) -> int:
+    return size if isinstance(size, int) else int(optimization_hint(size, fallback=_UNKNOWN))
+
+
+def _hinted_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, fx.Node):
+        return hinted(leaf.meta.get("val"))
+    if isinstance(leaf, torch.SymInt):
+        return _hint(leaf)
+    if isinstance(leaf, torch.SymFloat):
+        return 1.0
+    if isinstance(leaf, torch.SymBool):
+        return True
+    if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+        shape, stride = [_hint(one) for one in leaf.shape], [_hint(one) for one in leaf.stride()]
+        return torch.empty_strided(shape, stride, dtype=leaf.dtype, device="meta")
+    return leaf
