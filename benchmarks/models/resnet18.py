@@ -1,4 +1,4 @@
-"""ResNet-18 on 224 x 224 images: two 3x3 convolutions around each shortcut.
+"""ResNet-18 and ResNet-34 on 224 x 224 images: two 3x3 convolutions around each shortcut.
 
 He and others 2015, as in torchvision. Every ReLU is in place.
 """
@@ -10,8 +10,8 @@ from torch import nn
 from benchmarks.models.resnet import SIDE, Residual
 from benchmarks.models.workload import IMAGENET_CLASSES, Workload, image_workload
 
-STAGES = 4
-BLOCKS = 2  # in each stage
+BLOCKS_18 = (2, 2, 2, 2)  # in each stage
+BLOCKS_34 = (3, 4, 6, 3)
 
 
 class BasicBlock(Residual):
@@ -30,6 +30,14 @@ class BasicBlock(Residual):
 
 
 def resnet18(batch: int, side: int = SIDE) -> Workload:
+    return _resnet(batch, BLOCKS_18, side)
+
+
+def resnet34(batch: int) -> Workload:
+    return _resnet(batch, BLOCKS_34, SIDE)
+
+
+def _resnet(batch: int, blocks: tuple[int, ...], side: int) -> Workload:
     layers: list[nn.Module] = [
         nn.Conv2d(3, 64, 7, 2, 3, bias=False),
         nn.BatchNorm2d(64),
@@ -37,9 +45,9 @@ def resnet18(batch: int, side: int = SIDE) -> Workload:
         nn.MaxPool2d(3, 2, 1),
     ]
     inputs = 64
-    for stage in range(STAGES):
+    for stage, count in enumerate(blocks):
         outputs = 64 * 2**stage
-        for _ in range(BLOCKS):
+        for _ in range(count):
             layers.append(BasicBlock(inputs, outputs))
             inputs = outputs
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, IMAGENET_CLASSES)]

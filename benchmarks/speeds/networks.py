@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from benchmarks import models
 from benchmarks.models.bert import BASE_LAYERS, BASE_WIDTH, LAYERS, VOCABULARY, WIDTH, Bert, bert
 from benchmarks.models.masked_bert import MaskedBert
-from benchmarks.models.resnet18 import resnet18
+from benchmarks.models.resnet18 import resnet18, resnet34
+from benchmarks.models.vit import VitShape, vit
 from benchmarks.models.workload import IMAGENET_CLASSES, CrossEntropy, Workload, image_workload
 
 SQUAD_TOKENS = 384
@@ -96,6 +97,7 @@ NETWORKS: dict[str, Callable[[int], Workload]] = {
     "VGG model A": vgg_a,
     "GoogLeNet": models.googlenet,
     "ResNet-18": resnet18,
+    "ResNet-34": resnet34,
     "ResNet-50": models.resnet50,
     "ResNet-101": models.resnet101,
     "ResNet-152": models.resnet152,
@@ -105,6 +107,8 @@ NETWORKS: dict[str, Callable[[int], Workload]] = {
     "Inception v4": models.inception_v4,
     "VGG-16": models.vgg16,
     "MobileNetV2": models.mobilenet_v2,
+    "ViT-Ti": partial(vit, shape=VitShape(layers=12, width=192, heads=3)),
+    "ViT-S": partial(vit, shape=VitShape(layers=12, width=384, heads=6)),
     "ViT-B": models.vit_base,
     "ViT-L": models.vit_large,
     "BERT-base, SQuAD": partial(bert_squad, layers=BASE_LAYERS, width=BASE_WIDTH),

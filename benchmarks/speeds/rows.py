@@ -118,4 +118,10 @@ ROWS = (
     Row(TIMM_FIRST, "rtx-3090", "Inception v4", 192, "float16", 316.87, "momentum"),
     Row(TIMM_FIRST, "rtx-3090", "VGG-16", 384, "float16", 465.36, "momentum"),
     Row(TIMM_FIRST, "rtx-3090", "MobileNetV2", 512, "float16", 1832.14, "momentum"),
+    Row(TIMM_LAST, "rtx-3090", "ResNet-34", 512, "float16", 2036.51, "momentum", channels_last=True),
+    Row(TIMM_LAST, "rtx-3090", "VGG model A", 512, "float16", 954.03, "momentum", channels_last=True),
+    Row(TIMM_LAST, "rtx-3090", "ViT-Ti", 512, "float16", 2299.56, "momentum"),
+    Row(TIMM_LAST, "rtx-3090", "ViT-S", 384, "float16", 1057.92, "momentum"),
+    Row(TIMM_FIRST, "rtx-3090", "ResNet-34", 512, "float16", 1622.41, "momentum"),
+    Row(TIMM_FIRST, "rtx-3090", "VGG model A", 512, "float16", 825.98, "momentum"),
 )
