@@ -16,10 +16,11 @@ Terms = Sequence[tuple[int, float]]  # columns and factors
 
 
 class LinearProgram:
-    """`columns` is the number of columns so far."""
+    """`columns` is the number of columns so far. `values` are theirs in the last solution."""
 
     def __init__(self) -> None:
         self.columns = 0
+        self.values: list[float] = []
         self._entries: list[tuple[int, int, float]] = []  # row, column, factor
         self._least: list[float] = []  # of each row
         self._unbounded: list[int] = []
@@ -57,6 +58,7 @@ class LinearProgram:
         least: float | None = solution.fun if nodes is None else solution.mip_dual_bound
         if least is None and nodes is None:
             raise VdnnError(f"bound: expected a solution of the linear program, got none: {solution.message}")
+        self.values = [] if solution.x is None else [float(value) for value in solution.x]
         return least
 
 

@@ -1,0 +1,93 @@
+"""Plans of whole trainings: as good as the exhaustive optimum, never below the bound, never slower with more."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+
+import pytest
+
+from tests.planning.training.random_trainings import RandomTraining, random_training
+from tests.planning.training.test_training_cycles import GB, machine, unit
+from vdnn.errors import BudgetError, InvalidArgumentError
+from vdnn.planning.training import auto_placement as searches
+from vdnn.planning.training.auto_placement import auto_placement
+from vdnn.planning.training.placement import Allowed, State
+from vdnn.planning.training.simulate_cycle import TrainingStep
+from vdnn.planning.training.training import Training
+from vdnn.planning.training.training_bound import training_bound
+
+# The share of steps that may be longer than the best where the placements are searched and not tried through.
+_MOST_MISSED = 0.05
+
+
+def planned(case: RandomTraining) -> TrainingStep | None:
+    try:
+        return auto_placement(case.training, case.machine, case.budget_bytes, case.allowed)
+    except (BudgetError, InvalidArgumentError):
+        return None
+
+
+def test_no_plan_is_below_its_bound() -> None:
+    found = 0
+    for seed in range(40):
+        case = random_training(seed, 2)
+        step = planned(case)
+        if step is not None:
+            found += 1
+            bound_ns = training_bound(case.training, case.machine, case.budget_bytes, case.allowed)
+            assert bound_ns <= step.step_ns, seed
+    assert found > 20
+
+
+def test_the_search_finds_what_trying_all_placements_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    best = {seed: planned(random_training(seed, 2)) for seed in range(100, 140)}
+    monkeypatch.setattr(searches, "_TRIED_THROUGH", 0)
+    missed = 0
+    for seed, one in best.items():
+        step = planned(random_training(seed, 2))
+        if one is not None:
+            assert step is not None, seed
+            missed += step.step_ns > one.step_ns * 1.0001
+    assert missed <= _MOST_MISSED * len(best)
+
+
+@pytest.mark.parametrize("seed", range(200, 206))
+def test_more_memory_is_never_slower(seed: int) -> None:
+    case = random_training(seed, 2)
+    times = []
+    for factor in (1.0, 1.2, 1.5, 2.0):
+        step = planned(case._replace(budget_bytes=int(case.budget_bytes * factor)))
+        if step is not None:
+            times.append(step.step_ns)
+    # Room changes when copies begin, and by that a little of what they share.
+    assert all(later <= earlier * 1.02 for earlier, later in itertools.pairwise(times))
+
+
+def test_a_step_on_the_cpu_is_planned_only_if_it_is_allowed() -> None:
+    training = Training("a unit with much state", (unit("a", step_ns=0), unit("b", step_ns=0)))
+    on = machine(cpu_bytes_per_s=1e12)
+    budget_bytes = 10 * GB
+    exact = auto_placement(training, on, budget_bytes)
+    assert all(one.state is not State.CPU for one in exact.placement.units)
+    allowed = auto_placement(training, on, budget_bytes, Allowed(cpu_steps=True))
+    assert allowed.step_ns < exact.step_ns
+    assert any(one.state is State.CPU for one in allowed.placement.units)
+
+
+def test_too_little_memory_is_refused_with_the_least() -> None:
+    training = Training("a unit", (unit("a"),))
+    with pytest.raises(BudgetError) as refused:
+        auto_placement(training, machine(), GB)
+    assert auto_placement(training, machine(), refused.value.least_bytes).peak_bytes <= refused.value.least_bytes
+
+
+def test_a_host_that_is_too_small_is_refused_with_both_numbers() -> None:
+    training = Training("a unit", (unit("a"), unit("b")))
+    small = replace(machine(), host_bytes=GB)
+    with pytest.raises(InvalidArgumentError, match=r"^host: expected at least .* got 953.67 MiB") as refused:
+        auto_placement(training, small, 12 * GB)
+    needed_bytes = int(re.findall(r"\((\d+) bytes\)", str(refused.value))[0])
+    enough = replace(small, host_bytes=needed_bytes)
+    assert auto_placement(training, enough, 12 * GB).host_bytes <= needed_bytes

@@ -1,0 +1,1 @@
+"""Plans of whole trainings: activations, parameters, gradients and optimizer state under one budget."""

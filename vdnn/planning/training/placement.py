@@ -1,0 +1,126 @@
+"""Placement: the plan of a whole training. For each unit it says where its bytes live and where its optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from vdnn.errors import InvalidArgumentError
+from vdnn.planning.training.training import Training, Unit
+
+
+class Activations(Enum):
+    """The fate of what a unit's forward saves."""
+
+    KEEP = "keep"
+    OFFLOAD = "offload"
+    RECOMPUTE = "recompute"  # from the unit's input, which stays
+    RECOMPUTE_FROM_HOST = "recompute, input offloaded"
+
+
+class State(Enum):
+    """The home of an optimizer's state, and with it the place of its step."""
+
+    DEVICE = "device"
+    HOST = "host"  # brought to the device for its step
+    CPU = "cpu"  # steps on the host: other bits than on the device
+
+
+class StepTime(Enum):
+    """The moment of an optimizer's step."""
+
+    END = "after backward"
+    IN_BACKWARD = "in backward"  # right after the unit's gradient: not with exact clipping
+    DEFERRED = "before the next forward"
+
+
+@dataclass(frozen=True, slots=True)
+class UnitPlacement:
+    """`streams`: the parameters are on the device only for the unit's forward and backward. `gradient_leaves`: the
+    gradient waits for its step on the host."""
+
+    activations: Activations = Activations.KEEP
+    streams: bool = False
+    gradient_leaves: bool = False
+    state: State = State.DEVICE
+
+    def __post_init__(self) -> None:
+        if self.state is State.CPU and not self.gradient_leaves:
+            raise InvalidArgumentError(
+                argument="gradient_leaves", expected="True for a step on the CPU", got=str(self.gradient_leaves)
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A unit's optimizer steps in slices of at most `slice_bytes` of state. A copy to the host has at least `overlap`
+    tasks to overlap with, where there is room. `waits`: no forward begins before all parameters that were stepped on
+    the CPU are back, as in programs whose step() returns when all is done."""
+
+    units: tuple[UnitPlacement, ...]
+    step_time: StepTime = StepTime.END
+    slice_bytes: int = 256 << 20
+    overlap: int = 1
+    waits: bool = False
+
+    def slices_of(self, unit: Unit) -> int:
+        return max(1, -(-unit.state_bytes // self.slice_bytes))
+
+    def require_for(self, training: Training) -> None:
+        if len(self.units) != len(training.units):
+            raise InvalidArgumentError(
+                argument="placement", expected=f"{len(training.units)} units", got=str(len(self.units))
+            )
+        if training.clips and self.step_time is StepTime.IN_BACKWARD:
+            raise InvalidArgumentError(
+                argument="step_time",
+                expected="a step after the whole backward, because the gradients are clipped by their norm",
+                got=self.step_time.value,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The freedoms of a plan, beyond moving bytes. A step on the CPU has other bits, and a deferred one has to be asked
+    for."""
+
+    cpu_steps: bool = False
+    deferred: bool = False
+    in_backward: bool = False
+
+    def step_times(self, training: Training) -> list[StepTime]:
+        times = [StepTime.END]
+        if self.deferred:
+            times.append(StepTime.DEFERRED)
+        if self.in_backward and not training.clips:
+            times.append(StepTime.IN_BACKWARD)
+        return times
+
+
+EXACT = Allowed()
+
+
+def unit_choices(training: Training, index: int, allowed: Allowed) -> list[UnitPlacement]:
+    """All placements of one unit that differ in anything."""
+    unit = training.units[index]
+    activations = list(Activations) if unit.saved_bytes else [Activations.KEEP]
+    streams = (False, True) if unit.parameter_bytes else (False,)
+    states = [(False, State.DEVICE)]
+    if unit.gradient_bytes:
+        states += [(True, State.DEVICE), (False, State.HOST), (True, State.HOST)]
+        states += [(True, State.CPU)] if allowed.cpu_steps else []
+    return [
+        UnitPlacement(fate, stream, leaves, state)
+        for fate in activations
+        for stream in streams
+        for leaves, state in states
+    ]
+
+
+def all_alike(training: Training, unit: UnitPlacement, step_time: StepTime = StepTime.END) -> Placement:
+    return Placement((unit,) * len(training.units), step_time)
+
+
+def with_unit(units: Sequence[UnitPlacement], index: int, changed: UnitPlacement) -> tuple[UnitPlacement, ...]:
+    return (*units[:index], changed, *units[index + 1 :])
