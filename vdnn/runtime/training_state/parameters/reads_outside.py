@@ -26,12 +26,20 @@ _FACTS = frozenset(
         *("is_floating_point", "is_complex", "data_ptr", "_is_zerotensor", "get_device", "__hash__", "requires_grad_"),
     )
 )
+# Functions that make no graph of the tensor that they are given.
+_WITHOUT_GRAPH = frozenset(
+    getattr(torch.Tensor, name)
+    for name in (
+        *("detach", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "__deepcopy__", "tolist"),
+        *("__reduce_ex__", "__repr__", "__format__", "is_shared", "share_memory_", "item", "__len__"),
+    )
+)
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
-Found = Callable[[torch.Tensor, bool], None]
+Found = Callable[[torch.Tensor, bool, bool], None]
 
 
 class ReadsOutside(TorchFunctionMode):
-    """Calls `found(tensor, is_written)` for every parameter that a function is given."""
+    """Calls `found(tensor, is_written, is_in_graph)` for every parameter that a function is given."""
 
     def __init__(self, found: Found) -> None:
         super().__init__()
@@ -44,8 +52,9 @@ class ReadsOutside(TorchFunctionMode):
         if func not in _FACTS:
             # What has .data may write to it, and nobody would see that.
             may_write = func == _DATA or _is_in_place(func)
+            is_in_graph = torch.is_grad_enabled() and not may_write and func not in _WITHOUT_GRAPH
             for number, tensor in enumerate(_parameters_in((*args, *kwargs.values()))):
-                self._found(tensor, may_write and not number)
+                self._found(tensor, may_write and not number, is_in_graph)
         return func(*args, **kwargs)
 
 
