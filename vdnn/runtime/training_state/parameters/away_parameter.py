@@ -60,7 +60,7 @@ class AwayParameter:
 
     @property
     def device(self) -> torch.device:
-        return self.copies.transport.torch_device
+        return self.home or self.copies.transport.torch_device
 
     def fetched(self) -> Moving:
         """Issues the copy to the device. Mapped memory is not pinned, so its bytes pass through pinned memory, whose

@@ -138,7 +138,7 @@ class ManagedParameters:
                     self._stay[leaving.name] = "the session has no copies for its device"
                     continue
                 is_trained = trained is not None and id(parameter) in trained
-                if is_trained and parameter.device != transport.torch_device:
+                if is_trained and parameter.device.type != transport.torch_device.type:
                     self._stay[leaving.name] = "it is trained, and was not on the device as the session began"
                     continue
                 one = copies.setdefault(target, StateCopies(transport))
@@ -153,7 +153,7 @@ class ManagedParameters:
         self._calls = ModuleCalls(self._away, self._streaming, self._let_stay, self._stop_looking)
         self._stack.enter_context(self._calls)
         if self._away:
-            self._mode = ReadsOutside(self._calls.read)
+            self._mode = ReadsOutside(self._calls.read, self._calls.read_in_graph)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _refuse_a_second_session(self, parameters: list[torch.nn.Parameter]) -> None:

@@ -126,22 +126,29 @@ class ModuleCalls:
 
     # Parameters.
 
-    def read(self, tensor: torch.Tensor, is_written: bool, is_in_graph: bool) -> None:
-        """A function is called with this parameter."""
+    def read(self, tensor: torch.Tensor, is_written: bool) -> bool:
+        """A function is called with this parameter. True if it reads it on the host, between calls."""
         away = self._away.get(id(tensor))
         stack = self._calls.stack
         if away is None:
-            return
+            return False
+        if not stack:
+            return not away.users and not in_backward()
         with torch._C.DisableTorchFunction():
-            if not stack:  # between calls it is read where it is, unless a graph is made of it
-                if is_in_graph and away.parameter.requires_grad and not away.users and not in_backward():
-                    self._give_back(away, "it is read between calls of modules, with its gradient")
-            elif is_written:
+            if is_written:
                 self._give_back(away, "it is written to, or its data are taken, while a module runs")
             elif not away.users:
                 call = stack[-1]
                 self._read_in.setdefault(call.module, []).append(away)
                 self._bring([away], call)
+        return False
+
+    def read_in_graph(self, tensors: list[torch.Tensor]) -> None:
+        """Between calls, a graph is made of these parameters."""
+        with torch._C.DisableTorchFunction():
+            for away in [self._away[id(one)] for one in tensors if id(one) in self._away]:
+                if away.parameter.requires_grad:
+                    self._give_back(away, "it is read between calls of modules, with its gradient")
 
     def _bring(self, wanted: list[AwayParameter], call: _Call) -> None:
         with torch._C.DisableTorchFunction():
