@@ -22,7 +22,7 @@ STEPS = 20
 Optimizer = torch.optim.Optimizer
 MakeOptimizer = Callable[[Any], Optimizer]
 # Makes the context of the training from its optimizer.
-Inside = Callable[[Optimizer], AbstractContextManager[object]]
+Inside = Callable[..., AbstractContextManager[object]]
 
 
 class SignOfMomentum(Optimizer):
@@ -257,11 +257,18 @@ LOOPS: dict[str, Loop] = {
 
 
 def train(
-    make: MakeOptimizer, loop: Loop, inside: Inside = contextlib.nullcontext, device: str = "cpu", **options: bool
+    make: MakeOptimizer,
+    loop: Loop,
+    inside: Inside = contextlib.nullcontext,
+    device: str = "cpu",
+    *,
+    with_model: bool = False,
+    **options: bool,
 ) -> list[Any]:
-    """Everything that the training comes to: losses and norms, parameters, the optimizer's state and its options."""
+    """Everything that the training comes to: losses and norms, parameters, the optimizer's state and its options.
+    `with_model`: `inside` takes the model as well."""
     training = begin(make, device, **options)
-    with inside(training.optimizer):
+    with inside(training.optimizer, **({"model": training.model} if with_model else {})):
         loop(training)
         saved = copy.deepcopy(training.optimizer.state_dict())
     parameters = [parameter.detach() for parameter in training.model.parameters()]

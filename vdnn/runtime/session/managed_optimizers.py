@@ -10,24 +10,26 @@ from vdnn.errors import CombinationError
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.torch_internals.local_shards import has_fsdp_cpu_offload
 from vdnn.runtime.training_state.optimizer_state import OptimizerState, state_of
-from vdnn.runtime.training_state.parameters.frozen_parameters import FrozenParameters
+from vdnn.runtime.training_state.parameters.managed_parameters import ManagedParameters
 from vdnn.runtime.training_state.refusals import FSDP_OFFLOADS, refuse_what_cannot_step_on_the_cpu
 
 
-def frozen_of(model: object, parameters: object) -> FrozenParameters | None:
-    """The frozen parameters that a session shall manage, or None.
+def parameters_of(model: object, parameters: object, optimizer: object) -> ManagedParameters | None:
+    """The parameters that a session shall manage, or None.
 
     Raises ValueError or TypeError for wrong arguments, and VdnnError for a model that reads them where no hook is.
     """
     if parameters is None:
         return None
-    if parameters != "frozen":
-        raise ValueError(f"parameters: expected 'frozen' or None, got {parameters!r}.")
+    if parameters not in ("frozen", "all"):
+        raise ValueError(f"parameters: expected 'frozen', 'all' or None, got {parameters!r}.")
+    if parameters == "all" and optimizer is None:
+        raise ValueError("parameters: which optimizer trains all of them? Give optimizer= as well, or use 'frozen'.")
     if model is None:
         raise ValueError("parameters: which model has them? Give model= as well.")
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}.")
-    return FrozenParameters(model)
+    return ManagedParameters(model, are_trained=parameters == "all")
 
 
 def states_of(model: object, optimizer: object, *, has_parameters: bool = False) -> list[OptimizerState]:

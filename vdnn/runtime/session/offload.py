@@ -28,7 +28,7 @@ from vdnn.runtime.session.engine import EngineOptions
 from vdnn.runtime.session.host_share import host_bytes_of_rank
 from vdnn.runtime.session.limits import Limits, bytes_of
 from vdnn.runtime.session.managed_optimizers import (
-    frozen_of,
+    parameters_of,
     require_gradients_can_leave,
     states_of,
     steps_on_cpu,
@@ -63,7 +63,7 @@ def offload(
     model: torch.nn.Module | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     optimizer_on: Literal["device", "cpu"] = "device",
-    parameters: Literal["frozen"] | None = None,
+    parameters: Literal["frozen", "all"] | None = None,
     gradients: bool = False,
 ) -> Session:
     """Returns a session: inside ``with``, it offloads what autograd saves.
@@ -98,8 +98,9 @@ def offload(
             the device on slices of its parameters, with the same bits (docs/training-state.md).
         optimizer_on: ``"cpu"`` runs the step of ``optimizer`` on the CPU. Only gradients and parameters then cross the
             link; results differ in the last bits.
-        parameters: ``"frozen"`` keeps the parameters of ``model`` that need no gradient on the host. Each comes to the
-            device ahead of its module and ahead of its use in backward (docs/training-state.md). Default: they stay.
+        parameters: ``"frozen"`` keeps the parameters of ``model`` that need no gradient on the host, ``"all"`` also
+            those that ``optimizer`` trains, with their gradients. Each comes to the device ahead of its module, ahead
+            of its use in backward, and for its step (docs/training-state.md). Default: they stay.
         gradients: Whether the gradients of ``optimizer``'s parameters leave the device as backward makes them. Reading
             ``parameter.grad`` brings one back, and so do clipping and the step.
 
@@ -166,17 +167,18 @@ def offload(
     )
     everything = min_bytes == 0 and not isinstance(min_bytes, bool)
     least = 0 if everything else bytes_of("min_bytes", min_bytes)
-    frozen = frozen_of(model, parameters)
-    states = states_of(model, optimizer, has_parameters=frozen is not None)
+    managed = parameters_of(model, parameters, optimizer)
+    states = states_of(model, optimizer, has_parameters=managed is not None)
     on_cpu = steps_on_cpu(optimizer_on, device, states)
     require_gradients_can_leave(gradients, states, on_cpu=on_cpu)
-    engine = EngineOptions(online, device, least, options, steps, integrity, limit, recheck, frozen is not None)
+    engine = EngineOptions(online, device, least, options, steps, integrity, limit, recheck, managed is not None)
+    gradients = gradients or (parameters == "all" and not on_cpu)
     if planner is None:
-        return Session(engine, None, states, frozen, steps_on_cpu=on_cpu, gradients=gradients)
+        return Session(engine, None, states, managed, steps_on_cpu=on_cpu, gradients=gradients)
     named = policy if isinstance(policy, str) else id(policy)
     learns = wanted, recompute, lossy, limit, recheck, integrity, measure, warmup_steps, least, limits
     key = (named, *learns, parameters, gradients)
-    return Session(engine, key, states, frozen, steps_on_cpu=on_cpu, gradients=gradients)
+    return Session(engine, key, states, managed, steps_on_cpu=on_cpu, gradients=gradients)
 
 
 def _codecs_with(lossy: object) -> tuple[str, ...]:

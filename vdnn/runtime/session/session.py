@@ -23,7 +23,8 @@ from vdnn.runtime.session.report import session_report
 from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.runtime.training_state.gradient_passes import GradientPasses
 from vdnn.runtime.training_state.optimizer_state import OptimizerState
-from vdnn.runtime.training_state.parameters.frozen_parameters import FrozenParameters
+from vdnn.runtime.training_state.parameters.managed_parameters import ManagedParameters
+from vdnn.runtime.training_state.slices import parameters_of
 from vdnn.step.plan import Plan
 from vdnn.step.plan_use import Followed
 from vdnn.step.recording import Recording
@@ -59,7 +60,7 @@ class Session(contextlib.ContextDecorator):
         options: EngineOptions,
         key: Hashable | None = None,
         optimizer_states: Sequence[OptimizerState] = (),
-        parameters: FrozenParameters | None = None,
+        parameters: ManagedParameters | None = None,
         *,
         steps_on_cpu: bool = False,
         gradients: bool = False,
@@ -144,7 +145,8 @@ class Session(contextlib.ContextDecorator):
                     state.gradients.enter(state.optimizer, engine.transport_for, min_bytes, GradientPasses())
                     managed.callback(state.gradients.leave)
             if self._parameters is not None and engine.parameter_saves is not None:
-                self._parameters.enter(engine.transport_for, engine.parameter_saves, self._options.min_bytes)
+                trained = [one for state in self._optimizer_states for one in parameters_of(state.optimizer)]
+                self._parameters.enter(engine.transport_for, engine.parameter_saves, self._options.min_bytes, trained)
             managed.pop_all()
 
     def close(self) -> None:

@@ -9,9 +9,14 @@ import torch
 _NO_GRAPH_TASK = -1
 
 
+def graph_task() -> int:
+    """The number of the backward that this thread runs, or -1."""
+    return torch._C._current_graph_task_id()
+
+
 def in_backward() -> bool:
     """True if this thread runs a backward."""
-    return torch._C._current_graph_task_id() != _NO_GRAPH_TASK
+    return graph_task() != _NO_GRAPH_TASK
 
 
 def call_after_backward(function: Callable[[], None]) -> bool:

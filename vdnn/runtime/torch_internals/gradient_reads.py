@@ -22,8 +22,8 @@ class Holder(Protocol):
     def before_read(self, parameter: torch.Tensor) -> None:
         """Puts the gradient into the native field."""
 
-    def before_write(self, parameter: torch.Tensor) -> None:
-        """Forgets the gradient, which is about to be replaced."""
+    def write(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        """Puts `gradient` into the native field, and forgets the one that was there."""
 
 
 _lock = threading.Lock()
@@ -35,8 +35,21 @@ def native_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
     return gradient
 
 
-def set_native_gradient(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
-    _native.__set__(parameter, gradient)
+def set_native_gradient(
+    parameter: torch.Tensor, gradient: torch.Tensor | None, device: torch.device | None = None
+) -> None:
+    """`device` is where the gradient belongs, if the data of the parameter may be on the host meanwhile. Torch refuses
+    two devices: for as long as it looks, the data are one element on `device`."""
+    if gradient is None or device is None or gradient.device != device or device == parameter.device:
+        _native.__set__(parameter, gradient)
+        return
+    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
+        data = parameter.data
+        parameter.data = torch.empty((), dtype=data.dtype, device=device).expand(parameter.size())
+        try:
+            _native.__set__(parameter, gradient)
+        finally:
+            parameter.data = data
 
 
 def _get(parameter: torch.Tensor) -> torch.Tensor | None:
@@ -47,10 +60,11 @@ def _get(parameter: torch.Tensor) -> torch.Tensor | None:
 
 
 def _set(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
-    set_native_gradient(parameter, gradient)  # first: torch may refuse it
     holder = _holders.get(id(parameter))
-    if holder is not None:
-        holder.before_write(parameter)
+    if holder is None:
+        _native.__set__(parameter, gradient)
+    else:
+        holder.write(parameter, gradient)
 
 
 def _delete(parameter: torch.Tensor) -> None:

@@ -20,7 +20,7 @@ from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
 from vdnn.runtime.storage.source import natively_held
 from vdnn.runtime.storage.transport import Transport
-from vdnn.runtime.torch_internals.backward_ends import in_backward
+from vdnn.runtime.torch_internals.backward_ends import call_after_backward, in_backward
 from vdnn.runtime.torch_internals.clipping import Passes, replace_passes
 from vdnn.runtime.torch_internals.gradient_reads import (
     holder_of,
@@ -28,8 +28,10 @@ from vdnn.runtime.torch_internals.gradient_reads import (
     set_native_gradient,
     watch_gradient,
 )
+from vdnn.runtime.training_state.homes import device_of
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
+from vdnn.runtime.training_state.parameters.away_parameter import away_of
 from vdnn.runtime.training_state.state_copies import Moving, StateCopies
 from vdnn.runtime.training_state.state_tensors import is_whole
 
@@ -69,6 +71,7 @@ class AwayGradients:
         self.to_device_bytes = 0
         self.stayed_bytes = 0  # because memory of the host or a copy was refused
         self._parameters: list[torch.nn.Parameter] = []
+        self._in_parts: set[int] = set()  # ids of parameters with a sum here, and parts of another one in their field
         self._read: deque[tuple[torch.Tensor, int]] = deque()  # with gradients that the program made return, and bytes
 
     # Sessions.
@@ -134,6 +137,7 @@ class AwayGradients:
     def bring_back(self) -> None:
         """Returns all gradients to the device."""
         self._read.clear()
+        self._in_parts.clear()
         for parameter in self._parameters:
             self._bring_back(parameter)
         self.finish()
@@ -160,7 +164,7 @@ class AwayGradients:
             return
         self._read = deque(read for read in self._read if read[0] is not parameter)
         self._read.append((parameter, nbytes))
-        while len(self._read) > 1 and sum(one for _, one in self._read) > self.slice_bytes(parameter.device):
+        while len(self._read) > 1 and sum(one for _, one in self._read) > self.slice_bytes(device_of(parameter)):
             self.take_away([self._read.popleft()[0]])
 
     def _bring_back(self, parameter: torch.Tensor) -> None:
@@ -168,10 +172,14 @@ class AwayGradients:
             return
         gradient = self._fetched(parameter)
         with interrupts_wait():
-            set_native_gradient(parameter, gradient)
+            set_native_gradient(parameter, gradient, device_of(parameter))
             self._forget(parameter)
 
-    def before_write(self, parameter: torch.Tensor) -> None:
+    def write(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        device = device_of(parameter)
+        if gradient is not None and gradient.device == parameter.device != device:
+            gradient = gradient.to(device)  # made like the parameter, which is on the host
+        set_native_gradient(parameter, gradient, device)
         self._forget(parameter)
 
     def peek(self, parameter: torch.Tensor) -> torch.Tensor | None:
@@ -199,13 +207,13 @@ class AwayGradients:
 
     def fetch(self, parameters: list[torch.Tensor]) -> Moving:
         """Issues copies to the device, for parameters of one device. They may be used after `arrive`."""
-        copies, hosts = self._copies[parameters[0].device], [self._hosts[id(one)] for one in parameters]
+        copies, hosts = self._copies[device_of(parameters[0])], [self._hosts[id(one)] for one in parameters]
         copies.order_behind_uses(hosts)
         return copies.fetch(hosts)
 
     def arrive(self, parameters: list[torch.Tensor], moving: Moving) -> None:
         """Makes the device wait for the copies, and makes the changes that are noted."""
-        self._copies[parameters[0].device].arrive(moving)
+        self._copies[device_of(parameters[0])].arrive(moving)
         pairs = list(zip(parameters, moving.tensors, strict=True))
         for changes, alike in itertools.groupby(pairs, lambda pair: self._changes.get(id(pair[0]), ())):
             gradients = [gradient for _, gradient in alike]
@@ -218,7 +226,7 @@ class AwayGradients:
         with interrupts_wait():
             for parameter, host, gradient in zip(parameters, moving.hosts, moving.tensors, strict=True):
                 if self._hosts.get(id(parameter)) is host:  # nobody read or wrote it in between
-                    set_native_gradient(parameter, gradient)
+                    set_native_gradient(parameter, gradient, device_of(parameter))
                     self._forget(parameter)
             moving.tensors.clear()
 
@@ -239,14 +247,31 @@ class AwayGradients:
     def _accumulated(self, parameter: torch.Tensor) -> None:
         """Called by autograd after it wrote a gradient to the native field."""
         _refuse_several_ranks()
+        away = away_of(parameter)
+        if away is not None and (away.in_parts or id(parameter) in self._in_parts) and self.has(parameter):
+            if id(parameter) not in self._in_parts and call_after_backward(lambda: self._last_part(parameter)):
+                self._in_parts.add(id(parameter))
+            if id(parameter) in self._in_parts:
+                return  # further parts come first, as in one sum
+        self._add(parameter)
+
+    def _last_part(self, parameter: torch.Tensor) -> None:
+        self._in_parts.discard(id(parameter))
+        self._add(parameter)
+
+    def _add(self, parameter: torch.Tensor) -> None:
+        """Adds what is in the native field to the sum that is here, and sends it away."""
         with interrupts_wait():
             host = self._hosts.get(id(parameter))
             new = native_gradient(parameter)
+            if new is not None and new.device != device_of(parameter):  # torch copied it to where the parameter is
+                new = new.to(device_of(parameter))
+                set_native_gradient(parameter, new, device_of(parameter))
             if host is not None and new is not None:
                 sum_before = self._fetched(parameter)
                 # As autograd does: in place, unless the sum is part of a graph.
                 total = sum_before + new if torch.is_grad_enabled() else sum_before.add_(new)
-                set_native_gradient(parameter, total)
+                set_native_gradient(parameter, total, device_of(parameter))
                 self._forget(parameter)
                 del sum_before, total
             del new
@@ -255,11 +280,12 @@ class AwayGradients:
     def take_away(self, parameters: Iterable[torch.Tensor]) -> None:
         """Sends the gradients of `parameters` to the host, but for those that somebody else holds."""
         for parameter in parameters:
-            copies = self._copies.get(parameter.device)
+            device = device_of(parameter)
+            copies = self._copies.get(device)
             if copies is None or holder_of(parameter) is not self or id(parameter) in self._hosts:
                 continue
             gradient = native_gradient(parameter)
-            if gradient is None or not is_whole(gradient, parameter.device) or gradient.nbytes < self._min_bytes:
+            if gradient is None or not is_whole(gradient, device) or gradient.nbytes < self._min_bytes:
                 continue
             references, storage_references = _counts(gradient)
             if references > _HELD_HERE or storage_references > _STORAGE_HELD_HERE:

@@ -3,7 +3,8 @@
     for each slice:  gradients and parameters -> host, the own step on the host, parameters -> device
 
 The copies of the next slice to the host, and of the last one to the device, run on the copy streams while the own step
-computes one, on torch's threads. Parameters are copied to the host in each step: the program may have changed them.
+computes one, on torch's threads. Parameters on the device are copied to the host in each step: the program may have
+changed them. Those that are on the host between their uses (`parameters="all"`) are stepped there, and not copied.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import torch
 from torch.autograd.graph import increment_version
 
 from vdnn.errors import VdnnError
+from vdnn.runtime.training_state.homes import device_of
 from vdnn.runtime.training_state.host_step import stand_in_for, step_on_host
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
+from vdnn.runtime.training_state.parameters.stepped_parameters import away_now
 from vdnn.runtime.training_state.sliced_step import SlicedStep
 from vdnn.runtime.training_state.slices import Slice
 from vdnn.runtime.training_state.state_copies import Moving, StateCopies
@@ -37,6 +40,7 @@ class OnHost:
     gradients: list[torch.Tensor]
     moving: Moving  # what the copy streams copy: parameters, then gradients
     pinned: dict[int, int]  # by position of a parameter whose copy is in `moving`: its position there
+    on_host: set[int]  # positions of parameters that are on the host, and are stepped there
 
 
 class CpuSteps:
@@ -75,7 +79,7 @@ class CpuSteps:
         finally:
             for brought in ahead:
                 if brought is not None:
-                    copies = self._copies_for(brought.parameters[0].device)
+                    copies = self._copies_for(device_of(brought.parameters[0]))
                     if copies is not None:
                         copies.settle(brought.moving)
             while back:
@@ -100,13 +104,20 @@ class CpuSteps:
             hosts.append(host)
             return host.tensor
 
+        on_host: set[int] = set()
         for index, parameter in enumerate(parameters):
             before = len(tensors)
+            away = away_now(parameter)
+            if away is not None:
+                copies.settle_uses(away.host)
+                values.append(away.host.tensor)
+                on_host.add(index)
+                continue
             values.append(copy_of(parameter.detach()))
             if len(tensors) > before:
                 pinned[index] = before
         gradients = [copy_of(one.grad.detach()) for one in parameters if one.grad is not None]
-        return OnHost(parameters, values, gradients, copies.mirror(tensors, hosts), pinned)
+        return OnHost(parameters, values, gradients, copies.mirror(tensors, hosts), pinned, on_host)
 
     def _step_one(
         self, sliced: SlicedStep, part: Slice, brought: OnHost | None, back: deque[tuple[StateCopies, Moving]]
@@ -131,7 +142,7 @@ class CpuSteps:
             for parameter, stand_in in zip(brought.parameters, stand_ins if is_scaled else [], strict=is_scaled):
                 parameter.grad.copy_(stand_in.grad)  # type: ignore[union-attr, arg-type]
             for index, (parameter, values) in enumerate(zip(brought.parameters, brought.values, strict=True)):
-                if index not in brought.pinned:
+                if index not in brought.pinned and index not in brought.on_host:
                     parameter.copy_(values)
                 else:
                     increment_version(parameter)
@@ -150,9 +161,9 @@ class CpuSteps:
                 continue
             if place.tensor.dim():
                 host = self._hosts.get(id(place.tensor)) or self._pinned_copy(place.tensor, copies)
-                place.put(place.tensor.to(parameter.device) if host is None else host.tensor)
+                place.put(place.tensor.to(device_of(parameter)) if host is None else host.tensor)
             elif scalars_move:
-                place.put(place.tensor.to(parameter.device))
+                place.put(place.tensor.to(device_of(parameter)))
 
     def _pinned_copy(self, tensor: torch.Tensor, copies: StateCopies) -> HostTensor | None:
         """A host tensor with the bytes of new state. None for small tensors, and where no memory can be pinned."""

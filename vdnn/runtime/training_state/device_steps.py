@@ -1,5 +1,5 @@
-"""Steps an optimizer on the device, slice after slice: state and gradients that are away come ahead of the slice that
-needs them, and leave behind it."""
+"""Steps an optimizer on the device, slice after slice: state, gradients and parameters that are away come ahead of the
+slice that needs them, and leave behind it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from vdnn.errors import VdnnError
 from vdnn.runtime.training_state.away_gradients import AwayGradients, gradient_anywhere
 from vdnn.runtime.training_state.host_tensor import HostTensor
+from vdnn.runtime.training_state.parameters.stepped_parameters import SteppedParameters
 from vdnn.runtime.training_state.sliced_step import SlicedStep
 from vdnn.runtime.training_state.slices import Slice
 from vdnn.runtime.training_state.state_copies import Moving, StateCopies
@@ -30,6 +31,7 @@ class _Coming:
     copies: StateCopies | None
     places: list[Place] = field(default_factory=list)
     state: Moving | None = None
+    away: SteppedParameters = field(default_factory=lambda: SteppedParameters(()))
     with_gradient: list[torch.Tensor] = field(default_factory=list)
     gradients: Moving | None = None
 
@@ -80,7 +82,9 @@ class DeviceSteps:
         states = [self._optimizer.state.get(one) for one in parameters]
         coming.places = [place for state in states for place in places_in(state) if id(place.tensor) in self._hosts]
         coming.with_gradient = [one for one in parameters if self._gradients.has(one)]
+        coming.away = SteppedParameters(parameters)
         try:
+            coming.away.fetch(coming.copies)
             if coming.places:
                 coming.state = coming.copies.fetch([self._hosts[id(place.tensor)] for place in coming.places])
             if coming.with_gradient:
@@ -91,6 +95,8 @@ class DeviceSteps:
         return coming
 
     def _abandon(self, coming: _Coming) -> None:
+        if coming.copies is not None:
+            coming.away.abandon(coming.copies)
         if coming.state is not None and coming.copies is not None:
             coming.copies.abandon(coming.state)
         if coming.gradients is not None:
@@ -98,6 +104,8 @@ class DeviceSteps:
 
     def _step_one(self, sliced: SlicedStep, part: Slice) -> None:
         coming, fetched = self._ahead[0], dict[int, HostTensor]()
+        if coming.copies is not None:
+            coming.away.lend(coming.copies)
         if coming.gradients is not None:
             self._gradients.put_back(coming.with_gradient, coming.gradients)
             coming.gradients = None
@@ -112,5 +120,8 @@ class DeviceSteps:
         finally:
             if coming.copies is not None:
                 coming.state = None  # the slice's tensors are released as they leave
-                self._leave(part.all_parameters(), coming.copies, fetched)
-                self._gradients.take_away(part.all_parameters())
+                try:
+                    self._leave(part.all_parameters(), coming.copies, fetched)
+                    self._gradients.take_away(part.all_parameters())
+                finally:
+                    coming.away.take_back(coming.copies)

@@ -21,6 +21,7 @@ from vdnn.errors import VdnnError
 from vdnn.runtime.torch_internals.clipping import Own, grouped, norms_of, takes_foreach
 from vdnn.runtime.torch_internals.gradient_reads import holder_of
 from vdnn.runtime.training_state.away_gradients import AwayGradients
+from vdnn.runtime.training_state.homes import device_of
 from vdnn.runtime.training_state.interrupts import interrupts_wait
 from vdnn.runtime.training_state.state_tensors import is_dense
 
@@ -85,16 +86,12 @@ def _parts(parameters: Iterable[tuple[int, torch.Tensor]]) -> Iterator[_Part]:
         holder = _holder(parameter)
         if holder is None:
             continue
-        nbytes, limit_bytes = holder.bytes_of(parameter), holder.slice_bytes(parameter.device)
-        if (
-            part is None
-            or part.holder is not holder
-            or device != parameter.device
-            or part.nbytes + nbytes > limit_bytes
-        ):
+        where = device_of(parameter)
+        nbytes, limit_bytes = holder.bytes_of(parameter), holder.slice_bytes(where)
+        if part is None or part.holder is not holder or device != where or part.nbytes + nbytes > limit_bytes:
             if part is not None:
                 yield part
-            part, device = _Part(holder), parameter.device
+            part, device = _Part(holder), where
         part.parameters.append(parameter)
         part.positions.append(position)
         part.nbytes += nbytes
@@ -212,7 +209,7 @@ def _total_norm(parameters: Tensors, order: float, foreach: bool | None) -> torc
         gradient = parameter.grad if holder is None else holder.peek(parameter)
         if gradient is not None:
             with_gradient.append(parameter)
-            likes.append(_like(parameter.device, gradient))
+            likes.append(_like(device_of(parameter), gradient))
     norms: Tensors = []
     for device, positions in grouped(likes):
         is_foreach = takes_foreach([likes[one] for one in positions], device, foreach)
@@ -242,7 +239,7 @@ def _write(away: Tensors, here: Tensors, clip: Callable[..., object], *options: 
     def change(gradients: Tensors) -> object:
         return clip(stand_ins(gradients), *options)
 
-    gradients = [(parameter.device, gradient) for parameter in away if (gradient := _peeked(parameter)) is not None]
+    gradients = [(device_of(parameter), gradient) for parameter in away if (gradient := _peeked(parameter)) is not None]
     change([*{(device, one.dtype): _like(device, one) for device, one in gradients}.values()])  # refused now, if at all
     with interrupts_wait():
         if any(one.grad is not None for one in here):  # torch clips no empty list by value

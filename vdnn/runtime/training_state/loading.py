@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from vdnn.runtime.training_state.homes import device_of, is_managed
 from vdnn.runtime.training_state.state_tensors import places_in
 
 _HOOKS = ("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
@@ -66,6 +67,19 @@ class LoadsInParts:
         optimizer.state.clear()
         optimizer.state.update(loaded + rest)
         self._take_out()
+
+
+def put_where_it_computes(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> None:
+    """Moves loaded state of a parameter that is on the host to the device where it computes, as torch does for one that
+    is there: all tensors, but counts of steps only for optimizers that have them on the device."""
+    if not is_managed(parameter):
+        return
+    device = device_of(parameter)
+    group = next(one for one in optimizer.param_groups if any(parameter is other for other in one["params"]))
+    has_counts_there = bool(group.get("capturable") or group.get("fused"))
+    for place in places_in(optimizer.state.get(parameter)):
+        if place.tensor.device == parameter.device != device and (place.key != "step" or has_counts_there):
+            place.put(place.tensor.to(device))
 
 
 def _parts_of(state: dict[Any, Any], limit_bytes: int) -> Iterator[dict[Any, Any]]:

@@ -24,9 +24,10 @@ from vdnn.runtime.training_state.away_gradients import AwayGradients, gradient_a
 from vdnn.runtime.training_state.copied_optimizer import copied_to_device, copy_of
 from vdnn.runtime.training_state.cpu_steps import CpuSteps
 from vdnn.runtime.training_state.device_steps import DeviceSteps
+from vdnn.runtime.training_state.homes import device_of, is_managed
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
-from vdnn.runtime.training_state.loading import LoadsInParts
+from vdnn.runtime.training_state.loading import LoadsInParts, put_where_it_computes
 from vdnn.runtime.training_state.moved_bytes import MovedBytes
 from vdnn.runtime.training_state.refusals import refuse_what_mixes
 from vdnn.runtime.training_state.sliced_step import SlicedStep, stopped
@@ -123,7 +124,7 @@ class OptimizerState:
         for parameter in parameters_of(optimizer):
             for place in self._at_host(optimizer, parameter):
                 try:
-                    place.put(copied_to_device(place.tensor, parameter.device))
+                    place.put(copied_to_device(place.tensor, device_of(parameter)))
                 except (RuntimeError, MemoryError):  # torch.OutOfMemoryError is a RuntimeError, and so is a lost device
                     refused_bytes += place.tensor.nbytes
                     place.put(place.tensor.clone())
@@ -162,7 +163,7 @@ class OptimizerState:
 
     def slice_bytes(self) -> int:
         """The most state that a slice has, unless a single parameter has more: two are on the device at one time."""
-        devices = {parameter.device for parameter in parameters_of(self.optimizer)}
+        devices = {device_of(parameter) for parameter in parameters_of(self.optimizer)}
         windows = [copies.window_bytes for one in devices if (copies := self._copies_for(one))]
         return max(1, min(windows, default=LARGEST_WINDOW_BYTES) // 2)
 
@@ -172,7 +173,7 @@ class OptimizerState:
                 return 0
             if self.moved.on_cpu:
                 return parameter.nbytes + gradient.nbytes
-            away_bytes = self.gradients.bytes_of(parameter)
+            away_bytes = self.gradients.bytes_of(parameter) + (parameter.nbytes if is_managed(parameter) else 0)
             if optimizer.state.get(parameter):
                 return away_bytes + bytes_of(place.tensor for place in self._at_host(optimizer, parameter))
             return away_bytes + bytes_of_first_state(parameter, self._min_bytes)
@@ -210,7 +211,8 @@ class OptimizerState:
         optimizer = self.optimizer
         self.moved.stayed_bytes = 0
         for parameter in parameters_of(optimizer):
-            copies = self._copies_for(parameter.device)
+            put_where_it_computes(optimizer, parameter)
+            copies = self._copies_for(device_of(parameter))
             if copies is not None:
                 self._leave(optimizer, [parameter], copies, {})
         self._finish()

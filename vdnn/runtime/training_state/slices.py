@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from vdnn.runtime.training_state.away_gradients import gradient_anywhere
+from vdnn.runtime.training_state.homes import device_of
 
 Group = dict[str, Any]
 
@@ -55,10 +56,10 @@ def slices_of(groups: list[Group], nbytes_of: Callable[[torch.Tensor], int], lim
     for index, group in enumerate(groups):
         parameters: list[torch.Tensor] = group["params"]
         if _is_one_decision(parameters):
-            add(index, parameters[0].device, parameters, sum(map(nbytes_of, parameters)))
+            add(index, device_of(parameters[0]), parameters, sum(map(nbytes_of, parameters)))
             continue
         for parameter in parameters:
-            add(index, parameter.device, [parameter], nbytes_of(parameter))
+            add(index, device_of(parameter), [parameter], nbytes_of(parameter))
         if not parameters:
             slices.append(Slice(None, {index: []}))
     return slices

@@ -17,6 +17,7 @@ import torch
 from vdnn.runtime.torch_internals.gradient_reads import native_gradient
 from vdnn.runtime.torch_internals.local_shards import with_local_part
 from vdnn.runtime.torch_internals.tensor_kinds import PLAIN_CLASSES, has_plain_storage, plain_part
+from vdnn.runtime.training_state.homes import device_of
 
 _State = dict[Any, Any] | list[Any]
 
@@ -58,7 +59,7 @@ def movable(parameter: torch.Tensor, state: object, min_bytes: int) -> list[Plac
     local = plain_part(parameter)
     if local is None:
         return []
-    found = [place for place in places_in(state) if is_whole(place.tensor, parameter.device)]
+    found = [place for place in places_in(state) if is_whole(place.tensor, device_of(parameter))]
     tensors = [place.tensor for place in found] + [local]
     own = native_gradient(parameter)
     gradient = None if own is None else plain_part(own)

@@ -124,6 +124,12 @@ at::Scalar local_scalar_dense(const at::Tensor& tensor) {
   return reference_to(tensor).on_cpu().item();
 }
 
+// As for CUDA: `parameter.data` may change between a tensor of the CPU and one of the accelerator.
+bool has_compatible_shallow_copy_type(const at::Tensor& tensor, const at::Tensor& source) {
+  const auto is_ours = [](const at::Tensor& one) { return one.is_cpu() || one.is_privateuseone(); };
+  return is_ours(tensor) && is_ours(source) && tensor.layout() == source.layout();
+}
+
 }  // namespace
 
 }  // namespace vdnn::deferred
@@ -144,6 +150,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_copy_from", &copy_from);
   library.impl("_copy_from_and_resize", &copy_from_and_resize);
   library.impl("_local_scalar_dense", &local_scalar_dense);
+  library.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type);
 }
 
 // Conjugate and negative views reach this unresolved, as they reach copy_. Resolving one would copy it, which calls

@@ -22,7 +22,7 @@ from vdnn import _C
 
 STEPS = 20
 WIDTH = 16
-Inside = Callable[[nn.Module], AbstractContextManager[Any]]
+Inside = Callable[[Any], AbstractContextManager[Any]]
 
 
 class LowRank(nn.Module):
@@ -135,12 +135,15 @@ def plain(model: nn.Module) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def train(model: nn.Module, loop: str, inside: Inside = plain, steps: int = STEPS) -> list[Any]:
-    """Every loss, what the loop found in between, and the parameters at the end."""
+def train(
+    model: nn.Module, loop: str, inside: Inside = plain, steps: int = STEPS, *, takes_optimizer: bool = False
+) -> list[Any]:
+    """Every loss, what the loop found in between, and the parameters at the end. `inside` takes the model, or the
+    optimizer."""
     optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
     generator = torch.Generator().manual_seed(1)
     found: list[Any] = []
-    with inside(model):
+    with inside(optimizer if takes_optimizer else model):
         for step in range(steps):
             batches = [torch.randn(6, WIDTH, generator=generator) for _ in range(2 if loop == "accumulated" else 1)]
             for batch in batches:

@@ -11,27 +11,9 @@ from torch import nn
 import vdnn
 from tests.runtime.training_state.parameters.frozen_loops import LOOPS, MODELS, frozen_away, made, same, train
 from vdnn import _C
-from vdnn.runtime.storage.source import natively_held
 from vdnn.runtime.training_state.parameters.streaming import Streaming
-from vdnn.runtime.training_state.state_copies import Moving, StateCopies
 
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of every copy on the device become NaN when it is dropped and nobody else holds it. Returns sizes."""
-    drop = StateCopies.drop
-    found: list[int] = []
-
-    def poison_and_drop(copies: StateCopies, moving: Moving, label: str) -> None:
-        copies.transport.device.synchronize(moving.complete)
-        for tensor in moving.tensors:
-            if natively_held(tensor.untyped_storage()._cdata) == 2:  # the tensor and the object that is asked
-                tensor.fill_(float("nan"))
-                found.append(tensor.nbytes)
-        drop(copies, moving, label)
-
-    monkeypatch.setattr(StateCopies, "drop", poison_and_drop)
-    return found
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -19,7 +19,7 @@ from tests.runtime.training_state.parameters.frozen_loops import frozen_away, ma
 from vdnn import _C
 from vdnn.errors import DriverError, VdnnError
 from vdnn.runtime.session.session import Session
-from vdnn.runtime.training_state.parameters.frozen_parameters import FrozenParameters
+from vdnn.runtime.training_state.parameters.managed_parameters import ManagedParameters
 
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
 
@@ -31,7 +31,7 @@ def frozen_bytes(model: nn.Module) -> int:
 def pinned(session: Session) -> tuple[int, int]:
     """The bytes of frozen parameters on the host, and those that are leased of pinned memory for them."""
     parameters = session._parameters
-    assert isinstance(parameters, FrozenParameters)
+    assert isinstance(parameters, ManagedParameters)
     return parameters._host_bytes, sum(one.state_bytes for one in session._engine.transports.opened())
 
 
@@ -164,7 +164,7 @@ def test_two_sessions_that_manage_one_model_are_refused(device: _C.Device) -> No
 
 
 def test_wrong_arguments_are_refused_before_anything_moves() -> None:
-    with pytest.raises(ValueError, match="parameters: expected 'frozen' or None, got 'some'"):
+    with pytest.raises(ValueError, match="parameters: expected 'frozen', 'all' or None, got 'some'"):
         vdnn.offload(parameters="some", model=nn.Linear(1, 1))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Give model= as well"):
         vdnn.offload(parameters="frozen")
@@ -226,9 +226,9 @@ def test_an_exception_that_leaves_the_session_leaves_the_model_as_before(device:
 
 
 def test_ctrl_c_while_parameters_leave_waits_until_all_have(device: _C.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    take = FrozenParameters._take_one_out
+    take = ManagedParameters._take_one_out
 
-    def interrupted(self: FrozenParameters, *given: Any, **named: Any) -> None:
+    def interrupted(self: ManagedParameters, *given: Any, **named: Any) -> None:
         if not self._away:
             signal.raise_signal(signal.SIGINT)
         take(self, *given, **named)
@@ -237,7 +237,7 @@ def test_ctrl_c_while_parameters_leave_waits_until_all_have(device: _C.Device, m
     values = values_of(model)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        monkeypatch.setattr(FrozenParameters, "_take_one_out", interrupted)
+        monkeypatch.setattr(ManagedParameters, "_take_one_out", interrupted)
         with pytest.raises(KeyboardInterrupt), frozen_away(device, model):
             pass
     finally:

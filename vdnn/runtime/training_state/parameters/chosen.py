@@ -12,24 +12,36 @@ from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage, plain_p
 from vdnn.runtime.training_state.state_tensors import is_dense
 
 
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A parameter that leaves. `owner` is the position of the first module that has it."""
+
+    name: str
+    owner: int
+    parameter: torch.nn.Parameter
+    is_tied: bool  # several modules have it
+
+
 @dataclass(slots=True)
 class Chosen:
-    """`leave`: name, position of the first module that has it, and parameter. `stay`: names and reasons."""
+    """Parameters that leave, and the names of those that stay, with the reasons."""
 
-    leave: list[tuple[str, int, torch.nn.Parameter]] = field(default_factory=list)
+    leave: list[Leaving] = field(default_factory=list)
     stay: dict[str, str] = field(default_factory=dict)
 
 
-def choose_frozen(model: torch.nn.Module, min_bytes: int) -> Chosen:
-    """The parameters without grad of at least `min_bytes`. Tied ones count once, by their first name."""
+def choose(model: torch.nn.Module, min_bytes: int, trained: frozenset[int] | None = None) -> Chosen:
+    """The parameters without grad of at least `min_bytes`, and those whose ids are in `trained`. Tied ones count once,
+    by their first name."""
     _refuse_compiled(model)
     chosen = Chosen()
     tensors = [*model.parameters(), *model.buffers()]
     holders = Counter(part.untyped_storage()._cdata for one in tensors if (part := plain_part(one)) is not None)
+    modules = Counter(id(one) for module in model.modules() for one in module._parameters.values())
     seen: set[int] = set()
     for owner, (path, module) in enumerate(model.named_modules()):
         for own_name, parameter in module._parameters.items():
-            if parameter is None or parameter.requires_grad or id(parameter) in seen:
+            if parameter is None or id(parameter) in seen or (parameter.requires_grad and trained is None):
                 continue
             seen.add(id(parameter))
             name = f"{path}.{own_name}" if path else own_name
@@ -39,12 +51,14 @@ def choose_frozen(model: torch.nn.Module, min_bytes: int) -> Chosen:
                 chosen.stay[name] = "it has no plain memory of its own"
             elif not parameter.dim() or parameter.nbytes < max(min_bytes, 1):
                 continue  # small
+            elif parameter.requires_grad and trained is not None and id(parameter) not in trained:
+                chosen.stay[name] = "it is trained, and no optimizer of the session has it"
             elif holders[parameter.untyped_storage()._cdata] > 1:
                 chosen.stay[name] = "it shares memory with another parameter or buffer"
             elif not is_dense(parameter):
                 chosen.stay[name] = "its elements overlap or lie apart"
             else:
-                chosen.leave.append((name, owner, parameter))
+                chosen.leave.append(Leaving(name, owner, parameter, is_tied=modules[id(parameter)] > 1))
     return chosen
 
 

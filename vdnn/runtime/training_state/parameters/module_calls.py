@@ -1,4 +1,4 @@
-"""Follows the calls of modules: brings their frozen parameters before a call, and drops them after it."""
+"""Follows the calls of modules: brings their parameters before a call, and drops them after it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch
 
 from vdnn.errors import VdnnError
 from vdnn.runtime.torch_internals import forks
+from vdnn.runtime.torch_internals.backward_ends import in_backward
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
+from vdnn.runtime.training_state.parameters.graph_uses import GraphUses
 from vdnn.runtime.training_state.parameters.streaming import Streaming
 
 _BACKWARD = "backward"
-_NO_GRAPH_TASK = -1
 _LOOKED_AT = 2  # calls of one model in which reads outside of modules are looked for
 
 
@@ -26,6 +27,7 @@ class _Call:
 
     module: torch.nn.Module
     used: list[AwayParameter] = field(default_factory=list)
+    nodes: list[object] = field(default_factory=list)  # where gradients of these arrive, until the graph holds them
 
 
 class _Calls(threading.local):
@@ -50,6 +52,7 @@ class ModuleCalls:
         self._streaming = streaming
         self._let_stay = let_stay
         self._looked = looked
+        self.uses = GraphUses(self._let_go)
         self._calls = _Calls()
         self._running = 0  # outermost calls, on all threads
         self._read_in: weakref.WeakKeyDictionary[torch.nn.Module, list[AwayParameter]] = weakref.WeakKeyDictionary()
@@ -72,7 +75,10 @@ class ModuleCalls:
 
     def lines(self) -> list[str]:
         names = sorted({one.name for read in self._read_in.values() for one in read})
-        return [f"  parameter {name} is read outside of its module, and stays while its reader runs" for name in names]
+        return [
+            *(f"  parameter {name} is read outside of its module, and stays while its reader runs" for name in names),
+            *(f"  parameter {name} is used again, and stays until its gradient is there" for name in self.uses.found),
+        ]
 
     # Hooks.
 
@@ -80,7 +86,7 @@ class ModuleCalls:
         if torch.compiler.is_compiling() or forks.count != self._forks or not self._away:
             return
         stack = self._calls.stack
-        if stack and stack[0].module is module and not _is_in_backward():
+        if stack and stack[0].module is module and not in_backward():
             stack.clear()  # Ctrl-C: torch calls no hooks behind it
             self._running = 0
         if not stack:
@@ -93,7 +99,8 @@ class ModuleCalls:
             self._bring(wanted, call)
 
     def _begin(self, module: torch.nn.Module) -> None:
-        if not self._running and not _is_in_backward():
+        if not self._running and not in_backward():
+            self.uses.release_dead()
             self._streaming.begin()
         self._running += 1
         called = self._called.get(module, 0)
@@ -114,17 +121,19 @@ class ModuleCalls:
                 break
         if not stack:
             self._running = max(0, self._running - 1)
-            if not self._running and not _is_in_backward():
+            if not self._running and not in_backward():
                 self._streaming.drop_unused()
 
     # Parameters.
 
-    def read(self, tensor: torch.Tensor, is_written: bool) -> None:
-        """A function is called with this parameter."""
+    def read(self, tensor: torch.Tensor, is_written: bool) -> bool:
+        """A function is called with this parameter. True if it reads it on the host, between calls."""
         away = self._away.get(id(tensor))
         stack = self._calls.stack
-        if away is None or not stack:
-            return  # between calls it is read where it is
+        if away is None:
+            return False
+        if not stack:
+            return not away.users and not in_backward()
         with torch._C.DisableTorchFunction():
             if is_written:
                 self._give_back(away, "it is written to, or its data are taken, while a module runs")
@@ -132,11 +141,19 @@ class ModuleCalls:
                 call = stack[-1]
                 self._read_in.setdefault(call.module, []).append(away)
                 self._bring([away], call)
+        return False
+
+    def read_in_graph(self, tensors: list[torch.Tensor]) -> None:
+        """Between calls, a graph is made of these parameters."""
+        with torch._C.DisableTorchFunction():
+            for away in [self._away[id(one)] for one in tensors if id(one) in self._away]:
+                if away.parameter.requires_grad:
+                    self._give_back(away, "it is read between calls of modules, with its gradient")
 
     def _bring(self, wanted: list[AwayParameter], call: _Call) -> None:
         with torch._C.DisableTorchFunction():
             for one in list(wanted):
-                if one.parameter.requires_grad:
+                if one.parameter.requires_grad and not one.is_trained:
                     self._give_back(one, "it was frozen as the session began, and is trained now")
                     wanted.remove(one)
                 elif not one.is_there():
@@ -153,28 +170,41 @@ class ModuleCalls:
                         one.version = one.parameter._version
                         with torch.inference_mode(False):
                             one.parameter.data = moving.tensors[0]
+                    call.nodes.append(self.uses.used(one))
 
     def _leave(self, call: _Call) -> None:
         with self._streaming.lock, torch._C.DisableTorchFunction():
             for one in call.used:
                 one.users = max(0, one.users - 1)
-                if one.users or id(one.parameter) not in self._away:
-                    continue
-                if one.parameter._version != one.version:
-                    self._give_back(one, "it is written to while its module runs")
-                elif one.is_there():
-                    with torch.inference_mode(False):
-                        one.parameter.data = one.host.tensor
+                if not one.users:
+                    self._let_go(one)
+            call.nodes.clear()
+
+    def _let_go(self, away: AwayParameter) -> None:
+        """Neither a module nor a graph holds the parameter on the device."""
+        if id(away.parameter) not in self._away:
+            return
+        with self._streaming.lock, torch._C.DisableTorchFunction():
+            if away.parameter._version != away.version:
+                self._give_back(away, "it is written to while its module runs")
+            elif away.is_there():
+                with torch.inference_mode(False):
+                    away.parameter.data = away.host.tensor
 
     def _give_back(self, away: AwayParameter, reason: str) -> None:
         for read in self._read_in.values():
             if away in read:
                 read.remove(away)
+        self.keep_writes(away)
+        self._let_stay(away, reason)
+
+    def keep_writes(self, away: AwayParameter) -> None:
+        """Copies to the host what was written to the parameter on the device. Nothing holds it there any longer."""
         moving = away.on_device
         if moving is not None and away.users and away.parameter._version != away.version:
-            away.host.tensor.copy_(moving.tensors[0])  # the only copy of what was written
+            away.host.tensor.copy_(moving.tensors[0])
+        self.uses.forget(away)
         away.users = 0
-        self._let_stay(away, reason)
 
     def _refuse(self, away: AwayParameter) -> None:
         raise VdnnError(
@@ -183,11 +213,7 @@ class ModuleCalls:
         )
 
     def _phase(self) -> Hashable:
-        if _is_in_backward():
+        if in_backward():
             return _BACKWARD
         root = self._calls.stack[0].module
         return id(root), root.training
-
-
-def _is_in_backward() -> bool:
-    return torch._C._current_graph_task_id() != _NO_GRAPH_TASK

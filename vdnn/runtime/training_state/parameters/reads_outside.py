@@ -27,26 +27,46 @@ _FACTS = frozenset(
     )
 )
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
-Found = Callable[[torch.Tensor, bool], None]
+Found = Callable[[torch.Tensor, bool], bool]
 
 
 class ReadsOutside(TorchFunctionMode):
-    """Calls `found(tensor, is_written)` for every parameter that a function is given."""
+    """Calls `found(tensor, is_written)` for every parameter that a function is given. It returns True for one that is
+    read on the host, because no module runs. If a graph is made of such ones, `read_in_graph` brings them to the
+    device, and the function is called there."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: Found, read_in_graph: Callable[[list[torch.Tensor]], None]) -> None:
         super().__init__()
         self._found = found
+        self._read_in_graph = read_in_graph
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func not in _FACTS:
-            # What has .data may write to it, and nobody would see that.
-            may_write = func == _DATA or _is_in_place(func)
-            for number, tensor in enumerate(_parameters_in((*args, *kwargs.values()))):
-                self._found(tensor, may_write and not number)
+        if func in _FACTS:
+            return func(*args, **kwargs)
+        # What has .data may write to it, and nobody would see that.
+        may_write = func == _DATA or _is_in_place(func)
+        parameters = enumerate(_parameters_in((*args, *kwargs.values())))
+        on_host = [one for number, one in parameters if self._found(one, may_write and not number)]
+        if not on_host or may_write or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        try:
+            outcome = func(*args, **kwargs)
+        except RuntimeError:  # the others are on the device
+            self._read_in_graph(on_host)
+            return func(*args, **kwargs)
+        if not _is_in_graph(outcome):
+            return outcome
+        self._read_in_graph(on_host)
         return func(*args, **kwargs)
+
+
+def _is_in_graph(outcome: object) -> bool:
+    if isinstance(outcome, torch.Tensor):
+        return outcome.grad_fn is not None
+    return isinstance(outcome, (list, tuple)) and any(map(_is_in_graph, outcome))
 
 
 def _is_in_place(func: Callable[..., Any]) -> bool:

@@ -18,6 +18,7 @@ from vdnn.runtime.torch_internals.backward_ends import call_after_backward
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
 from vdnn.runtime.training_state.parameters.order import UseOrder
 from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
+from vdnn.runtime.training_state.state_copies import Moving, StateCopies
 
 _BACKWARD = "backward"
 
@@ -43,6 +44,7 @@ class Streaming:
         self._fetched: dict[int, AwayParameter] = {}  # by number: those with a copy on the device, or on its way
         self._known: dict[int, AwayParameter] = {}  # by number
         self._backward_ends = False  # a backward runs that calls `drop_unused` at its end
+        self._newest: tuple[StateCopies, Moving] | None = None  # the last copy that was issued
 
     def manage(self, parameters: Iterable[AwayParameter]) -> None:
         self._known = {one.number: one for one in parameters}
@@ -91,7 +93,7 @@ class Streaming:
         with self.lock:
             self._backward_ends = False
             for one in list(self._fetched.values()):
-                one.users = 0
+                one.users = int(one.is_held)
             self.drop_unused()
 
     def drop_unused(self) -> None:
@@ -100,6 +102,10 @@ class Streaming:
                 if not one.users:
                     self.drop(one)
             self._order.begin(None)
+            newest, self._newest = self._newest, None
+            if newest is not None:
+                copies, moving = newest
+                copies.settle(moving)  # from now on the program may write to the host copies
 
     # Copies.
 
@@ -116,6 +122,7 @@ class Streaming:
                 if not one.users and one is not away:
                     self.drop(one)
             away.on_device = away.fetched()
+        self._newest = away.copies, away.on_device
         self._fetched[away.number] = away
         self.fetches.copies += 1
         self.fetches.ahead += is_ahead
@@ -152,13 +159,14 @@ class Streaming:
     def drop(self, away: AwayParameter) -> None:
         """Releases the copy on the device. Its memory is not reused before the copy and all issued uses are over."""
         with self.lock, torch._C.DisableTorchFunction():
-            moving = away.on_device
+            moving, is_there = away.on_device, away.is_there()
             self._fetched.pop(away.number, None)
             self._saves.remove(away)
             away.on_device = None
             if moving is None:
                 return
-            away.parameter.data = away.host.tensor
+            if is_there:
+                away.parameter.data = away.host.tensor
             away.copies.drop(moving, "parameter")
 
 

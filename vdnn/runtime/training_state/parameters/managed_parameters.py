@@ -1,14 +1,14 @@
-"""Keeps the frozen parameters of one model on the host while a session manages it.
+"""Keeps the parameters of one model on the host while a session manages it: the frozen ones, or the trained ones too.
 
-Entering copies to pinned memory what is on the device; parameters in mapped files are used where they are. Leaving
-returns what was on the device. What cannot leave stays on the device and is named in the report.
+Entering copies to pinned memory what is on the device; frozen parameters in mapped files are used where they are.
+Leaving returns what was on the device. What cannot leave stays on the device and is named in the report.
 """
 
 from __future__ import annotations
 
 import contextlib
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -18,10 +18,11 @@ from vdnn.errors import VdnnError
 from vdnn.runtime.storage.source import natively_held
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.function_modes import is_innermost
+from vdnn.runtime.training_state.homes import manage, manage_no_longer
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
-from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
-from vdnn.runtime.training_state.parameters.chosen import choose_frozen
+from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, away_of
+from vdnn.runtime.training_state.parameters.chosen import Leaving, choose
 from vdnn.runtime.training_state.parameters.mapped_memory import MappedBlock, MappedFiles
 from vdnn.runtime.training_state.parameters.module_calls import ModuleCalls
 from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
@@ -33,14 +34,14 @@ from vdnn.user_warnings import warn
 TransportFor = Callable[[torch.device], Transport | None]
 _SHOWN = 3
 _HELD_BY_US = 2  # by the host tensor, and by the Python object that is asked
-_managed: dict[int, weakref.ref[FrozenParameters]] = {}  # by id of the parameter, which its manager holds
 
 
-class FrozenParameters:
-    """The frozen parameters of `model`, managed by one session."""
+class ManagedParameters:
+    """The parameters of `model`, managed by one session: the frozen ones, and with `are_trained` all of them."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, *, are_trained: bool = False) -> None:
         self._model = model
+        self.are_trained = are_trained
         self._stay: dict[str, str] = {}
         self._away: dict[int, AwayParameter] = {}  # by id of the parameter
         self._streaming: Streaming | None = None
@@ -49,18 +50,28 @@ class FrozenParameters:
         self._stack = contextlib.ExitStack()
         self._mode: ReadsOutside | None = None
         self._calls: ModuleCalls | None = None
-        choose_frozen(model, 1)  # refuses what cannot be managed
+        choose(model, 1)  # refuses what cannot be managed
+        if are_trained:
+            _refuse_several_ranks()
 
     # Sessions.
 
-    def enter(self, transport_for: TransportFor, saves: ParameterSaves, min_bytes: int) -> None:
-        """Copies the parameters to the host, and watches the calls of modules. Blocks while memory is pinned."""
+    def enter(
+        self,
+        transport_for: TransportFor,
+        saves: ParameterSaves,
+        min_bytes: int,
+        trained: Iterable[torch.Tensor] = (),
+    ) -> None:
+        """Copies the parameters to the host, and watches the calls of modules. Blocks while memory is pinned. `trained`
+        are those that the optimizers of the session have."""
         self._entries += 1
         if self._entries > 1:
             return
         try:
             with interrupts_wait():
-                self._take_out(transport_for, saves, min_bytes)
+                ids = frozenset(map(id, trained)) if self.are_trained else None
+                self._take_out(transport_for, saves, min_bytes, ids)
         except BaseException:
             self.leave()
             raise
@@ -74,7 +85,7 @@ class FrozenParameters:
             refused_bytes = self._return_all()
         if refused_bytes:
             warn(
-                f"{format_bytes(refused_bytes)} of the model's frozen parameters stay on the host, because the device "
+                f"{format_bytes(refused_bytes)} of the model's parameters stay on the host, because the device "
                 "has no room for them. Use the model inside of a session, or move it with .to()."
             )
 
@@ -91,8 +102,9 @@ class FrozenParameters:
             return []
         fetches = self._streaming.fetches
         mapped = f", {format_bytes(self._mapped_bytes)} of it in mapped files" if self._mapped_bytes else ""
+        name = "parameters" if self.are_trained else "frozen parameters"
         lines = [
-            f"  frozen parameters: {format_bytes(self._host_bytes)} on the host{mapped}; {fetches.copies} copies of "
+            f"  {name}: {format_bytes(self._host_bytes)} on the host{mapped}; {fetches.copies} copies of "
             f"{format_bytes(fetches.nbytes)} to the device, {fetches.ahead} ahead of their use"
         ]
         if self._calls is not None:
@@ -105,25 +117,33 @@ class FrozenParameters:
 
     # Out and back.
 
-    def _take_out(self, transport_for: TransportFor, saves: ParameterSaves, min_bytes: int) -> None:
-        chosen = choose_frozen(self._model, min_bytes)
-        self._refuse_a_second_session([parameter for _, _, parameter in chosen.leave])
+    def _take_out(
+        self, transport_for: TransportFor, saves: ParameterSaves, min_bytes: int, trained: frozenset[int] | None
+    ) -> None:
+        chosen = choose(self._model, min_bytes, trained)
+        self._refuse_a_second_session([one.parameter for one in chosen.leave])
         self._stay = chosen.stay
         self._host_bytes = self._mapped_bytes = 0
         devices = {one.device for one in self._model.parameters() if one.device.type != "cpu"}
         copies: dict[torch.device, StateCopies] = {}
         mapped = MappedFiles()
         with torch.no_grad(), torch._C.DisableTorchFunction():
-            for name, owner, parameter in chosen.leave:
+            for leaving in chosen.leave:
+                parameter = leaving.parameter
                 target = parameter.device
                 if target.type == "cpu" and len(devices) == 1:
                     (target,) = devices
                 transport = transport_for(target)
                 if transport is None:
-                    self._stay[name] = "the session has no copies for its device"
+                    self._stay[leaving.name] = "the session has no copies for its device"
+                    continue
+                is_trained = trained is not None and id(parameter) in trained
+                if is_trained and parameter.device.type != transport.torch_device.type:
+                    self._stay[leaving.name] = "it is trained, and was not on the device as the session began"
                     continue
                 one = copies.setdefault(target, StateCopies(transport))
-                self._take_one_out(name, owner, parameter, one, is_mapped=parameter.data in mapped)
+                is_mapped = not is_trained and parameter.data in mapped
+                self._take_one_out(leaving, one, is_mapped=is_mapped, is_trained=is_trained)
         window_bytes = min((one.window_bytes for one in copies.values()), default=0)
         fetches = None if self._streaming is None else self._streaming.fetches
         self._streaming = Streaming(saves, window_bytes)
@@ -133,22 +153,22 @@ class FrozenParameters:
         self._calls = ModuleCalls(self._away, self._streaming, self._let_stay, self._stop_looking)
         self._stack.enter_context(self._calls)
         if self._away:
-            self._mode = ReadsOutside(self._calls.read)
+            self._mode = ReadsOutside(self._calls.read, self._calls.read_in_graph)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _refuse_a_second_session(self, parameters: list[torch.nn.Parameter]) -> None:
         for one in parameters:
-            known = _managed.get(id(one))
-            other = None if known is None else known()
-            if other is not None and other is not self and id(one) in other._away:
+            known = away_of(one)
+            if known is not None and known.manager is not self:
                 raise VdnnError(
                     "parameters of this model are managed by another session, which has not been left. One session "
                     "manages the parameters of a model at a time: give parameters= to one of them."
                 )
 
     def _take_one_out(
-        self, name: str, owner: int, parameter: torch.nn.Parameter, copies: StateCopies, *, is_mapped: bool
+        self, leaving: Leaving, copies: StateCopies, *, is_mapped: bool, is_trained: bool = False
     ) -> None:
+        name, parameter = leaving.name, leaving.parameter
         transport, home = copies.transport, parameter.device
         if not torch._has_compatible_shallow_copy_type(parameter, torch.empty(0)):
             # As for Module.to(): CUDA's tensors can take the place of the CPU's, those of an extension cannot.
@@ -174,13 +194,61 @@ class FrozenParameters:
             transport.state_bytes += host.nbytes
         is_at_home = not is_mapped and (home.type != "cpu" or transport.torch_device.type == "cpu")
         away = AwayParameter(
-            name, len(self._away), owner, parameter, host, copies, is_mapped, home if is_at_home else None
+            name,
+            len(self._away),
+            leaving.owner,
+            parameter,
+            host,
+            copies,
+            self,
+            is_mapped,
+            home if is_at_home else None,
+            is_trained,
+            leaving.is_tied,
         )
         self._away[id(parameter)] = away
-        _managed[id(parameter)] = weakref.ref(self)
+        manage(parameter, away)
+        if is_trained and parameter.requires_grad:
+            self._watch(away)
         self._host_bytes += host.nbytes
         self._mapped_bytes += host.nbytes if is_mapped else 0
         parameter.data = host.tensor
+
+    def _watch(self, away: AwayParameter) -> None:
+        """Hears of the gradient of `away`, ahead of whatever else hears of it."""
+
+        def arrives(gradient: torch.Tensor) -> None:
+            if gradient.device != away.device:
+                raise VdnnError(
+                    f"parameter {away.name} was read between calls of modules, on the host, and a gradient comes from "
+                    "there. Read it in the first two calls of the model as well, so that it stays on the device, or "
+                    "inside of a module."
+                )
+
+        def accumulated(parameter: torch.Tensor) -> None:
+            if self._calls is not None and self._streaming is not None:
+                with self._streaming.lock:
+                    self._calls.uses.accumulated(away)
+
+        parameter: Any = away.parameter
+        handle = parameter.register_post_accumulate_grad_hook(accumulated)
+        parameter._post_accumulate_grad_hooks.move_to_end(handle.id, last=False)
+        away.handles += (handle, parameter.register_hook(arrives))
+
+    # While optimizers step.
+
+    def drop(self, away: AwayParameter) -> None:
+        if self._calls is not None and self._streaming is not None and away.on_device is not None:
+            with self._streaming.lock:
+                self._calls.keep_writes(away)
+                self._streaming.drop(away)
+
+    def stay(self, away: AwayParameter, data: torch.Tensor, reason: str) -> None:
+        self._stay[away.name] = reason
+        away.parameter.data = data
+        self._forget(away)
+
+    # The end of one.
 
     def _let_stay(self, away: AwayParameter, reason: str) -> None:
         """`away` returns to the device, or stays where the program moved it."""
@@ -189,11 +257,10 @@ class FrozenParameters:
 
     def _return(self, away: AwayParameter) -> int:
         """Ends the management of one parameter. Returns the bytes that the device refused."""
-        streaming, refused_bytes = self._streaming, 0
+        refused_bytes = 0
         with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
             is_there = away.is_there()
-            if streaming is not None and away.on_device is not None:
-                streaming.drop(away)
+            self.drop(away)
             if is_there and away.home is not None:
                 try:
                     away.parameter.data = self._copied_back(away)
@@ -202,14 +269,19 @@ class FrozenParameters:
                     away.parameter.data = away.host.tensor.clone()
             elif is_there and not away.is_mapped:
                 away.parameter.data = away.host.tensor.clone()
-        if streaming is not None:
-            streaming.forget(away)
+        self._forget(away)
+        return refused_bytes
+
+    def _forget(self, away: AwayParameter) -> None:
+        if self._streaming is not None:
+            self._streaming.forget(away)
+        for handle in away.handles:
+            handle.remove()
         del self._away[id(away.parameter)]
-        _managed.pop(id(away.parameter), None)
+        manage_no_longer(away.parameter)
         if not away.is_mapped:
             away.copies.transport.state_bytes -= away.nbytes
             _outlive_the_memory(away.host.tensor)
-        return refused_bytes
 
     def _copied_back(self, away: AwayParameter) -> torch.Tensor:
         """A copy on the device that is complete, or ordered before what the current stream does next."""
@@ -230,6 +302,14 @@ def _outlive_the_memory(host: torch.Tensor) -> None:
     storage = host.untyped_storage()
     if not isinstance(host, FakeTensor) and natively_held(storage._cdata) > _HELD_BY_US:
         storage.share_memory_()
+
+
+def _refuse_several_ranks() -> None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise VdnnError(
+            "parameters='all': torch.distributed is initialized, and DDP and FSDP hold parameters and reduce gradients "
+            "where this cannot follow. Use parameters='frozen', or leave it out."
+        )
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,84 @@
+"""Parameters that are away come to the device for the step of their slice, and the stepped ones leave behind it.
+
+The host copy is written once the slice was stepped: a copy to the host goes where the values came from, so there is one
+copy of each byte. If the driver refuses that copy, the parameter stays on the device from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, away_of
+from vdnn.runtime.training_state.state_copies import Moving, StateCopies
+
+
+class SteppedParameters:
+    """The parameters of one slice that are away. They come with `fetch`, are used after `lend`, and leave with
+    `take_back`."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self._away = [away for one in parameters if (away := away_now(one)) is not None]
+        self._moving: Moving | None = None
+        self._lent: list[torch.Tensor] = []
+
+    def fetch(self, copies: StateCopies) -> None:
+        """Issues copies to the device."""
+        if self._away:
+            hosts = [away.host for away in self._away]
+            copies.order_behind_uses(hosts)
+            self._moving = copies.fetch(hosts)
+
+    def abandon(self, copies: StateCopies) -> None:
+        """Releases copies that were not stepped."""
+        moving, self._moving = self._moving, None
+        for away, _ in zip(self._away, self._lent, strict=False):
+            away.parameter.data = away.host.tensor
+        self._lent.clear()
+        if moving is not None:
+            copies.abandon(moving)
+
+    def lend(self, copies: StateCopies) -> None:
+        """Puts the copies in the place of the host's. The optimizer may change them."""
+        moving = self._moving
+        if moving is None:
+            return
+        copies.arrive(moving)
+        self._moving = None
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            for away, tensor in zip(self._away, moving.tensors, strict=True):
+                away.parameter.data = tensor
+                self._lent.append(tensor)
+        moving.tensors.clear()
+
+    def take_back(self, copies: StateCopies) -> None:
+        """Issues copies to the host, and puts the host's in their place."""
+        lent, self._lent = self._lent, []
+        if not lent:
+            return
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            for away, tensor in zip(self._away, lent, strict=True):
+                data = away.parameter.data
+                if data.untyped_storage()._cdata != tensor.untyped_storage()._cdata:  # the optimizer replaced them
+                    tensor.copy_(data)
+                    away.parameter.data = tensor
+            if copies.leave(lent, [away.host for away in self._away]):
+                for away in self._away:
+                    away.parameter.data = away.host.tensor
+                return
+            for away, tensor in zip(self._away, lent, strict=True):
+                away.manager.stay(away, tensor, "its copy to the host was refused after a step")
+
+
+def away_now(parameter: torch.Tensor) -> AwayParameter | None:
+    """`parameter` if its data are on the host. A copy on the device of before is dropped, and a parameter that the
+    program moved stays where it is."""
+    away = away_of(parameter)
+    if away is None:
+        return None
+    if not away.is_there():
+        away.manager.stay(away, parameter.data, "it was moved or replaced")
+        return None
+    away.manager.drop(away)
+    return away
