@@ -96,7 +96,7 @@ class UnitWatch:
                 handles.append(module.register_forward_pre_hook(self._used))
         for parameter in self._model.parameters():
             if parameter.requires_grad:
-                handles.append(parameter.register_post_accumulate_grad_hook(self._gradient))
+                handles.append(parameter.register_post_accumulate_grad_hook(self._gradient))  # type: ignore[no-untyped-call]
         handles.append(register_optimizer_step_pre_hook(self._step_begins))
         handles.append(register_optimizer_step_post_hook(self._step_ends))
         return handles
@@ -137,7 +137,7 @@ class UnitWatch:
         number = len(self.step.units)
         self.step.units.append(unit)
         if boundary is not None and boundary.requires_grad:
-            boundary.register_hook(_Complete(self, number))
+            boundary.register_hook(_Complete(self, number))  # type: ignore[no-untyped-call]
 
     def _end_forward(self) -> None:
         unit = self.step.units[-1]
