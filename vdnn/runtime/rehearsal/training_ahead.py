@@ -27,7 +27,7 @@ from vdnn.planning.training.least_placement import (
     largest_layers,
     least_training_bytes,
 )
-from vdnn.planning.training.placement import Allowed, UnitPlacement, all_alike
+from vdnn.planning.training.placement import Allowed, Placement, UnitPlacement, all_alike
 from vdnn.planning.training.simulate_cycle import simulate_training
 from vdnn.planning.training.training import Training, TrainingMachine
 from vdnn.planning.training.training_bound import training_bound
@@ -169,20 +169,14 @@ def planned_training(
             "whole backward."
         )
     budget_bytes = terms.budget_bytes(training)
-    on_progress("searching where everything lives")
     began = time.perf_counter()
-    start = fitting_placement(training, budget_bytes, machine.host_bytes)
-    _require_room(rehearsed, terms, budget_bytes, fits=start is not None)
-    step = auto_placement(training, machine, budget_bytes, terms.allowed, (start,) if start is not None else ())
-    step = simulate_training(training, machine, step.placement, budget_bytes, with_spans=True)
-    bound_ns = None
-    if certify:
-        on_progress("certifying the plan")
-        try:
-            bound_ns = training_bound(training, machine, budget_bytes, terms.allowed)
-        except LibraryMissingError:
-            bound_ns = None
-    kept = cycle_of(training, all_alike(training, UnitPlacement()))
+    kept = all_alike(training, UnitPlacement())
+    kept_peak_bytes = max(cycle_of(training, kept).needed_bytes)
+    if kept_peak_bytes <= budget_bytes and not terms.allowed.cpu_steps:
+        placement, bound_ns = kept, training.computing_ns if certify else None
+    else:
+        placement, bound_ns = _searched(rehearsed, terms, budget_bytes, certify=certify, on_progress=on_progress)
+    step = simulate_training(training, machine, placement, budget_bytes, with_spans=True)
     stand_ins = [f"the step asked for a value that depends on data: {one}" for one in rehearsed.stand_ins]
     return TrainingReport(
         model=training.name,
@@ -203,7 +197,7 @@ def planned_training(
         step_time=step.placement.step_time.value,
         slice_bytes=step.placement.slice_bytes,
         peak_bytes=step.peak_bytes,
-        kept_peak_bytes=max(kept.needed_bytes),
+        kept_peak_bytes=kept_peak_bytes,
         rehearsed_peak_bytes=rehearsed.rehearsed_peak_bytes,
         cycle_peak_bytes=rehearsed.cycle_peak_bytes,
         host_bytes=step.host_bytes,
@@ -220,6 +214,29 @@ def planned_training(
         notes=(*terms.notes, *stand_ins),
         plan_seconds=round(time.perf_counter() - began, 3),
     )
+
+
+def _searched(
+    rehearsed: RehearsedTraining,
+    terms: Terms,
+    budget_bytes: int,
+    *,
+    certify: bool,
+    on_progress: Callable[[str], None],
+) -> tuple[Placement, int | None]:
+    """The best placement found, and the certified least time."""
+    training, machine = rehearsed.training, terms.machine
+    on_progress("searching where everything lives")
+    start = fitting_placement(training, budget_bytes, machine.host_bytes)
+    _require_room(rehearsed, terms, budget_bytes, fits=start is not None)
+    step = auto_placement(training, machine, budget_bytes, terms.allowed, (start,) if start is not None else ())
+    if not certify:
+        return step.placement, None
+    on_progress("certifying the plan")
+    try:
+        return step.placement, training_bound(training, machine, budget_bytes, terms.allowed)
+    except LibraryMissingError:
+        return step.placement, None
 
 
 def rehearsed_training(
