@@ -161,7 +161,7 @@ class TrainingReport:
         memory_share = (copied + self.cpu_step_bytes) / self.host_bytes_per_s * 1e9 / self.step_ns
         return [
             f"  step {_ms(self.step_ns)}, {self.slowdown:.3f} x of pure computing ({_ms(self.computing_ns)}); "
-            f"planned in {self.plan_seconds:.1f} s",
+            f"planned in {self.plan_seconds:.2f} s",
             f"  {certificate}",
             f"  the optimizer steps {self.step_time}; allowed beyond moving bytes: "
             f"{', '.join(self.allowed) or 'nothing (exact)'}",

@@ -31,9 +31,13 @@ def placed_units(training: Training, placement: Placement) -> tuple[PlacedUnits,
         to_device[move.unit] += move.nbytes
     for move in cycle.outs:
         to_host[move.unit] += move.nbytes
+    # A gradient whose step is right behind it never leaves, even if it may.
+    leaving = {move.unit for move in cycle.outs if move.byte_class is ByteClass.GRADIENT}
     rows: dict[tuple[object, UnitPlacement], list[int]] = {}
     for index, (unit, one) in enumerate(zip(training.units, placement.units, strict=True)):
         shown = _without_idle(unit, one)
+        if index not in leaving:
+            shown = replace(shown, gradient_leaves=shown.state is State.CPU)
         # Blocks at the ends differ a little in their transients: such a difference makes no row of its own.
         alike = replace(unit, name="", forward_transient_bytes=0, backward_transient_bytes=0, boundary_bytes=0)
         near = replace(alike, saved_bytes=round(unit.saved_bytes, -8), forward_ns=0, backward_ns=0)
@@ -95,6 +99,8 @@ def _without_idle(unit: Unit, one: UnitPlacement) -> UnitPlacement:
     """The placement without what does not apply to a unit that lacks such bytes."""
     if not unit.gradient_bytes:
         one = replace(one, gradient_leaves=False, state=State.DEVICE)
+    if one.activations is Activations.RECOMPUTE_FROM_HOST and not unit.boundary_bytes:
+        one = replace(one, activations=Activations.RECOMPUTE)
     if not unit.parameter_bytes:
         one = replace(one, streams=False)
     return one if unit.saved_bytes else replace(one, activations=Activations.KEEP)
@@ -114,7 +120,8 @@ def _names(names: list[str]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
+    stem = f"{stems.pop()}." if "." in names[0] else ""
     if len(runs) > 6:
-        return f"{stems.pop()}.*, {len(names)} of them"
+        return f"{stem}*, {len(names)} of them"
     shown = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"{stems.pop()}.{shown}"
+    return f"{stem}{shown}"

@@ -6,12 +6,12 @@ in the first step. measured_units.py makes the units. The state of an optimizer 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 
 from vdnn.hardware import HardwareProfile
-from vdnn.planning.training.training import Training
+from vdnn.planning.training.training import Training, Unit
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.rehearsal.measured_units import Held, ParameterState, training_of_marks
 from vdnn.runtime.rehearsal.rehearsal import OPTIMIZERS
@@ -91,13 +91,19 @@ def rehearse_training(
         clips=marks.clips if clips is None else clips,
     )
     names = {block.name for block in blocks}
+    units = tuple(unit for unit in training.units if not _is_empty(unit)) or training.units
     return RehearsedTraining(
-        training,
+        replace(training, units=units),
         max(max(unit.forward_peak_bytes, unit.backward_peak_bytes) for unit in marks.units),
         cycle_peak_bytes,
-        tuple(i for i, unit in enumerate(marks.units) if unit.name in names),
+        tuple(i for i, unit in enumerate(units) if unit.name in names),
         tuple(map(str, values.stand_ins.given)),
     )
+
+
+def _is_empty(unit: Unit) -> bool:
+    """Whether nothing is before, between or behind the blocks, so that this unit has no bytes and takes no time."""
+    return not any(getattr(unit, field.name) for field in fields(unit)[1:])
 
 
 def _step(optimizer: torch.optim.Optimizer) -> None:
