@@ -27,7 +27,6 @@ _OF_STEPS = {
     "compare": ("--compare", None),
     "min_bytes": ("--min-bytes", "1MiB"),
     "explain": ("--explain", 0),
-    "save": ("--save", None),
 }
 
 
@@ -88,6 +87,7 @@ def plan_whole_training(
     on_progress: Callable[[str], None],
 ) -> int:
     """Plans and prints. Returns the exit code."""
+    from vdnn.report.saved_plan import save_training_report
     from vdnn.report.training_report import TrainingReport, ladder_table
     from vdnn.runtime.rehearsal.training_ahead import terms_of
 
@@ -112,6 +112,9 @@ def plan_whole_training(
     reports = [one for one in found.values() if isinstance(one, TrainingReport)]
     if not reports:
         raise ValueError(f"--batch {options.batch}: no batch fits. The smallest: {next(iter(found.values()))}")
+    if options.save is not None:
+        for report in reports:
+            save_training_report(options.save, report)
     if options.json:
         objects = [report.as_json() for report in reports]
         sys.stdout.write(json.dumps(objects if len(batches) > 1 else objects[0], indent=2) + "\n")
