@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from vdnn.planning.catalogue import register_policy
     from vdnn.planning.published.megengine_sublinear import SublinearConfig
     from vdnn.report.plan_report import PlanReport
+    from vdnn.report.training_report import TrainingReport
     from vdnn.runtime.machine.virtual_machine import VirtualMachine
     from vdnn.runtime.rehearsal.plan_ahead import plan
+    from vdnn.runtime.rehearsal.training_ahead import plan_training
     from vdnn.runtime.session.limits import Limits
     from vdnn.runtime.session.offload import keep, offload, paused
     from vdnn.runtime.session.save_on_cpu import save_on_cpu
@@ -43,6 +45,7 @@ __all__ = [
     "Session",
     "SublinearConfig",
     "Timeline",
+    "TrainingReport",
     "VdnnError",
     "VdnnWarning",
     "VirtualMachine",
@@ -55,6 +58,7 @@ __all__ = [
     "parse_bytes",
     "paused",
     "plan",
+    "plan_training",
     "register_policy",
     "require_torch",
     "save_on_cpu",
@@ -71,6 +75,7 @@ _RUNTIME_NAMES = {
     "offload": "vdnn.runtime.session.offload",
     "paused": "vdnn.runtime.session.offload",
     "plan": "vdnn.runtime.rehearsal.plan_ahead",
+    "plan_training": "vdnn.runtime.rehearsal.training_ahead",
     "save_on_cpu": "vdnn.runtime.session.save_on_cpu",
 }
 
@@ -80,6 +85,7 @@ _PLANNING_NAMES = {
     "Advices": "vdnn.advisor.advices",
     "PlanReport": "vdnn.report.plan_report",
     "SublinearConfig": "vdnn.planning.published.megengine_sublinear",
+    "TrainingReport": "vdnn.report.training_report",
     "register_policy": "vdnn.planning.catalogue",
 }
 

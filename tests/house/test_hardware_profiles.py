@@ -19,6 +19,7 @@ SHIPPED = ROOT / "vdnn" / "hardware" / "profiles"
 NAMES = (
     "a100-40",
     "a100-80",
+    "gh200",
     "h100",
     "h200",
     "k40c",
@@ -26,6 +27,7 @@ NAMES = (
     "rtx-2080ti",
     "rtx-3090",
     "rtx-4090",
+    "rtx-5090",
     "titan-x",
     "v100-16",
     "v100-32",
@@ -69,13 +71,19 @@ def test_a_shipped_profile_loads_and_every_figure_has_a_source(name: str) -> Non
 def test_a_shipped_profile_is_plausible(name: str) -> None:
     profile = load_profile(name)
     assert 10 * 2**30 < profile.memory_bytes < 144 * 2**30
-    # A link attains less than its nominal rate: 16, 32 and 64 GB/s in each direction for PCIe gen 3, 4 and 5.
-    nominal = next(rate for gen, rate in ((3, 16e9), (4, 32e9), (5, 64e9)) if f"PCIe gen {gen}" in profile.description)
+    # A link attains less than its nominal rate, in GB/s in each direction.
+    links = {"PCIe gen 3": 16e9, "PCIe gen 4": 32e9, "PCIe gen 5": 64e9, "NVLink-C2C": 450e9}
+    nominal = next(rate for link, rate in links.items() if link in profile.description)
     for attained in (profile.to_host_bytes_per_s, profile.to_device_bytes_per_s):
         assert 0.6 * nominal < attained < 0.9 * nominal
     assert profile.duplex_bytes_per_s <= profile.to_host_bytes_per_s + profile.to_device_bytes_per_s
-    # The card's own memory is about 20 to 100 times as fast as the link.
-    assert 20 < profile.memory_bytes_per_s / profile.to_host_bytes_per_s < 100
+    # The card's own memory is about 20 to 100 times as fast as PCIe.
+    least = 10 if nominal > 100e9 else 20
+    assert least < profile.memory_bytes_per_s / profile.to_host_bytes_per_s < 100
+    if profile.host:
+        # The host's memory is slower than the card's, and its cores do not use more than there is.
+        assert profile.host["step_bytes_per_s"] <= profile.host["memory_bytes_per_s"] < profile.memory_bytes_per_s / 5
+        assert profile.host["memory_bytes"] > profile.memory_bytes
     peaks = profile.flop_per_s
     assert peaks["float32"] <= peaks.get("tf32", peaks["float32"]) <= peaks.get("float16", peaks["float32"])
     assert peaks.get("bfloat16") in (None, peaks.get("float16"))
@@ -84,7 +92,7 @@ def test_a_shipped_profile_is_plausible(name: str) -> None:
 
 def test_cards_since_ampere_have_tf32_and_earlier_ones_do_not() -> None:
     with_tf32 = {name for name in NAMES if "tf32" in load_profile(name).flop_per_s}
-    assert with_tf32 == {"a100-40", "a100-80", "h100", "h200", "rtx-3090", "rtx-4090"}
+    assert with_tf32 == {"a100-40", "a100-80", "gh200", "h100", "h200", "rtx-3090", "rtx-4090", "rtx-5090"}
 
 
 def test_arithmetic_outgrows_the_link_from_generation_to_generation() -> None:
@@ -321,3 +329,15 @@ def test_a_wrong_figure_by_class_is_refused(tmp_path: Path, figure: str, key: st
     with pytest.raises(InvalidArgumentError) as caught:
         load_profile(written(tmp_path, with_classes(figure, key, value)))
     assert said in str(caught.value)
+
+
+def test_figures_of_the_host_are_optional_and_checked(tmp_path: Path) -> None:
+    content = content_of("rtx-4090")
+    profile = load_profile(written(tmp_path, content))
+    assert profile.host["memory_bytes"] == 128 * 2**30
+    assert profile.source_of("host.memory_bytes_per_s").startswith("assumption: ")
+    del content["figures"]["host"]
+    assert load_profile(written(tmp_path, content)).host == {}
+    content["figures"]["host"] = {"sockets": {"value": 2, "source": "a look under the desk"}}
+    with pytest.raises(InvalidArgumentError, match="expected figures among memory_bytes, .*, got 'sockets'"):
+        load_profile(written(tmp_path, content))

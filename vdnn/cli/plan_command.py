@@ -13,6 +13,7 @@ from typing import Any
 
 from vdnn.bytesize import format_bytes
 from vdnn.cli.command_line import nearest, say_error
+from vdnn.cli.plan_training_options import add_training_options, batches_of, is_training, plan_whole_training
 from vdnn.errors import BudgetError, RehearsalError, VdnnError
 from vdnn.hardware import profile_names
 from vdnn.requirements import require_core, require_torch
@@ -33,11 +34,17 @@ def add_plan_command(commands: Any) -> None:
         "  %(prog)s my_model.py:build --batch 256\n"
         "  %(prog)s my_model.py:build --batch 256 --hardware titan-x --budget 80%%\n"
         "  %(prog)s my_model.py:build --batch 64 --budget min --compare all\n"
-        "  %(prog)s my_package.models:build --batch 64 --save run && vdnn report run",
+        "  %(prog)s my_package.models:build --batch 64 --save run && vdnn report run\n"
+        "  %(prog)s my_model.py:build --batch 1 --training --optimizer adamw --hardware rtx-4090 --host 128GiB",
     )
     step = command.add_argument_group("the step")
     step.add_argument("function", metavar="MODEL", help="FILE.py:FUNCTION or MODULE:FUNCTION")
-    step.add_argument("--batch", type=int, required=True, metavar="N", help="the batch size, the function's argument")
+    step.add_argument(
+        "--batch",
+        required=True,
+        metavar="N",
+        help="the batch size, the function's argument; several with commas for --training",
+    )
     step.add_argument("--optimizer", choices=("sgd", "momentum", "adamw"), help="adds its state and its step")
     card = command.add_argument_group("the card")
     card.add_argument(
@@ -61,6 +68,7 @@ def add_plan_command(commands: Any) -> None:
     plan.add_argument("--min-bytes", default="1MiB", metavar="SIZE", help="smaller saves are kept. Default: 1MiB")
     plan.add_argument("--largest-batch", action="store_true", help="also look for the largest batch that fits")
     plan.add_argument("--no-bound", action="store_true", help="do not certify how far from optimal the plan is")
+    add_training_options(command)
     output = command.add_argument_group("output")
     output.add_argument(
         "--explain", type=int, default=0, metavar="N", help="show the actions of the N largest storages, and why"
@@ -90,17 +98,22 @@ def _plan(options: argparse.Namespace) -> int:
     from vdnn.runtime.rehearsal.plan_ahead import compare
     from vdnn.runtime.rehearsal.rehearsal import subject_of
 
-    if options.batch < 1:
-        raise ValueError(f"--batch: expected a number, 1 or more, got {options.batch}.")
+    whole = is_training(options)
+    batches = batches_of(options.batch)
+    if len(batches) > 1 and not whole:
+        raise ValueError(f"--batch: expected one number without --training, got {options.batch!r}.")
     if options.explain < 0:
         raise ValueError(f"--explain: expected a number of storages, got {options.explain}.")
     hardware = _measured() if options.hardware == "measured" else options.hardware
     make = find_function(options.function)
+    on_progress = _progress if sys.stderr.isatty() else lambda doing: None
+    if whole:
+        return plan_whole_training(options, make, hardware, on_progress)
+    options.batch = batches[0]
     policies = [options.policy]
     if options.compare is not None:
         names = options.compare.split(",")
         policies = list(planner_names()) if options.compare == "all" else [name.strip() for name in names]
-    on_progress = _progress if sys.stderr.isatty() else lambda doing: None
     step_options: dict[str, Any] = {
         "hardware": hardware,
         "budget": options.budget,

@@ -33,6 +33,8 @@ WHOLE_FIGURES = (
 FRACTIONS = ("compute_efficiency", "bandwidth_efficiency")
 # Figures by class of operation, which a profile may lack: see operation_classes.py.
 BY_CLASS = ("efficiency", "fill_ns")
+# Figures of the host that the card is in, which a profile may lack. Bytes and bytes per second, and a count of cores.
+HOST_FIGURES = ("memory_bytes", "memory_bytes_per_s", "step_bytes_per_s", "cores")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,9 @@ class HardwareProfile:
     `duplex_bytes_per_s` is the sum of both directions of the link while both are busy. `efficiency` and `fill_ns` are
     by class of operation, as in "convolution.tf32": a fraction of the peak in place of those above, and the time in
     which a kernel fills and drains the card. By that time small operations lose efficiency.
+
+    `host` has the figures of a usual host of the card: the `memory_bytes` of it, the rate `memory_bytes_per_s` that its
+    memory reaches, and `step_bytes_per_s`, how much of that an optimizer's step on all of its `cores` uses alone.
     """
 
     name: str
@@ -61,6 +66,7 @@ class HardwareProfile:
     sources: Mapping[str, str] = field(hash=False, repr=False)
     efficiency: Mapping[str, float] = field(default_factory=dict, hash=False)
     fill_ns: Mapping[str, int] = field(default_factory=dict, hash=False)
+    host: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for figure in WHOLE_FIGURES:
@@ -69,6 +75,10 @@ class HardwareProfile:
             self._check_fraction(figure, getattr(self, figure))
         self._check_dtypes()
         self._check_classes()
+        for figure, value in self.host.items():
+            if figure not in HOST_FIGURES:
+                raise self._refusal("host", f"figures among {', '.join(HOST_FIGURES)}", repr(figure))
+            self._check_whole(f"host.{figure}", value)
         for figure in self.figure_names:
             if not self.sources.get(figure, "").strip():
                 raise self._refusal(figure, "a source in words", "none")
@@ -82,7 +92,8 @@ class HardwareProfile:
         """The names of all figures. `source_of` takes any of them."""
         peaks = (f"flop_per_s.{dtype}" for dtype in self.flop_per_s)
         by_class = (f"{figure}.{key}" for figure in BY_CLASS for key in getattr(self, figure))
-        return (*WHOLE_FIGURES, *FRACTIONS, *peaks, *by_class)
+        of_host = (f"host.{figure}" for figure in self.host)
+        return (*WHOLE_FIGURES, *FRACTIONS, *peaks, *by_class, *of_host)
 
     def source_of(self, figure: str) -> str:
         """The source of `figure`, as in source_of("memory_bytes") or source_of("flop_per_s.float32")."""

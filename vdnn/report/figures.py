@@ -14,6 +14,7 @@ from vdnn.report.prediction import peaks_of, prediction_picture, times_of
 from vdnn.report.run_folder import Run, read_run
 from vdnn.report.step_timeline import timeline_picture
 from vdnn.report.trade_off import trade_off_picture
+from vdnn.report.training_pictures import training_pictures
 from vdnn.step.saved_step import SavedStep
 
 
@@ -25,11 +26,13 @@ class Figures:
     prediction: Picture | None
     steps: dict[str, tuple[Picture, ...]]  # by the step's name
     left_out: tuple[str, ...]
+    trainings: tuple[tuple[Picture, ...], ...] = ()
 
     @property
     def all(self) -> tuple[Picture, ...]:
         of_run = (*self.trade_offs, *(() if self.prediction is None else (self.prediction,)))
-        return (*of_run, *(picture for pictures in self.steps.values() for picture in pictures))
+        grouped = (*self.steps.values(), *self.trainings)
+        return (*of_run, *(picture for pictures in grouped for picture in pictures))
 
 
 def figures_of(run: Run) -> Figures:
@@ -43,17 +46,18 @@ def figures_of(run: Run) -> Figures:
             trade_offs.append(trade_off_picture(comparison, looks))
         else:
             left_out.append(f"Memory against time of {comparison.name}: none of its cells was measured.")
-    if not compared:
+    if not compared and not run.trainings:
         left_out.append("Memory against time: the run has no cells.")
     prediction = prediction_picture(cells) if times_of(cells) or peaks_of(cells) else None
-    if prediction is None:
+    if prediction is None and cells:
         left_out.append("Prediction against measurement: no cell was both predicted and measured.")
     steps = {}
     for step in run.steps:
         steps[step.name] = tuple(_pictures_of_step(run, step, left_out))
-    if not run.steps:
+    if not run.steps and not run.trainings:
         left_out.append("Memory over a step, and its timeline: the run has no steps/.")
-    return Figures(tuple(trade_offs), prediction, steps, tuple(left_out))
+    trainings = tuple(training_pictures(one) for one in run.trainings)
+    return Figures(tuple(trade_offs), prediction, steps, tuple(left_out), trainings)
 
 
 def _pictures_of_step(run: Run, step: SavedStep, left_out: list[str]) -> list[Picture]:

@@ -53,6 +53,7 @@ def page_of(run: Run) -> str:
             _all_cells(compared),
             _prediction(run, figures, missing),
             _steps(run, figures, missing),
+            _trainings(run, figures, missing),
             _left_out(run, figures, missing),
             _provenance(run),
         )
@@ -179,6 +180,15 @@ def _step(run: Run, step: SavedStep, figures: Figures, *, is_drawn: bool, is_ope
         f'<details data-workload="{escape(run.workload_of(step))}"{" open" if is_open else ""}>'
         f"<summary>{escape(run.title_of(step))}{brief}</summary>{lines}{drawn}{plans}{listed}</details>"
     )
+
+
+def _trainings(run: Run, figures: Figures, missing: str) -> str:
+    parts = ["<h2>Whole trainings</h2>"] if run.trainings else []
+    for report, pictures in zip(run.trainings, figures.trainings, strict=True):
+        drawn = "" if missing else "".join(_figure(picture, picture.title) for picture in pictures)
+        text = escape(str(report))
+        parts.append(f'<section data-workload="{escape(pictures[0].workload)}">{drawn}<pre>{text}</pre></section>')
+    return "\n".join(parts)
 
 
 def _figure(picture: Picture, caption: str) -> str:

@@ -1,9 +1,10 @@
 """Reads and writes a run: the folder that a benchmark, a session or `vdnn plan --save` writes.
 
 It has `cells.jsonl`, with one measured or predicted step per line, or `steps/NAME/` with the Recording, the Plan and
-the Timelines of a step, or both. A last line that was cut off is ignored, because the writer may have been stopped; any
-other error in the cells is refused with its line. A step whose files cannot be read (an older vdnn wrote them) is
-ignored and named in `notes`, unless the run has nothing else. Of two cells with the same identity the later one counts.
+the Timelines of a step, or `trainings/NAME.json`, the plan of a whole training, or several of these. A last line that
+was cut off is ignored, because the writer may have been stopped; any other error in the cells is refused with its line.
+A step whose files cannot be read (an older vdnn wrote them) is ignored and named in `notes`, unless the run has nothing
+else. Of two cells with the same identity the later one counts.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from pathlib import Path
 from vdnn.errors import FormatError, InvalidArgumentError, VdnnError
 from vdnn.planning.recomputing import recording_under
 from vdnn.report.cell import Cell, cell_as_json, cell_from_json
+from vdnn.report.training_report import TrainingReport
 from vdnn.step.json_lines import append_json_lines, read_json_lines
 from vdnn.step.saved_step import STEPS_FOLDER, SavedStep
 
 CELLS_FILE = "cells.jsonl"
+TRAININGS_FOLDER = "trainings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class Run:
     cells: tuple[Cell, ...]
     steps: tuple[SavedStep, ...]
     notes: tuple[str, ...] = ()
+    trainings: tuple[TrainingReport, ...] = ()  # plans of whole trainings
 
     @property
     def name(self) -> str:
@@ -56,7 +60,8 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     """Read a run. Raises InvalidArgumentError if the folder is not a run, and FormatError if a file is broken."""
     path = Path(folder)
     cells_file, steps_folder = path / CELLS_FILE, path / STEPS_FOLDER
-    if not cells_file.is_file() and not steps_folder.is_dir():
+    trainings_folder = path / TRAININGS_FOLDER
+    if not cells_file.is_file() and not steps_folder.is_dir() and not trainings_folder.is_dir():
         found = "a folder that has neither" if path.is_dir() else "a file" if path.exists() else "a path without a file"
         raise InvalidArgumentError(
             argument=f"the run {str(path)!r}",
@@ -68,7 +73,8 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     steps, refused = _read_steps(steps_folder)
     if refused and not cells and not steps:
         raise refused[0]
-    return Run(path, cells, steps, (*notes, *(f"A step is ignored: {one}" for one in refused)))
+    trainings = tuple(TrainingReport.load(one) for one in sorted(trainings_folder.glob("*.json")))
+    return Run(path, cells, steps, (*notes, *(f"A step is ignored: {one}" for one in refused)), trainings)
 
 
 def append_cells(folder: str | os.PathLike[str], cells: Sequence[Cell]) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from vdnn import __version__
 from vdnn.bytesize import format_bytes
 from vdnn.report.cell import Cell
 from vdnn.report.comparison import peer_of_policy
 from vdnn.report.plan_report import PlanReport
-from vdnn.report.run_folder import append_cells
+from vdnn.report.run_folder import TRAININGS_FOLDER, append_cells
+from vdnn.report.training_report import TrainingReport
 from vdnn.step.saved_step import Reason, Reasons, SavedStep
 from vdnn.step.timeline import Track
 
@@ -29,6 +31,16 @@ def save_plan_reports(
         step.save(run)
         cells.append(_planned_cell(report, budget, step.name))
     append_cells(run, cells)
+
+
+def save_training_report(run: str | os.PathLike[str], report: TrainingReport) -> Path:
+    """Add the plan of a whole training to a run. A plan of the same training under the same budget is replaced."""
+    parts = (report.model.rpartition(":")[2], str(report.batch or ""), report.hardware, str(report.budget_bytes))
+    folder = Path(run) / TRAININGS_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ("-".join(_NO_FOLDER_NAME.sub("_", part) for part in parts if part).lstrip(".") + ".json")
+    report.save(path)
+    return path
 
 
 def _step_of(report: PlanReport, budget: str | None) -> SavedStep:

@@ -30,6 +30,7 @@ def text_summary(run: Run) -> str:
         parts.append("\n".join(["prediction against measurement:", *(f"  {one}" for one in said)]))
     if run.steps:
         parts.append("\n".join(["steps:", *_steps(run)]))
+    parts += [str(one) for one in run.trainings]
     parts.append("\n".join(f"{name}: {text}" for name, text in provenance(run)))
     if run.notes:
         parts.append("\n".join(run.notes))

@@ -82,6 +82,17 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         peak, self._mark_peak_bytes = self._mark_peak_bytes, self.live_bytes
         return peak
 
+    def live_storages(self) -> dict[int, object]:
+        """A token for each live storage, by its address. A storage that reuses an address has another token."""
+        with self._lock:
+            return {key: known[0] for key, known in self._known.items()}
+
+    def token_of(self, storage: torch.UntypedStorage) -> object | None:
+        """The token of this storage in live_storages(), or None if it was never counted."""
+        with self._lock:
+            known = self._known.get(storage._cdata)
+            return known[0] if known is not None and known[0]() is storage else None
+
     def reset_peak(self) -> None:
         self.peak_bytes = self._mark_peak_bytes = self.live_bytes
 
