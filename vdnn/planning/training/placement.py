@@ -55,14 +55,17 @@ class UnitPlacement:
 @dataclass(frozen=True, slots=True)
 class Placement:
     """A unit's optimizer steps in slices of at most `slice_bytes` of state. A copy to the host has at least `overlap`
-    tasks to overlap with, where there is room. `waits`: no forward begins before all parameters that were stepped on
-    the CPU are back, as in programs whose step() returns when all is done."""
+    tasks to overlap with, where there is room. `waits`: no forward begins before all steps on the CPU are done, and
+    those of their parameters that stay on the device are back, as in programs whose step() returns when all is done.
+    `stale`: parameters that step on the CPU are those of one step earlier, so that this step overlaps with a whole
+    forward and backward. That is another training, and no search of vdnn plans it."""
 
     units: tuple[UnitPlacement, ...]
     step_time: StepTime = StepTime.END
     slice_bytes: int = 256 << 20
     overlap: int = 1
     waits: bool = False
+    stale: bool = False
 
     def slices_of(self, unit: Unit) -> int:
         return max(1, -(-unit.state_bytes // self.slice_bytes))
