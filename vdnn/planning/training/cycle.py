@@ -74,6 +74,7 @@ class Cycle:
     cpu_steps: list[int] = field(default_factory=list)
     host_bytes: int = 0
     overlap: int = 1
+    linger: float = 0.0
     waits: bool = False
     stale: bool = False
 
@@ -88,8 +89,9 @@ def parts_of(whole: int, count: int) -> list[int]:
     return [whole * (index + 1) // count - whole * index // count for index in range(count)]
 
 
-def tasks_of(training: Training, placement: Placement) -> list[Task]:
-    """All tasks of one cycle, in the order in which the device runs them."""
+def tasks_of(training: Training, placement: Placement, only: int | None = None) -> list[Task]:
+    """All tasks of one cycle, in the order in which the device runs them. With `only`, the other units' optimizers step
+    in one slice."""
     placement.require_for(training)
     units, tasks = training.units, []
     last = training.micro_batches - 1
@@ -97,7 +99,7 @@ def tasks_of(training: Training, placement: Placement) -> list[Task]:
     def steps(unit: int) -> list[Task]:
         if placement.units[unit].state is State.CPU or not units[unit].gradient_bytes:
             return []
-        slices = placement.slices_of(units[unit])
+        slices = placement.slices_of(units[unit]) if only in (None, unit) else 1
         return [Task(TaskKind.STEP, unit, last, part) for part in parts_of(units[unit].step_ns, slices)]
 
     if placement.step_time is StepTime.DEFERRED:
@@ -121,14 +123,18 @@ def tasks_of(training: Training, placement: Placement) -> list[Task]:
 def cycle_of(training: Training, placement: Placement, only: int | None = None) -> Cycle:
     """The cycle with its needs and moves. The moves have no release or issue yet: see give_room(). With `only`, the
     needs and moves of that unit and no other's."""
-    return _Builder(training, placement).build(only)
+    return _Builder(training, placement, only).build()
 
 
 class _Builder:
-    def __init__(self, training: Training, placement: Placement) -> None:
-        self.training, self.placement = training, placement
+    def __init__(self, training: Training, placement: Placement, only: int | None) -> None:
+        self.training, self.placement, self.only = training, placement, only
         self.cycle = Cycle(
-            tasks_of(training, placement), overlap=placement.overlap, waits=placement.waits, stale=placement.stale
+            tasks_of(training, placement, only),
+            overlap=placement.overlap,
+            linger=placement.linger,
+            waits=placement.waits,
+            stale=placement.stale,
         )
         self.count = len(self.cycle.tasks)
         self.at: dict[tuple[TaskKind, int, int], list[int]] = {}
@@ -137,10 +143,10 @@ class _Builder:
         self.last_backward = max(i for i, task in enumerate(self.cycle.tasks) if task.kind is TaskKind.BACKWARD)
         self._change: dict[ByteClass, list[int]] = {one: [0] * (self.count + 1) for one in ByteClass}
 
-    def build(self, only: int | None) -> Cycle:
-        if only is None:
+    def build(self) -> Cycle:
+        if self.only is None:
             self._hold(ByteClass.TRANSIENT, self.training.fixed_bytes, 0, self.count - 1)
-        for unit in range(len(self.training.units)) if only is None else (only,):
+        for unit in range(len(self.training.units)) if self.only is None else (self.only,):
             self._place_parameters(unit)
             self._place_activations(unit)
             self._place_gradient_and_state(unit)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vdnn.errors import LibraryMissingError, VdnnError
 from vdnn.planning.bound.linear_program import LinearProgram
@@ -24,6 +24,7 @@ from vdnn.planning.training.cycle import Cycle, TaskKind, cycle_of
 from vdnn.planning.training.placement import (
     EXACT,
     Activations,
+    LEAST_SLICE,
     Allowed,
     Placement,
     StepTime,
@@ -102,7 +103,8 @@ class _Program:
         self.budget = budget_bytes / _GB
         self.program = LinearProgram()
         self.base_units = (UnitPlacement(),) * len(training.units)
-        base = cycle_of(training, Placement(self.base_units, step_time))
+        self.base_placement = Placement(self.base_units, step_time, slice_bytes=LEAST_SLICE)
+        base = cycle_of(training, self.base_placement)
         self.windows = _windows_of(base)
         self.keys = list(dict.fromkeys(_keys(base)))
         self.window_of = dict(zip(self.keys, _by_key(base), strict=True))
@@ -124,9 +126,10 @@ class _Program:
             if not group:
                 continue
             columns = self.program.new_columns(len(group))
+            without = self._effects(cycle_of(self.training, self.base_placement, unit))
             for column, one in zip(columns, group, strict=True):
-                cycle = cycle_of(self.training, Placement(with_unit(self.base_units, unit, one), self.step_time))
-                self.columns.append((column, self._effects(cycle)))
+                changed = replace(self.base_placement, units=with_unit(self.base_units, unit, one))
+                self.columns.append((column, self._change(cycle_of(self.training, changed, unit), without)))
                 self.choices[unit].append((one, column))
             self.program.require([(column, -1.0) for column in columns], -1.0)
 
@@ -148,6 +151,28 @@ class _Program:
             window = self.window_of[TaskKind.FORWARD, unit, 0]
             cpu_before[window] += self.training.units[unit].host_step_bytes / _GB
         return _Effects(needed, computing, to_device, to_host, cycle.host_bytes / _GB, cpu, cpu_before)
+
+    def _change(self, cycle: Cycle, without: _Effects) -> _Effects:
+        """What the change of one unit changes. A task that the cycle does not have needs nothing."""
+        one = self._effects(cycle)
+        needed = {
+            key: one.needed[key] - nbytes if key in one.needed else -self.base.needed[key]
+            for key, nbytes in without.needed.items()
+        }
+        return _Effects(
+            {key: change for key, change in needed.items() if change},
+            *(
+                [after - before for after, before in zip(changed, unchanged, strict=True)]
+                for changed, unchanged in (
+                    (one.computing, without.computing),
+                    (one.to_device, without.to_device),
+                    (one.to_host, without.to_host),
+                )
+            ),
+            one.host - without.host,
+            one.cpu - without.cpu,
+            [after - before for after, before in zip(one.cpu_before, without.cpu_before, strict=True)],
+        )
 
     def solve(self) -> Relaxation:
         program = self.program
@@ -218,7 +243,7 @@ class _Program:
     def _sum(self, value_of: _Value) -> tuple[float, list[tuple[int, float]]]:
         """The value of all units as they are without any change, and the change that each column makes."""
         base = value_of(self.base)
-        changes = ((column, value_of(effects) - base) for column, effects in self.columns)
+        changes = ((column, value_of(change)) for column, change in self.columns)
         return base, [(column, change) for column, change in changes if change]
 
     def _lasts(self, window: list[int], rate: float, value_of: _Value, spare: float = 0.0) -> None:
