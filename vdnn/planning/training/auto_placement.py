@@ -9,7 +9,7 @@ Then it changes single units, and the size of the optimizer's slices.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from vdnn.errors import BudgetError, InvalidArgumentError, LibraryMissingError
 from vdnn.planning.training.cycle import cycle_of
 from vdnn.planning.training.placement import (
     EXACT,
+    LEAST_SLICE,
     Activations,
     Allowed,
     Placement,
@@ -25,7 +26,6 @@ from vdnn.planning.training.placement import (
     StepTime,
     UnitPlacement,
     unit_choices,
-    with_unit,
 )
 from vdnn.planning.training.simulate_cycle import TrainingStep, simulate_training
 from vdnn.planning.training.training import Training, TrainingMachine
@@ -33,9 +33,13 @@ from vdnn.planning.training.training_bound import Relaxation, relaxations
 
 Kind = TypeVar("Kind")
 _TRIED_THROUGH = 6_000  # placements
-_SINGLE_CHANGES = 4_000  # simulated tasks, in thousands, that single units may cost
-_SLICES = (128 << 20, 256 << 20, 512 << 20, 1 << 30, 2 << 30)
+_WORK = 30_000  # tasks and moves of cycles that may be simulated
+_TRIED = 6  # of the placements with the best estimates
+_CLOSE = 0.002  # a step that is so near its bound is good enough
+_SLICES = (LEAST_SLICE, 512 << 20, 1 << 30, 2 << 30)
 _OVERLAPS = (1, 2, 4, 8)
+_LINGERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_SEARCHED_LINGER = 0.5
 _SEARCHED_SLICE = 1 << 30  # fewer tasks are simulated sooner
 _ORDER = (Activations.OFFLOAD, Activations.RECOMPUTE_FROM_HOST, Activations.RECOMPUTE, Activations.KEEP)
 
@@ -67,6 +71,7 @@ class _Search:
         self.least_bytes: int | None = None
         self.least_host_bytes: int | None = None  # of those that fit the device
         self._seen: dict[Placement, tuple[float, float, int]] = {}
+        self._work, self._bound_s = _WORK, 0.0
 
     def answer(self) -> TrainingStep:
         if self.best is not None:
@@ -110,6 +115,7 @@ class _Search:
             value = (float(over + host_over), float("inf"), 0)
         else:
             step = simulate_training(self.training, self.machine, placement, self.budget_bytes)
+            self._work -= len(cycle.tasks) + len(cycle.ins) + len(cycle.outs)
             value = (0.0, float(step.step_ns), step.to_device_bytes + step.to_host_bytes)
             if self.best is None or value[1:] < _value(self.best):
                 self.best = step
@@ -117,63 +123,107 @@ class _Search:
         return value
 
     def descend(self, starts: Sequence[Placement]) -> None:
+        self._work = _WORK
         alike = [UnitPlacement(), UnitPlacement(Activations.RECOMPUTE_FROM_HOST, True, True, State.HOST)]
         if self.allowed.cpu_steps:
-            alike.append(UnitPlacement(Activations.RECOMPUTE, True, True, State.CPU))
+            alike.append(UnitPlacement(Activations.RECOMPUTE_FROM_HOST, True, True, State.CPU))
+        for one in alike:
+            self.value_of(_Mix.of_alike(self.training, one, StepTime.END).placement())
+        if self._is_best(self.training.computing_ns) and not self.allowed.cpu_steps:
+            return
+        for start in starts:
+            if start.step_time in self.allowed.step_times(self.training):
+                self.value_of(start)
         try:
             relaxed = relaxations(self.training, self.machine, self.budget_bytes, self.allowed)
         except LibraryMissingError:
             relaxed = []
-            alike += [
-                UnitPlacement(Activations.RECOMPUTE),
-                UnitPlacement(Activations.RECOMPUTE, False, True, State.HOST),
-            ]
+        if relaxed:
+            self._bound_s = relaxed[0].least_s
         for one in relaxed:
             if one.parts and (self.best is None or one.least_s * 1e9 < self.best.step_ns):
-                self._descend_from(_Mix.of_relaxation(self.training, one))
-        for step_time in self.allowed.step_times(self.training):
-            for placement in alike:
-                self._descend_from(_Mix.of_alike(self.training, placement, step_time))
+                self._descend_by(one, alike)
+        if not relaxed:
+            for step_time in self.allowed.step_times(self.training):
+                for placement in alike:
+                    self._descend_from(_Mix.of_alike(self.training, placement, step_time), None)
+        self._change_shape()
+
+    def _is_best(self, bound_ns: float) -> bool:
+        return self.best is not None and self.best.step_ns <= bound_ns * (1 + _CLOSE)
+
+    def _descend_by(self, relaxed: Relaxation, alike: Sequence[UnitPlacement]) -> None:
+        """Descends by the estimate alone, from several starts, and from the best of what it finds by simulations."""
+        found: dict[_Mix, tuple[float, float]] = {}
+        starts = [_Mix.of_relaxation(self.training, relaxed)]
+        starts += [_Mix.of_alike(self.training, one, relaxed.step_time) for one in alike]
+        if self.best is not None and self.best.placement.step_time is relaxed.step_time:
+            units = self.best.placement.units
+            starts.append(_Mix.of_units(self.training, units, relaxed.step_time))
         for start in starts:
-            if start.step_time in self.allowed.step_times(self.training):
-                self.value_of(start)
-        if self.best is not None:
-            self._change_single_units()
-            self._change_slices()
+            for spreads in (True, False):
+                mix = replace(start, spreads=spreads)
+                found[mix] = relaxed.estimate.of(mix.placement().units)
+                for stride in _strides(len(self.training.units)):
+                    mix = self._best_by_estimate(mix, stride, relaxed, found)
+        best = sorted(found.items(), key=lambda item: item[1])
+        for mix, (_, least_s) in best[:_TRIED]:
+            if self.best is None or least_s * 1e9 < self.best.step_ns:
+                self.value_of(mix.placement())
+        start = self._best_mix(found, relaxed.step_time)
+        self._descend_from(start if start is not None else best[0][0], relaxed)
 
-    def _change_slices(self) -> None:
-        for slice_bytes, overlap in itertools.product(_SLICES, _OVERLAPS):
-            if self.best is not None:
-                self.value_of(replace(self.best.placement, slice_bytes=slice_bytes, overlap=overlap))
+    def _best_mix(self, found: Iterable[_Mix], step_time: StepTime) -> _Mix | None:
+        if self.best is None or self.best.placement.step_time is not step_time:
+            return None
+        units = self.best.placement.units
+        return next((mix for mix in found if mix.placement().units == units), None)
 
-    def _descend_from(self, mix: _Mix) -> None:
-        value = self.value_of(mix.placement())
-        stride = max(1, len(self.training.units) // 2)
-        while stride:
-            changed = False
+    def _best_by_estimate(
+        self, mix: _Mix, stride: int, relaxed: Relaxation, found: dict[_Mix, tuple[float, float]]
+    ) -> _Mix:
+        while True:
             for other in mix.neighbours(self.allowed, stride):
-                found = self.value_of(other.placement())
-                if found < value:
-                    mix, value, changed = other, found, True
+                if other not in found:
+                    found[other] = relaxed.estimate.of(other.placement().units)
+                if found[other] < found[mix]:
+                    mix = other
                     break
-            if not changed:
-                stride //= 2
+            else:
+                return mix
 
-    def _change_single_units(self) -> None:
-        cost = sum(1 for _ in self.best.held) if self.best is not None else 1
-        left = _SINGLE_CHANGES * 1000 // max(1, cost) // 20
-        improved = True
-        while improved and self.best is not None:
-            improved = False
-            for index in range(len(self.training.units)):
-                for choice in unit_choices(self.training, index, self.allowed):
-                    left -= 1
-                    if left < 0:
-                        return
-                    best = self.best
-                    units = with_unit(best.placement.units, index, choice)
-                    self.value_of(replace(best.placement, units=units))
-                    improved = improved or self.best is not best
+    def _descend_from(self, mix: _Mix, relaxed: Relaxation | None) -> None:
+        value = self.value_of(mix.placement())
+        for stride in _strides(len(self.training.units)):
+            changed = True
+            while changed and self._work > 0 and not self._is_best(self._bound_s * 1e9):
+                changed = False
+                for other in mix.neighbours(self.allowed, stride):
+                    placement = other.placement()
+                    if relaxed is not None and self.best is not None:
+                        over, least_s = relaxed.estimate.of(placement.units)
+                        if over > 1e-6 or least_s * 1e9 >= self.best.step_ns:
+                            continue
+                    found = self.value_of(placement)
+                    if found < value:
+                        mix, value, changed = other, found, True
+                        break
+                    if self._work <= 0:
+                        break
+
+    def _change_shape(self) -> None:
+        """Tries other slices of the optimizer's step and other times for copies to the host."""
+        for name, values in (("linger", _LINGERS), ("slice_bytes", _SLICES), ("overlap", _OVERLAPS)):
+            for value in values:
+                if self.best is not None and not self._is_best(self._bound_s * 1e9):
+                    self.value_of(replace(self.best.placement, **{name: value}))
+
+
+def _strides(count: int) -> Iterator[int]:
+    stride = max(1, count // 2)
+    while stride:
+        yield stride
+        stride //= 2
 
 
 def _value(step: TrainingStep) -> tuple[float, int]:
@@ -206,6 +256,10 @@ class _Mix:
     @staticmethod
     def of_alike(training: Training, one: UnitPlacement, step_time: StepTime) -> _Mix:
         return _Mix._of(training, [((one, 1.0),)] * len(training.units), step_time)
+
+    @staticmethod
+    def of_units(training: Training, units: Sequence[UnitPlacement], step_time: StepTime) -> _Mix:
+        return _Mix._of(training, [((one, 1.0),) for one in units], step_time)
 
     @staticmethod
     def of_relaxation(training: Training, relaxed: Relaxation) -> _Mix:
@@ -259,7 +313,7 @@ class _Mix:
             leaving = set(ranks[: max(counts.gradients, counts.on_cpu)])
             for place, index in enumerate(members):
                 units[index] = UnitPlacement(fates[place], streams[place], place in leaving, states[place])
-        return Placement(tuple(units), self.step_time, _SEARCHED_SLICE)
+        return Placement(tuple(units), self.step_time, _SEARCHED_SLICE, linger=_SEARCHED_LINGER)
 
     def neighbours(self, allowed: Allowed, stride: int) -> Iterator[_Mix]:
         yield replace(self, spreads=not self.spreads)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from vdnn.errors import LibraryMissingError, VdnnError
 from vdnn.planning.bound.linear_program import LinearProgram
 from vdnn.planning.training.cycle import Cycle, TaskKind, cycle_of
+from vdnn.planning.training.estimate import Estimate, Row
 from vdnn.planning.training.placement import (
     EXACT,
     Activations,
@@ -62,6 +63,7 @@ class Relaxation:
     step_time: StepTime
     least_s: float
     parts: tuple[tuple[tuple[UnitPlacement, float], ...], ...]
+    estimate: Estimate
 
 
 def relaxations(
@@ -110,6 +112,9 @@ class _Program:
         self.window_of = dict(zip(self.keys, _by_key(base), strict=True))
         self.base = self._effects(base)
         self.columns: list[tuple[int, _Effects]] = []
+        self.memory_rows: list[Row] = []
+        self.time_rows: list[Row] = []
+        self.durations: list[int] = []
         self.choices: list[list[tuple[UnitPlacement, int]]] = [[] for _ in training.units]
         for unit in range(len(training.units)):
             self._add_unit(unit, allowed)
@@ -176,30 +181,32 @@ class _Program:
 
     def solve(self) -> Relaxation:
         program = self.program
+        count = range(len(self.windows))
+        self.computing = [self._sum(lambda one, index=index: one.computing[index]) for index in count]  # type: ignore[misc]
         durations = list(program.new_columns(len(self.windows), is_bounded=False))
         period = program.new_columns(1, is_bounded=False)[0]
         program.require([(period, 1.0), *((one, -1.0) for one in durations)], 0.0)
         for key in self.keys:
-            base, terms = self._sum(lambda one, key=key: one.needed.get(key, 0.0))  # type: ignore[misc]
-            program.require([(column, -factor) for column, factor in terms], base - self.budget)
-        base, terms = self._sum(lambda one: one.host)
-        program.require([(column, -factor) for column, factor in terms], base - self.machine.host_bytes / _GB)
+            self._is_at_most(self.budget, lambda one, key=key: one.needed.get(key, 0.0))  # type: ignore[misc]
+        self._is_at_most(self.machine.host_bytes / _GB, lambda one: one.host)
         for index, duration in enumerate(durations):
-            self._lasts([duration], 1.0, lambda one, index=index: one.computing[index])  # type: ignore[misc]
+            program.require([(duration, 1.0), *((c, -f) for c, f in self.computing[index][1])], self.computing[index][0])
+        self.durations = durations
+        self._lasts([], 1.0, lambda _: 0.0)
         link, host_rate = self.machine.link, self.machine.host_bytes_per_s / _GB
-        for first, last in self._spans():
-            window = durations[first : last + 1]
+        for span in self._spans():
+            window = [durations[one] for one in span]
             is_whole = len(window) == len(durations)
-            before = None if is_whole else self.windows[first][0]
-            after = None if is_whole else self.windows[last][1]
+            before = None if is_whole else self.windows[span[0]][0]
+            after = None if is_whole else self.windows[span[-1]][1]
 
-            def ins(one: _Effects, first: int = first, last: int = last, before: _Key | None = before) -> float:
+            def ins(one: _Effects, span: list[int] = span, before: _Key | None = before) -> float:
                 held = one.needed.get(before, 0.0) if before is not None else 0.0
-                return sum(one.to_device[first : last + 1]) + held
+                return sum([one.to_device[window] for window in span]) + held
 
-            def outs(one: _Effects, first: int = first, last: int = last, after: _Key | None = after) -> float:
+            def outs(one: _Effects, span: list[int] = span, after: _Key | None = after) -> float:
                 held = one.needed.get(after, 0.0) if after is not None else 0.0
-                return sum(one.to_host[first : last + 1]) + held
+                return sum([one.to_host[window] for window in span]) + held
 
             spare = 0.0 if is_whole else self.budget
             self._lasts(window, link.to_device_bytes_per_s / _GB, ins, spare)
@@ -231,14 +238,21 @@ class _Program:
         except LibraryMissingError:
             raise
         except VdnnError:  # no solution
-            return Relaxation(self.step_time, math.inf, ())
+            return Relaxation(self.step_time, math.inf, (), self._estimate())
         parts = tuple(tuple((one, program.values[column]) for one, column in choices) for choices in self.choices)
-        return Relaxation(self.step_time, least_s, parts)
+        return Relaxation(self.step_time, least_s, parts, self._estimate())
 
-    def _spans(self) -> Iterator[tuple[int, int]]:
-        for first in range(len(self.windows)):
-            for last in range(first, len(self.windows)):
-                yield first, last
+    def _estimate(self) -> Estimate:
+        columns = [dict(choices) for choices in self.choices]
+        return Estimate.of_rows(columns, self.memory_rows, self.time_rows)
+
+    def _spans(self) -> Iterator[list[int]]:
+        """All windows that follow each other, also around the end of the cycle."""
+        count = len(self.windows)
+        yield list(range(count))
+        for first in range(count):
+            for length in range(1, count):
+                yield [(first + one) % count for one in range(length)]
 
     def _sum(self, value_of: _Value) -> tuple[float, list[tuple[int, float]]]:
         """The value of all units as they are without any change, and the change that each column makes."""
@@ -246,10 +260,24 @@ class _Program:
         changes = ((column, value_of(change)) for column, change in self.columns)
         return base, [(column, change) for column, change in changes if change]
 
+    def _is_at_most(self, most: float, value_of: _Value) -> None:
+        base, terms = self._sum(value_of)
+        self.program.require([(column, -factor) for column, factor in terms], base - most)
+        self.memory_rows.append((base - most, terms))
+
     def _lasts(self, window: list[int], rate: float, value_of: _Value, spare: float = 0.0) -> None:
         """The window takes at least so long as its value, less `spare`, at this rate."""
         base, terms = self._sum(value_of)
-        self.program.require([*((one, rate) for one in window), *((c, -f) for c, f in terms)], base - spare)
+        if terms or base:
+            self.program.require([*((one, rate) for one in window), *((c, -f) for c, f in terms)], base - spare)
+        # The estimate adds the other windows' computing.
+        seconds, changes = (base - spare) / rate, {column: factor / rate for column, factor in terms}
+        for index, duration in enumerate(self.durations):
+            if duration not in window:
+                seconds += self.computing[index][0]
+                for column, factor in self.computing[index][1]:
+                    changes[column] = changes.get(column, 0.0) + factor
+        self.time_rows.append((seconds, list(changes.items())))
 
 
 def _keys(cycle: Cycle) -> list[_Key]:
