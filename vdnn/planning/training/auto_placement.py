@@ -39,6 +39,7 @@ _CLOSE = 0.002  # a step that is so near its bound is good enough
 _SLICES = (LEAST_SLICE, 512 << 20, 1 << 30, 2 << 30)
 _OVERLAPS = (1, 2, 4, 8)
 _LINGERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_SHAPES = (("linger", _LINGERS), ("linger_saves", _LINGERS), ("slice_bytes", _SLICES), ("overlap", _OVERLAPS))
 _SEARCHED_LINGER = 0.5
 _SEARCHED_SLICE = 1 << 30  # fewer tasks are simulated sooner
 _ORDER = (Activations.OFFLOAD, Activations.RECOMPUTE_FROM_HOST, Activations.RECOMPUTE, Activations.KEEP)
@@ -213,7 +214,7 @@ class _Search:
 
     def _change_shape(self) -> None:
         """Tries other slices of the optimizer's step and other times for copies to the host."""
-        for name, values in (("linger", _LINGERS), ("slice_bytes", _SLICES), ("overlap", _OVERLAPS)):
+        for name, values in _SHAPES:
             for value in values:
                 if self.best is not None and not self._is_best(self._bound_s * 1e9):
                     self.value_of(replace(self.best.placement, **{name: value}))
@@ -313,7 +314,7 @@ class _Mix:
             leaving = set(ranks[: max(counts.gradients, counts.on_cpu)])
             for place, index in enumerate(members):
                 units[index] = UnitPlacement(fates[place], streams[place], place in leaving, states[place])
-        return Placement(tuple(units), self.step_time, _SEARCHED_SLICE, linger=_SEARCHED_LINGER)
+        return Placement(tuple(units), self.step_time, _SEARCHED_SLICE, 1, _SEARCHED_LINGER, _SEARCHED_LINGER)
 
     def neighbours(self, allowed: Allowed, stride: int) -> Iterator[_Mix]:
         yield replace(self, spreads=not self.spreads)

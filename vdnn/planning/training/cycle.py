@@ -76,6 +76,7 @@ class Cycle:
     host_bytes: int = 0
     overlap: int = 1
     linger: float = 0.0
+    linger_saves: float = 0.0
     waits: bool = False
     stale: bool = False
 
@@ -134,6 +135,7 @@ class _Builder:
             tasks_of(training, placement, only),
             overlap=placement.overlap,
             linger=placement.linger,
+            linger_saves=placement.linger_saves,
             waits=placement.waits,
             stale=placement.stale,
         )

@@ -1,7 +1,7 @@
 """When the moves of a cycle take and give back their memory, so that all tasks stay under the budget.
 
-[Note: Order of choice] A copy to the host first gets `overlap` tasks, and `linger` of the room, more the later its task
-is in its phase: what has to be moved in a phase then fills the room at first with what came early, and at last with
+[Note: Order of choice] A copy to the host first gets `overlap` tasks, and `linger` or `linger_saves` of the room, more
+the later its task is in its phase: what has to be moved in a phase then fills the room at first with what came early, and at last with
 what is still to leave. Then the copies to the device, in the order of their needs, begin as late as they can if nothing
 else holds them up, or later where there is no room. What room is left goes to the copies to the host.
 """
@@ -48,7 +48,7 @@ def _lengthen(move: Move, held: list[int], count: int, budget_bytes: int, tasks:
 def _lingering(cycle: Cycle, budget_bytes: int) -> list[int]:
     """For each copy to the host, the tasks that it gets by its place in its phase. See [Note: Order of choice]."""
     count, needed = len(cycle.tasks), cycle.needed_bytes
-    if not cycle.linger:
+    if not cycle.linger and not cycle.linger_saves:
         return [0] * len(cycle.outs)
     left = [0] * count  # bytes that leave after each task
     for move in cycle.outs:
@@ -56,7 +56,9 @@ def _lingering(cycle: Cycle, budget_bytes: int) -> list[int]:
     share = _places_in_phases(cycle)
     found = []
     for move in cycle.outs:
-        room = cycle.linger * share[move.task] * (budget_bytes - needed[move.task])
+        is_step = cycle.tasks[move.task].kind is TaskKind.STEP
+        linger = cycle.linger if is_step else cycle.linger_saves
+        room = linger * share[move.task] * (budget_bytes - needed[move.task])
         tasks, waiting = 0, float(left[move.task])
         while waiting <= room and tasks < count - 1:
             tasks += 1
