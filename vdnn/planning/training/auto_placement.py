@@ -136,9 +136,11 @@ class _Search:
             if start.step_time in self.allowed.step_times(self.training):
                 self.value_of(start)
         try:
-            relaxed = relaxations(self.training, self.machine, self.budget_bytes, self.allowed)
+            relaxed: Sequence[Relaxation] = relaxations(
+                self.training, self.machine, self.budget_bytes, self.allowed
+            )
         except LibraryMissingError:
-            relaxed = []
+            relaxed = ()
         if relaxed:
             self._bound_s = relaxed[0].least_s
         for one in relaxed:

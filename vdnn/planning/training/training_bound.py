@@ -14,6 +14,7 @@ makes the bound lower, never wrong. Each time of the optimizer's step has a prog
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ from vdnn.planning.training.placement import (
 )
 from vdnn.planning.training.training import Training, TrainingMachine
 
-_WINDOWS = 8
+_WINDOWS = 12
 _TOLERANCE = 1e-6  # the solver's error
 _Key = tuple[TaskKind, int, int]  # kind, unit, micro-batch
 _GB = 1e9
@@ -66,15 +67,16 @@ class Relaxation:
     estimate: Estimate
 
 
+@functools.lru_cache(maxsize=4)  # a search and the bound of its plan ask for the same
 def relaxations(
     training: Training, machine: TrainingMachine, budget_bytes: int, allowed: Allowed = EXACT
-) -> list[Relaxation]:
+) -> tuple[Relaxation, ...]:
     """One for each time of the step, the shortest first. Needs SciPy, the extra `plan`."""
     found = [
         _Program(training, machine, budget_bytes, allowed, step_time).solve()
         for step_time in allowed.step_times(training)
     ]
-    return sorted(found, key=lambda one: one.least_s)
+    return tuple(sorted(found, key=lambda one: one.least_s))
 
 
 def training_bound(training: Training, machine: TrainingMachine, budget_bytes: int, allowed: Allowed = EXACT) -> int:

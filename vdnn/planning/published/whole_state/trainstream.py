@@ -4,10 +4,13 @@ TrainStream 0.4.1 (PyPI), `planner.py`, `wrapper.py`: a tenth of the memory is l
 of 15 % or twice the bytes in flight, nothing is paged and activations stay. Otherwise a window of three blocks and the
 reserve are set aside, as many blocks as fit are resident, the others stream, spread evenly, and activations are paged.
 Then measured peaks move blocks in or out, until a step is near the target; so is it here, with the bytes that the
-placement needs. All gradients leave and AdamW runs on the host.
+placement needs. All gradients leave and AdamW runs on the host. Where the host is too small for the activations, blocks
+are checkpointed, which is the user's to do, and their inputs are paged.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from vdnn.planning.published.whole_state.fsdp2_offload import ALL_AWAY
 from vdnn.planning.published.whole_state.placed_training import WholeStatePolicy, fits, spread
@@ -46,10 +49,20 @@ def place_trainstream(training: Training, machine: TrainingMachine, budget_bytes
         else:
             break
         placement = _placed(training, blocks, paged, pages_activations=True)
-    for last in (placement, _placed(training, blocks, len(blocks), pages_activations=True)):
+    everything = _placed(training, blocks, len(blocks), pages_activations=True)
+    for last in (placement, everything, *(_with_paged_inputs(one) for one in (placement, everything))):
         if fits(training, machine, budget_bytes, last):
             return last
     return None
+
+
+def _with_paged_inputs(placement: Placement) -> Placement:
+    """Blocks checkpointed by the user, with their inputs paged: where activations do not fit the host."""
+    units = tuple(
+        replace(one, activations=Activations.RECOMPUTE_FROM_HOST) if one.activations is Activations.OFFLOAD else one
+        for one in placement.units
+    )
+    return replace(placement, units=units)
 
 
 def _placed(training: Training, blocks: list[int], paged: int, *, pages_activations: bool) -> Placement:
