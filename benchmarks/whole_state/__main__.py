@@ -2,8 +2,8 @@
 
     python -m benchmarks.whole_state [--part 1/2] [--table] [--headlines]
 
-Everything is in virtual time; no GPU is needed. With --part, only every so many cells run, so that two processes can
-share them. Each cell is a line of results/whole_state.jsonl as soon as it is known, and cells that are there are not run
+Everything is in virtual time; no GPU is needed. With --part, only every so many models and machines run, so that two
+processes can share them. Each cell is a line of results/whole_state.jsonl as soon as it is known, and cells that are there are not run
 again; --table only writes results/whole_state.txt from them.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.progress import Progress
-from benchmarks.whole_state.cells import Cell, all_cells, cell_of, run_cell
+from benchmarks.whole_state.cells import SHARES, Cell, all_ladders, cell_names, cell_of, run_ladder
 from benchmarks.whole_state.headlines import headlines
 from benchmarks.whole_state.table import table_of
 
@@ -26,8 +26,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 def read_cells(path: Path) -> list[Cell]:
     lines = path.read_text().splitlines() if path.exists() else []
     cells = {cell.name: cell for cell in map(cell_of, map(json.loads, lines))}
-    order = {f"{model.name} on {machine.name} at {share:.0%}": i for i, (model, machine, share) in enumerate(all_cells())}
-    return sorted(cells.values(), key=lambda cell: order[cell.name])
+    return [cells[name] for name in cell_names() if name in cells]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,15 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(part: str, jsonl: Path) -> None:
     index, count = map(int, part.split("/"))
     known = {cell.name for cell in read_cells(jsonl)}
-    cells = [one for place, one in enumerate(all_cells()) if place % count == index - 1]
-    progress = Progress("whole_state", len(cells))
-    for model, machine, share in cells:
-        name = f"{model.name} on {machine.name} at {share:.0%}"
-        progress.begin(name)
-        if name not in known:
-            record = run_cell(model, machine, share).record()
+    ladders = [one for place, one in enumerate(all_ladders()) if place % count == index - 1]
+    progress = Progress("whole_state", len(ladders))
+    for model, machine in ladders:
+        progress.begin(f"{model.name} on {machine.name}")
+        if all(f"{model.name} on {machine.name} at {share:.0%}" in known for share in SHARES):
+            continue
+        for cell in run_ladder(model, machine):
             with jsonl.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(json.dumps(cell.record()) + "\n")
 
 
 if __name__ == "__main__":

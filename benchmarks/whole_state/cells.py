@@ -11,7 +11,7 @@ from benchmarks.whole_state.machines import MACHINES, Machine
 from vdnn.errors import BudgetError, InvalidArgumentError
 from vdnn.planning.published.whole_state import WHOLE_STATE_POLICIES
 from vdnn.planning.training.auto_placement import auto_placement
-from vdnn.planning.training.placement import EXACT, Allowed
+from vdnn.planning.training.placement import EXACT, Allowed, Placement
 from vdnn.planning.training.simulate_cycle import simulate_training
 from vdnn.planning.training.training import Training
 from vdnn.planning.training.training_bound import training_bound
@@ -68,18 +68,29 @@ def cell_of(record: dict[str, object]) -> Cell:
     return Cell(**values)  # type: ignore[arg-type]
 
 
-def all_cells() -> Iterator[tuple[Decoder, Machine, float]]:
+def all_ladders() -> Iterator[tuple[Decoder, Machine]]:
     for model in MODELS:
         for machine in MACHINES:
-            for share in SHARES:
-                yield model, machine, share
+            yield model, machine
+
+
+def cell_names() -> list[str]:
+    return [f"{model.name} on {machine.name} at {share:.0%}" for model, machine in all_ladders() for share in SHARES]
 
 
 def tokens_of(model: Decoder) -> int:
     return _TOKENS_OF_THE_LARGEST if model.weights > 50e9 else _TOKENS
 
 
-def run_cell(model: Decoder, machine: Machine, share: float) -> Cell:
+def run_ladder(model: Decoder, machine: Machine) -> Iterator[Cell]:
+    """The cells of one training on one machine, from the smallest budget on. The plans of a budget are starts for the
+    next one: what fits there fits here."""
+    starts: dict[Allowed, list[Placement]] = {EXACT: [], FREE: []}
+    for share in sorted(SHARES):
+        yield _run_cell(model, machine, share, starts)
+
+
+def _run_cell(model: Decoder, machine: Machine, share: float, starts: dict[Allowed, list[Placement]]) -> Cell:
     tokens = tokens_of(model)
     training, budget_bytes = training_of(model, machine, tokens), int(machine.card_bytes * share)
     policies = {}
@@ -88,6 +99,9 @@ def run_cell(model: Decoder, machine: Machine, share: float) -> Cell:
         if placement is not None:
             step = simulate_training(training, machine.training_machine, placement, budget_bytes)
             policies[policy.name] = step.step_ns
+    exact = planned(training, machine, budget_bytes, EXACT, starts[EXACT])
+    starts[FREE] += starts[EXACT][-1:]
+    free = planned(training, machine, budget_bytes, FREE, starts[FREE])
     return Cell(
         model.name,
         machine.name,
@@ -96,18 +110,22 @@ def run_cell(model: Decoder, machine: Machine, share: float) -> Cell:
         tokens,
         training.computing_ns,
         recomputed_ns(training),
-        planned(training, machine, budget_bytes, EXACT),
-        planned(training, machine, budget_bytes, FREE),
+        exact,
+        free,
         policies,
     )
 
 
-def planned(training: Training, machine: Machine, budget_bytes: int, allowed: Allowed) -> Planned | None:
+def planned(
+    training: Training, machine: Machine, budget_bytes: int, allowed: Allowed, starts: list[Placement]
+) -> Planned | None:
+    """Plans, and adds the placement to the starts."""
     began_s = time.process_time()
     try:
-        step = auto_placement(training, machine.training_machine, budget_bytes, allowed)
+        step = auto_placement(training, machine.training_machine, budget_bytes, allowed, tuple(starts))
     except (BudgetError, InvalidArgumentError):
         return None
     plan_s = time.process_time() - began_s
+    starts.append(step.placement)
     bound_ns = training_bound(training, machine.training_machine, budget_bytes, allowed)
     return Planned(step.step_ns, bound_ns, round(plan_s, 2), step.host_bytes, step.peak_bytes)

@@ -42,6 +42,12 @@ _LINGERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _SHAPES = (("linger", _LINGERS), ("linger_saves", _LINGERS), ("slice_bytes", _SLICES), ("overlap", _OVERLAPS))
 _SEARCHED_LINGER = 0.5
 _SEARCHED_SLICE = 1 << 30  # fewer tasks are simulated sooner
+_WITHOUT_RECOMPUTE = {
+    Activations.KEEP: Activations.KEEP,
+    Activations.OFFLOAD: Activations.OFFLOAD,
+    Activations.RECOMPUTE: Activations.KEEP,
+    Activations.RECOMPUTE_FROM_HOST: Activations.OFFLOAD,
+}
 _ORDER = (Activations.OFFLOAD, Activations.RECOMPUTE_FROM_HOST, Activations.RECOMPUTE, Activations.KEEP)
 
 
@@ -128,7 +134,7 @@ class _Search:
         alike = [UnitPlacement(), UnitPlacement(Activations.RECOMPUTE_FROM_HOST, True, True, State.HOST)]
         if self.allowed.cpu_steps:
             alike.append(UnitPlacement(Activations.RECOMPUTE_FROM_HOST, True, True, State.CPU))
-        for one in alike:
+        for one in (*alike, *self._more_alike()):
             self.value_of(_Mix.of_alike(self.training, one, StepTime.END).placement())
         if self._is_best(self.training.computing_ns) and not self.allowed.cpu_steps:
             return
@@ -151,6 +157,16 @@ class _Search:
                 for placement in alike:
                     self._descend_from(_Mix.of_alike(self.training, placement, step_time), None)
         self._change_shape()
+
+    def _more_alike(self) -> list[UnitPlacement]:
+        """Placements that often fit at once, beside those from which the search descends."""
+        fates = (Activations.KEEP, Activations.OFFLOAD, Activations.RECOMPUTE)
+        return [
+            UnitPlacement(fate, streams, state is not State.DEVICE, state)
+            for fate in fates
+            for streams in (False, True)
+            for state in ((State.DEVICE, State.HOST, State.CPU) if self.allowed.cpu_steps else (State.DEVICE, State.HOST))
+        ]
 
     def _is_best(self, bound_ns: float) -> bool:
         return self.best is not None and self.best.step_ns <= bound_ns * (1 + _CLOSE)
@@ -238,13 +254,15 @@ _Parts = Sequence[tuple[UnitPlacement, float]]
 
 @dataclass(frozen=True)
 class _Counts:
-    """How many of a group's units have each kind: the numbers of `activations` are in the order of _ORDER."""
+    """How many of a group's units have each kind: the numbers of `activations` are in the order of _ORDER, of which the
+    group has the first `fates`."""
 
     activations: tuple[int, int, int]
     streams: int
     gradients: int
     on_host: int
     on_cpu: int
+    fates: int
 
 
 @dataclass(frozen=True)
@@ -281,6 +299,13 @@ class _Mix:
             def number(holds: Callable[[UnitPlacement], bool], here: _Parts = here, size: int = len(members)) -> int:
                 return min(size, round(sum(fraction for one, fraction in here if holds(one))))
 
+            saves = unit.saved_bytes > unit.boundary_bytes  # with a recompute
+            if not saves:
+                here = [(replace(one, activations=_WITHOUT_RECOMPUTE[one.activations]), part) for one, part in here]
+
+                def number(holds: Callable[[UnitPlacement], bool], here: _Parts = here, size: int = len(members)) -> int:
+                    return min(size, round(sum(fraction for one, fraction in here if holds(one))))
+
             left, fates = len(members), []
             for fate in _ORDER[:3]:
                 fates.append(min(left, number(lambda one, fate=fate: one.activations is fate)))  # type: ignore[misc]
@@ -295,6 +320,7 @@ class _Mix:
                     if unit.gradient_bytes
                     else 0,
                     on_cpu if unit.gradient_bytes else 0,
+                    3 if saves else 1 if unit.saved_bytes else 0,
                 )
             )
         return _Mix(groups, tuple(counts), step_time, spreads=True)
@@ -306,9 +332,10 @@ class _Mix:
             kept = size - sum(counts.activations)
             fates = _dealt((*counts.activations, kept), _ORDER, spreads=self.spreads)
             streams = _dealt((counts.streams, size - counts.streams), (True, False), spreads=True)
+            # Those on the CPU come last: they have until their forward.
             states = _dealt(
-                (counts.on_cpu, counts.on_host, size - counts.on_cpu - counts.on_host),
-                (State.CPU, State.HOST, State.DEVICE),
+                (size - counts.on_cpu - counts.on_host, counts.on_host, counts.on_cpu),
+                (State.DEVICE, State.HOST, State.CPU),
                 spreads=self.spreads,
             )
             # Gradients leave first where the step is on the CPU, then where the state leaves.
@@ -327,10 +354,10 @@ class _Mix:
 
 def _changes(counts: _Counts, size: int, allowed: Allowed, stride: int) -> Iterator[_Counts]:
     for sign in (-stride, stride):
-        for kind in range(3):
+        for kind in range(counts.fates):
             numbers = list(counts.activations)
             numbers[kind] += sign
-            for other in range(3):
+            for other in range(counts.fates):
                 exchanged = list(numbers)
                 if other != kind:
                     exchanged[other] -= sign

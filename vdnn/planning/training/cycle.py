@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from vdnn.planning.training.placement import Activations, Placement, State, StepTime
 from vdnn.planning.training.training import Training
@@ -33,8 +34,7 @@ class TaskKind(Enum):
     STEP = "step"
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     kind: TaskKind
     unit: int
     micro_batch: int

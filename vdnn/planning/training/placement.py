@@ -113,7 +113,9 @@ EXACT = Allowed()
 def unit_choices(training: Training, index: int, allowed: Allowed) -> list[UnitPlacement]:
     """All placements of one unit that differ in anything."""
     unit = training.units[index]
-    activations = list(Activations) if unit.saved_bytes else [Activations.KEEP]
+    activations = [Activations.KEEP, Activations.OFFLOAD] if unit.saved_bytes else [Activations.KEEP]
+    if unit.saved_bytes > unit.boundary_bytes:  # else a recompute saves nothing
+        activations += [Activations.RECOMPUTE, Activations.RECOMPUTE_FROM_HOST]
     streams = (False, True) if unit.parameter_bytes else (False,)
     states = [(False, State.DEVICE)]
     if unit.gradient_bytes:

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vdnn.errors import LibraryMissingError, VdnnError
 from vdnn.planning.bound.linear_program import LinearProgram
@@ -47,13 +48,13 @@ class _Effects:
     """The cycle of one placement, by tasks that all placements have: bytes needed at each, and those moved in each
     window. Times are in seconds, bytes in 1e9."""
 
-    needed: dict[_Key, float]
-    computing: list[float]
-    to_device: list[float]
-    to_host: list[float]
-    host: float
-    cpu: float
-    cpu_before: list[float]  # of steps on the CPU for tasks of each window, if gradients are clipped
+    needed: dict[_Key, Any]
+    computing: list[Any]
+    to_device: list[Any]
+    to_host: list[Any]
+    host: Any
+    cpu: Any
+    cpu_before: list[Any]  # of steps on the CPU for tasks of each window, if gradients are clipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,27 @@ def _cpu_savings_ns(training: Training, allowed: Allowed) -> int:
     return sum(unit.step_ns for unit in training.units) if allowed.cpu_steps else 0
 
 
-_Value = Callable[[_Effects], float]
+_Value = Callable[[_Effects], Any]
+
+
+def _stacked(effects: Sequence[_Effects], keys: Sequence[_Key]) -> _Effects:
+    """One for all, with an array in place of each number. Needs NumPy, which SciPy brings."""
+    try:
+        import numpy
+    except ImportError:
+        raise LibraryMissingError(what="the bound of a plan", library="scipy", extra="plan") from None
+    needed = {key: numpy.zeros(len(effects)) for key in keys}
+    for index, one in enumerate(effects):
+        for key, nbytes in one.needed.items():
+            needed[key][index] = nbytes
+    lists = (
+        list(numpy.array([getattr(one, name) for one in effects], dtype=float).T)
+        for name in ("computing", "to_device", "to_host")
+    )
+    host, cpu = (numpy.array([getattr(one, name) for one in effects], dtype=float) for name in ("host", "cpu"))
+    return _Effects(
+        needed, *lists, host, cpu, list(numpy.array([one.cpu_before for one in effects], dtype=float).T)
+    )
 
 
 class _Program:
@@ -183,6 +204,7 @@ class _Program:
 
     def solve(self) -> Relaxation:
         program = self.program
+        self.stacked = _stacked([change for _, change in self.columns] + [self.base], self.keys)
         count = range(len(self.windows))
         self.computing = [self._sum(lambda one, index=index: one.computing[index]) for index in count]  # type: ignore[misc]
         durations = list(program.new_columns(len(self.windows), is_bounded=False))
@@ -194,7 +216,7 @@ class _Program:
         for index, duration in enumerate(durations):
             program.require([(duration, 1.0), *((c, -f) for c, f in self.computing[index][1])], self.computing[index][0])
         self.durations = durations
-        self._lasts([], 1.0, lambda _: 0.0)
+        self._lasts([], 1.0, lambda one: 0.0 * one.host)
         link, host_rate = self.machine.link, self.machine.host_bytes_per_s / _GB
         for span in self._spans():
             window = [durations[one] for one in span]
@@ -258,9 +280,10 @@ class _Program:
 
     def _sum(self, value_of: _Value) -> tuple[float, list[tuple[int, float]]]:
         """The value of all units as they are without any change, and the change that each column makes."""
-        base = value_of(self.base)
-        changes = ((column, value_of(change)) for column, change in self.columns)
-        return base, [(column, change) for column, change in changes if change]
+        values = value_of(self.stacked)
+        changed = values[:-1].nonzero()[0]
+        terms = zip(changed.tolist(), values[changed].tolist(), strict=True)
+        return float(values[-1]), list(terms)
 
     def _is_at_most(self, most: float, value_of: _Value) -> None:
         base, terms = self._sum(value_of)
