@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if not options.table:
         _run(options.part, jsonl)
+        if options.part != "1/1":
+            return 0  # other parts may still write
     cells = read_cells(jsonl)
     jsonl.write_text("".join(json.dumps(cell.record()) + "\n" for cell in cells))
     table = table_of(cells)

@@ -69,9 +69,10 @@ def cell_of(record: dict[str, object]) -> Cell:
 
 
 def all_ladders() -> Iterator[tuple[Decoder, Machine]]:
-    for model in MODELS:
-        for machine in MACHINES:
-            yield model, machine
+    """In an order in which every model and machine comes early."""
+    for turn in range(len(MACHINES)):
+        for place, model in enumerate((*reversed(MODELS[:6]), *MODELS[6:])):
+            yield model, MACHINES[(place + turn) % len(MACHINES)]
 
 
 def cell_names() -> list[str]:
