@@ -3,8 +3,8 @@
     python -m benchmarks.whole_state [--part 1/2] [--table] [--headlines]
 
 Everything is in virtual time; no GPU is needed. With --part, only every so many models and machines run, so that two
-processes can share them. Each cell is a line of results/whole_state.jsonl as soon as it is known, and cells that are there are not run
-again; --table only writes results/whole_state.txt from them.
+processes can share them. Each cell is a line of results/whole_state.jsonl as soon as it is known, and cells that are
+there are not run again; --table only writes results/whole_state.txt from them.
 """
 
 from __future__ import annotations

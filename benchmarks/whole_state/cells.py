@@ -1,4 +1,4 @@
-"""One cell of the matrix: a training on a machine under a budget, planned by `auto` and placed by each published policy."""
+"""One cell of the matrix: a training on a machine under a budget, by `auto` and by each published policy."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from vdnn.planning.published.whole_state import WHOLE_STATE_POLICIES
 from vdnn.planning.training.auto_placement import auto_placement
 from vdnn.planning.training.cycle import cycle_of
 from vdnn.planning.training.placement import EXACT, Activations, Allowed, State, UnitPlacement, all_alike
-from vdnn.planning.training.simulate_cycle import simulate_training
+from vdnn.planning.training.simulate_cycle import TrainingStep, simulate_training
+from vdnn.planning.training.training import Training
 from vdnn.planning.training.training_bound import training_bound
 
 _STEP = 4096  # tokens: a sequence
@@ -68,26 +69,22 @@ def _table(
             except (BudgetError, InvalidArgumentError):
                 continue
             bound_ns = training_bound(training, machine.training_machine, machine.card_bytes, allowed)
-            rows.append(
-                _row(f"auto, {name}", count, step.step_ns, training.computing_ns, recomputed_ns(training))
-                + (f"{bound_ns / training.computing_ns:.3f}", f"{step.host_bytes / 1e9:.0f}")
-            )
+            rows.append(_row(f"auto, {name}", training, step, f"{bound_ns / training.computing_ns:.3f}"))
     for policy in WHOLE_STATE_POLICIES:
         for count in micro_batches:
             training = training_of(model, machine, tokens, count)
             placement = policy.place(training, machine.training_machine, machine.card_bytes)
             if placement is not None:
                 step = simulate_training(training, machine.training_machine, placement, machine.card_bytes)
-                rows.append(
-                    _row(policy.name, count, step.step_ns, training.computing_ns, recomputed_ns(training))
-                    + ("", f"{step.host_bytes / 1e9:.0f}")
-                )
+                rows.append(_row(policy.name, training, step, ""))
     header = ("plan", "micro-batches", "step s", "/ computing", "/ recomputing", "bound / computing", "host GB")
     remarks = ["Computing recomputes nothing; recomputing runs forward twice, as with a checkpoint at every block."]
     title = f"{model.name}, {tokens} tokens a step, {machine.name}, whole card, virtual time"
     return render_table(title, header, rows, remarks)
 
 
-def _row(name: str, count: int, step_ns: int, computing_ns: int, again_ns: int) -> tuple[str, ...]:
-    ratios = (f"{step_ns / computing_ns:.3f}", f"{step_ns / (computing_ns + again_ns):.3f}")
-    return (name, str(count), f"{step_ns / 1e9:.2f}", *ratios)
+def _row(name: str, training: Training, step: TrainingStep, bound: str) -> tuple[str, ...]:
+    computing_ns, again_ns = training.computing_ns, recomputed_ns(training)
+    ratios = (f"{step.step_ns / computing_ns:.3f}", f"{step.step_ns / (computing_ns + again_ns):.3f}")
+    seconds, host = f"{step.step_ns / 1e9:.2f}", f"{step.host_bytes / 1e9:.0f}"
+    return (name, str(training.micro_batches), seconds, *ratios, bound, host)

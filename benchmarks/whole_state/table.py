@@ -37,11 +37,13 @@ def _policies(cells: Sequence[Cell]) -> str:
                 _least(beside_exact),
             )
         )
-    fit = sum(cell.exact is not None for cell in cells)
+    fit, fit_free = (
+        sum(one is not None for one in ones) for ones in zip(*((c.exact, c.free) for c in cells), strict=True)
+    )
     refused = [cell.name for cell in cells if cell.exact is None]
     remarks = [
-        f"auto fits {fit} of {len(cells)} cells exactly and {sum(cell.free is not None for cell in cells)} with steps on "
-        "the CPU. Ratios are the time of a policy's step divided by that of auto.",
+        f"auto fits {fit} of {len(cells)} cells exactly and {fit_free} with steps on the CPU. Ratios are the time of a "
+        "policy's step divided by that of auto.",
         "Refused, because the device or the host is too small: " + (", ".join(refused) or "none") + ".",
     ]
     header = ("policy", "cells", "median / auto", "least", "faster", "median / exact", "least")
@@ -92,7 +94,18 @@ def _each(cells: Sequence[Cell]) -> str:
         )
         for cell in cells
     ]
-    header = ("cell", "computing s", "exact", "gap", "plan s", "free", "gap", "plan s", "zero-offload", "best published")
+    header = (
+        "cell",
+        "computing s",
+        "exact",
+        "gap",
+        "plan s",
+        "free",
+        "gap",
+        "plan s",
+        "zero-offload",
+        "best published",
+    )
     remarks = ["Steps are in multiples of computing, which recomputes nothing. A gap is over the certified bound."]
     return render_table("Each cell", header, rows, remarks)
 
@@ -121,7 +134,7 @@ def _sources() -> str:
         link, host = one.training_machine.link, one.training_machine
         lines.append(
             f"{one.name}: {one.card_bytes / (1 << 30):.1f} GiB, {one.flops_per_s / 1e12:.0f} TFLOP/s, "
-            f"{link.to_device_bytes_per_s / 1e9:.0f} GB/s a direction and {link.duplex_bytes_per_s / 1e9:.0f} for both, "
+            f"{link.to_device_bytes_per_s / 1e9:.0f} GB/s one way, {link.duplex_bytes_per_s / 1e9:.0f} both ways, "
             f"host {host.host_bytes >> 30} GiB at {host.host_bytes_per_s / 1e9:.0f} GB/s. {one.sources}"
         )
     return "\n".join(lines)

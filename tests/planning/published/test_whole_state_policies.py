@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.planning.training.test_training_cycles import GB, MS, machine, unit
@@ -26,20 +24,19 @@ ON = machine(host_bytes_per_s=200e9, cpu_bytes_per_s=200e9)
 ROOMY, TIGHT = 70 * GB, 8 * GB
 
 
-@pytest.mark.parametrize("policy", WHOLE_STATE_POLICIES, ids=lambda policy: policy.name)
-def test_a_placement_fits_its_budget_and_auto_is_never_slower(policy: WholeStatePolicy) -> None:
+@pytest.mark.parametrize("budget_bytes", [12 * GB, 30 * GB])
+def test_placements_fit_their_budget_and_auto_is_never_slower(budget_bytes: int) -> None:
+    allowed = Allowed(cpu_steps=True, deferred=True)
+    planned_ns = auto_placement(TRAINING, ON, budget_bytes, allowed).step_ns
     fitted = 0
-    for budget_bytes in (TIGHT, 12 * GB, 20 * GB, ROOMY):
+    for policy in WHOLE_STATE_POLICIES:
         placement = policy.place(TRAINING, ON, budget_bytes)
-        if placement is None:
-            continue
-        fitted += 1
-        step = simulate_training(TRAINING, ON, placement, budget_bytes)
-        assert step.peak_bytes <= budget_bytes
-        if not policy.is_another_training:
-            allowed = replace(policy.freedoms, deferred=True)
-            assert auto_placement(TRAINING, ON, budget_bytes, allowed).step_ns <= step.step_ns
-    assert fitted
+        if placement is not None:
+            fitted += 1
+            step = simulate_training(TRAINING, ON, placement, budget_bytes)
+            assert step.peak_bytes <= budget_bytes, policy.name
+            assert policy.is_another_training or planned_ns <= step.step_ns, policy.name
+    assert fitted >= 6
 
 
 @pytest.mark.parametrize("policy", WHOLE_STATE_POLICIES, ids=lambda policy: policy.name)
@@ -107,4 +104,3 @@ def test_a_tenth_of_the_memory_is_left_free() -> None:
 def test_a_host_that_is_too_small_fits_no_policy_that_needs_it() -> None:
     small = TrainingMachine("small", ON.link, GB, ON.host_bytes_per_s, ON.cpu_bytes_per_s)
     assert place_fsdp2_offload(TRAINING, small, ROOMY) is None
-    assert Allowed(cpu_steps=True) == WHOLE_STATE_POLICIES[0].freedoms

@@ -9,13 +9,13 @@ Then it changes single units, and the size of the optimizer's slices.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import BudgetError, InvalidArgumentError, LibraryMissingError
 from vdnn.planning.training.cycle import cycle_of
+from vdnn.planning.training.mix import Mix
 from vdnn.planning.training.placement import (
     EXACT,
     LEAST_SLICE,
@@ -31,7 +31,6 @@ from vdnn.planning.training.simulate_cycle import TrainingStep, simulate_trainin
 from vdnn.planning.training.training import Training, TrainingMachine
 from vdnn.planning.training.training_bound import Relaxation, relaxations
 
-Kind = TypeVar("Kind")
 _TRIED_THROUGH = 6_000  # placements
 _WORK = 30_000  # tasks and moves of cycles that may be simulated
 _TRIED = 6  # of the placements with the best estimates
@@ -40,15 +39,6 @@ _SLICES = (LEAST_SLICE, 512 << 20, 1 << 30, 2 << 30)
 _OVERLAPS = (1, 2, 4, 8)
 _LINGERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _SHAPES = (("linger", _LINGERS), ("linger_saves", _LINGERS), ("slice_bytes", _SLICES), ("overlap", _OVERLAPS))
-_SEARCHED_LINGER = 0.5
-_SEARCHED_SLICE = 1 << 30  # fewer tasks are simulated sooner
-_WITHOUT_RECOMPUTE = {
-    Activations.KEEP: Activations.KEEP,
-    Activations.OFFLOAD: Activations.OFFLOAD,
-    Activations.RECOMPUTE: Activations.KEEP,
-    Activations.RECOMPUTE_FROM_HOST: Activations.OFFLOAD,
-}
-_ORDER = (Activations.OFFLOAD, Activations.RECOMPUTE_FROM_HOST, Activations.RECOMPUTE, Activations.KEEP)
 
 
 def auto_placement(
@@ -135,16 +125,14 @@ class _Search:
         if self.allowed.cpu_steps:
             alike.append(UnitPlacement(Activations.RECOMPUTE_FROM_HOST, True, True, State.CPU))
         for one in (*alike, *self._more_alike()):
-            self.value_of(_Mix.of_alike(self.training, one, StepTime.END).placement())
+            self.value_of(Mix.of_alike(self.training, one, StepTime.END).placement())
         if self._is_best(self.training.computing_ns) and not self.allowed.cpu_steps:
             return
         for start in starts:
             if start.step_time in self.allowed.step_times(self.training):
                 self.value_of(start)
         try:
-            relaxed: Sequence[Relaxation] = relaxations(
-                self.training, self.machine, self.budget_bytes, self.allowed
-            )
+            relaxed: Sequence[Relaxation] = relaxations(self.training, self.machine, self.budget_bytes, self.allowed)
         except LibraryMissingError:
             relaxed = ()
         if relaxed:
@@ -155,7 +143,7 @@ class _Search:
         if not relaxed:
             for step_time in self.allowed.step_times(self.training):
                 for placement in alike:
-                    self._descend_from(_Mix.of_alike(self.training, placement, step_time), None)
+                    self._descend_from(Mix.of_alike(self.training, placement, step_time), None)
         self._change_shape()
 
     def _more_alike(self) -> list[UnitPlacement]:
@@ -165,7 +153,9 @@ class _Search:
             UnitPlacement(fate, streams, state is not State.DEVICE, state)
             for fate in fates
             for streams in (False, True)
-            for state in ((State.DEVICE, State.HOST, State.CPU) if self.allowed.cpu_steps else (State.DEVICE, State.HOST))
+            for state in (
+                (State.DEVICE, State.HOST, State.CPU) if self.allowed.cpu_steps else (State.DEVICE, State.HOST)
+            )
         ]
 
     def _is_best(self, bound_ns: float) -> bool:
@@ -173,12 +163,12 @@ class _Search:
 
     def _descend_by(self, relaxed: Relaxation, alike: Sequence[UnitPlacement]) -> None:
         """Descends by the estimate alone, from several starts, and from the best of what it finds by simulations."""
-        found: dict[_Mix, tuple[float, float]] = {}
-        starts = [_Mix.of_relaxation(self.training, relaxed)]
-        starts += [_Mix.of_alike(self.training, one, relaxed.step_time) for one in alike]
+        found: dict[Mix, tuple[float, float]] = {}
+        starts = [Mix.of_relaxation(self.training, relaxed)]
+        starts += [Mix.of_alike(self.training, one, relaxed.step_time) for one in alike]
         if self.best is not None and self.best.placement.step_time is relaxed.step_time:
             units = self.best.placement.units
-            starts.append(_Mix.of_units(self.training, units, relaxed.step_time))
+            starts.append(Mix.of_units(self.training, units, relaxed.step_time))
         for start in starts:
             for spreads in (True, False):
                 mix = replace(start, spreads=spreads)
@@ -192,15 +182,15 @@ class _Search:
         start = self._best_mix(found, relaxed.step_time)
         self._descend_from(start if start is not None else best[0][0], relaxed)
 
-    def _best_mix(self, found: Iterable[_Mix], step_time: StepTime) -> _Mix | None:
+    def _best_mix(self, found: Iterable[Mix], step_time: StepTime) -> Mix | None:
         if self.best is None or self.best.placement.step_time is not step_time:
             return None
         units = self.best.placement.units
         return next((mix for mix in found if mix.placement().units == units), None)
 
     def _best_by_estimate(
-        self, mix: _Mix, stride: int, relaxed: Relaxation, found: dict[_Mix, tuple[float, float]]
-    ) -> _Mix:
+        self, mix: Mix, stride: int, relaxed: Relaxation, found: dict[Mix, tuple[float, float]]
+    ) -> Mix:
         while True:
             for other in mix.neighbours(self.allowed, stride):
                 if other not in found:
@@ -211,7 +201,7 @@ class _Search:
             else:
                 return mix
 
-    def _descend_from(self, mix: _Mix, relaxed: Relaxation | None) -> None:
+    def _descend_from(self, mix: Mix, relaxed: Relaxation | None) -> None:
         value = self.value_of(mix.placement())
         for stride in _strides(len(self.training.units)):
             changed = True
@@ -247,146 +237,3 @@ def _strides(count: int) -> Iterator[int]:
 
 def _value(step: TrainingStep) -> tuple[float, int]:
     return float(step.step_ns), step.to_device_bytes + step.to_host_bytes
-
-
-_Parts = Sequence[tuple[UnitPlacement, float]]
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """How many of a group's units have each kind: the numbers of `activations` are in the order of _ORDER, of which the
-    group has the first `fates`."""
-
-    activations: tuple[int, int, int]
-    streams: int
-    gradients: int
-    on_host: int
-    on_cpu: int
-    fates: int
-
-
-@dataclass(frozen=True)
-class _Mix:
-    """Counts for each group of equal units. `spreads`: the kinds alternate; otherwise those that leave come first."""
-
-    groups: tuple[tuple[int, ...], ...]
-    counts: tuple[_Counts, ...]
-    step_time: StepTime
-    spreads: bool
-
-    @staticmethod
-    def of_alike(training: Training, one: UnitPlacement, step_time: StepTime) -> _Mix:
-        return _Mix._of(training, [((one, 1.0),)] * len(training.units), step_time)
-
-    @staticmethod
-    def of_units(training: Training, units: Sequence[UnitPlacement], step_time: StepTime) -> _Mix:
-        return _Mix._of(training, [((one, 1.0),) for one in units], step_time)
-
-    @staticmethod
-    def of_relaxation(training: Training, relaxed: Relaxation) -> _Mix:
-        return _Mix._of(training, relaxed.parts, relaxed.step_time)
-
-    @staticmethod
-    def _of(training: Training, parts: Sequence[Sequence[tuple[UnitPlacement, float]]], step_time: StepTime) -> _Mix:
-        found: dict[object, list[int]] = {}
-        for index, unit in enumerate(training.units):
-            found.setdefault(replace(unit, name=""), []).append(index)
-        groups = tuple(tuple(members) for members in found.values())
-        counts = []
-        for members in groups:
-            unit, here = training.units[members[0]], [part for index in members for part in parts[index]]
-
-            def number(holds: Callable[[UnitPlacement], bool], here: _Parts = here, size: int = len(members)) -> int:
-                return min(size, round(sum(fraction for one, fraction in here if holds(one))))
-
-            saves = unit.saved_bytes > unit.boundary_bytes  # with a recompute
-            if not saves:
-                here = [(replace(one, activations=_WITHOUT_RECOMPUTE[one.activations]), part) for one, part in here]
-
-                def number(holds: Callable[[UnitPlacement], bool], here: _Parts = here, size: int = len(members)) -> int:
-                    return min(size, round(sum(fraction for one, fraction in here if holds(one))))
-
-            left, fates = len(members), []
-            for fate in _ORDER[:3]:
-                fates.append(min(left, number(lambda one, fate=fate: one.activations is fate)))  # type: ignore[misc]
-                left -= fates[-1]
-            on_cpu = number(lambda one: one.state is State.CPU)
-            counts.append(
-                _Counts(
-                    (fates[0], fates[1], fates[2]) if unit.saved_bytes else (0, 0, 0),
-                    number(lambda one: one.streams) if unit.parameter_bytes else 0,
-                    number(lambda one: one.gradient_leaves) if unit.gradient_bytes else 0,
-                    min(len(members) - on_cpu, number(lambda one: one.state is State.HOST))
-                    if unit.gradient_bytes
-                    else 0,
-                    on_cpu if unit.gradient_bytes else 0,
-                    3 if saves else 1 if unit.saved_bytes else 0,
-                )
-            )
-        return _Mix(groups, tuple(counts), step_time, spreads=True)
-
-    def placement(self) -> Placement:
-        units: list[UnitPlacement] = [UnitPlacement()] * sum(len(members) for members in self.groups)
-        for members, counts in zip(self.groups, self.counts, strict=True):
-            size = len(members)
-            kept = size - sum(counts.activations)
-            fates = _dealt((*counts.activations, kept), _ORDER, spreads=self.spreads)
-            streams = _dealt((counts.streams, size - counts.streams), (True, False), spreads=True)
-            # Those on the CPU come last: they have until their forward.
-            states = _dealt(
-                (size - counts.on_cpu - counts.on_host, counts.on_host, counts.on_cpu),
-                (State.DEVICE, State.HOST, State.CPU),
-                spreads=self.spreads,
-            )
-            # Gradients leave first where the step is on the CPU, then where the state leaves.
-            ranks = sorted(range(size), key=lambda i: list(State).index(states[i]), reverse=True)
-            leaving = set(ranks[: max(counts.gradients, counts.on_cpu)])
-            for place, index in enumerate(members):
-                units[index] = UnitPlacement(fates[place], streams[place], place in leaving, states[place])
-        return Placement(tuple(units), self.step_time, _SEARCHED_SLICE, 1, _SEARCHED_LINGER, _SEARCHED_LINGER)
-
-    def neighbours(self, allowed: Allowed, stride: int) -> Iterator[_Mix]:
-        yield replace(self, spreads=not self.spreads)
-        for group, (members, counts) in enumerate(zip(self.groups, self.counts, strict=True)):
-            for changed in _changes(counts, len(members), allowed, stride):
-                yield replace(self, counts=(*self.counts[:group], changed, *self.counts[group + 1 :]))
-
-
-def _changes(counts: _Counts, size: int, allowed: Allowed, stride: int) -> Iterator[_Counts]:
-    for sign in (-stride, stride):
-        for kind in range(counts.fates):
-            numbers = list(counts.activations)
-            numbers[kind] += sign
-            for other in range(counts.fates):
-                exchanged = list(numbers)
-                if other != kind:
-                    exchanged[other] -= sign
-                if min(exchanged) >= 0 and sum(exchanged) <= size:
-                    yield replace(counts, activations=(exchanged[0], exchanged[1], exchanged[2]))
-        for name in ("streams", "gradients", "on_host", "on_cpu"):
-            if name == "on_cpu" and not allowed.cpu_steps:
-                continue
-            changed = replace(counts, **{name: min(size, max(0, getattr(counts, name) + sign))})
-            if changed != counts and changed.on_host + changed.on_cpu <= size:
-                yield changed
-        both = replace(counts, on_host=counts.on_host + sign, gradients=min(size, max(0, counts.gradients + sign)))
-        if both.on_host >= 0 and both.on_host + both.on_cpu <= size:
-            yield both
-        if allowed.cpu_steps:
-            moved = replace(counts, on_host=counts.on_host - sign, on_cpu=counts.on_cpu + sign)
-            if min(moved.on_host, moved.on_cpu) >= 0:
-                yield moved
-
-
-def _dealt(numbers: Sequence[int], kinds: Sequence[Kind], *, spreads: bool) -> list[Kind]:
-    """So many of each kind, in blocks or spread evenly."""
-    size = sum(numbers)
-    if not spreads:
-        return [kind for kind, number in zip(kinds, numbers, strict=True) for _ in range(number)]
-    given, dealt = [0] * len(numbers), []
-    for place in range(size):
-        behind = [number * (place + 1) / size - done for number, done in zip(numbers, given, strict=True)]
-        chosen = max(range(len(numbers)), key=lambda kind: (behind[kind], -kind))
-        given[chosen] += 1
-        dealt.append(kinds[chosen])
-    return dealt

@@ -64,8 +64,8 @@ class Move:
 
 @dataclass(slots=True)
 class Cycle:
-    """`needed_bytes[t]` are the bytes that task `t` needs, and `by_class` those of each class. `cpu_steps` are units, in
-    the order of their steps."""
+    """`needed_bytes[t]` are the bytes that task `t` needs, and `by_class` those of each class. `cpu_steps` are
+    units, in the order of their steps."""
 
     tasks: list[Task]
     needed_bytes: list[int] = field(default_factory=list)

@@ -27,9 +27,7 @@ class Estimate:
     time: Any
 
     @staticmethod
-    def of_rows(
-        columns: Sequence[dict[UnitPlacement, int]], memory: Sequence[Row], time: Sequence[Row]
-    ) -> Estimate:
+    def of_rows(columns: Sequence[dict[UnitPlacement, int]], memory: Sequence[Row], time: Sequence[Row]) -> Estimate:
         count = sum(map(len, columns))
         return Estimate(columns, *_arrays(memory, count), *_arrays(time, count))
 

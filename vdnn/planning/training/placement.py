@@ -9,7 +9,6 @@ from enum import Enum
 from vdnn.errors import InvalidArgumentError
 from vdnn.planning.training.training import Training, Unit
 
-
 LEAST_SLICE = 128 << 20  # of the optimizer's state, in bytes
 
 
@@ -57,12 +56,12 @@ class UnitPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A unit's optimizer steps in slices of at most `slice_bytes` of state. A copy to the host has at least `overlap`
-    tasks to overlap with, where there is room. Late in a phase it has as many as `linger` of the room holds after an
-    optimizer's step, and `linger_saves` after other tasks. `waits`: no forward begins before all steps on the CPU are done, and
-    those of their parameters that stay on the device are back, as in programs whose step() returns when all is done.
-    `stale`: parameters that step on the CPU are those of one step earlier, so that this step overlaps with a whole
-    forward and backward. That is another training, and no search of vdnn plans it."""
+    """A unit's optimizer steps in slices of at most `slice_bytes` of state. A copy to the host has at least
+    `overlap` tasks to overlap with, where there is room. Late in a phase it has as many as `linger` of the room
+    holds after an optimizer's step, and `linger_saves` after other tasks. `waits`: no forward begins before all
+    steps on the CPU are done, and those of their parameters that stay on the device are back, as in programs whose
+    step() returns when all is done. `stale`: parameters that step on the CPU are those of one step earlier, so that
+    this step overlaps with a whole forward and backward. That is another training, and no search of vdnn plans it."""
 
     units: tuple[UnitPlacement, ...]
     step_time: StepTime = StepTime.END

@@ -1,9 +1,10 @@
 """When the moves of a cycle take and give back their memory, so that all tasks stay under the budget.
 
 [Note: Order of choice] A copy to the host first gets `overlap` tasks, and `linger` or `linger_saves` of the room, more
-the later its task is in its phase: what has to be moved in a phase then fills the room at first with what came early, and at last with
-what is still to leave. Then the copies to the device, in the order of their needs, begin as late as they can if nothing
-else holds them up, or later where there is no room. What room is left goes to the copies to the host.
+the later its task is in its phase: what has to be moved in a phase then fills the room at first with what came early,
+and at last with what is still to leave. Then the copies to the device, in the order of their needs, begin as late as
+they can if nothing else holds them up, or later where there is no room. What room is left goes to the copies to the
+host.
 """
 
 from __future__ import annotations

@@ -63,10 +63,9 @@ def simulate_training(
     held = give_room(cycle, machine, budget_bytes)
     clock = _Clock(training, machine, cycle, with_spans)
     ends = clock.run()
-    if len(ends) < _CYCLES or _is_even(ends):
-        step_ns = ends[-1] - ends[-2]
-    else:  # cycles of different times in turn: their mean
-        step_ns = (ends[-1] - ends[3]) / (len(ends) - 4)
+    # Cycles of different times may come in turn: then the mean of them.
+    counted = 1 if _is_even(ends) else len(ends) - 4
+    step_ns = (ends[-1] - ends[-1 - counted]) / counted
     return TrainingStep(
         placement=placement,
         step_ns=round(step_ns),
@@ -251,9 +250,7 @@ class _Clock:
 
     def _share(self) -> None:
         """Sets the rates of what runs now."""
-        into, out, cpu = (
-            alone if is_busy else 0.0 for alone, is_busy in zip(self.alone, self.busy, strict=True)
-        )
+        into, out, cpu = (alone if is_busy else 0.0 for alone, is_busy in zip(self.alone, self.busy, strict=True))
         if into and out and into + out > self.duplex:
             factor = self.duplex / (into + out)
             into, out = into * factor, out * factor

@@ -26,8 +26,8 @@ from vdnn.planning.training.cycle import Cycle, TaskKind, cycle_of
 from vdnn.planning.training.estimate import Estimate, Row
 from vdnn.planning.training.placement import (
     EXACT,
-    Activations,
     LEAST_SLICE,
+    Activations,
     Allowed,
     Placement,
     StepTime,
@@ -110,9 +110,7 @@ def _stacked(effects: Sequence[_Effects], keys: Sequence[_Key]) -> _Effects:
         for name in ("computing", "to_device", "to_host")
     )
     host, cpu = (numpy.array([getattr(one, name) for one in effects], dtype=float) for name in ("host", "cpu"))
-    return _Effects(
-        needed, *lists, host, cpu, list(numpy.array([one.cpu_before for one in effects], dtype=float).T)
-    )
+    return _Effects(needed, *lists, host, cpu, list(numpy.array([one.cpu_before for one in effects], dtype=float).T))
 
 
 class _Program:
@@ -214,7 +212,9 @@ class _Program:
             self._is_at_most(self.budget, lambda one, key=key: one.needed.get(key, 0.0))  # type: ignore[misc]
         self._is_at_most(self.machine.host_bytes / _GB, lambda one: one.host)
         for index, duration in enumerate(durations):
-            program.require([(duration, 1.0), *((c, -f) for c, f in self.computing[index][1])], self.computing[index][0])
+            program.require(
+                [(duration, 1.0), *((c, -f) for c, f in self.computing[index][1])], self.computing[index][0]
+            )
         self.durations = durations
         self._lasts([], 1.0, lambda one: 0.0 * one.host)
         link, host_rate = self.machine.link, self.machine.host_bytes_per_s / _GB

@@ -1,8 +1,8 @@
 """FSDP2's CPUOffloadPolicy: all parameters, gradients and states are on the host, and the optimizer steps there.
 
-pytorch, `torch/distributed/fsdp/_fully_shard/_fsdp_api.py`: sharded parameters, gradients and states are on the CPU, and
-parameters are copied to the device before their all-gather, for forward and again for backward. All or nothing. The
-optimizer is the user's and runs when backward has ended; forward begins when it returns. Activations are kept or
+pytorch, `torch/distributed/fsdp/_fully_shard/_fsdp_api.py`: sharded parameters, gradients and states are on the CPU,
+and parameters are copied to the device before their all-gather, for forward and again for backward. All or nothing.
+The optimizer is the user's and runs when backward has ended; forward begins when it returns. Activations are kept or
 checkpointed on the device.
 """
 

@@ -1,9 +1,9 @@
 """MegaTrain: everything is on the host, each layer's parameters stream in, and its gradients stream out.
 
-arXiv 2604.05091: two buffers of parameters, a recompute of each block in backward, gradients to the host at once, and the
-optimizer on the CPU. The texts read do not say when forward goes on after the step; here each block waits only for its
-own step, which is the fastest reading. One block is a checkpoint interval, and inputs stay on the device or, if they do
-not fit, go to the host.
+arXiv 2604.05091: two buffers of parameters, a recompute of each block in backward, gradients to the host at once, and
+the optimizer on the CPU. The texts read do not say when forward goes on after the step; here each block waits only for
+its own step, which is the fastest reading. One block is a checkpoint interval, and inputs stay on the device or, if
+they do not fit, go to the host.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from vdnn.planning.training.cycle import cycle_of
-from vdnn.planning.training.placement import Activations, Allowed, Placement, UnitPlacement
+from vdnn.planning.training.placement import Activations, Placement, UnitPlacement
 from vdnn.planning.training.training import Training, TrainingMachine
 
 PlaceTraining = Callable[[Training, TrainingMachine, int], "Placement | None"]
@@ -14,12 +14,11 @@ PlaceTraining = Callable[[Training, TrainingMachine, int], "Placement | None"]
 
 @dataclass(frozen=True, slots=True)
 class WholeStatePolicy:
-    """A system's rules. `place` returns its placement under a budget, or None if the system does not fit. `freedoms` are
-    those that the system takes. `is_another_training`: its parameters are those of one step earlier."""
+    """A system's rules. `place` returns its placement under a budget, or None if the system does not fit.
+    `is_another_training`: its parameters are those of one step earlier."""
 
     name: str
     place: PlaceTraining
-    freedoms: Allowed = Allowed(cpu_steps=True)
     is_another_training: bool = False
 
 
@@ -56,7 +55,9 @@ def alike(training: Training, unit: UnitPlacement, *, waits: bool = False, stale
 def with_parameters(training: Training, unit: UnitPlacement) -> tuple[UnitPlacement, ...]:
     """`unit` for all units, as far as they have parameters that train or move."""
     return tuple(
-        replace(unit, streams=unit.streams and one.parameter_bytes > 0) if one.gradient_bytes else _frozen(unit, one.parameter_bytes)
+        replace(unit, streams=unit.streams and one.parameter_bytes > 0)
+        if one.gradient_bytes
+        else _frozen(unit, one.parameter_bytes)
         for one in training.units
     )
 

@@ -1,12 +1,12 @@
 """ProTrain: chunks of parameters are persistent or offloaded, blocks are swapped, checkpointed or kept.
 
-Yang et al., MLSys 2026, arXiv 2406.08334: the first n_persist chunks stay on the device with their state and step there;
-the others stream, and step on the CPU. n_swap blocks offload their activations, n_checkpoint are recomputed, and the two
-alternate; the rest are kept, last. All settings that fit are compared by a model of their time, and the fastest is taken.
-Here a chunk is a unit, n_buffer follows from the room, the settings are in steps of an eighth of the units, and the model
-of time is: the longest of computing, each direction of the link, and the host's memory, with the step on the CPU after
-backward. The fastest four by that are simulated. The paper overlaps the step on the CPU with backward, where gradients
-are not clipped.
+Yang et al., MLSys 2026, arXiv 2406.08334: the first n_persist chunks stay on the device with their state and step
+there; the others stream, and step on the CPU. n_swap blocks offload their activations, n_checkpoint are recomputed,
+and the two alternate; the rest are kept, last. All settings that fit are compared by a model of their time, and the
+fastest is taken. Here a chunk is a unit, n_buffer follows from the room, the settings are in steps of an eighth of the
+units, and the model of time is: the longest of computing, each direction of the link, and the host's memory, with the
+step on the CPU after backward. The fastest four by that are simulated. The paper overlaps the step on the CPU with
+backward, where gradients are not clipped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def place_protrain(training: Training, machine: TrainingMachine, budget_bytes: i
 
 
 def _settings(training: Training) -> Iterator[Placement]:
-    units, blocks = training.units, [i for i, unit in enumerate(training.units) if unit.saved_bytes > unit.boundary_bytes]
+    units, blocks = (
+        training.units,
+        [i for i, unit in enumerate(training.units) if unit.saved_bytes > unit.boundary_bytes],
+    )
     for persistent in range(_PARTS + 1):
         for moved in range(_PARTS + 1):
             for swapped in range(moved + 1):
@@ -56,7 +59,9 @@ def _settings(training: Training) -> Iterator[Placement]:
 def _unit(fate: Activations, is_persistent: bool, is_trained: bool) -> UnitPlacement:
     if is_persistent:
         return UnitPlacement(fate)
-    return UnitPlacement(fate, True, ALL_AWAY.gradient_leaves, ALL_AWAY.state) if is_trained else UnitPlacement(fate, True)
+    return (
+        UnitPlacement(fate, True, ALL_AWAY.gradient_leaves, ALL_AWAY.state) if is_trained else UnitPlacement(fate, True)
+    )
 
 
 def _modelled_s(training: Training, machine: TrainingMachine, placement: Placement) -> float:

@@ -1,11 +1,11 @@
 """TrainStream's planner: as many blocks resident as fit beside a window and a reserve, the rest evenly spread.
 
-TrainStream 0.4.1 (PyPI), `planner.py`, `wrapper.py`: a tenth of the memory is left free. If all blocks fit with a reserve
-of 15 % or twice the bytes in flight, nothing is paged and activations stay. Otherwise a window of three blocks and the
-reserve are set aside, as many blocks as fit are resident, the others stream, spread evenly, and activations are paged.
-Then measured peaks move blocks in or out, until a step is near the target; so is it here, with the bytes that the
-placement needs. All gradients leave and AdamW runs on the host. Where the host is too small for the activations, blocks
-are checkpointed, which is the user's to do, and their inputs are paged.
+TrainStream 0.4.1 (PyPI), `planner.py`, `wrapper.py`: a tenth of the memory is left free. If all blocks fit with a
+reserve of 15 % or twice the bytes in flight, nothing is paged and activations stay. Otherwise a window of three blocks
+and the reserve are set aside, as many blocks as fit are resident, the others stream, spread evenly, and activations
+are paged. Then measured peaks move blocks in or out, until a step is near the target; so is it here, with the bytes
+that the placement needs. All gradients leave and AdamW runs on the host. Where the host is too small for the
+activations, blocks are checkpointed, which is the user's to do, and their inputs are paged.
 """
 
 from __future__ import annotations

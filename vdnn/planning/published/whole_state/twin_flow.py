@@ -1,8 +1,8 @@
 """Twin-Flow of ZeRO-Offload++: a ratio of the optimizer steps on the CPU, the rest on the device.
 
-DeepSpeed, blog "ZeRO-Offload++" (2023) and `runtime/zero/stage3.py`: the last sub-groups, as many as the ratio says, are
-on the CPU, and the others keep their state on the device. The user sets the ratio. Here it is the lowest of 0.0, 0.1 to
-1.0 that fits, with activations kept or checkpointed, whichever is faster.
+DeepSpeed, blog "ZeRO-Offload++" (2023) and `runtime/zero/stage3.py`: the last sub-groups, as many as the ratio says,
+are on the CPU, and the others keep their state on the device. The user sets the ratio. Here it is the lowest of 0.0,
+0.1 to 1.0 that fits, with activations kept or checkpointed, whichever is faster.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Ren et al., USENIX ATC 2021, arXiv 2101.06840, sections 3 and 5. The step begins when backward has ended, because the
 norm of the gradients is known only then, and the next forward when all parameters are back. With delayed parameter
-updates, the step on the CPU runs beside the next forward and backward, which compute with parameters of one step before.
-Checkpointed inputs may be on the host (DeepSpeed's `cpu_checkpointing`).
+updates, the step on the CPU runs beside the next forward and backward, which compute with parameters of one step
+before. Checkpointed inputs may be on the host (DeepSpeed's `cpu_checkpointing`).
 """
 
 from __future__ import annotations
@@ -37,6 +37,4 @@ def _candidates(training: Training, placement: Placement) -> Iterator[Placement]
 
 
 ZERO_OFFLOAD = WholeStatePolicy("zero-offload", place_zero_offload)
-ZERO_OFFLOAD_DELAYED = WholeStatePolicy(
-    "zero-offload-delayed", place_zero_offload_delayed, is_another_training=True
-)
+ZERO_OFFLOAD_DELAYED = WholeStatePolicy("zero-offload-delayed", place_zero_offload_delayed, is_another_training=True)
