@@ -150,7 +150,7 @@ def test_the_tasks_run_forward_backward_and_step_for_each_micro_batch() -> None:
 
 def test_copies_that_linger_leave_the_link_busy_beyond_the_step() -> None:
     training = Training("four units", tuple(unit(str(index), step_ns=0) for index in range(4)))
-    # 24 GB of state cross the link in and out. What came early, and what leaves late, does so beside forward and backward.
+    # 24 GB of state cross the link in and out. What came early or leaves late does so beside forward and backward.
     placement = all_alike(training, UnitPlacement(state=State.HOST))
     prompt, lingers = (
         simulated(training, replace(placement, slice_bytes=GB, linger=linger), budget_bytes=22 * GB)
