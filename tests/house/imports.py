@@ -57,6 +57,7 @@ FORBIDDEN = (
     ("vdnn.planning.search", "vdnn.planning.published"),
     ("vdnn.planning.bound", "vdnn.planning.published"),
     ("vdnn.planning.policies", "vdnn.planning.published"),
+    ("vdnn.planning.training", "vdnn.planning.published"),
     ("vdnn.planning.policies", "vdnn.planning.search"),
 )
 

@@ -9,15 +9,16 @@ Then it changes single units, and the size of the optimizer's slices.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import BudgetError, InvalidArgumentError, LibraryMissingError
 from vdnn.planning.training.cycle import cycle_of
+from vdnn.planning.training.mix import Mix
 from vdnn.planning.training.placement import (
     EXACT,
+    LEAST_SLICE,
     Activations,
     Allowed,
     Placement,
@@ -25,19 +26,19 @@ from vdnn.planning.training.placement import (
     StepTime,
     UnitPlacement,
     unit_choices,
-    with_unit,
 )
 from vdnn.planning.training.simulate_cycle import TrainingStep, simulate_training
 from vdnn.planning.training.training import Training, TrainingMachine
 from vdnn.planning.training.training_bound import Relaxation, relaxations
 
-Kind = TypeVar("Kind")
 _TRIED_THROUGH = 6_000  # placements
-_SINGLE_CHANGES = 4_000  # simulated tasks, in thousands, that single units may cost
-_SLICES = (128 << 20, 256 << 20, 512 << 20, 1 << 30, 2 << 30)
+_WORK = 30_000  # tasks and moves of cycles that may be simulated
+_TRIED = 6  # of the placements with the best estimates
+_CLOSE = 0.002  # a step that is so near its bound is good enough
+_SLICES = (LEAST_SLICE, 512 << 20, 1 << 30, 2 << 30)
 _OVERLAPS = (1, 2, 4, 8)
-_SEARCHED_SLICE = 1 << 30  # fewer tasks are simulated sooner
-_ORDER = (Activations.OFFLOAD, Activations.RECOMPUTE_FROM_HOST, Activations.RECOMPUTE, Activations.KEEP)
+_LINGERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_SHAPES = (("linger", _LINGERS), ("linger_saves", _LINGERS), ("slice_bytes", _SLICES), ("overlap", _OVERLAPS))
 
 
 def auto_placement(
@@ -67,6 +68,7 @@ class _Search:
         self.least_bytes: int | None = None
         self.least_host_bytes: int | None = None  # of those that fit the device
         self._seen: dict[Placement, tuple[float, float, int]] = {}
+        self._work, self._bound_s = _WORK, 0.0
 
     def answer(self) -> TrainingStep:
         if self.best is not None:
@@ -110,6 +112,7 @@ class _Search:
             value = (float(over + host_over), float("inf"), 0)
         else:
             step = simulate_training(self.training, self.machine, placement, self.budget_bytes)
+            self._work -= len(cycle.tasks) + len(cycle.ins) + len(cycle.outs)
             value = (0.0, float(step.step_ns), step.to_device_bytes + step.to_host_bytes)
             if self.best is None or value[1:] < _value(self.best):
                 self.best = step
@@ -117,192 +120,120 @@ class _Search:
         return value
 
     def descend(self, starts: Sequence[Placement]) -> None:
+        self._work = _WORK
         alike = [UnitPlacement(), UnitPlacement(Activations.RECOMPUTE_FROM_HOST, True, True, State.HOST)]
         if self.allowed.cpu_steps:
-            alike.append(UnitPlacement(Activations.RECOMPUTE, True, True, State.CPU))
-        try:
-            relaxed = relaxations(self.training, self.machine, self.budget_bytes, self.allowed)
-        except LibraryMissingError:
-            relaxed = []
-            alike += [
-                UnitPlacement(Activations.RECOMPUTE),
-                UnitPlacement(Activations.RECOMPUTE, False, True, State.HOST),
-            ]
-        for one in relaxed:
-            if one.parts and (self.best is None or one.least_s * 1e9 < self.best.step_ns):
-                self._descend_from(_Mix.of_relaxation(self.training, one))
-        for step_time in self.allowed.step_times(self.training):
-            for placement in alike:
-                self._descend_from(_Mix.of_alike(self.training, placement, step_time))
+            alike.append(UnitPlacement(Activations.RECOMPUTE_FROM_HOST, True, True, State.CPU))
+        for one in (*alike, *self._more_alike()):
+            self.value_of(Mix.of_alike(self.training, one, StepTime.END).placement())
+        if self._is_best(self.training.computing_ns) and not self.allowed.cpu_steps:
+            return
         for start in starts:
             if start.step_time in self.allowed.step_times(self.training):
                 self.value_of(start)
-        if self.best is not None:
-            self._change_single_units()
-            self._change_slices()
+        try:
+            relaxed: Sequence[Relaxation] = relaxations(self.training, self.machine, self.budget_bytes, self.allowed)
+        except LibraryMissingError:
+            relaxed = ()
+        if relaxed:
+            self._bound_s = relaxed[0].least_s
+        for one in relaxed:
+            if one.parts and (self.best is None or one.least_s * 1e9 < self.best.step_ns):
+                self._descend_by(one, alike)
+        if not relaxed:
+            for step_time in self.allowed.step_times(self.training):
+                for placement in alike:
+                    self._descend_from(Mix.of_alike(self.training, placement, step_time), None)
+        self._change_shape()
 
-    def _change_slices(self) -> None:
-        for slice_bytes, overlap in itertools.product(_SLICES, _OVERLAPS):
-            if self.best is not None:
-                self.value_of(replace(self.best.placement, slice_bytes=slice_bytes, overlap=overlap))
+    def _more_alike(self) -> list[UnitPlacement]:
+        """Placements that often fit at once, beside those from which the search descends."""
+        fates = (Activations.KEEP, Activations.OFFLOAD, Activations.RECOMPUTE)
+        return [
+            UnitPlacement(fate, streams, state is not State.DEVICE, state)
+            for fate in fates
+            for streams in (False, True)
+            for state in (
+                (State.DEVICE, State.HOST, State.CPU) if self.allowed.cpu_steps else (State.DEVICE, State.HOST)
+            )
+        ]
 
-    def _descend_from(self, mix: _Mix) -> None:
-        value = self.value_of(mix.placement())
-        stride = max(1, len(self.training.units) // 2)
-        while stride:
-            changed = False
+    def _is_best(self, bound_ns: float) -> bool:
+        return self.best is not None and self.best.step_ns <= bound_ns * (1 + _CLOSE)
+
+    def _descend_by(self, relaxed: Relaxation, alike: Sequence[UnitPlacement]) -> None:
+        """Descends by the estimate alone, from several starts, and from the best of what it finds by simulations."""
+        found: dict[Mix, tuple[float, float]] = {}
+        starts = [Mix.of_relaxation(self.training, relaxed)]
+        starts += [Mix.of_alike(self.training, one, relaxed.step_time) for one in alike]
+        if self.best is not None and self.best.placement.step_time is relaxed.step_time:
+            units = self.best.placement.units
+            starts.append(Mix.of_units(self.training, units, relaxed.step_time))
+        for start in starts:
+            for spreads in (True, False):
+                mix = replace(start, spreads=spreads)
+                found[mix] = relaxed.estimate.of(mix.placement().units)
+                for stride in _strides(len(self.training.units)):
+                    mix = self._best_by_estimate(mix, stride, relaxed, found)
+        best = sorted(found.items(), key=lambda item: item[1])
+        for mix, (_, least_s) in best[:_TRIED]:
+            if self.best is None or least_s * 1e9 < self.best.step_ns:
+                self.value_of(mix.placement())
+        start = self._best_mix(found, relaxed.step_time)
+        self._descend_from(start if start is not None else best[0][0], relaxed)
+
+    def _best_mix(self, found: Iterable[Mix], step_time: StepTime) -> Mix | None:
+        if self.best is None or self.best.placement.step_time is not step_time:
+            return None
+        units = self.best.placement.units
+        return next((mix for mix in found if mix.placement().units == units), None)
+
+    def _best_by_estimate(
+        self, mix: Mix, stride: int, relaxed: Relaxation, found: dict[Mix, tuple[float, float]]
+    ) -> Mix:
+        while True:
             for other in mix.neighbours(self.allowed, stride):
-                found = self.value_of(other.placement())
-                if found < value:
-                    mix, value, changed = other, found, True
+                if other not in found:
+                    found[other] = relaxed.estimate.of(other.placement().units)
+                if found[other] < found[mix]:
+                    mix = other
                     break
-            if not changed:
-                stride //= 2
+            else:
+                return mix
 
-    def _change_single_units(self) -> None:
-        cost = sum(1 for _ in self.best.held) if self.best is not None else 1
-        left = _SINGLE_CHANGES * 1000 // max(1, cost) // 20
-        improved = True
-        while improved and self.best is not None:
-            improved = False
-            for index in range(len(self.training.units)):
-                for choice in unit_choices(self.training, index, self.allowed):
-                    left -= 1
-                    if left < 0:
-                        return
-                    best = self.best
-                    units = with_unit(best.placement.units, index, choice)
-                    self.value_of(replace(best.placement, units=units))
-                    improved = improved or self.best is not best
+    def _descend_from(self, mix: Mix, relaxed: Relaxation | None) -> None:
+        value = self.value_of(mix.placement())
+        for stride in _strides(len(self.training.units)):
+            changed = True
+            while changed and self._work > 0 and not self._is_best(self._bound_s * 1e9):
+                changed = False
+                for other in mix.neighbours(self.allowed, stride):
+                    placement = other.placement()
+                    if relaxed is not None and self.best is not None:
+                        over, least_s = relaxed.estimate.of(placement.units)
+                        if over > 1e-6 or least_s * 1e9 >= self.best.step_ns:
+                            continue
+                    found = self.value_of(placement)
+                    if found < value:
+                        mix, value, changed = other, found, True
+                        break
+                    if self._work <= 0:
+                        break
+
+    def _change_shape(self) -> None:
+        """Tries other slices of the optimizer's step and other times for copies to the host."""
+        for name, values in _SHAPES:
+            for value in values:
+                if self.best is not None and not self._is_best(self._bound_s * 1e9):
+                    self.value_of(replace(self.best.placement, **{name: value}))
+
+
+def _strides(count: int) -> Iterator[int]:
+    stride = max(1, count // 2)
+    while stride:
+        yield stride
+        stride //= 2
 
 
 def _value(step: TrainingStep) -> tuple[float, int]:
     return float(step.step_ns), step.to_device_bytes + step.to_host_bytes
-
-
-_Parts = Sequence[tuple[UnitPlacement, float]]
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """How many of a group's units have each kind: the numbers of `activations` are in the order of _ORDER."""
-
-    activations: tuple[int, int, int]
-    streams: int
-    gradients: int
-    on_host: int
-    on_cpu: int
-
-
-@dataclass(frozen=True)
-class _Mix:
-    """Counts for each group of equal units. `spreads`: the kinds alternate; otherwise those that leave come first."""
-
-    groups: tuple[tuple[int, ...], ...]
-    counts: tuple[_Counts, ...]
-    step_time: StepTime
-    spreads: bool
-
-    @staticmethod
-    def of_alike(training: Training, one: UnitPlacement, step_time: StepTime) -> _Mix:
-        return _Mix._of(training, [((one, 1.0),)] * len(training.units), step_time)
-
-    @staticmethod
-    def of_relaxation(training: Training, relaxed: Relaxation) -> _Mix:
-        return _Mix._of(training, relaxed.parts, relaxed.step_time)
-
-    @staticmethod
-    def _of(training: Training, parts: Sequence[Sequence[tuple[UnitPlacement, float]]], step_time: StepTime) -> _Mix:
-        found: dict[object, list[int]] = {}
-        for index, unit in enumerate(training.units):
-            found.setdefault(replace(unit, name=""), []).append(index)
-        groups = tuple(tuple(members) for members in found.values())
-        counts = []
-        for members in groups:
-            unit, here = training.units[members[0]], [part for index in members for part in parts[index]]
-
-            def number(holds: Callable[[UnitPlacement], bool], here: _Parts = here, size: int = len(members)) -> int:
-                return min(size, round(sum(fraction for one, fraction in here if holds(one))))
-
-            left, fates = len(members), []
-            for fate in _ORDER[:3]:
-                fates.append(min(left, number(lambda one, fate=fate: one.activations is fate)))  # type: ignore[misc]
-                left -= fates[-1]
-            on_cpu = number(lambda one: one.state is State.CPU)
-            counts.append(
-                _Counts(
-                    (fates[0], fates[1], fates[2]) if unit.saved_bytes else (0, 0, 0),
-                    number(lambda one: one.streams) if unit.parameter_bytes else 0,
-                    number(lambda one: one.gradient_leaves) if unit.gradient_bytes else 0,
-                    min(len(members) - on_cpu, number(lambda one: one.state is State.HOST))
-                    if unit.gradient_bytes
-                    else 0,
-                    on_cpu if unit.gradient_bytes else 0,
-                )
-            )
-        return _Mix(groups, tuple(counts), step_time, spreads=True)
-
-    def placement(self) -> Placement:
-        units: list[UnitPlacement] = [UnitPlacement()] * sum(len(members) for members in self.groups)
-        for members, counts in zip(self.groups, self.counts, strict=True):
-            size = len(members)
-            kept = size - sum(counts.activations)
-            fates = _dealt((*counts.activations, kept), _ORDER, spreads=self.spreads)
-            streams = _dealt((counts.streams, size - counts.streams), (True, False), spreads=True)
-            states = _dealt(
-                (counts.on_cpu, counts.on_host, size - counts.on_cpu - counts.on_host),
-                (State.CPU, State.HOST, State.DEVICE),
-                spreads=self.spreads,
-            )
-            # Gradients leave first where the step is on the CPU, then where the state leaves.
-            ranks = sorted(range(size), key=lambda i: list(State).index(states[i]), reverse=True)
-            leaving = set(ranks[: max(counts.gradients, counts.on_cpu)])
-            for place, index in enumerate(members):
-                units[index] = UnitPlacement(fates[place], streams[place], place in leaving, states[place])
-        return Placement(tuple(units), self.step_time, _SEARCHED_SLICE)
-
-    def neighbours(self, allowed: Allowed, stride: int) -> Iterator[_Mix]:
-        yield replace(self, spreads=not self.spreads)
-        for group, (members, counts) in enumerate(zip(self.groups, self.counts, strict=True)):
-            for changed in _changes(counts, len(members), allowed, stride):
-                yield replace(self, counts=(*self.counts[:group], changed, *self.counts[group + 1 :]))
-
-
-def _changes(counts: _Counts, size: int, allowed: Allowed, stride: int) -> Iterator[_Counts]:
-    for sign in (-stride, stride):
-        for kind in range(3):
-            numbers = list(counts.activations)
-            numbers[kind] += sign
-            for other in range(3):
-                exchanged = list(numbers)
-                if other != kind:
-                    exchanged[other] -= sign
-                if min(exchanged) >= 0 and sum(exchanged) <= size:
-                    yield replace(counts, activations=(exchanged[0], exchanged[1], exchanged[2]))
-        for name in ("streams", "gradients", "on_host", "on_cpu"):
-            if name == "on_cpu" and not allowed.cpu_steps:
-                continue
-            changed = replace(counts, **{name: min(size, max(0, getattr(counts, name) + sign))})
-            if changed != counts and changed.on_host + changed.on_cpu <= size:
-                yield changed
-        both = replace(counts, on_host=counts.on_host + sign, gradients=min(size, max(0, counts.gradients + sign)))
-        if both.on_host >= 0 and both.on_host + both.on_cpu <= size:
-            yield both
-        if allowed.cpu_steps:
-            moved = replace(counts, on_host=counts.on_host - sign, on_cpu=counts.on_cpu + sign)
-            if min(moved.on_host, moved.on_cpu) >= 0:
-                yield moved
-
-
-def _dealt(numbers: Sequence[int], kinds: Sequence[Kind], *, spreads: bool) -> list[Kind]:
-    """So many of each kind, in blocks or spread evenly."""
-    size = sum(numbers)
-    if not spreads:
-        return [kind for kind, number in zip(kinds, numbers, strict=True) for _ in range(number)]
-    given, dealt = [0] * len(numbers), []
-    for place in range(size):
-        behind = [number * (place + 1) / size - done for number, done in zip(numbers, given, strict=True)]
-        chosen = max(range(len(numbers)), key=lambda kind: (behind[kind], -kind))
-        given[chosen] += 1
-        dealt.append(kinds[chosen])
-    return dealt

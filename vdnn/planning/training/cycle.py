@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from vdnn.planning.training.placement import Activations, Placement, State, StepTime
 from vdnn.planning.training.training import Training
@@ -27,13 +28,13 @@ class ByteClass(Enum):
 
 
 class TaskKind(Enum):
+    __hash__ = object.__hash__  # Enum's own is slow
     FORWARD = "forward"
     BACKWARD = "backward"
     STEP = "step"
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     kind: TaskKind
     unit: int
     micro_batch: int
@@ -63,19 +64,26 @@ class Move:
 
 @dataclass(slots=True)
 class Cycle:
-    """`needed[t]` are the bytes that task `t` needs, by class. `cpu_steps` are units, in the order of their steps."""
+    """`needed_bytes[t]` are the bytes that task `t` needs, and `by_class` those of each class. `cpu_steps` are
+    units, in the order of their steps."""
 
     tasks: list[Task]
-    needed: list[dict[ByteClass, int]]
+    needed_bytes: list[int] = field(default_factory=list)
+    by_class: dict[ByteClass, list[int]] = field(default_factory=dict)
     outs: list[Move] = field(default_factory=list)
     ins: list[Move] = field(default_factory=list)
     cpu_steps: list[int] = field(default_factory=list)
     host_bytes: int = 0
     overlap: int = 1
+    linger: float = 0.0
+    linger_saves: float = 0.0
+    waits: bool = False
+    stale: bool = False
 
     @property
-    def needed_bytes(self) -> list[int]:
-        return [sum(one.values()) for one in self.needed]
+    def needed(self) -> list[dict[ByteClass, int]]:
+        """The bytes that each task needs, by class."""
+        return [dict(zip(self.by_class, one, strict=True)) for one in zip(*self.by_class.values(), strict=True)]
 
 
 def parts_of(whole: int, count: int) -> list[int]:
@@ -83,8 +91,9 @@ def parts_of(whole: int, count: int) -> list[int]:
     return [whole * (index + 1) // count - whole * index // count for index in range(count)]
 
 
-def tasks_of(training: Training, placement: Placement) -> list[Task]:
-    """All tasks of one cycle, in the order in which the device runs them."""
+def tasks_of(training: Training, placement: Placement, only: int | None = None) -> list[Task]:
+    """All tasks of one cycle, in the order in which the device runs them. With `only`, the other units' optimizers step
+    in one slice."""
     placement.require_for(training)
     units, tasks = training.units, []
     last = training.micro_batches - 1
@@ -92,7 +101,7 @@ def tasks_of(training: Training, placement: Placement) -> list[Task]:
     def steps(unit: int) -> list[Task]:
         if placement.units[unit].state is State.CPU or not units[unit].gradient_bytes:
             return []
-        slices = placement.slices_of(units[unit])
+        slices = placement.slices_of(units[unit]) if only in (None, unit) else 1
         return [Task(TaskKind.STEP, unit, last, part) for part in parts_of(units[unit].step_ns, slices)]
 
     if placement.step_time is StepTime.DEFERRED:
@@ -113,15 +122,23 @@ def tasks_of(training: Training, placement: Placement) -> list[Task]:
     return tasks
 
 
-def cycle_of(training: Training, placement: Placement) -> Cycle:
-    """The cycle with its needs and moves. The moves have no release or issue yet: see give_room()."""
-    return _Builder(training, placement).build()
+def cycle_of(training: Training, placement: Placement, only: int | None = None) -> Cycle:
+    """The cycle with its needs and moves. The moves have no release or issue yet: see give_room(). With `only`, the
+    needs and moves of that unit and no other's."""
+    return _Builder(training, placement, only).build()
 
 
 class _Builder:
-    def __init__(self, training: Training, placement: Placement) -> None:
-        self.training, self.placement = training, placement
-        self.cycle = Cycle(tasks_of(training, placement), [], overlap=placement.overlap)
+    def __init__(self, training: Training, placement: Placement, only: int | None) -> None:
+        self.training, self.placement, self.only = training, placement, only
+        self.cycle = Cycle(
+            tasks_of(training, placement, only),
+            overlap=placement.overlap,
+            linger=placement.linger,
+            linger_saves=placement.linger_saves,
+            waits=placement.waits,
+            stale=placement.stale,
+        )
         self.count = len(self.cycle.tasks)
         self.at: dict[tuple[TaskKind, int, int], list[int]] = {}
         for index, task in enumerate(self.cycle.tasks):
@@ -130,8 +147,9 @@ class _Builder:
         self._change: dict[ByteClass, list[int]] = {one: [0] * (self.count + 1) for one in ByteClass}
 
     def build(self) -> Cycle:
-        self._hold(ByteClass.TRANSIENT, self.training.fixed_bytes, 0, self.count - 1)
-        for unit in range(len(self.training.units)):
+        if self.only is None:
+            self._hold(ByteClass.TRANSIENT, self.training.fixed_bytes, 0, self.count - 1)
+        for unit in range(len(self.training.units)) if self.only is None else (self.only,):
             self._place_parameters(unit)
             self._place_activations(unit)
             self._place_gradient_and_state(unit)
@@ -157,11 +175,9 @@ class _Builder:
             change[self.count] -= nbytes
 
     def _sum_up(self) -> None:
-        running = dict.fromkeys(ByteClass, 0)
-        for index in range(self.count):
-            for one, change in self._change.items():
-                running[one] += change[index]
-            self.cycle.needed.append(dict(running))
+        for one, change in self._change.items():
+            self.cycle.by_class[one] = list(itertools.accumulate(change[:-1]))
+        self.cycle.needed_bytes = list(map(sum, zip(*self.cycle.by_class.values(), strict=True)))
 
     def _out(self, byte_class: ByteClass, unit: int, nbytes: int, after: int, *, feeds_step: bool = False) -> Move:
         move = Move(True, byte_class, unit, nbytes, after, 0, after + 1, feeds_step=feeds_step)
@@ -201,7 +217,7 @@ class _Builder:
         if not one.streams:
             self._hold(ByteClass.PARAMETER, unit.parameter_bytes, 0, self.count - 1)
             if one.state is State.CPU:
-                need = 0 if self.placement.waits else uses[0]
+                need = 0 if self.placement.waits or self.placement.stale else uses[0]
                 behind = self.last_backward if self.training.clips else uses[-1]
                 earliest = behind + 1 - self.count
                 self._in(
@@ -217,9 +233,6 @@ class _Builder:
             if wraps and is_deferred:
                 self._defer_parameters(index, steps, uses)
                 continue
-            waits = wraps and self.placement.waits and one.state is State.CPU
-            if waits:
-                self._hold(ByteClass.PARAMETER, unit.parameter_bytes, 0, following - self.count - 1)
             earliest = use + 1
             if wraps and steps:
                 earliest = max(earliest, steps[-1] + 1)
@@ -229,7 +242,7 @@ class _Builder:
                 ByteClass.PARAMETER,
                 index,
                 unit.parameter_bytes,
-                self.count if waits else following,
+                following,
                 earliest,
                 follows_step=bool(unit.gradient_bytes) and (wraps or is_deferred),
             )
@@ -297,7 +310,8 @@ class _Builder:
             for step, part in zip(steps, parts_of(unit.gradient_bytes, len(steps) or 1), strict=False):
                 self._hold(ByteClass.GRADIENT, part, step, step)
                 self._in(ByteClass.GRADIENT, index, part, step, backwards[-1] + 1, brings_back=left)
-            self.cycle.host_bytes += unit.gradient_bytes
+            copies = 2 if self.placement.stale and one.state is State.CPU else 1  # one steps while the other is written
+            self.cycle.host_bytes += copies * unit.gradient_bytes
         if one.state is State.DEVICE:
             self._hold(ByteClass.STATE, unit.state_bytes, 0, self.count - 1)
             return

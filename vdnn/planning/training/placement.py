@@ -9,6 +9,8 @@ from enum import Enum
 from vdnn.errors import InvalidArgumentError
 from vdnn.planning.training.training import Training, Unit
 
+LEAST_SLICE = 128 << 20  # of the optimizer's state, in bytes
+
 
 class Activations(Enum):
     """The fate of what a unit's forward saves."""
@@ -54,15 +56,21 @@ class UnitPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A unit's optimizer steps in slices of at most `slice_bytes` of state. A copy to the host has at least `overlap`
-    tasks to overlap with, where there is room. `waits`: no forward begins before all parameters that were stepped on
-    the CPU are back, as in programs whose step() returns when all is done."""
+    """A unit's optimizer steps in slices of at most `slice_bytes` of state. A copy to the host has at least
+    `overlap` tasks to overlap with, where there is room. Late in a phase it has as many as `linger` of the room
+    holds after an optimizer's step, and `linger_saves` after other tasks. `waits`: no forward begins before all
+    steps on the CPU are done, and those of their parameters that stay on the device are back, as in programs whose
+    step() returns when all is done. `stale`: parameters that step on the CPU are those of one step earlier, so that
+    this step overlaps with a whole forward and backward. That is another training, and no search of vdnn plans it."""
 
     units: tuple[UnitPlacement, ...]
     step_time: StepTime = StepTime.END
     slice_bytes: int = 256 << 20
     overlap: int = 1
+    linger: float = 0.0
+    linger_saves: float = 0.0
     waits: bool = False
+    stale: bool = False
 
     def slices_of(self, unit: Unit) -> int:
         return max(1, -(-unit.state_bytes // self.slice_bytes))
@@ -104,7 +112,9 @@ EXACT = Allowed()
 def unit_choices(training: Training, index: int, allowed: Allowed) -> list[UnitPlacement]:
     """All placements of one unit that differ in anything."""
     unit = training.units[index]
-    activations = list(Activations) if unit.saved_bytes else [Activations.KEEP]
+    activations = [Activations.KEEP, Activations.OFFLOAD] if unit.saved_bytes else [Activations.KEEP]
+    if unit.saved_bytes > unit.boundary_bytes:  # else a recompute saves nothing
+        activations += [Activations.RECOMPUTE, Activations.RECOMPUTE_FROM_HOST]
     streams = (False, True) if unit.parameter_bytes else (False,)
     states = [(False, State.DEVICE)]
     if unit.gradient_bytes:

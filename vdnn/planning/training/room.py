@@ -1,26 +1,28 @@
 """When the moves of a cycle take and give back their memory, so that all tasks stay under the budget.
 
-[Note: Order of choice] Each copy to the host first gets the tasks of `overlap`, if there is room. Then the copies to
-the device, in the order of their needs, begin as late as they can if nothing else holds them up, or later where there
-is no room. What room is left goes to the copies to the host.
+[Note: Order of choice] A copy to the host first gets `overlap` tasks, and `linger` or `linger_saves` of the room, more
+the later its task is in its phase: what has to be moved in a phase then fills the room at first with what came early,
+and at last with what is still to leave. Then the copies to the device, in the order of their needs, begin as late as
+they can if nothing else holds them up, or later where there is no room. What room is left goes to the copies to the
+host.
 """
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
+from collections import Counter
 
-from vdnn.planning.training.cycle import Cycle, Move
+from vdnn.planning.training.cycle import Cycle, Move, TaskKind
 from vdnn.planning.training.training import TrainingMachine
-
-_REST = 3  # tasks that a copy to the host gets in addition, if there is room in the end
 
 
 def give_room(cycle: Cycle, machine: TrainingMachine, budget_bytes: int) -> list[int]:
     """Sets the releases and issues of all moves, and returns the bytes on the device at each task. See [Note: Order of
     choice]."""
     count, held = len(cycle.tasks), cycle.needed_bytes
-    for move in cycle.outs:
-        _lengthen(move, held, count, budget_bytes, cycle.overlap)
+    for move, tasks in zip(cycle.outs, _lingering(cycle, budget_bytes), strict=True):
+        _lengthen(move, held, count, budget_bytes, max(tasks, cycle.overlap))
     latest = _latest_tasks(cycle, machine)
     for move in cycle.ins:
         issue = move.task
@@ -31,7 +33,7 @@ def give_room(cycle: Cycle, machine: TrainingMachine, budget_bytes: int) -> list
                 held[issue % count] += move.nbytes
         move.bound = issue
     for move in cycle.outs:
-        _lengthen(move, held, count, budget_bytes, _REST)
+        _lengthen(move, held, count, budget_bytes, count)
     cycle.ins.sort(key=lambda move: (move.bound, move.task))
     return held
 
@@ -42,6 +44,44 @@ def _lengthen(move: Move, held: list[int], count: int, budget_bytes: int, tasks:
             break
         held[move.bound % count] += move.nbytes
         move.bound += 1
+
+
+def _lingering(cycle: Cycle, budget_bytes: int) -> list[int]:
+    """For each copy to the host, the tasks that it gets by its place in its phase. See [Note: Order of choice]."""
+    count, needed = len(cycle.tasks), cycle.needed_bytes
+    if not cycle.linger and not cycle.linger_saves:
+        return [0] * len(cycle.outs)
+    left = [0] * count  # bytes that leave after each task
+    for move in cycle.outs:
+        left[move.task] += move.nbytes
+    share = _places_in_phases(cycle)
+    found = []
+    for move in cycle.outs:
+        is_step = cycle.tasks[move.task].kind is TaskKind.STEP
+        linger = cycle.linger if is_step else cycle.linger_saves
+        room = linger * share[move.task] * (budget_bytes - needed[move.task])
+        tasks, waiting = 0, float(left[move.task])
+        while waiting <= room and tasks < count - 1:
+            tasks += 1
+            waiting += left[(move.task + tasks) % count]
+        found.append(tasks)
+    return found
+
+
+def _places_in_phases(cycle: Cycle) -> list[float]:
+    """From near 0 for the first task of forward, backward, or the step after backward, to 1 for the last."""
+    kinds, phases = [task.kind for task in cycle.tasks], [0]
+    is_alone = kinds[-1] is TaskKind.STEP and TaskKind.FORWARD not in kinds[kinds.index(TaskKind.STEP) :]
+    is_alone = is_alone and TaskKind.BACKWARD not in kinds[kinds.index(TaskKind.STEP) :]
+    for before, kind in itertools.pairwise(kinds):
+        turns = {before, kind} == {TaskKind.FORWARD, TaskKind.BACKWARD}
+        turns |= before is TaskKind.BACKWARD and kind is TaskKind.STEP and is_alone
+        phases.append(phases[-1] + turns)
+    sizes, seen, places = Counter(phases), Counter[int](), []
+    for phase in phases:
+        seen[phase] += 1
+        places.append(seen[phase] / sizes[phase])
+    return places
 
 
 def _latest_tasks(cycle: Cycle, machine: TrainingMachine) -> list[int]:

@@ -14,9 +14,11 @@ from vdnn.planning.training.placement import Placement
 from vdnn.planning.training.room import give_room
 from vdnn.planning.training.training import Training, TrainingMachine
 
-# So many cycles are simulated: few, and more if the last of those did not take as long as the one before.
-_CYCLES = (3, 5, 12)
+# Cycles are simulated until two of them take equally long, but no more than _CYCLES.
+_CYCLES = 12
 _EVEN_NS = 1.0
+_EVEN = 1e-7
+_IN, _OUT, _CPU = 0, 1, 2  # the engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +61,11 @@ def simulate_training(
     `peak_bytes` says how much it needs."""
     cycle = cycle_of(training, placement)
     held = give_room(cycle, machine, budget_bytes)
-    for cycles in _CYCLES:
-        clock = _Clock(training, machine, cycle, cycles, with_spans)
-        ends = clock.run()
-        if abs((ends[-1] - ends[-2]) - (ends[-2] - ends[-3])) <= _EVEN_NS:
-            step_ns = ends[-1] - ends[-2]
-            break
-    else:  # cycles of different times in turn: their mean
-        step_ns = (ends[-1] - ends[3]) / (len(ends) - 4)
+    clock = _Clock(training, machine, cycle, with_spans)
+    ends = clock.run()
+    # Cycles of different times may come in turn: then the mean of them.
+    counted = 1 if _is_even(ends) else len(ends) - 4
+    step_ns = (ends[-1] - ends[-1 - counted]) / counted
     return TrainingStep(
         placement=placement,
         step_ns=round(step_ns),
@@ -83,107 +82,112 @@ def simulate_training(
     )
 
 
-@dataclass(slots=True)
-class _Engine:
-    """One resource that does one thing at a time. `left` are bytes; `alone` is its rate without others, in bytes a
-    nanosecond, and `traffic` what each of its bytes moves in the host's memory."""
-
-    row: str
-    alone: float
-    queue: list[tuple[int, Move | int]]  # cycle, and a move or a unit that steps
-    position: int = 0
-    left: float = 0.0
-    rate: float = 0.0
-    began: float = 0.0
-    is_busy: bool = False
+def _is_even(ends: list[float]) -> bool:
+    """Whether the last two cycles took equally long."""
+    if len(ends) < 3:
+        return False
+    last, before = ends[-1] - ends[-2], ends[-2] - ends[-3]
+    return abs(last - before) <= max(_EVEN_NS, _EVEN * last)
 
 
 class _Clock:
-    def __init__(
-        self, training: Training, machine: TrainingMachine, cycle: Cycle, cycles: int, with_spans: bool
-    ) -> None:
-        self.with_spans, self.cycles = with_spans, cycles
+    """Three engines do one thing at a time: copies to the device, copies to the host, and steps on the CPU. For each:
+    what it does in a cycle, which of those it does now, in which cycle, how many bytes are left, and its rate now."""
+
+    def __init__(self, training: Training, machine: TrainingMachine, cycle: Cycle, with_spans: bool) -> None:
+        self.with_spans = with_spans
         self.training, self.cycle, self.count = training, cycle, len(cycle.tasks)
         link = machine.link
-        self.latency_ns, self.duplex = link.latency_ns, link.duplex_bytes_per_s / 1e9
-        self.host_rate = machine.host_bytes_per_s / 1e9
-        turns = range(cycles)
-        self.to_device = _Engine(
-            "to device", link.to_device_bytes_per_s / 1e9, [(turn, move) for turn in turns for move in cycle.ins]
+        self.duplex, self.host_rate = link.duplex_bytes_per_s / 1e9, machine.host_bytes_per_s / 1e9
+        cpu_rate = min(machine.cpu_bytes_per_s, machine.host_bytes_per_s) / 1e9
+        self.alone = (link.to_device_bytes_per_s / 1e9, link.to_host_bytes_per_s / 1e9, cpu_rate)
+        self.queues: tuple[list[Move], list[Move], list[int]] = (cycle.ins, cycle.outs, cycle.cpu_steps)
+        self.sizes = (
+            [move.nbytes + link.latency_ns * self.alone[_IN] for move in cycle.ins],
+            [move.nbytes + link.latency_ns * self.alone[_OUT] for move in cycle.outs],
+            [float(training.units[unit].host_step_bytes) for unit in cycle.cpu_steps],
         )
-        self.to_host = _Engine(
-            "to host", link.to_host_bytes_per_s / 1e9, [(turn, move) for turn in turns for move in cycle.outs]
-        )
-        self.cpu = _Engine(
-            "cpu",
-            min(machine.cpu_bytes_per_s, machine.host_bytes_per_s) / 1e9,
-            [(turn, unit) for turn in turns for unit in cycle.cpu_steps],
-        )
-        self.engines = (self.to_device, self.to_host, self.cpu)
-        total = self.count * (cycles + 1) + 1
-        self.pending_ins, self.pending_outs = [0] * total, [0] * total
-        for turn in turns:
-            for move in cycle.ins:
-                self.pending_ins[turn * self.count + move.task] += 1
-            for move in cycle.outs:
-                move.completed = 0
-                self.pending_outs[min(turn * self.count + move.bound, total - 1)] += 1
-        self.feeding = [0] * len(training.units)  # copies out that a step on the CPU waits for, done so far
-        self.stepped_outs = [0] * len(training.units)
-        self.cpu_done = [0] * len(training.units)
-        self.step_outs = [0] * len(training.units)
+        self.position, self.turn = [0, 0, 0], [0, 0, 0]
+        self.left, self.rate, self.began = [0.0] * 3, [0.0] * 3, [0.0] * 3
+        self.busy = [False] * 3
+        self._count_pending()
+        units = len(training.units)
+        self.feeding = [0] * units  # copies out that a step on the CPU waits for, done so far
+        self.stepped_outs, self.cpu_done, self.step_outs = [0] * units, [0] * units, [0] * units
         for move in cycle.outs:
-            if move.byte_class is ByteClass.PARAMETER:
-                self.step_outs[move.unit] += 1
-        backwards = [i for i, task in enumerate(cycle.tasks) if task.kind is TaskKind.BACKWARD]
-        self.last_backward = backwards[-1]
+            move.completed = 0
+            self.step_outs[move.unit] += move.byte_class is ByteClass.PARAMETER
+        self.last_backward = max(i for i, task in enumerate(cycle.tasks) if task.kind is TaskKind.BACKWARD)
         self.on_cpu = set(cycle.cpu_steps)
         # A deferred step of a cycle writes the parameters of this cycle, any other those of the next.
-        self.steps_first = [cycle.tasks[0].kind is TaskKind.STEP] * len(training.units)
+        self.steps_first = cycle.tasks[0].kind is TaskKind.STEP
         self.log: list[Span] = []
 
+    def _count_pending(self) -> None:
+        """For each task of all cycles, the copies that have to be done before it begins."""
+        count, ins = self.count, [0] * self.count
+        for move in self.cycle.ins:
+            ins[move.task] += 1
+        first, outs = [0] * count, [0] * count
+        for move in self.cycle.outs:
+            outs[move.bound % count] += 1
+            first[move.bound % count] += move.bound < count
+        self.pending_ins = ins * _CYCLES
+        self.pending_outs = first + outs * (_CYCLES + 1)
+
     def run(self) -> list[float]:
-        """Runs all cycles. Returns the time at which each has ended."""
-        now, entered, done, compute_end = 0.0, 0, 0, -1.0
-        total, ends = self.count * self.cycles, []
+        """Runs cycles until two take equally long. Returns the time at which each has ended."""
+        now, entered, done, compute_end, count = 0.0, 0, 0, -1.0, self.count
+        total, ends = count * _CYCLES, []
         tasks, began, ended = self.cycle.tasks, 0.0, False
+        durations = [task.duration_ns for task in tasks]
+        pending_ins, pending_outs, busy, rate, left = (
+            self.pending_ins,
+            self.pending_outs,
+            self.busy,
+            self.rate,
+            self.left,
+        )
+        engines = [engine for engine in (_IN, _OUT, _CPU) if self.queues[engine]]
         while True:
             changed = False
             while True:  # all that can begin now
-                if entered == done and entered < total and not self.pending_outs[entered]:
+                if entered == done and entered < total and not pending_outs[entered]:
                     entered += 1  # its memory is free: what is issued here may begin
-                if compute_end < 0 and entered == done + 1 and not self.pending_ins[done]:
-                    began, compute_end = now, now + tasks[done % self.count].duration_ns
+                if compute_end < 0 and entered == done + 1 and not pending_ins[done]:
+                    began, compute_end = now, now + durations[done % count]
                 begun = False
-                for engine in self.engines:
-                    if not engine.is_busy and engine.position < len(engine.queue):
-                        begun |= self._begin(engine, now, entered, done)
+                for engine in engines:
+                    if not busy[engine] and self.turn[engine] < _CYCLES and self._may_begin(engine, entered, done):
+                        left[engine], self.began[engine] = self.sizes[engine][self.position[engine]], now
+                        busy[engine] = begun = True
                 changed |= begun
                 if compute_end < 0 or compute_end > now:
                     if not begun:
                         break
                     continue
                 if self.with_spans:
-                    self.log.append(Span("device", self._name_of(tasks[done % self.count]), began, now))
+                    self.log.append(Span("device", self._name_of(tasks[done % count]), began, now))
                 compute_end, done = -1.0, done + 1
-                if done % self.count == 0:
+                if done % count == 0:
                     ends.append(now)
-                    if done == total:
+                    if done == total or _is_even(ends):
                         return ends
             if changed or ended:
                 self._share()
-            later = [engine.left / engine.rate for engine in self.engines if engine.is_busy]
-            if compute_end >= 0:
-                later.append(compute_end - now)
-            if not later:
+            step = compute_end - now if compute_end >= 0 else -1.0
+            is_task = step >= 0
+            for engine in engines:
+                if busy[engine] and (step < 0 or left[engine] < step * rate[engine]):
+                    step, is_task = max(0.0, left[engine] / rate[engine]), False
+            if step < 0:
                 raise RuntimeError("simulate_training: expected something that runs, got tasks and copies that wait")
-            step = max(0.0, min(later))
-            now = compute_end if compute_end >= 0 and step == compute_end - now else now + step
+            now = compute_end if is_task else now + step
             ended = False
-            for engine in self.engines:
-                if engine.is_busy:
-                    engine.left -= engine.rate * step
-                    if engine.left <= 1e-6:
+            for engine in engines:
+                if busy[engine]:
+                    left[engine] -= rate[engine] * step
+                    if left[engine] <= 1e-6:
                         self._end(engine, now)
                         ended = True
 
@@ -197,66 +201,61 @@ class _Clock:
     def _name_of(self, task: Task) -> str:
         return f"{task.kind.value} of {self.training.units[task.unit].name}"
 
-    def _begin(self, engine: _Engine, now: float, entered: int, done: int) -> bool:
-        turn, one = engine.queue[engine.position]
-        if not self._may_begin(engine, turn, one, entered, done):
-            return False
-        if isinstance(one, Move):
-            nbytes = one.nbytes + self.latency_ns * engine.alone
-        else:
-            nbytes = float(self.training.units[one].host_step_bytes)
-        engine.left, engine.began, engine.is_busy = nbytes, now, True
-        return True
-
-    def _may_begin(self, engine: _Engine, turn: int, one: Move | int, entered: int, done: int) -> bool:
+    def _may_begin(self, engine: int, entered: int, done: int) -> bool:
+        turn, position = self.turn[engine], self.position[engine]
         first = turn * self.count
-        if not isinstance(one, Move):
+        if engine == _OUT:
+            return done > first + self.cycle.outs[position].task
+        if engine == _CPU:
             ready = done > first + self.last_backward if self.training.clips else True
-            return ready and self.feeding[one] > turn
-        if one.is_out:
-            return done > first + one.task
-        left = one.brings_back
-        if left is not None and left.completed < turn + (left.task < one.task):
+            return ready and self.feeding[self.cycle.cpu_steps[position]] > turn
+        move = self.cycle.ins[position]
+        if entered <= first + move.bound:
             return False
-        if one.follows_step:
-            # The parameters of the step before: they are whole when their step on the CPU, or its copies out, are done.
-            if one.unit in self.on_cpu:
-                if self.cpu_done[one.unit] < turn:
-                    return False
-            elif self.stepped_outs[one.unit] < self.step_outs[one.unit] * (turn + self.steps_first[one.unit]):
-                return False
-        return entered > first + one.bound
+        before = move.brings_back
+        if before is not None and before.completed < turn + (before.task < move.task):
+            return False
+        return not move.follows_step or self._has_stepped(move.unit, turn)
 
-    def _end(self, engine: _Engine, now: float) -> None:
-        turn, one = engine.queue[engine.position]
-        engine.position += 1
-        engine.is_busy = False
-        if not isinstance(one, Move):
-            self.cpu_done[one] += 1
-            name = f"step of {self.training.units[one].name}"
+    def _has_stepped(self, unit: int, turn: int) -> bool:
+        """Whether the parameters of the step before are whole: their step on the CPU, or its copies out, are done."""
+        if unit in self.on_cpu:
+            turn -= self.cycle.stale
+            return all(self.cpu_done[one] >= turn for one in (self.on_cpu if self.cycle.waits else (unit,)))
+        return self.stepped_outs[unit] >= self.step_outs[unit] * (turn + self.steps_first)
+
+    def _end(self, engine: int, now: float) -> None:
+        turn, position = self.turn[engine], self.position[engine]
+        self.busy[engine] = False
+        self.position[engine] += 1
+        if self.position[engine] == len(self.queues[engine]):
+            self.position[engine], self.turn[engine] = 0, turn + 1
+        if engine == _CPU:
+            unit = self.cycle.cpu_steps[position]
+            self.cpu_done[unit] += 1
+            name = f"step of {self.training.units[unit].name}" if self.with_spans else ""
         else:
-            name = f"{one.byte_class.value} of {self.training.units[one.unit].name}"
-            index = turn * self.count + (one.bound if one.is_out else one.task)
-            if one.is_out:
-                self.pending_outs[min(index, len(self.pending_outs) - 1)] -= 1
-                one.completed += 1
-                self.feeding[one.unit] += one.feeds_step
-                self.stepped_outs[one.unit] += one.byte_class is ByteClass.PARAMETER
+            move = self.cycle.outs[position] if engine == _OUT else self.cycle.ins[position]
+            if engine == _OUT:
+                self.pending_outs[turn * self.count + move.bound] -= 1
+                move.completed += 1
+                self.feeding[move.unit] += move.feeds_step
+                self.stepped_outs[move.unit] += move.byte_class is ByteClass.PARAMETER
             else:
-                self.pending_ins[index] -= 1
+                self.pending_ins[turn * self.count + move.task] -= 1
+            name = f"{move.byte_class.value} of {self.training.units[move.unit].name}" if self.with_spans else ""
         if self.with_spans:
-            self.log.append(Span(engine.row, name, engine.began, now))
+            row = ("to device", "to host", "cpu")[engine]
+            self.log.append(Span(row, name, self.began[engine], now))
 
     def _share(self) -> None:
         """Sets the rates of what runs now."""
-        copies = [engine for engine in (self.to_device, self.to_host) if engine.is_busy]
-        for engine in self.engines:
-            engine.rate = engine.alone if engine.is_busy else 0.0
-        both = sum(engine.rate for engine in copies)
-        if len(copies) == 2 and both > self.duplex:
-            for engine in copies:
-                engine.rate *= self.duplex / both
-        traffic = sum(engine.rate for engine in self.engines)
+        into, out, cpu = (alone if is_busy else 0.0 for alone, is_busy in zip(self.alone, self.busy, strict=True))
+        if into and out and into + out > self.duplex:
+            factor = self.duplex / (into + out)
+            into, out = into * factor, out * factor
+        traffic = into + out + cpu
         if traffic > self.host_rate:
-            for engine in self.engines:
-                engine.rate *= self.host_rate / traffic
+            factor = self.host_rate / traffic
+            into, out, cpu = into * factor, out * factor, cpu * factor
+        self.rate[:] = into, out, cpu

@@ -14,15 +14,19 @@ makes the bound lower, never wrong. Each time of the optimizer's step has a prog
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from vdnn.errors import LibraryMissingError, VdnnError
 from vdnn.planning.bound.linear_program import LinearProgram
 from vdnn.planning.training.cycle import Cycle, TaskKind, cycle_of
+from vdnn.planning.training.estimate import Estimate, Row
 from vdnn.planning.training.placement import (
     EXACT,
+    LEAST_SLICE,
     Activations,
     Allowed,
     Placement,
@@ -33,7 +37,7 @@ from vdnn.planning.training.placement import (
 )
 from vdnn.planning.training.training import Training, TrainingMachine
 
-_WINDOWS = 8
+_WINDOWS = 12
 _TOLERANCE = 1e-6  # the solver's error
 _Key = tuple[TaskKind, int, int]  # kind, unit, micro-batch
 _GB = 1e9
@@ -44,13 +48,13 @@ class _Effects:
     """The cycle of one placement, by tasks that all placements have: bytes needed at each, and those moved in each
     window. Times are in seconds, bytes in 1e9."""
 
-    needed: dict[_Key, float]
-    computing: list[float]
-    to_device: list[float]
-    to_host: list[float]
-    host: float
-    cpu: float
-    cpu_before: list[float]  # of steps on the CPU for tasks of each window, if gradients are clipped
+    needed: dict[_Key, Any]
+    computing: list[Any]
+    to_device: list[Any]
+    to_host: list[Any]
+    host: Any
+    cpu: Any
+    cpu_before: list[Any]  # of steps on the CPU for tasks of each window, if gradients are clipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +65,19 @@ class Relaxation:
     step_time: StepTime
     least_s: float
     parts: tuple[tuple[tuple[UnitPlacement, float], ...], ...]
+    estimate: Estimate
 
 
+@functools.lru_cache(maxsize=4)  # a search and the bound of its plan ask for the same
 def relaxations(
     training: Training, machine: TrainingMachine, budget_bytes: int, allowed: Allowed = EXACT
-) -> list[Relaxation]:
+) -> tuple[Relaxation, ...]:
     """One for each time of the step, the shortest first. Needs SciPy, the extra `plan`."""
     found = [
         _Program(training, machine, budget_bytes, allowed, step_time).solve()
         for step_time in allowed.step_times(training)
     ]
-    return sorted(found, key=lambda one: one.least_s)
+    return tuple(sorted(found, key=lambda one: one.least_s))
 
 
 def training_bound(training: Training, machine: TrainingMachine, budget_bytes: int, allowed: Allowed = EXACT) -> int:
@@ -86,7 +92,25 @@ def _cpu_savings_ns(training: Training, allowed: Allowed) -> int:
     return sum(unit.step_ns for unit in training.units) if allowed.cpu_steps else 0
 
 
-_Value = Callable[[_Effects], float]
+_Value = Callable[[_Effects], Any]
+
+
+def _stacked(effects: Sequence[_Effects], keys: Sequence[_Key]) -> _Effects:
+    """One for all, with an array in place of each number. Needs NumPy, which SciPy brings."""
+    try:
+        import numpy
+    except ImportError:
+        raise LibraryMissingError(what="the bound of a plan", library="scipy", extra="plan") from None
+    needed = {key: numpy.zeros(len(effects)) for key in keys}
+    for index, one in enumerate(effects):
+        for key, nbytes in one.needed.items():
+            needed[key][index] = nbytes
+    lists = (
+        list(numpy.array([getattr(one, name) for one in effects], dtype=float).T)
+        for name in ("computing", "to_device", "to_host")
+    )
+    host, cpu = (numpy.array([getattr(one, name) for one in effects], dtype=float) for name in ("host", "cpu"))
+    return _Effects(needed, *lists, host, cpu, list(numpy.array([one.cpu_before for one in effects], dtype=float).T))
 
 
 class _Program:
@@ -102,12 +126,16 @@ class _Program:
         self.budget = budget_bytes / _GB
         self.program = LinearProgram()
         self.base_units = (UnitPlacement(),) * len(training.units)
-        base = cycle_of(training, Placement(self.base_units, step_time))
+        self.base_placement = Placement(self.base_units, step_time, slice_bytes=LEAST_SLICE)
+        base = cycle_of(training, self.base_placement)
         self.windows = _windows_of(base)
         self.keys = list(dict.fromkeys(_keys(base)))
         self.window_of = dict(zip(self.keys, _by_key(base), strict=True))
         self.base = self._effects(base)
         self.columns: list[tuple[int, _Effects]] = []
+        self.memory_rows: list[Row] = []
+        self.time_rows: list[Row] = []
+        self.durations: list[int] = []
         self.choices: list[list[tuple[UnitPlacement, int]]] = [[] for _ in training.units]
         for unit in range(len(training.units)):
             self._add_unit(unit, allowed)
@@ -124,9 +152,10 @@ class _Program:
             if not group:
                 continue
             columns = self.program.new_columns(len(group))
+            without = self._effects(cycle_of(self.training, self.base_placement, unit))
             for column, one in zip(columns, group, strict=True):
-                cycle = cycle_of(self.training, Placement(with_unit(self.base_units, unit, one), self.step_time))
-                self.columns.append((column, self._effects(cycle)))
+                changed = replace(self.base_placement, units=with_unit(self.base_units, unit, one))
+                self.columns.append((column, self._change(cycle_of(self.training, changed, unit), without)))
                 self.choices[unit].append((one, column))
             self.program.require([(column, -1.0) for column in columns], -1.0)
 
@@ -149,32 +178,59 @@ class _Program:
             cpu_before[window] += self.training.units[unit].host_step_bytes / _GB
         return _Effects(needed, computing, to_device, to_host, cycle.host_bytes / _GB, cpu, cpu_before)
 
+    def _change(self, cycle: Cycle, without: _Effects) -> _Effects:
+        """What the change of one unit changes. A task that the cycle does not have needs nothing."""
+        one = self._effects(cycle)
+        needed = {
+            key: one.needed[key] - nbytes if key in one.needed else -self.base.needed[key]
+            for key, nbytes in without.needed.items()
+        }
+        return _Effects(
+            {key: change for key, change in needed.items() if change},
+            *(
+                [after - before for after, before in zip(changed, unchanged, strict=True)]
+                for changed, unchanged in (
+                    (one.computing, without.computing),
+                    (one.to_device, without.to_device),
+                    (one.to_host, without.to_host),
+                )
+            ),
+            one.host - without.host,
+            one.cpu - without.cpu,
+            [after - before for after, before in zip(one.cpu_before, without.cpu_before, strict=True)],
+        )
+
     def solve(self) -> Relaxation:
         program = self.program
+        self.stacked = _stacked([change for _, change in self.columns] + [self.base], self.keys)
+        count = range(len(self.windows))
+        self.computing = [self._sum(lambda one, index=index: one.computing[index]) for index in count]  # type: ignore[misc]
         durations = list(program.new_columns(len(self.windows), is_bounded=False))
         period = program.new_columns(1, is_bounded=False)[0]
         program.require([(period, 1.0), *((one, -1.0) for one in durations)], 0.0)
         for key in self.keys:
-            base, terms = self._sum(lambda one, key=key: one.needed.get(key, 0.0))  # type: ignore[misc]
-            program.require([(column, -factor) for column, factor in terms], base - self.budget)
-        base, terms = self._sum(lambda one: one.host)
-        program.require([(column, -factor) for column, factor in terms], base - self.machine.host_bytes / _GB)
+            self._is_at_most(self.budget, lambda one, key=key: one.needed.get(key, 0.0))  # type: ignore[misc]
+        self._is_at_most(self.machine.host_bytes / _GB, lambda one: one.host)
         for index, duration in enumerate(durations):
-            self._lasts([duration], 1.0, lambda one, index=index: one.computing[index])  # type: ignore[misc]
+            program.require(
+                [(duration, 1.0), *((c, -f) for c, f in self.computing[index][1])], self.computing[index][0]
+            )
+        self.durations = durations
+        self._lasts([], 1.0, lambda one: 0.0 * one.host)
         link, host_rate = self.machine.link, self.machine.host_bytes_per_s / _GB
-        for first, last in self._spans():
-            window = durations[first : last + 1]
+        for span in self._spans():
+            window = [durations[one] for one in span]
             is_whole = len(window) == len(durations)
-            before = None if is_whole else self.windows[first][0]
-            after = None if is_whole else self.windows[last][1]
+            before = None if is_whole else self.windows[span[0]][0]
+            after = None if is_whole else self.windows[span[-1]][1]
 
-            def ins(one: _Effects, first: int = first, last: int = last, before: _Key | None = before) -> float:
+            def ins(one: _Effects, span: list[int] = span, before: _Key | None = before) -> float:
                 held = one.needed.get(before, 0.0) if before is not None else 0.0
-                return sum(one.to_device[first : last + 1]) + held
+                return sum([one.to_device[window] for window in span]) + held
 
-            def outs(one: _Effects, first: int = first, last: int = last, after: _Key | None = after) -> float:
+            def outs(one: _Effects, span: list[int] = span, after: _Key | None = after) -> float:
                 held = one.needed.get(after, 0.0) if after is not None else 0.0
-                return sum(one.to_host[first : last + 1]) + held
+                return sum([one.to_host[window] for window in span]) + held
 
             spare = 0.0 if is_whole else self.budget
             self._lasts(window, link.to_device_bytes_per_s / _GB, ins, spare)
@@ -206,25 +262,47 @@ class _Program:
         except LibraryMissingError:
             raise
         except VdnnError:  # no solution
-            return Relaxation(self.step_time, math.inf, ())
+            return Relaxation(self.step_time, math.inf, (), self._estimate())
         parts = tuple(tuple((one, program.values[column]) for one, column in choices) for choices in self.choices)
-        return Relaxation(self.step_time, least_s, parts)
+        return Relaxation(self.step_time, least_s, parts, self._estimate())
 
-    def _spans(self) -> Iterator[tuple[int, int]]:
-        for first in range(len(self.windows)):
-            for last in range(first, len(self.windows)):
-                yield first, last
+    def _estimate(self) -> Estimate:
+        columns = [dict(choices) for choices in self.choices]
+        return Estimate.of_rows(columns, self.memory_rows, self.time_rows)
+
+    def _spans(self) -> Iterator[list[int]]:
+        """All windows that follow each other, also around the end of the cycle."""
+        count = len(self.windows)
+        yield list(range(count))
+        for first in range(count):
+            for length in range(1, count):
+                yield [(first + one) % count for one in range(length)]
 
     def _sum(self, value_of: _Value) -> tuple[float, list[tuple[int, float]]]:
         """The value of all units as they are without any change, and the change that each column makes."""
-        base = value_of(self.base)
-        changes = ((column, value_of(effects) - base) for column, effects in self.columns)
-        return base, [(column, change) for column, change in changes if change]
+        values = value_of(self.stacked)
+        changed = values[:-1].nonzero()[0]
+        terms = zip(changed.tolist(), values[changed].tolist(), strict=True)
+        return float(values[-1]), list(terms)
+
+    def _is_at_most(self, most: float, value_of: _Value) -> None:
+        base, terms = self._sum(value_of)
+        self.program.require([(column, -factor) for column, factor in terms], base - most)
+        self.memory_rows.append((base - most, terms))
 
     def _lasts(self, window: list[int], rate: float, value_of: _Value, spare: float = 0.0) -> None:
         """The window takes at least so long as its value, less `spare`, at this rate."""
         base, terms = self._sum(value_of)
-        self.program.require([*((one, rate) for one in window), *((c, -f) for c, f in terms)], base - spare)
+        if terms or base:
+            self.program.require([*((one, rate) for one in window), *((c, -f) for c, f in terms)], base - spare)
+        # The estimate adds the other windows' computing.
+        seconds, changes = (base - spare) / rate, {column: factor / rate for column, factor in terms}
+        for index, duration in enumerate(self.durations):
+            if duration not in window:
+                seconds += self.computing[index][0]
+                for column, factor in self.computing[index][1]:
+                    changes[column] = changes.get(column, 0.0) + factor
+        self.time_rows.append((seconds, list(changes.items())))
 
 
 def _keys(cycle: Cycle) -> list[_Key]:

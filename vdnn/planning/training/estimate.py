@@ -1,0 +1,64 @@
+"""What a placement needs and takes at least, from the rows of the bound's program: thousands of placements a second.
+
+The search asks this before it simulates a placement. A row says how long some windows of the cycle last at least; the
+others last at least as long as they compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vdnn.planning.training.placement import Activations, UnitPlacement
+
+Row = tuple[float, Sequence[tuple[int, float]]]  # the value of the base, and what each column adds
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """`columns[unit]` are the columns of its placements. Rows of memory are in bytes over what there is, of time in
+    seconds."""
+
+    columns: Sequence[dict[UnitPlacement, int]]
+    memory_base: Any
+    memory: Any
+    time_base: Any
+    time: Any
+
+    @staticmethod
+    def of_rows(columns: Sequence[dict[UnitPlacement, int]], memory: Sequence[Row], time: Sequence[Row]) -> Estimate:
+        count = sum(map(len, columns))
+        return Estimate(columns, *_arrays(memory, count), *_arrays(time, count))
+
+    def of(self, units: Sequence[UnitPlacement]) -> tuple[float, float]:
+        """Bytes over the budget and the host's memory, in 1e9, and the least time of a step in seconds."""
+        chosen = []
+        for one, columns in zip(units, self.columns, strict=True):
+            for part in _parts(one):
+                if part in columns:
+                    chosen.append(columns[part])
+        memory = self.memory_base + self.memory[chosen].sum(axis=0)
+        seconds = self.time_base + self.time[chosen].sum(axis=0)
+        return max(0.0, float(memory.max())), float(seconds.max())
+
+
+def _parts(one: UnitPlacement) -> tuple[UnitPlacement, UnitPlacement]:
+    known = _PARTS.get(one)
+    if known is None:
+        moved = UnitPlacement(Activations.KEEP, one.streams, one.gradient_leaves, one.state)
+        known = _PARTS[one] = (moved, UnitPlacement(one.activations))
+    return known
+
+
+_PARTS: dict[UnitPlacement, tuple[UnitPlacement, UnitPlacement]] = {}
+
+
+def _arrays(rows: Sequence[Row], count: int) -> tuple[Any, Any]:
+    import numpy
+
+    matrix = numpy.zeros((count, len(rows)))
+    for index, (_, terms) in enumerate(rows):
+        for column, value in terms:
+            matrix[column, index] = value
+    return numpy.array([base for base, _ in rows]), matrix
