@@ -118,7 +118,7 @@ def test_options_of_the_optimizer_reach_the_session_of_a_run(option: dict[str, A
     assert isinstance(run.session, vdnn.Session)
     assert run.session._steps_on_cpu == ("optimizer_on" in option)
     run.end()
-    assert gradient_is_away == ("gradients" in option)
+    assert gradient_is_away == ("gradients" in option), run.report  # which says if the host refused it
 
 
 def test_another_value_than_true_or_false_is_refused() -> None:

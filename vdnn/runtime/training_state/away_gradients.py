@@ -9,7 +9,6 @@ first (gradient_reads). Nobody reads released memory: there is no tensor that ha
 from __future__ import annotations
 
 import itertools
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,7 +17,6 @@ import torch
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
-from vdnn.runtime.storage.source import natively_held
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.backward_ends import call_after_backward, in_backward
 from vdnn.runtime.torch_internals.clipping import Passes, replace_passes
@@ -28,6 +26,7 @@ from vdnn.runtime.torch_internals.gradient_reads import (
     set_native_gradient,
     watch_gradient,
 )
+from vdnn.runtime.training_state.gradient_holders import is_held_elsewhere
 from vdnn.runtime.training_state.homes import device_of
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
@@ -36,23 +35,6 @@ from vdnn.runtime.training_state.state_copies import Moving, StateCopies
 from vdnn.runtime.training_state.state_tensors import is_whole
 
 Change = Callable[[list[torch.Tensor]], object]  # made to gradients in place
-
-
-def _counts(gradient: torch.Tensor) -> tuple[int, int]:
-    """References to the Python object of a gradient, and to its storage."""
-    return sys.getrefcount(gradient), natively_held(gradient.untyped_storage()._cdata)
-
-
-def _counts_of_one_that_nobody_holds() -> tuple[int, int]:
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    set_native_gradient(parameter, torch.zeros(1))
-    gradient = native_gradient(parameter)
-    if gradient is None:
-        raise RuntimeError("expected the gradient that was set, got none")
-    return _counts(gradient)
-
-
-_HELD_HERE, _STORAGE_HELD_HERE = _counts_of_one_that_nobody_holds()
 
 
 class AwayGradients:
@@ -262,20 +244,21 @@ class AwayGradients:
     def _add(self, parameter: torch.Tensor) -> None:
         """Adds what is in the native field to the sum that is here, and sends it away."""
         with interrupts_wait():
-            host = self._hosts.get(id(parameter))
-            new = native_gradient(parameter)
-            if new is not None and new.device != device_of(parameter):  # torch copied it to where the parameter is
-                new = new.to(device_of(parameter))
-                set_native_gradient(parameter, new, device_of(parameter))
-            if host is not None and new is not None:
-                sum_before = self._fetched(parameter)
-                # As autograd does: in place, unless the sum is part of a graph.
-                total = sum_before + new if torch.is_grad_enabled() else sum_before.add_(new)
-                set_native_gradient(parameter, total, device_of(parameter))
-                self._forget(parameter)
-                del sum_before, total
-            del new
+            self._sum(parameter)
             self.take_away([parameter])
+
+    def _sum(self, parameter: torch.Tensor) -> None:
+        host = self._hosts.get(id(parameter))
+        new = native_gradient(parameter)
+        if new is not None and new.device != device_of(parameter):  # torch copied it to where the parameter is
+            new = new.to(device_of(parameter))
+            set_native_gradient(parameter, new, device_of(parameter))
+        if host is not None and new is not None:
+            sum_before = self._fetched(parameter)
+            # As autograd does: in place, unless the sum is part of a graph.
+            total = sum_before + new if torch.is_grad_enabled() else sum_before.add_(new)
+            set_native_gradient(parameter, total, device_of(parameter))
+            self._forget(parameter)
 
     def take_away(self, parameters: Iterable[torch.Tensor]) -> None:
         """Sends the gradients of `parameters` to the host, but for those that somebody else holds."""
@@ -284,11 +267,10 @@ class AwayGradients:
             copies = self._copies.get(device)
             if copies is None or holder_of(parameter) is not self or id(parameter) in self._hosts:
                 continue
-            gradient = native_gradient(parameter)
-            if gradient is None or not is_whole(gradient, device) or gradient.nbytes < self._min_bytes:
+            if not self._may_leave(parameter, device) or is_held_elsewhere(parameter):
                 continue
-            references, storage_references = _counts(gradient)
-            if references > _HELD_HERE or storage_references > _STORAGE_HELD_HERE:
+            gradient = native_gradient(parameter)
+            if gradient is None:
                 continue
             host = self._host_with(gradient, copies)
             if host is None:
@@ -298,6 +280,10 @@ class AwayGradients:
                 self._hosts[id(parameter)] = host
                 set_native_gradient(parameter, None)
                 self._count(host, host.nbytes)
+
+    def _may_leave(self, parameter: torch.Tensor, device: torch.device) -> bool:
+        gradient = native_gradient(parameter)
+        return gradient is not None and is_whole(gradient, device) and gradient.nbytes >= self._min_bytes
 
     @staticmethod
     def _host_with(gradient: torch.Tensor, copies: StateCopies) -> HostTensor | None:
