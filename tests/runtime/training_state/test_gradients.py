@@ -283,15 +283,6 @@ def test_bad_input() -> None:
         vdnn.offload(device="sim", optimizer=ADAMW(model.parameters()), optimizer_on="cpu", gradients=True)
 
 
-def test_a_process_group_is_refused(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
-    training = begin(ADAMW)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    refused = pytest.raises(vdnn.VdnnError, match=r"torch\.distributed is initialized")
-    with refused, manage(training.optimizer, gradients=True):
-        pass
-    assert "grad" not in vars(nn.Parameter)
-
-
 def test_a_step_fetches_the_gradients_of_the_next_slice_ahead(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
     """SGD without state: gradients alone make slices, here of one matrix of 1 KiB with windows of 2 KiB."""
     order: list[str] = []
