@@ -56,7 +56,7 @@ class AwayGradients:
         self.stayed_bytes = 0  # because memory of the host or a copy was refused
         self._parameters: list[torch.Tensor] = []
         self._in_parts: set[int] = set()  # ids of parameters with a sum here, and parts of another one in their field
-        self._reduced = ReducedGradients(self.bring_back, self.take_away)
+        self._reduced = ReducedGradients(self._parameters, self.bring_back, self.take_away)
         self._read: deque[tuple[torch.Tensor, int]] = deque()  # with gradients that the program made return, and bytes
 
     # Sessions.
@@ -72,7 +72,7 @@ class AwayGradients:
         if self._entries > 1:
             return
         self._min_bytes = min_bytes
-        self._reduced = ReducedGradients(self.bring_back, self.take_away)
+        self._reduced = ReducedGradients(self._parameters, self.bring_back, self.take_away)
         try:
             for parameter in (one for group in optimizer.param_groups for one in group["params"]):
                 # Other classes have an attribute `grad` of their own, or are not plain memory.

@@ -10,7 +10,7 @@ FSDP2 calls the hooks of a shard while it still holds what it reduced, so those 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,10 +22,11 @@ Take = Callable[[Iterable[torch.Tensor]], object]
 
 
 class ReducedGradients:
-    """The parameters of modules under DDP, and those whose reduced gradient has not left. `bring_back` and `take_away`
-    move gradients."""
+    """Those of `parameters` that DDP reduces, and those whose reduced gradient has not left. `bring_back` and
+    `take_away` move gradients."""
 
-    def __init__(self, bring_back: Callable[[], object], take_away: Take) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], bring_back: Callable[[], object], take_away: Take) -> None:
+        self._parameters = parameters
         self._bring_back = bring_back
         self._take_away = take_away
         self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -47,6 +48,7 @@ class ReducedGradients:
         may_skip = module.find_unused_parameters or module.static_graph
         if may_skip and torch.is_grad_enabled() and module.require_backward_grad_sync:
             self._bring_back()  # DDP reduces the sum of a parameter that this backward does not reach, too
+            self._waiting.update((id(one), one) for one in self._parameters if self.has(one))
 
     def has(self, parameter: torch.Tensor) -> bool:
         return id(parameter) in self._ids
