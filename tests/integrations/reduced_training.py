@@ -164,7 +164,7 @@ def pipeline(rank: int) -> dict[str, Any]:
         stage = PipelineStage(mine, rank, dist.get_world_size(), torch.device("cpu"))
         pipe = Schedule1F1B(stage, n_microbatches=4, loss_fn=lambda out, target: (out - target).square().mean())
         optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-2)
-        given = {"model": mine, "optimizer": optimizer, "parameters": "all"}
+        given: dict[str, Any] = {"model": mine, "optimizer": optimizer, "parameters": "all"}
         session = vdnn.offload(**given, **ON_SIM) if is_managed else None
         with contextlib.nullcontext() if session is None else session:
             for x in batches(0):

@@ -162,7 +162,7 @@ def test_adapters_by_peft_train_the_same_beside_a_frozen_model_on_the_host(use_r
             model.enable_input_require_grads()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-        given = {"model": model, "optimizer": optimizer, "parameters": "frozen", "gradients": True}
+        given: dict[str, Any] = {"model": model, "optimizer": optimizer, "parameters": "frozen", "gradients": True}
         session = vdnn.offload("vdnn-all", **ON_SIM, **given) if is_managed else None
         with contextlib.nullcontext() if session is None else session:
             for one in texts(4):

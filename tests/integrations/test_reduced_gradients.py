@@ -14,16 +14,20 @@ KINDS = [False, pytest.param(True, marks=pytest.mark.full)]
 
 @pytest.mark.parametrize("is_more", KINDS)
 def test_gradients_that_ddp_reduces_leave_behind_it(two_ranks: Ranks, is_more: bool) -> None:
+    """deepspeedai/DeepSpeed#7967 and #7981, over several ranks: gradients of micro-batches that are not reduced were
+    dropped."""
     for facts in two_ranks.run(reduced_training.ddp, is_more):
         for kind, fact in facts.items():
             assert fact["differing"] == [], kind
-            stays = kind == "bucket view"  # DDP's buckets are the gradients
-            assert (fact["most_bytes"] == 0) == stays, kind
-            assert (fact["stayed"] > 0) == stays, kind
+            assert (fact["most_bytes"] == 0) == (kind == "bucket view"), kind  # DDP's buckets are the gradients
+            # All parameters are in checkpoints whose backward is nested: DDP has not reduced at the end of those.
+            assert (fact["stayed"] > 0) == (kind in ("bucket view", "reentrant")), kind
 
 
 @pytest.mark.parametrize("is_more", KINDS)
 def test_gradients_of_shards_leave_behind_fsdp2s_reduction(two_ranks: Ranks, is_more: bool) -> None:
+    """axolotl-ai-cloud/axolotl#3058: clipping raised with shards on the host. instructlab/training#414: a reduced
+    gradient replaced the sum of earlier micro-batches."""
     for facts in two_ranks.run(reduced_training.fsdp2, is_more):
         for kind, fact in facts.items():
             assert fact["differing"] == [], kind
