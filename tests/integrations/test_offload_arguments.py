@@ -12,7 +12,7 @@ from vdnn.step.plan import Plan
 
 # Objects of the program, which a command line cannot name, and what needs one of them. A callback takes the trainer's
 # optimizers if it is told to.
-OBJECTS = ("model", "optimizer", "parameters")
+OBJECTS = ("model", "optimizer")
 IN_THEIR_PLACE = {"offload_optimizer": False}
 
 

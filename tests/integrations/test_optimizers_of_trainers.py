@@ -118,7 +118,71 @@ def test_options_of_the_optimizer_reach_the_session_of_a_run(option: dict[str, A
     assert isinstance(run.session, vdnn.Session)
     assert run.session._steps_on_cpu == ("optimizer_on" in option)
     run.end()
-    assert gradient_is_away == ("gradients" in option)
+    assert gradient_is_away == ("gradients" in option), run.report  # which says if the host refused it
+
+
+WHOLE: dict[str, Any] = {**OPTIONS, "parameters": "all", "gradients": True}
+
+
+def test_a_run_that_keeps_parameters_on_the_host_says_what_it_needs() -> None:
+    with pytest.raises(ValueError, match="parameters: those of the optimizer, too. Give offload_optimizer=True"):
+        TrainingRun(None, {**ON_SIM, "parameters": "all"})
+    with pytest.raises(ValueError, match="parameters: expected 'frozen', 'all' or None, got 'most'"):
+        TrainingRun(None, {**ON_SIM, "parameters": "most"})
+
+
+@pytest.mark.parametrize("options", [{}, {"bf16": True, "max_grad_norm": 0.5, "gradient_checkpointing": True}], ids=str)
+def test_the_whole_training_state_is_on_the_host_in_the_trainer_of_transformers(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    pytest.importorskip("transformers")
+    from vdnn.integrations.huggingface import OffloadCallback
+    from vdnn.integrations.offload_arguments import OffloadArguments
+
+    callback = OffloadCallback(**WHOLE)
+    plain = trained_by_transformers(tmp_path, [], **options)
+    assert same(plain, trained_by_transformers(tmp_path, [callback], **options))
+    for what in ("optimizer state of AdamW", "gradients of AdamW", "parameters: "):
+        assert f"  {what}" in callback.report
+    given = OffloadArguments(vdnn_offload_optimizer=True, vdnn_parameters="all", vdnn_gradients=True)
+    assert {"parameters": "all", "gradients": True}.items() <= given.options().items()
+
+
+@pytest.mark.parametrize("use_reentrant", [None, False, True])
+def test_adapters_by_peft_train_the_same_beside_a_frozen_model_on_the_host(use_reentrant: bool | None) -> None:
+    """Frozen parameters, gradients and state at once, under autocast with a scaler, and with checkpoints."""
+    peft: Any = pytest.importorskip("peft")
+    pytest.importorskip("transformers")
+    from tests.integrations.test_huggingface import gpt, texts
+
+    def trained(is_managed: bool) -> tuple[list[Any], str]:
+        model = peft.get_peft_model(gpt(), peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True))
+        if use_reentrant is not None:
+            model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+            model.enable_input_require_grads()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        given: dict[str, Any] = {"model": model, "optimizer": optimizer, "parameters": "frozen", "gradients": True}
+        session = vdnn.offload("vdnn-all", **ON_SIM, **given) if is_managed else None
+        with contextlib.nullcontext() if session is None else session:
+            for one in texts(4):
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = model(**{name: value[None] for name, value in one.items()}).loss
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+        report = "" if session is None else session.report()
+        if session is not None:
+            session.close()
+        return [values_of(model), optimizer.state_dict()], report
+
+    plain, (ours, report) = trained(False)[0], trained(True)
+    assert same(plain, ours)
+    for what in ("optimizer state of AdamW", "gradients of AdamW", "frozen parameters: "):
+        assert f"  {what}" in report
 
 
 def test_another_value_than_true_or_false_is_refused() -> None:
@@ -132,17 +196,19 @@ def test_another_value_than_true_or_false_is_refused() -> None:
 # Lightning.
 
 
+@pytest.mark.parametrize("given", [OPTIONS, WHOLE], ids=["state", "whole"])
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}], ids=str)
-def test_lightning_trains_the_same(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_lightning_trains_the_same(given: dict[str, Any], tmp_path: Path, options: dict[str, Any]) -> None:
     pytest.importorskip("lightning.pytorch")
     from tests.integrations.test_lightning import Regression, fit_plainly, fit_with, quiet
     from vdnn.integrations.lightning import OffloadCallback
 
-    callback = OffloadCallback(**OPTIONS)
+    callback = OffloadCallback(**given)
     plain = fit_plainly(Regression(), **quiet(tmp_path, **options))
     ours = fit_with(callback, Regression(), **quiet(tmp_path, **options))
     assert all(map(same_bits, plain, ours))
     assert "optimizer state of AdamW" in callback.report
+    assert ("  parameters: " in callback.report) == (given is WHOLE)
     assert " 0 B on the host" not in callback.report
 
 

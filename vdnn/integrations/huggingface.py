@@ -27,8 +27,8 @@ _OURS = "vdnn's OffloadCallback"
 
 class OffloadCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # untyped where it is not installed
     """Takes OffloadArguments or the options of vdnn.offload, and `offload_optimizer=True` to keep the state of the
-    Trainer's optimizer on the host. Raises if something cannot work, when a trainer is made
-    with this callback and when training begins."""
+    Trainer's optimizer on the host, beside which `optimizer_on`, `gradients` and `parameters` work. Raises if something
+    cannot work, when a trainer is made with this callback and when training begins."""
 
     def __init__(self, arguments: OffloadArguments | None = None, **options: Any) -> None:
         self._run = TrainingRun(arguments, options)
@@ -56,7 +56,7 @@ class OffloadCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # 
         if args.torch_compile:
             warn_of_whole_compile()
         optimizer = kwargs.get("optimizer")
-        self._run.begin(args.device, [] if optimizer is None else [optimizer])
+        self._run.begin(args.device, [] if optimizer is None else [optimizer], kwargs.get("model"))
 
     def _refuse(self, args: Any, model: Any) -> None:
         refuse_what_cannot_work(args)

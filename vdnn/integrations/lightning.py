@@ -56,7 +56,7 @@ class OffloadCallback(Callback):  # type: ignore[misc, unused-ignore]  # untyped
         self._run.look_into(pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._run.begin(pl_module.device, trainer.optimizers)
+        self._run.begin(pl_module.device, trainer.optimizers, pl_module)
         self._steps = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:

@@ -60,6 +60,10 @@ class OffloadArguments:
     vdnn_gradients: bool = field(
         default=False, metadata={"help": "gradients of an offloaded optimizer live on the host until they are read"}
     )
+    vdnn_parameters: Optional[str] = field(  # noqa: UP045
+        default=None,
+        metadata={"help": "frozen: they live on the host between their uses; all: those an offloaded optimizer trains"},
+    )
     vdnn_offload_window: Optional[str] = field(  # noqa: UP045
         default=None,
         metadata={"help": "limit of copies to the host in flight; default: 256MiB or an eighth of the budget"},

@@ -40,7 +40,12 @@ class TrainingRun:
         self._of_optimizer: dict[str, Any] = {
             name: self._options.pop(name) for name in ("optimizer_on", "gradients") if name in self._options
         }
+        self._parameters = self._options.pop("parameters", None)  # of the model, which is not known yet either
+        if self._parameters not in (None, "frozen", "all"):
+            raise ValueError(f"parameters: expected 'frozen', 'all' or None, got {self._parameters!r}.")
         if not self._offloads_optimizer:
+            if self._parameters == "all":
+                raise ValueError("parameters: those of the optimizer, too. Give offload_optimizer=True as well.")
             if self._of_optimizer.get("optimizer_on", "device") != "device":
                 raise ValueError(
                     "optimizer_on: it says where the optimizer steps. Give offload_optimizer=True as well."
@@ -61,8 +66,8 @@ class TrainingRun:
         """Raises before training for a model that a session would refuse at its first call."""
         offload(**self._options).look_into(model)
 
-    def begin(self, device: torch.device, optimizers: Sequence[Any]) -> None:
-        """Begins a run of a model on `device`, trained by `optimizers`. Ends the previous run if it was not ended."""
+    def begin(self, device: torch.device, optimizers: Sequence[Any], model: torch.nn.Module | None = None) -> None:
+        """Begins a run of `model` on `device`, trained by `optimizers`. Ends the previous run if it was not ended."""
         self.end()
         if device.type != "cuda" and self._options.get("device") in (None, "cuda"):
             raise CombinationError(
@@ -75,6 +80,8 @@ class TrainingRun:
         managed: dict[str, Any] = {}
         if self._offloads_optimizer:
             managed = {"optimizer": list(optimizers), **self._of_optimizer}
+        if self._parameters is not None:
+            managed |= {"model": model, "parameters": self._parameters}
         entered = make(**self._options, **managed)
         entered.__enter__()
         self._entered = entered

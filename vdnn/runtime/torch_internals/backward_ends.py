@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 _NO_GRAPH_TASK = -1
 
@@ -25,3 +28,14 @@ def call_after_backward(function: Callable[[], None]) -> bool:
         return False
     torch.autograd.Variable._execution_engine.queue_callback(function)
     return True
+
+
+def in_nested_backward() -> bool:
+    """True if a backward runs inside of an autograd function's own, as that of a reentrant checkpoint does. Also in a
+    function that is called behind such a backward."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is BackwardCFunction.apply.__code__:
+            return True
+        frame = frame.f_back
+    return False

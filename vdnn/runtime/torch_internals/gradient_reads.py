@@ -1,8 +1,8 @@
 """Lets reads and writes of `parameter.grad` pass through a function of ours, as long as somebody asks for it.
 
 torch keeps a gradient in a native field that Python reads through an attribute of its base class. An attribute `grad`
-of torch.nn.Parameter goes ahead of that one, so optimizers, clipping, GradScaler and users come here. Autograd reads
-and writes the native field.
+of torch.nn.Parameter, or of DTensor, goes ahead of that one, so optimizers, clipping, GradScaler and users come here.
+Autograd reads and writes the native field.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Holder(Protocol):
 
 _lock = threading.Lock()
 _holders: dict[int, Holder] = {}  # by id of the parameter, which its holder keeps alive
+_classes: set[Any] = set()  # that have an attribute of ours
 
 
 def native_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
@@ -71,17 +72,20 @@ def _delete(parameter: torch.Tensor) -> None:
     _set(parameter, None)
 
 
-def watch_gradient(parameter: torch.nn.Parameter, holder: Holder) -> Callable[[], None]:
+def watch_gradient(parameter: torch.Tensor, holder: Holder) -> Callable[[], None]:
     """From now on `holder` hears of reads and writes of `parameter.grad`. Returns what undoes it."""
     with _lock:
-        if not _holders:
-            torch.nn.Parameter.grad = property(_get, _set, _delete)  # type: ignore[assignment]
+        kind: Any = type(parameter)
+        if kind not in _classes:
+            kind.grad = property(_get, _set, _delete)
+            _classes.add(kind)
         _holders[id(parameter)] = holder
 
     def undo() -> None:
         with _lock:
             if _holders.pop(id(parameter), None) is not None and not _holders:
-                del torch.nn.Parameter.grad
+                while _classes:
+                    del _classes.pop().grad
 
     return undo
 

@@ -20,6 +20,24 @@ def with_local_part(whole: DTensor, local: torch.Tensor) -> DTensor:
     return type(whole)(local, whole._spec, requires_grad=False)
 
 
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """True for a DTensor."""
+    tensors = sys.modules.get("torch.distributed.tensor")  # importing it takes a second
+    return tensors is not None and type(tensor) is tensors.DTensor
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The local part of a DTensor, and any other tensor itself."""
+    return tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
+
+
+def has_layout_of(tensor: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """True for two DTensors that are divided alike, and for two other tensors."""
+    if is_sharded(tensor) != is_sharded(parameter):
+        return False
+    return not is_sharded(tensor) or bool(tensor._spec == parameter._spec)  # type: ignore[attr-defined]
+
+
 def is_offloaded_by_fsdp(parameter: torch.Tensor) -> bool:
     """True for a DTensor that is not on the device of its mesh."""
     tensors = sys.modules.get("torch.distributed.tensor")  # importing it takes a second

@@ -9,7 +9,6 @@ first (gradient_reads). Nobody reads released memory: there is no tensor that ha
 from __future__ import annotations
 
 import itertools
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,7 +17,6 @@ import torch
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
-from vdnn.runtime.storage.source import natively_held
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.backward_ends import call_after_backward, in_backward
 from vdnn.runtime.torch_internals.clipping import Passes, replace_passes
@@ -28,31 +26,17 @@ from vdnn.runtime.torch_internals.gradient_reads import (
     set_native_gradient,
     watch_gradient,
 )
+from vdnn.runtime.torch_internals.local_shards import is_sharded
+from vdnn.runtime.training_state.gradient_holders import is_held_elsewhere
 from vdnn.runtime.training_state.homes import device_of
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
+from vdnn.runtime.training_state.local_gradients import is_local_shard, like, may_leave, whole_gradient
 from vdnn.runtime.training_state.parameters.away_parameter import away_of
+from vdnn.runtime.training_state.reduced_gradients import ReducedGradients
 from vdnn.runtime.training_state.state_copies import Moving, StateCopies
-from vdnn.runtime.training_state.state_tensors import is_whole
 
 Change = Callable[[list[torch.Tensor]], object]  # made to gradients in place
-
-
-def _counts(gradient: torch.Tensor) -> tuple[int, int]:
-    """References to the Python object of a gradient, and to its storage."""
-    return sys.getrefcount(gradient), natively_held(gradient.untyped_storage()._cdata)
-
-
-def _counts_of_one_that_nobody_holds() -> tuple[int, int]:
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    set_native_gradient(parameter, torch.zeros(1))
-    gradient = native_gradient(parameter)
-    if gradient is None:
-        raise RuntimeError("expected the gradient that was set, got none")
-    return _counts(gradient)
-
-
-_HELD_HERE, _STORAGE_HELD_HERE = _counts_of_one_that_nobody_holds()
 
 
 class AwayGradients:
@@ -70,8 +54,9 @@ class AwayGradients:
         self.to_host_bytes = 0
         self.to_device_bytes = 0
         self.stayed_bytes = 0  # because memory of the host or a copy was refused
-        self._parameters: list[torch.nn.Parameter] = []
+        self._parameters: list[torch.Tensor] = []
         self._in_parts: set[int] = set()  # ids of parameters with a sum here, and parts of another one in their field
+        self._reduced = ReducedGradients(self._parameters, self.bring_back, self.take_away)
         self._read: deque[tuple[torch.Tensor, int]] = deque()  # with gradients that the program made return, and bytes
 
     # Sessions.
@@ -87,26 +72,27 @@ class AwayGradients:
         if self._entries > 1:
             return
         self._min_bytes = min_bytes
+        self._reduced = ReducedGradients(self._parameters, self.bring_back, self.take_away)
         try:
-            _refuse_several_ranks()
             for parameter in (one for group in optimizer.param_groups for one in group["params"]):
                 # Other classes have an attribute `grad` of their own, or are not plain memory.
-                if type(parameter) is torch.nn.Parameter and parameter.requires_grad:
+                if parameter.requires_grad and (type(parameter) is torch.nn.Parameter or is_local_shard(parameter)):
                     self._watch(parameter, transport_for)
             self._drop_at_zero_grad(optimizer)
+            self._undo.append(self._reduced.watch())
             self._undo.append(replace_passes(passes))
         except BaseException:
             self.leave()
             raise
 
-    def _watch(self, parameter: torch.nn.Parameter, transport_for: Callable[[torch.device], Transport | None]) -> None:
+    def _watch(self, parameter: torch.Tensor, transport_for: Callable[[torch.device], Transport | None]) -> None:
         if parameter.device not in self._copies:
             transport = transport_for(parameter.device)
             if transport is None:
                 return
             self._copies[parameter.device] = StateCopies(transport)
         self._parameters.append(parameter)
-        handle: Any = parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+        handle: Any = parameter.register_post_accumulate_grad_hook(self._accumulated)
         hooks: Any = parameter._post_accumulate_grad_hooks
         hooks.move_to_end(handle.id, last=False)  # hooks of others see the whole sum
         self._undo += (handle.remove, watch_gradient(parameter, self))
@@ -172,7 +158,7 @@ class AwayGradients:
             return
         gradient = self._fetched(parameter)
         with interrupts_wait():
-            set_native_gradient(parameter, gradient, device_of(parameter))
+            set_native_gradient(parameter, like(parameter, gradient), device_of(parameter))
             self._forget(parameter)
 
     def write(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
@@ -226,7 +212,7 @@ class AwayGradients:
         with interrupts_wait():
             for parameter, host, gradient in zip(parameters, moving.hosts, moving.tensors, strict=True):
                 if self._hosts.get(id(parameter)) is host:  # nobody read or wrote it in between
-                    set_native_gradient(parameter, gradient, device_of(parameter))
+                    set_native_gradient(parameter, like(parameter, gradient), device_of(parameter))
                     self._forget(parameter)
             moving.tensors.clear()
 
@@ -246,7 +232,11 @@ class AwayGradients:
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
         """Called by autograd after it wrote a gradient to the native field."""
-        _refuse_several_ranks()
+        if self._reduced.has(parameter) or is_sharded(parameter):
+            with interrupts_wait():
+                self._sum(parameter)
+            self._reduced.leave_later(parameter)
+            return
         away = away_of(parameter)
         if away is not None and (away.in_parts or id(parameter) in self._in_parts) and self.has(parameter):
             if id(parameter) not in self._in_parts and call_after_backward(lambda: self._last_part(parameter)):
@@ -262,20 +252,21 @@ class AwayGradients:
     def _add(self, parameter: torch.Tensor) -> None:
         """Adds what is in the native field to the sum that is here, and sends it away."""
         with interrupts_wait():
-            host = self._hosts.get(id(parameter))
-            new = native_gradient(parameter)
-            if new is not None and new.device != device_of(parameter):  # torch copied it to where the parameter is
-                new = new.to(device_of(parameter))
-                set_native_gradient(parameter, new, device_of(parameter))
-            if host is not None and new is not None:
-                sum_before = self._fetched(parameter)
-                # As autograd does: in place, unless the sum is part of a graph.
-                total = sum_before + new if torch.is_grad_enabled() else sum_before.add_(new)
-                set_native_gradient(parameter, total, device_of(parameter))
-                self._forget(parameter)
-                del sum_before, total
-            del new
+            self._sum(parameter)
             self.take_away([parameter])
+
+    def _sum(self, parameter: torch.Tensor) -> None:
+        host = self._hosts.get(id(parameter))
+        new = native_gradient(parameter)
+        if new is not None and new.device != device_of(parameter):  # torch copied it to where the parameter is
+            new = new.to(device_of(parameter))
+            set_native_gradient(parameter, new, device_of(parameter))
+        if host is not None and new is not None:
+            sum_before = like(parameter, self._fetched(parameter))
+            # As autograd does: in place, unless the sum is part of a graph.
+            total = sum_before + new if torch.is_grad_enabled() else sum_before.add_(new)
+            set_native_gradient(parameter, total, device_of(parameter))
+            self._forget(parameter)
 
     def take_away(self, parameters: Iterable[torch.Tensor]) -> None:
         """Sends the gradients of `parameters` to the host, but for those that somebody else holds."""
@@ -284,12 +275,9 @@ class AwayGradients:
             copies = self._copies.get(device)
             if copies is None or holder_of(parameter) is not self or id(parameter) in self._hosts:
                 continue
-            gradient = native_gradient(parameter)
-            if gradient is None or not is_whole(gradient, device) or gradient.nbytes < self._min_bytes:
+            if not may_leave(parameter, device, self._min_bytes) or is_held_elsewhere(parameter, self._parameters):
                 continue
-            references, storage_references = _counts(gradient)
-            if references > _HELD_HERE or storage_references > _STORAGE_HELD_HERE:
-                continue
+            gradient = whole_gradient(parameter)
             host = self._host_with(gradient, copies)
             if host is None:
                 self.stayed_bytes += gradient.nbytes
@@ -336,11 +324,3 @@ def gradient_anywhere(parameter: torch.Tensor) -> torch.Tensor | None:
     like."""
     holder = holder_of(parameter)
     return holder.peek(parameter) if isinstance(holder, AwayGradients) else parameter.grad
-
-
-def _refuse_several_ranks() -> None:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        raise VdnnError(
-            "gradients=True: torch.distributed is initialized, and DDP and FSDP reduce gradients below the hooks that "
-            "this needs. Leave out gradients=True."
-        )

@@ -20,6 +20,7 @@ import torch
 from vdnn.errors import VdnnError
 from vdnn.runtime.torch_internals.clipping import Own, grouped, norms_of, takes_foreach
 from vdnn.runtime.torch_internals.gradient_reads import holder_of
+from vdnn.runtime.torch_internals.local_shards import is_sharded
 from vdnn.runtime.training_state.away_gradients import AwayGradients
 from vdnn.runtime.training_state.homes import device_of
 from vdnn.runtime.training_state.interrupts import interrupts_wait
@@ -71,7 +72,8 @@ def _divided(parameters: Tensors) -> tuple[Tensors, Tensors] | None:
     away = [parameter for parameter in parameters if _holder(parameter) is not None]
     here = [parameter for parameter in parameters if _holder(parameter) is None]
     gradients = [one.grad for one in here if one.grad is not None]
-    return (away, here) if away and all(map(_is_plain, gradients)) else None
+    is_plain = all(map(_is_plain, gradients)) and not any(map(is_sharded, away))
+    return (away, here) if away and is_plain else None
 
 
 def _is_plain(gradient: torch.Tensor) -> bool:

@@ -23,6 +23,7 @@ from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, away_of
 from vdnn.runtime.training_state.parameters.chosen import Leaving, choose
+from vdnn.runtime.training_state.parameters.data_parallel import refuse_data_parallel, watch_data_parallel
 from vdnn.runtime.training_state.parameters.mapped_memory import MappedBlock, MappedFiles
 from vdnn.runtime.training_state.parameters.module_calls import ModuleCalls
 from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
@@ -52,7 +53,7 @@ class ManagedParameters:
         self._calls: ModuleCalls | None = None
         choose(model, 1)  # refuses what cannot be managed
         if are_trained:
-            _refuse_several_ranks()
+            refuse_data_parallel(model)
 
     # Sessions.
 
@@ -152,6 +153,8 @@ class ManagedParameters:
         self._streaming.manage(self._away.values())
         self._calls = ModuleCalls(self._away, self._streaming, self._let_stay, self._stop_looking)
         self._stack.enter_context(self._calls)
+        if trained is not None:
+            self._stack.callback(watch_data_parallel(one.parameter for one in self._away.values() if one.is_trained))
         if self._away:
             self._mode = ReadsOutside(self._calls.read, self._calls.read_in_graph)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
@@ -302,14 +305,6 @@ def _outlive_the_memory(host: torch.Tensor) -> None:
     storage = host.untyped_storage()
     if not isinstance(host, FakeTensor) and natively_held(storage._cdata) > _HELD_BY_US:
         storage.share_memory_()
-
-
-def _refuse_several_ranks() -> None:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        raise VdnnError(
-            "parameters='all': torch.distributed is initialized, and DDP and FSDP hold parameters and reduce gradients "
-            "where this cannot follow. Use parameters='frozen', or leave it out."
-        )
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
