@@ -8,7 +8,7 @@ cut is taken wherever it fits the budget; otherwise the one that takes the least
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ import vdnn
 from vdnn.bytesize import format_bytes, parse_bytes
 from vdnn.errors import CombinationError, InvalidArgumentError
 from vdnn.hardware import HardwareProfile, load_profile
+from vdnn.integrations.compiled_moves import put_into
+from vdnn.integrations.region_plan import RegionPlan, RegionPlanner
 from vdnn.runtime.machine.graph_cost import GraphCost
 from vdnn.runtime.torch_internals import joint_graph
 from vdnn.runtime.torch_internals.joint_graph import Cut, Trial
@@ -36,6 +38,8 @@ def compile_options(
     budget: int | str,
     hardware: str | Path | HardwareProfile | None = None,
     options: Mapping[str, Any] | None = None,
+    *,
+    offload: bool = True,
 ) -> dict[str, Any]:
     """Options for torch.compile under which a region holds at most `budget` between its forward and its backward.
 
@@ -53,6 +57,7 @@ def compile_options(
         hardware: the card whose times decide what is cheap to recompute: the name of a profile, its file, or a profile.
             By default this machine's card is measured.
         options: other options of Inductor, passed on.
+        offload: False recomputes, and offloads nothing.
 
     Raises:
         CombinationError: these options are given twice, or another partitioner is set.
@@ -63,7 +68,7 @@ def compile_options(
     joint_graph.require_partitioner()
     others = dict(options or {})
     _check_alone(others)
-    return {**others, _OPTION: BudgetPartitioner(_budget_bytes(budget), _profile(hardware))}
+    return {**others, _OPTION: BudgetPartitioner(_budget_bytes(budget), _profile(hardware), offloads=offload)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,9 @@ class RegionChoice:
     saved_bytes: int
     min_cut_saved_bytes: int
     recompute_ns: int
+    offloaded_bytes: int
+    step_ns: int
+    peak_bytes: int
 
 
 class BudgetPartitioner(joint_graph.Partitioner):
@@ -84,43 +92,81 @@ class BudgetPartitioner(joint_graph.Partitioner):
     Inductor takes it as an option, and the backends of torch's `aot_autograd(partition_fn=...)` as their function.
     """
 
-    def __init__(self, budget_bytes: int, profile: HardwareProfile) -> None:
-        self.budget_bytes = budget_bytes
+    def __init__(self, budget_bytes: int, profile: HardwareProfile, *, offloads: bool = True) -> None:
+        self.budget_bytes, self._offloads = budget_bytes, offloads
+        self._plain_saved_bytes = 0
         self.regions: list[RegionChoice] = []
         self._profile = profile
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        outputs = kwargs.pop("num_fwd_outputs")
-        plain = joint_graph.min_cut(gm, joint_inputs, outputs, kwargs)
-        cuts = {"min-cut": plain}
-        if not self._fits(plain):
-            search = _Search(self.budget_bytes, self._cost(), len(gm.graph.nodes))
-            cuts["lean min-cut"] = joint_graph.lean_cut(gm, joint_inputs, outputs, kwargs)
-            cuts["aggressive min-cut"] = joint_graph.aggressive_cut(gm, joint_inputs, outputs, kwargs)
-            cuts["search"] = joint_graph.chosen_cut(gm, joint_inputs, outputs, kwargs, search.choose)
-        fitting = [name for name, cut in cuts.items() if self._fits(cut)]
-        if not fitting:
-            raise self._refusal(cuts.values())
-        times = {name: self._recompute_ns(cuts[name]) for name in fitting}
-        by = min(fitting, key=times.__getitem__)
-        cut, held = cuts[by], cuts[by].held
+        plans, least = self._planned(gm, joint_inputs, kwargs.pop("num_fwd_outputs"), kwargs)
+        if not plans:
+            raise self._refusal(least)
+        by = min(plans, key=lambda name: plans[name].step_ns)
+        plan, plain = plans[by], self._plain_saved_bytes
+        if plan.moves:
+            self._refuse_cuda_graphs()
+            put_into(plan.cut.forward, plan.cut.backward, plan.step, plan.moves)
+        held = plan.cut.held
         self.regions.append(
             RegionChoice(
                 joint_graph.region_name(),
                 by,
                 held.inputs_and_outputs_bytes,
-                held.saved_bytes,
-                plain.held.saved_bytes,
-                times[by],
+                held.saved_bytes - plan.offloaded_bytes,
+                plain,
+                self._recompute_ns(plan.cut),
+                plan.offloaded_bytes,
+                plan.step_ns,
+                plan.peak_bytes,
             )
         )
-        return cut.forward, cut.backward
+        return plan.cut.forward, plan.cut.backward
+
+    def _planned(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], outputs: int, options: dict[str, Any]
+    ) -> tuple[dict[str, RegionPlan], tuple[int, int]]:
+        """The plans that fit, by the name of their cut, and if there are none the least bytes and those of the ends."""
+        planner = RegionPlanner(self.budget_bytes, self._profile, offloads=self._offloads)
+        plain = joint_graph.min_cut(gm, joint_inputs, outputs, options)
+        self._plain_saved_bytes = plain.held.saved_bytes
+        found: dict[str, RegionPlan] = {}
+
+        def tried(name: str, cut: Cut) -> Cut:
+            plan = planner.plan(cut)
+            if plan is not None:
+                found[name] = plan
+            return cut
+
+        tried("min-cut", plain)
+        if self._fits(plain):
+            return found, (0, 0)
+
+        def searched(budget_bytes: int) -> Cut:
+            search = _Search(budget_bytes, self._cost(), len(gm.graph.nodes))
+            return joint_graph.chosen_cut(gm, joint_inputs, outputs, options, search.choose)
+
+        cuts = [
+            plain,
+            tried("lean min-cut", joint_graph.lean_cut(gm, joint_inputs, outputs, options)),
+            tried("aggressive min-cut", joint_graph.aggressive_cut(gm, joint_inputs, outputs, options)),
+        ]
+        tried("search", searched(self.budget_bytes))
+        if self._offloads:
+            over = plain.held.total_bytes - self.budget_bytes
+            tried("search beside offloading", searched(self.budget_bytes + over // 2))
+        if not found:  # the cut that holds the least
+            # Whatever the budget is, these are the cuts of which the least is told.
+            cuts.append(tried("least", searched(0)))
+        if found:
+            return found, (0, 0)
+        return found, min((planner.least_bytes(cut), cut.held.inputs_and_outputs_bytes) for cut in cuts)
 
     def uuid(self) -> bytes:
         """Differs with the version, the budget and the figures of the hardware: torch caches compiled graphs by it."""
-        text = repr((vdnn.__version__, torch.__version__, self.budget_bytes, self._profile))
+        text = repr((vdnn.__version__, torch.__version__, self.budget_bytes, self._profile, self._offloads))
         return hashlib.sha256(text.encode()).digest()
 
     def _fits(self, cut: Cut) -> bool:
@@ -132,15 +178,23 @@ class BudgetPartitioner(joint_graph.Partitioner):
     def _recompute_ns(self, cut: Cut) -> int:
         return self._cost().recompute_ns(cut.recomputed, set(cut.backward.graph.nodes))
 
-    def _refusal(self, cuts: Iterable[Cut]) -> InvalidArgumentError:
-        least = min((cut.held for cut in cuts), key=lambda held: held.total_bytes)
-        total, ends = format_bytes(least.total_bytes), format_bytes(least.inputs_and_outputs_bytes)
+    def _refusal(self, least: tuple[int, int]) -> InvalidArgumentError:
+        total, ends = map(format_bytes, least)
         return InvalidArgumentError(
             argument="budget",
-            expected=f"at least {total} ({least.total_bytes} bytes), which the compiled region "
+            expected=f"at least {total} ({least[0]} bytes), which the compiled region "
             f"{joint_graph.region_name()} holds between forward and backward, {ends} of them its inputs and outputs",
             got=f"{format_bytes(self.budget_bytes)}. Raise the budget, or make the batch smaller",
         )
+
+    def _refuse_cuda_graphs(self) -> None:
+        if joint_graph.captures_cuda_graphs():
+            raise CombinationError(
+                ours="vdnn.compile_options",
+                theirs="the CUDA graphs of torch.compile",
+                reason="under this budget values are offloaded, and a captured graph cannot move them",
+                way_out="Compile without CUDA graphs, set offload=False, or raise the budget",
+            )
 
 
 class _Search:
