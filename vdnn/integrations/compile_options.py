@@ -8,30 +8,24 @@ cut is taken wherever it fits the budget; otherwise the one that takes the least
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
 import vdnn
 from vdnn.bytesize import format_bytes, parse_bytes
 from vdnn.errors import CombinationError, InvalidArgumentError
 from vdnn.hardware import HardwareProfile, load_profile
 from vdnn.integrations.compiled_moves import put_into
-from vdnn.integrations.region_plan import RegionPlan, RegionPlanner
-from vdnn.runtime.machine.graph_cost import GraphCost
+from vdnn.integrations.region_cuts import RegionCuts, least_of, plans_of
+from vdnn.integrations.region_plan import RegionPlanner
 from vdnn.runtime.torch_internals import joint_graph
-from vdnn.runtime.torch_internals.joint_graph import Cut, Trial
 
 _OPTION = "custom_partitioner_fn"
-# A try solves one min-cut, whose time grows with the graph. So large graphs get fewer tries, by count and not by clock,
-# so that every run makes the same choice.
-_NODES_TRIED, _FEWEST_TRIES, _MOST_TRIES = 20_000, 4, 24
-_CAPACITIES = 5
 
 
 def compile_options(
@@ -94,18 +88,19 @@ class BudgetPartitioner(joint_graph.Partitioner):
 
     def __init__(self, budget_bytes: int, profile: HardwareProfile, *, offloads: bool = True) -> None:
         self.budget_bytes, self._offloads = budget_bytes, offloads
-        self._plain_saved_bytes = 0
         self.regions: list[RegionChoice] = []
         self._profile = profile
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        plans, least = self._planned(gm, joint_inputs, kwargs.pop("num_fwd_outputs"), kwargs)
+        cuts = RegionCuts(gm, joint_inputs, kwargs.pop("num_fwd_outputs"), kwargs)
+        planner = RegionPlanner(self.budget_bytes, self._profile, offloads=self._offloads)
+        plans = plans_of(cuts, planner)
         if not plans:
-            raise self._refusal(least)
+            raise self._refusal(least_of(cuts, planner))
         by = min(plans, key=lambda name: plans[name].step_ns)
-        plan, plain = plans[by], self._plain_saved_bytes
+        plan, plain = plans[by], cuts.plain.held.saved_bytes
         if plan.moves:
             self._refuse_cuda_graphs()
             put_into(plan.cut.forward, plan.cut.backward, plan.step, plan.moves)
@@ -117,7 +112,7 @@ class BudgetPartitioner(joint_graph.Partitioner):
                 held.inputs_and_outputs_bytes,
                 held.saved_bytes - plan.offloaded_bytes,
                 plain,
-                self._recompute_ns(plan.cut),
+                planner.recompute_ns(plan.cut),
                 plan.offloaded_bytes,
                 plan.step_ns,
                 plan.peak_bytes,
@@ -125,58 +120,10 @@ class BudgetPartitioner(joint_graph.Partitioner):
         )
         return plan.cut.forward, plan.cut.backward
 
-    def _planned(
-        self, gm: fx.GraphModule, joint_inputs: Sequence[object], outputs: int, options: dict[str, Any]
-    ) -> tuple[dict[str, RegionPlan], tuple[int, int]]:
-        """The plans that fit, by the name of their cut, and if there are none the least bytes and those of the ends."""
-        planner = RegionPlanner(self.budget_bytes, self._profile, offloads=self._offloads)
-        plain = joint_graph.min_cut(gm, joint_inputs, outputs, options)
-        self._plain_saved_bytes = plain.held.saved_bytes
-        found: dict[str, RegionPlan] = {}
-
-        def tried(name: str, cut: Cut) -> Cut:
-            plan = planner.plan(cut)
-            if plan is not None:
-                found[name] = plan
-            return cut
-
-        tried("min-cut", plain)
-        if self._fits(plain):
-            return found, (0, 0)
-
-        def searched(budget_bytes: int) -> Cut:
-            search = _Search(budget_bytes, self._cost(), len(gm.graph.nodes))
-            return joint_graph.chosen_cut(gm, joint_inputs, outputs, options, search.choose)
-
-        cuts = [
-            plain,
-            tried("lean min-cut", joint_graph.lean_cut(gm, joint_inputs, outputs, options)),
-            tried("aggressive min-cut", joint_graph.aggressive_cut(gm, joint_inputs, outputs, options)),
-        ]
-        tried("search", searched(self.budget_bytes))
-        if self._offloads:
-            over = plain.held.total_bytes - self.budget_bytes
-            tried("search beside offloading", searched(self.budget_bytes + over // 2))
-        if not found:  # the cut that holds the least
-            # Whatever the budget is, these are the cuts of which the least is told.
-            cuts.append(tried("least", searched(0)))
-        if found:
-            return found, (0, 0)
-        return found, min((planner.least_bytes(cut), cut.held.inputs_and_outputs_bytes) for cut in cuts)
-
     def uuid(self) -> bytes:
         """Differs with the version, the budget and the figures of the hardware: torch caches compiled graphs by it."""
         text = repr((vdnn.__version__, torch.__version__, self.budget_bytes, self._profile, self._offloads))
         return hashlib.sha256(text.encode()).digest()
-
-    def _fits(self, cut: Cut) -> bool:
-        return cut.held.total_bytes <= self.budget_bytes
-
-    def _cost(self) -> GraphCost:
-        return GraphCost(self._profile, joint_graph.is_fusible, joint_graph.hinted)
-
-    def _recompute_ns(self, cut: Cut) -> int:
-        return self._cost().recompute_ns(cut.recomputed, set(cut.backward.graph.nodes))
 
     def _refusal(self, least: tuple[int, int]) -> InvalidArgumentError:
         total, ends = map(format_bytes, least)
@@ -195,70 +142,6 @@ class BudgetPartitioner(joint_graph.Partitioner):
                 reason="under this budget values are offloaded, and a captured graph cannot move them",
                 way_out="Compile without CUDA graphs, set offload=False, or raise the budget",
             )
-
-
-class _Search:
-    """Looks for the operations to recompute: those with the least time a byte first, then without what need not be."""
-
-    def __init__(self, budget_bytes: int, cost: GraphCost, nodes: int) -> None:
-        self._budget_bytes, self._cost = budget_bytes, cost
-        self._tries = min(_MOST_TRIES, max(_FEWEST_TRIES, _NODES_TRIED // max(nodes, 1)))
-
-    def choose(
-        self, candidates: Sequence[fx.Node], attempt: Callable[[frozenset[fx.Node]], Trial]
-    ) -> frozenset[fx.Node]:
-        """The set to recompute, or all candidates if even that does not fit."""
-        tried: dict[frozenset[fx.Node], tuple[bool, int, int]] = {}
-
-        def rank(chosen: frozenset[fx.Node]) -> tuple[bool, int, int]:
-            """A choice that fits comes first, with the least time first; the others follow by their bytes."""
-            if chosen not in tried:
-                trial = attempt(chosen)
-                over = trial.held.total_bytes > self._budget_bytes
-                recompute_ns = self._cost.recompute_ns(trial.recomputed, trial.in_backward)
-                tried[chosen] = (over, trial.held.total_bytes if over else recompute_ns, len(chosen))
-            return tried[chosen]
-
-        nodes = sorted(candidates, key=lambda node: self._ns_per_byte(node))
-        self._bisect([frozenset(nodes[:count]) for count in range(len(nodes) + 1)], rank)
-        self._bisect(self._knapsacks(candidates), rank)
-        best = min(tried, key=tried.__getitem__)
-        if not tried[best][0]:
-            for node in sorted(best, key=self._cost.alone_ns, reverse=True)[: self._tries]:
-                rank(best - {node})
-                best = min(tried, key=tried.__getitem__)
-        return best
-
-    def _bisect(
-        self, choices: Sequence[frozenset[fx.Node]], rank: Callable[[frozenset[fx.Node]], tuple[bool, int, int]]
-    ) -> None:
-        """Tries the choices around the first that fits, as if each held less than the one before it."""
-        first, last = 0, len(choices) - 1
-        while first < last:
-            middle = (first + last) // 2
-            if rank(choices[middle])[0]:
-                first = middle + 1
-            else:
-                last = middle
-        rank(choices[first])
-
-    def _knapsacks(self, candidates: Sequence[fx.Node]) -> list[frozenset[fx.Node]]:
-        """Torch's knapsack with our times, at capacities from all to nothing."""
-        sizes = [max(self._bytes(node), 1) for node in candidates]
-        shares = [size / sum(sizes) for size in sizes]
-        times = [float(max(self._cost.alone_ns(node), 1)) for node in candidates]
-        capacities = [1 - step / _CAPACITIES for step in range(_CAPACITIES + 1)]
-        return [
-            frozenset(candidates[place] for place in joint_graph.knapsack(shares, times, capacity))
-            for capacity in capacities
-        ]
-
-    def _ns_per_byte(self, node: fx.Node) -> float:
-        return self._cost.alone_ns(node) / max(self._bytes(node), 1)
-
-    def _bytes(self, node: fx.Node) -> int:
-        leaves = tree_leaves(joint_graph.hinted(node))
-        return sum(one.numel() * one.itemsize for one in leaves if isinstance(one, torch.Tensor))
 
 
 def _budget_bytes(budget: int | str) -> int:

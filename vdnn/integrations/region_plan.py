@@ -53,21 +53,25 @@ class RegionPlanner:
     """Plans cuts under one budget, on one card."""
 
     def __init__(self, budget_bytes: int, profile: HardwareProfile, *, offloads: bool = True) -> None:
-        self._budget_bytes, self._profile, self._offloads = budget_bytes, profile, offloads
+        self.budget_bytes, self.offloads = budget_bytes, offloads
+        self.cost = GraphCost(profile, joint_graph.is_fusible, joint_graph.hinted)
         self._costs = profile_costs(profile)
+
+    def recompute_ns(self, cut: Cut) -> int:
+        """The time that backward takes for what it recomputes."""
+        return self.cost.recompute_ns(cut.recomputed, set(cut.backward.graph.nodes))
 
     def step_of(self, cut: Cut) -> GraphStep:
         """The cut as a recorded step, with everything kept."""
-        cost = GraphCost(self._profile, joint_graph.is_fusible, joint_graph.hinted)
         times: dict[fx.Node, float] = {}
         for module in (cut.forward, cut.backward):
-            times |= cost.node_ns(module.graph, joint_graph.is_view)
+            times |= self.cost.node_ns(module.graph, joint_graph.is_view)
         ends_bytes = cut.held.inputs_and_outputs_bytes
         return graph_step(cut.forward.graph, cut.backward.graph, cut.saved, ends_bytes, times, joint_graph.is_view)
 
     def least_bytes(self, cut: Cut) -> int:
         """The least budget that the cut can meet."""
-        if not self._offloads:
+        if not self.offloads:
             return cut.held.total_bytes
         return min(least_bytes(self.step_of(cut).recording), cut.held.total_bytes)
 
@@ -75,12 +79,12 @@ class RegionPlanner:
         """The fastest step that was found, or None if the cut does not fit."""
         step = self.step_of(cut)
         recording = step.recording
-        if cut.held.total_bytes <= self._budget_bytes:
+        if cut.held.total_bytes <= self.budget_bytes:
             return RegionPlan(cut, step, (), recording.compute_ns, cut.held.total_bytes)
-        if not self._offloads:
+        if not self.offloads:
             return None
         try:
-            plan = AutoOffload(_EFFORT).plan(PlanRequest(recording, self._costs, self._budget_bytes))
+            plan = AutoOffload(_EFFORT).plan(PlanRequest(recording, self._costs, self.budget_bytes))
         except BudgetError:
             return None
         return self.replayed(cut, step, moves_of(step, plan))
@@ -90,7 +94,7 @@ class RegionPlanner:
         moves = tuple(moves)
         timeline = simulate(step.recording, plan_of_moves(step, moves), self._costs)
         made = RegionPlan(cut, step, moves, timeline.step_ns, timeline.peak_bytes)
-        return made if max(made.peak_bytes, made.held_bytes) <= self._budget_bytes else None
+        return made if max(made.peak_bytes, made.held_bytes) <= self.budget_bytes else None
 
 
 def plan_of_moves(step: GraphStep, moves: Iterable[Move]) -> Plan:

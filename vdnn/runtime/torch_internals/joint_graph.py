@@ -158,6 +158,13 @@ def aggressive_cut(joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int, opt
     return _cut(joint, inputs, num_fwd_outputs, options, {"aggressive_recomputation": True}, pinned=_is_random)
 
 
+def budgeted_cut(
+    joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int, options: dict[str, Any], share: float
+) -> Cut:
+    """Torch's cut under `activation_memory_budget`, by its knapsack and its own estimate of times."""
+    return _cut(joint, inputs, num_fwd_outputs, options, {"activation_memory_budget": share}, pinned=_is_random)
+
+
 def chosen_cut(
     joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int, options: dict[str, Any], chooser: Chooser
 ) -> Cut:
