@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from vdnn.bytesize import format_bytes
 from vdnn.hardware import HardwareProfile
 from vdnn.integrations.compiled_moves import Move
-from vdnn.integrations.region_cuts import RegionCuts, plans_of
+from vdnn.integrations.region_cuts import KNAPSACK_SHARES, RegionCuts, plans_of
 from vdnn.integrations.region_plan import RegionPlan, RegionPlanner
 from vdnn.planning.costs import profile_costs
 from vdnn.runtime.machine.graph_step import GraphStep
 
-# Torch's activation_memory_budget, in tenths.
-TENTHS = (8, 6, 4, 2)
 OFFLOADS_ALL = "offloading of all"
 _NO_BUDGET = 1 << 62
 
@@ -60,7 +58,7 @@ def rows_of(network: str, cuts: RegionCuts, profile: HardwareProfile) -> Iterato
     kept = unlimited.plan(cuts.plain)
     if kept is None:
         raise RuntimeError(f"{network} fits no card at all.")
-    theirs = [(f"budget 0.{tenths}", unlimited.plan(cuts.knapsack(tenths))) for tenths in TENTHS]
+    theirs = [(f"budget {share}", unlimited.plan(cuts.knapsack(share))) for share in KNAPSACK_SHARES]
     theirs.append((OFFLOADS_ALL, offloading_of_all(cuts, unlimited, profile)))
     for name, their in theirs:
         if their is None or their.peak_bytes >= kept.peak_bytes:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import torch._inductor.lowering  # its decompositions ask it
 from torch import fx, nn
-from torch.func import functional_call
 from torch._functorch.aot_autograd import aot_function
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
 
 from benchmarks.harness.workloads import workload_named
 from benchmarks.models.workload import Workload

@@ -35,7 +35,9 @@ MODELS = {
     "roberta": _Kind("RobertaForMaskedLM", "RobertaConfig", _SMALL),
     "electra": _Kind("ElectraForMaskedLM", "ElectraConfig", {**_SMALL, "embedding_size": 32}),
     "albert": _Kind("AlbertForMaskedLM", "AlbertConfig", {**_SMALL, "embedding_size": 32}),
-    "opt": _Kind("OPTForCausalLM", "OPTConfig", {**_SMALL, "ffn_dim": 64, "word_embed_proj_dim": 32, "use_cache": False}),
+    "opt": _Kind(
+        "OPTForCausalLM", "OPTConfig", {**_SMALL, "ffn_dim": 64, "word_embed_proj_dim": 32, "use_cache": False}
+    ),
     "gpt-neox": _Kind("GPTNeoXForCausalLM", "GPTNeoXConfig", {**_SMALL, "use_cache": False}),
     "distilbert": _Kind(
         "DistilBertForMaskedLM",

@@ -1,4 +1,4 @@
-"""Values of a compiled region that the plan offloads: they are away between forward and backward, with the same bits."""
+"""Values of a compiled region that the plan offloads are away between forward and backward, with the same bits."""
 
 from __future__ import annotations
 

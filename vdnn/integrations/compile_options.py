@@ -1,8 +1,9 @@
-"""compile_options: options by which torch.compile saves no more between forward and backward than a budget allows.
+"""compile_options: options by which torch.compile keeps what a region saves under a budget.
 
 Hooks on saved tensors cannot help a model that is compiled as a whole, because backward asks for all of them at once.
-So the choice is made in the graph: a partitioner decides what forward saves and what backward recomputes. Torch's own
-cut is taken wherever it fits the budget; otherwise the one that takes the least time on the hardware given.
+So the plan is in the graph: a partitioner decides what forward saves, what backward recomputes, and what is offloaded
+between the two. Torch's own cut is taken wherever it fits the budget; otherwise the plan with the shortest step on the
+hardware given.
 """
 
 from __future__ import annotations
@@ -35,29 +36,31 @@ def compile_options(
     *,
     offload: bool = True,
 ) -> dict[str, Any]:
-    """Options for torch.compile under which a region holds at most `budget` between its forward and its backward.
+    """Options for torch.compile under which a region holds at most `budget` of inputs, outputs and saved values.
 
     Example::
 
         model = torch.compile(model, options=vdnn.compile_options(budget="12GiB"))
 
     A region is a graph that torch compiles; each has the whole budget for itself. Its inputs (parameters among them)
-    and outputs count, and what forward saves for backward, each storage once. The memory that a kernel needs while it
-    runs does not. Gradients are those of torch.compile without these options, but for the last bits where Inductor
-    fuses recomputed operations with others. Needs torch 2.13.
+    and outputs count, and what is saved for backward and on the device, each storage once. Gradients and the memory
+    that a kernel needs while it runs do not. What does not fit is recomputed in backward, or offloaded to pinned memory
+    and reloaded ahead of its use, whichever takes less time. Gradients are those of torch.compile without these
+    options, but for the last bits where Inductor fuses recomputed operations with others. Needs torch 2.13.
 
     Args:
         budget: bytes, or a text such as "12GiB".
-        hardware: the card whose times decide what is cheap to recompute: the name of a profile, its file, or a profile.
-            By default this machine's card is measured.
+        hardware: the card whose times decide what is recomputed or offloaded: the name of a profile, its file, or a
+            profile. By default this machine's card is measured.
         options: other options of Inductor, passed on.
         offload: False recomputes, and offloads nothing.
 
     Raises:
         CombinationError: these options are given twice, or another partitioner is set.
         TorchMissingError: this torch lacks what is needed.
-        InvalidArgumentError: the budget is not a size. Also while torch compiles, if no choice fits the budget: torch
-            wraps it in its BackendCompilerFailed.
+        InvalidArgumentError: the budget is not a size. Also while torch compiles, if no choice fits the budget, and a
+            CombinationError if something would be offloaded under CUDA graphs: torch wraps both in its
+            BackendCompilerFailed.
     """
     joint_graph.require_partitioner()
     others = dict(options or {})
@@ -67,7 +70,10 @@ def compile_options(
 
 @dataclass(frozen=True, slots=True)
 class RegionChoice:
-    """The choice for one region. `by` says whose cut it is: "min-cut" is torch's own."""
+    """The choice for one region. `by` says whose cut it is: "min-cut" is torch's own. `saved_bytes` stay on the device
+    between forward and backward, `offloaded_bytes` do not. `peak_bytes` is the most that is held at a time, and
+    `step_ns` the predicted time of forward and backward.
+    """
 
     name: str
     by: str

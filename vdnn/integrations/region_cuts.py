@@ -24,8 +24,8 @@ from vdnn.runtime.torch_internals.joint_graph import Cut, Trial
 # so that every run makes the same choice.
 _NODES_TRIED, _FEWEST_TRIES, _MOST_TRIES = 20_000, 4, 24
 _CAPACITIES = 5
-# Torch's knapsack is tried at these tenths of its budget.
-_TENTHS = 10
+# Torch's knapsack is tried at these shares of its budget.
+KNAPSACK_SHARES = (0.8, 0.6, 0.4, 0.2)
 
 
 class RegionCuts:
@@ -34,7 +34,7 @@ class RegionCuts:
     def __init__(self, joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int, options: dict[str, Any]) -> None:
         self._given = (joint, inputs, num_fwd_outputs, options)
         self._nodes = len(joint.graph.nodes)
-        self._knapsacks: dict[int, Cut] = {}
+        self._knapsacks: dict[float, Cut] = {}
 
     @functools.cached_property
     def plain(self) -> Cut:
@@ -49,22 +49,16 @@ class RegionCuts:
     def aggressive(self) -> Cut:
         return joint_graph.aggressive_cut(*self._given)
 
-    def knapsack(self, tenths: int) -> Cut:
+    def knapsack(self, share: float) -> Cut:
         """Torch's cut under `activation_memory_budget`, by its own solver and estimate of time."""
-        if tenths not in self._knapsacks:
-            self._knapsacks[tenths] = joint_graph.budgeted_cut(*self._given, tenths / _TENTHS)
-        return self._knapsacks[tenths]
+        if share not in self._knapsacks:
+            self._knapsacks[share] = joint_graph.budgeted_cut(*self._given, share)
+        return self._knapsacks[share]
 
     def fitting_knapsack(self, budget_bytes: int) -> Cut | None:
-        """The largest of these that fits, if a larger share holds more."""
-        fits, exceeds = 0, _TENTHS
-        while exceeds - fits > 1:
-            middle = (fits + exceeds) // 2
-            if self.knapsack(middle).held.total_bytes <= budget_bytes:
-                fits = middle
-            else:
-                exceeds = middle
-        return self.knapsack(fits) if fits else None
+        """That of the largest share that fits. Less share does not always hold less, so they are tried in turn."""
+        cuts = (self.knapsack(share) for share in KNAPSACK_SHARES)
+        return next((cut for cut in cuts if cut.held.total_bytes <= budget_bytes), None)
 
     def searched(self, budget_bytes: int, cost: GraphCost) -> Cut:
         """The cut that a search finds whose operations take the least time to recompute under `budget_bytes`."""

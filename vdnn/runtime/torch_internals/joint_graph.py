@@ -128,8 +128,9 @@ def is_fusible(node: fx.Node) -> bool:
 
 def is_view(node: fx.Node) -> bool:
     """True if the result of the operation is a view of its argument."""
-    is_one = node.target is operator.getitem or getattr(node.target, "is_view", False)
-    return bool(is_one or _operations().is_view(node))
+    if node.target is operator.getitem or getattr(node.target, "is_view", False):
+        return True
+    return bool(_operations().is_view(node))
 
 
 @functools.cache
