@@ -1,74 +1,79 @@
-"""compile_options: options by which torch.compile saves no more between forward and backward than a budget allows.
+"""compile_options: options by which torch.compile keeps what a region saves under a budget.
 
 Hooks on saved tensors cannot help a model that is compiled as a whole, because backward asks for all of them at once.
-So the choice is made in the graph: a partitioner decides what forward saves and what backward recomputes. Torch's own
-cut is taken wherever it fits the budget; otherwise the one that takes the least time on the hardware given.
+So the plan is in the graph: a partitioner decides what forward saves, what backward recomputes, and what is offloaded
+between the two. Torch's own cut is taken wherever it fits the budget; otherwise the plan with the shortest step on the
+hardware given.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
 import vdnn
 from vdnn.bytesize import format_bytes, parse_bytes
 from vdnn.errors import CombinationError, InvalidArgumentError
 from vdnn.hardware import HardwareProfile, load_profile
-from vdnn.runtime.machine.graph_cost import GraphCost
+from vdnn.integrations.compiled_moves import put_into
+from vdnn.integrations.region_cuts import RegionCuts, least_of, plans_of
+from vdnn.integrations.region_plan import RegionPlanner
 from vdnn.runtime.torch_internals import joint_graph
-from vdnn.runtime.torch_internals.joint_graph import Cut, Trial
 
 _OPTION = "custom_partitioner_fn"
-# A try solves one min-cut, whose time grows with the graph. So large graphs get fewer tries, by count and not by clock,
-# so that every run makes the same choice.
-_NODES_TRIED, _FEWEST_TRIES, _MOST_TRIES = 20_000, 4, 24
-_CAPACITIES = 5
 
 
 def compile_options(
     budget: int | str,
     hardware: str | Path | HardwareProfile | None = None,
     options: Mapping[str, Any] | None = None,
+    *,
+    offload: bool = True,
 ) -> dict[str, Any]:
-    """Options for torch.compile under which a region holds at most `budget` between its forward and its backward.
+    """Options for torch.compile under which a region holds at most `budget` of inputs, outputs and saved values.
 
     Example::
 
         model = torch.compile(model, options=vdnn.compile_options(budget="12GiB"))
 
     A region is a graph that torch compiles; each has the whole budget for itself. Its inputs (parameters among them)
-    and outputs count, and what forward saves for backward, each storage once. The memory that a kernel needs while it
-    runs does not. Gradients are those of torch.compile without these options, but for the last bits where Inductor
-    fuses recomputed operations with others. Needs torch 2.13.
+    and outputs count, and what is saved for backward and on the device, each storage once. Gradients and the memory
+    that a kernel needs while it runs do not. What does not fit is recomputed in backward, or offloaded to pinned memory
+    and reloaded ahead of its use, whichever takes less time. Gradients are those of torch.compile without these
+    options, but for the last bits where Inductor fuses recomputed operations with others. Needs torch 2.13.
 
     Args:
         budget: bytes, or a text such as "12GiB".
-        hardware: the card whose times decide what is cheap to recompute: the name of a profile, its file, or a profile.
-            By default this machine's card is measured.
+        hardware: the card whose times decide what is recomputed or offloaded: the name of a profile, its file, or a
+            profile. By default this machine's card is measured.
         options: other options of Inductor, passed on.
+        offload: False recomputes, and offloads nothing.
 
     Raises:
         CombinationError: these options are given twice, or another partitioner is set.
         TorchMissingError: this torch lacks what is needed.
-        InvalidArgumentError: the budget is not a size. Also while torch compiles, if no choice fits the budget: torch
-            wraps it in its BackendCompilerFailed.
+        InvalidArgumentError: the budget is not a size. Also while torch compiles, if no choice fits the budget, and a
+            CombinationError if something would be offloaded under CUDA graphs: torch wraps both in its
+            BackendCompilerFailed.
     """
     joint_graph.require_partitioner()
     others = dict(options or {})
     _check_alone(others)
-    return {**others, _OPTION: BudgetPartitioner(_budget_bytes(budget), _profile(hardware))}
+    return {**others, _OPTION: BudgetPartitioner(_budget_bytes(budget), _profile(hardware), offloads=offload)}
 
 
 @dataclass(frozen=True, slots=True)
 class RegionChoice:
-    """The choice for one region. `by` says whose cut it is: "min-cut" is torch's own."""
+    """The choice for one region. `by` says whose cut it is: "min-cut" is torch's own. `saved_bytes` stay on the device
+    between forward and backward, `offloaded_bytes` do not. `peak_bytes` is the most that is held at a time, and
+    `step_ns` the predicted time of forward and backward.
+    """
 
     name: str
     by: str
@@ -76,6 +81,9 @@ class RegionChoice:
     saved_bytes: int
     min_cut_saved_bytes: int
     recompute_ns: int
+    offloaded_bytes: int
+    step_ns: int
+    peak_bytes: int
 
 
 class BudgetPartitioner(joint_graph.Partitioner):
@@ -84,127 +92,62 @@ class BudgetPartitioner(joint_graph.Partitioner):
     Inductor takes it as an option, and the backends of torch's `aot_autograd(partition_fn=...)` as their function.
     """
 
-    def __init__(self, budget_bytes: int, profile: HardwareProfile) -> None:
-        self.budget_bytes = budget_bytes
+    def __init__(self, budget_bytes: int, profile: HardwareProfile, *, offloads: bool = True) -> None:
+        self.budget_bytes, self._offloads = budget_bytes, offloads
         self.regions: list[RegionChoice] = []
         self._profile = profile
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        outputs = kwargs.pop("num_fwd_outputs")
-        plain = joint_graph.min_cut(gm, joint_inputs, outputs, kwargs)
-        cuts = {"min-cut": plain}
-        if not self._fits(plain):
-            search = _Search(self.budget_bytes, self._cost(), len(gm.graph.nodes))
-            cuts["lean min-cut"] = joint_graph.lean_cut(gm, joint_inputs, outputs, kwargs)
-            cuts["aggressive min-cut"] = joint_graph.aggressive_cut(gm, joint_inputs, outputs, kwargs)
-            cuts["search"] = joint_graph.chosen_cut(gm, joint_inputs, outputs, kwargs, search.choose)
-        fitting = [name for name, cut in cuts.items() if self._fits(cut)]
-        if not fitting:
-            raise self._refusal(cuts.values())
-        times = {name: self._recompute_ns(cuts[name]) for name in fitting}
-        by = min(fitting, key=times.__getitem__)
-        cut, held = cuts[by], cuts[by].held
+        cuts = RegionCuts(gm, joint_inputs, kwargs.pop("num_fwd_outputs"), kwargs)
+        planner = RegionPlanner(self.budget_bytes, self._profile, offloads=self._offloads)
+        plans = plans_of(cuts, planner)
+        if not plans:
+            raise self._refusal(least_of(cuts, planner))
+        by = min(plans, key=lambda name: plans[name].step_ns)
+        plan, plain = plans[by], cuts.plain.held.saved_bytes
+        if plan.moves:
+            self._refuse_cuda_graphs()
+            put_into(plan.cut.forward, plan.cut.backward, plan.step, plan.moves)
+        held = plan.cut.held
         self.regions.append(
             RegionChoice(
                 joint_graph.region_name(),
                 by,
                 held.inputs_and_outputs_bytes,
-                held.saved_bytes,
-                plain.held.saved_bytes,
-                times[by],
+                held.saved_bytes - plan.offloaded_bytes,
+                plain,
+                planner.recompute_ns(plan.cut),
+                plan.offloaded_bytes,
+                plan.step_ns,
+                plan.peak_bytes,
             )
         )
-        return cut.forward, cut.backward
+        return plan.cut.forward, plan.cut.backward
 
     def uuid(self) -> bytes:
         """Differs with the version, the budget and the figures of the hardware: torch caches compiled graphs by it."""
-        text = repr((vdnn.__version__, torch.__version__, self.budget_bytes, self._profile))
+        text = repr((vdnn.__version__, torch.__version__, self.budget_bytes, self._profile, self._offloads))
         return hashlib.sha256(text.encode()).digest()
 
-    def _fits(self, cut: Cut) -> bool:
-        return cut.held.total_bytes <= self.budget_bytes
-
-    def _cost(self) -> GraphCost:
-        return GraphCost(self._profile, joint_graph.is_fusible, joint_graph.hinted)
-
-    def _recompute_ns(self, cut: Cut) -> int:
-        return self._cost().recompute_ns(cut.recomputed, set(cut.backward.graph.nodes))
-
-    def _refusal(self, cuts: Iterable[Cut]) -> InvalidArgumentError:
-        least = min((cut.held for cut in cuts), key=lambda held: held.total_bytes)
-        total, ends = format_bytes(least.total_bytes), format_bytes(least.inputs_and_outputs_bytes)
+    def _refusal(self, least: tuple[int, int]) -> InvalidArgumentError:
+        total, ends = map(format_bytes, least)
         return InvalidArgumentError(
             argument="budget",
-            expected=f"at least {total} ({least.total_bytes} bytes), which the compiled region "
+            expected=f"at least {total} ({least[0]} bytes), which the compiled region "
             f"{joint_graph.region_name()} holds between forward and backward, {ends} of them its inputs and outputs",
             got=f"{format_bytes(self.budget_bytes)}. Raise the budget, or make the batch smaller",
         )
 
-
-class _Search:
-    """Looks for the operations to recompute: those with the least time a byte first, then without what need not be."""
-
-    def __init__(self, budget_bytes: int, cost: GraphCost, nodes: int) -> None:
-        self._budget_bytes, self._cost = budget_bytes, cost
-        self._tries = min(_MOST_TRIES, max(_FEWEST_TRIES, _NODES_TRIED // max(nodes, 1)))
-
-    def choose(
-        self, candidates: Sequence[fx.Node], attempt: Callable[[frozenset[fx.Node]], Trial]
-    ) -> frozenset[fx.Node]:
-        """The set to recompute, or all candidates if even that does not fit."""
-        tried: dict[frozenset[fx.Node], tuple[bool, int, int]] = {}
-
-        def rank(chosen: frozenset[fx.Node]) -> tuple[bool, int, int]:
-            """A choice that fits comes first, with the least time first; the others follow by their bytes."""
-            if chosen not in tried:
-                trial = attempt(chosen)
-                over = trial.held.total_bytes > self._budget_bytes
-                recompute_ns = self._cost.recompute_ns(trial.recomputed, trial.in_backward)
-                tried[chosen] = (over, trial.held.total_bytes if over else recompute_ns, len(chosen))
-            return tried[chosen]
-
-        nodes = sorted(candidates, key=lambda node: self._ns_per_byte(node))
-        self._bisect([frozenset(nodes[:count]) for count in range(len(nodes) + 1)], rank)
-        self._bisect(self._knapsacks(candidates), rank)
-        best = min(tried, key=tried.__getitem__)
-        if not tried[best][0]:
-            for node in sorted(best, key=self._cost.alone_ns, reverse=True)[: self._tries]:
-                rank(best - {node})
-                best = min(tried, key=tried.__getitem__)
-        return best
-
-    def _bisect(
-        self, choices: Sequence[frozenset[fx.Node]], rank: Callable[[frozenset[fx.Node]], tuple[bool, int, int]]
-    ) -> None:
-        """Tries the choices around the first that fits, as if each held less than the one before it."""
-        first, last = 0, len(choices) - 1
-        while first < last:
-            middle = (first + last) // 2
-            if rank(choices[middle])[0]:
-                first = middle + 1
-            else:
-                last = middle
-        rank(choices[first])
-
-    def _knapsacks(self, candidates: Sequence[fx.Node]) -> list[frozenset[fx.Node]]:
-        """Torch's knapsack with our times, at capacities from all to nothing."""
-        sizes = [max(self._bytes(node), 1) for node in candidates]
-        shares = [size / sum(sizes) for size in sizes]
-        times = [float(max(self._cost.alone_ns(node), 1)) for node in candidates]
-        capacities = [1 - step / _CAPACITIES for step in range(_CAPACITIES + 1)]
-        return [
-            frozenset(candidates[place] for place in joint_graph.knapsack(shares, times, capacity))
-            for capacity in capacities
-        ]
-
-    def _ns_per_byte(self, node: fx.Node) -> float:
-        return self._cost.alone_ns(node) / max(self._bytes(node), 1)
-
-    def _bytes(self, node: fx.Node) -> int:
-        leaves = tree_leaves(joint_graph.hinted(node))
-        return sum(one.numel() * one.itemsize for one in leaves if isinstance(one, torch.Tensor))
+    def _refuse_cuda_graphs(self) -> None:
+        if joint_graph.captures_cuda_graphs():
+            raise CombinationError(
+                ours="vdnn.compile_options",
+                theirs="the CUDA graphs of torch.compile",
+                reason="under this budget values are offloaded, and a captured graph cannot move them",
+                way_out="Compile without CUDA graphs, set offload=False, or raise the budget",
+            )
 
 
 def _budget_bytes(budget: int | str) -> int:

@@ -7,7 +7,7 @@ what the roofline says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -42,6 +42,36 @@ class GraphCost:
             + sum(self._kernel_ns(kernel, in_backward) for kernel in _kernels(fusible))
         )
 
+    def node_ns(self, graph: fx.Graph, is_view: Callable[[fx.Node], bool]) -> dict[fx.Node, float]:
+        """The time of each kernel of `graph`, at the last of its nodes. Fusible nodes that depend on each other through
+        fusible nodes alone are one kernel. A view is a part of whoever reads it."""
+        sources, depths = dict[fx.Node, set[fx.Node]](), dict[fx.Node, int]()
+        times: dict[fx.Node, float] = {}
+        fused: dict[int, list[fx.Node]] = {}
+        for node in graph.nodes:
+            inputs = {root for one in node.all_input_nodes for root in (sources[one] if is_view(one) else {one})}
+            sources[node] = inputs
+            is_heavy = node.op == "call_function" and not is_view(node) and not self._is_fusible(node)
+            depths[node] = max((depths[one] for one in node.all_input_nodes), default=0) + is_heavy
+            if is_heavy:
+                times[node] = self.alone_ns(node)
+            elif node.op == "call_function" and not is_view(node):
+                fused.setdefault(depths[node], []).append(node)
+        read_by: dict[fx.Node, set[fx.Node]] = {}
+        for node, inputs in sources.items():
+            if not is_view(node):
+                for one in inputs:
+                    read_by.setdefault(one, set()).add(node)
+        order = {node: place for place, node in enumerate(graph.nodes)}
+        for nodes in fused.values():
+            for kernel in _connected(nodes, sources):
+                read = {one for node in kernel for one in sources[node] if one not in kernel}
+                written = [node for node in kernel if not read_by.get(node, set()) <= kernel]
+                traffic_ns = sum(self._traffic_ns(one) for one in (*read, *written))
+                if traffic_ns:
+                    times[max(kernel, key=order.__getitem__)] = traffic_ns + self._profile.kernel_launch_ns
+        return times
+
     def _kernel_ns(self, kernel: set[fx.Node], in_backward: Collection[fx.Node]) -> float:
         read = {one for node in kernel for one in node.all_input_nodes if one not in kernel}
         users = [(node, user) for node in kernel for user in node.users if user not in kernel and user in in_backward]
@@ -63,6 +93,21 @@ class GraphCost:
             args, kwargs = self._hinted(node.args), self._hinted(node.kwargs)
             return operation_ns(self._profile, node.target, args, kwargs, self._hinted(node))
         return round(sum(self._traffic_ns(one) for one in (node, *node.all_input_nodes)))
+
+
+def _connected(nodes: Iterable[fx.Node], sources: Mapping[fx.Node, set[fx.Node]]) -> list[set[fx.Node]]:
+    """The parts of `nodes` that read each other."""
+    kernel_of: dict[fx.Node, set[fx.Node]] = {}
+    for node in nodes:
+        kernel = {node}
+        for one in sources[node]:
+            joined = kernel_of.get(one)
+            if joined is not None and joined is not kernel:
+                small, kernel = sorted((joined, kernel), key=len)
+                kernel |= small
+                kernel_of.update(dict.fromkeys(small, kernel))
+        kernel_of[node] = kernel
+    return list({id(kernel): kernel for kernel in kernel_of.values()}.values())
 
 
 def _kernels(fusible: Iterable[fx.Node]) -> list[set[fx.Node]]:

@@ -7,6 +7,7 @@ require_partitioner() raises an error where a part of it is missing. Sizes that 
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ try:
     from torch._functorch.partitioners import (
         MinCutOptions,
         NodeInfo,
+        OpTypes,
         get_default_op_list,
         min_cut_rematerialization_partition,
         solve_min_cut,
@@ -61,6 +63,16 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedStorage:
+    """A storage that forward saves beside inputs and outputs: its tensors by name, as forward returns them and backward
+    takes them. `can_leave`: one tensor covers it, so that copying that tensor copies the storage."""
+
+    names: tuple[str, ...]
+    nbytes: int
+    can_leave: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """A joint graph in two modules, with what it holds and the nodes of backward that forward has run before."""
 
@@ -68,6 +80,7 @@ class Cut:
     backward: fx.GraphModule
     held: Held
     recomputed: frozenset[fx.Node]
+    saved: tuple[SavedStorage, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +116,27 @@ def region_name() -> str:
     return str(get_aot_graph_name())
 
 
+def captures_cuda_graphs() -> bool:
+    """True if the compilation that runs now records CUDA graphs."""
+    return bool(inductor_config.triton.cudagraphs)
+
+
 def is_fusible(node: fx.Node) -> bool:
     """True if Inductor fuses the operation with its neighbours."""
-    return bool(get_default_op_list().is_fusible(node))
+    return bool(_operations().is_fusible(node))
+
+
+def is_view(node: fx.Node) -> bool:
+    """True if the result of the operation is a view of its argument."""
+    if node.target is operator.getitem or getattr(node.target, "is_view", False):
+        return True
+    return bool(_operations().is_view(node))
+
+
+@functools.cache
+def _operations() -> OpTypes:
+    """Torch's lists of operations, which it makes anew at each call: that takes milliseconds."""
+    return get_default_op_list()
 
 
 def hinted(tree: Any) -> Any:
@@ -126,6 +157,13 @@ def lean_cut(joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int, options: 
 def aggressive_cut(joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int, options: dict[str, Any]) -> Cut:
     """Torch's cut with everything recomputed but random operations, reductions and what computes much."""
     return _cut(joint, inputs, num_fwd_outputs, options, {"aggressive_recomputation": True}, pinned=_is_random)
+
+
+def budgeted_cut(
+    joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int, options: dict[str, Any], share: float
+) -> Cut:
+    """Torch's cut under `activation_memory_budget`, by its knapsack and its own estimate of times."""
+    return _cut(joint, inputs, num_fwd_outputs, options, {"activation_memory_budget": share}, pinned=_is_random)
 
 
 def chosen_cut(
@@ -211,7 +249,8 @@ def _cut(
     ends = [*forward.graph.find_nodes(op="placeholder"), *outputs[:num_fwd_outputs]]
     before = {node.name for node in forward.graph.nodes if node.op == "call_function"}
     again = frozenset(node for node in backward.graph.nodes if node.op == "call_function" and node.name in before)
-    return Cut(forward, backward, _held(ends, outputs[num_fwd_outputs:]), again)
+    saved = outputs[num_fwd_outputs:]
+    return Cut(forward, backward, _held(ends, saved), again, _saved_storages(ends, saved))
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:
@@ -243,6 +282,36 @@ def _held(ends: Iterable[Any], saved: Iterable[Any]) -> Held:
     at_ends = _storages(ends)
     beyond = {key: size for key, size in _storages(saved).items() if key not in at_ends}
     return Held(sum(at_ends.values()), sum(beyond.values()))
+
+
+def _saved_storages(ends: Iterable[Any], saved: Iterable[Any]) -> tuple[SavedStorage, ...]:
+    at_ends, groups = _storages(ends), dict[int, list[fx.Node]]()
+    for node in saved:
+        for key in _storages([node]):
+            groups.setdefault(key, []).append(node)
+    sizes = {key: size for nodes in groups.values() for key, size in _storages(nodes).items()}
+    on_gpu = any(_is_on(node, "cuda") for node in (*ends, *saved))
+    return tuple(
+        SavedStorage(
+            tuple(node.name for node in nodes),
+            sizes[key],
+            len(nodes) == 1 and _is_on(nodes[0], "cuda" if on_gpu else "cpu") and _extent_bytes(nodes[0]) == sizes[key],
+        )
+        for key, nodes in groups.items()
+        if key not in at_ends
+    )
+
+
+def _is_on(node: Any, device_type: str) -> bool:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.device.type == device_type
+
+
+def _extent_bytes(node: fx.Node) -> int:
+    value = node.meta["val"]
+    shape, stride = [_hint(one) for one in value.shape], [_hint(one) for one in value.stride()]
+    last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return int((last + 1) * value.itemsize) if 0 not in shape else 0
 
 
 def _storages(nodes: Iterable[Any]) -> dict[int, int]:
