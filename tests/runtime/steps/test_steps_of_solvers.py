@@ -1,4 +1,4 @@
-"""Steps of a solver that evaluates its network another number of times in each: between what was planned, more comes."""
+"""Steps of a solver that evaluates its network another number of times in each: more comes between planned saves."""
 
 from __future__ import annotations
 
