@@ -1,8 +1,8 @@
 """`python3 -m benchmarks.gpu_proof PART`: runs what needs a GPU, in three parts of under nine minutes that stand alone.
 
-    checks   builds vdnn in place; tiny networks and the tests on the GPU; the link, pinning, statistics, hooks
+    checks   builds vdnn in place; tiny networks, training state and tests on the GPU; link, pinning, statistics, hooks
     steps    ResNet-50 and GPT-2: plain, checkpointed, and under three budgets; predicted beside measured; gradients
-    zoo      steps whose shapes change, all networks, other ways of saving memory, what a step saves
+    zoo      steps whose shapes change, a compiled model, all networks, other ways of saving memory, what a step saves
 
 Needs torch, cmake, ninja, pybind11 and a compiler, nvcc for device code, pytest and hypothesis for the tests; it says
 what is missing, and needs no network. Builds in place and works in build/gpu-proof; installs nothing. Each step is a

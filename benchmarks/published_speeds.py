@@ -4,7 +4,8 @@
 
 A line of JSON for each row goes to the file: the published time of a step, and the virtual one without and with figures
 by class of operation. Rows that the file already has are not run again. The table reads only the file. "Off by" is the
-larger of the two times over the smaller one; the row that calibrated a figure is shown and not judged.
+larger of the two times over the smaller one. The row that calibrated a figure is shown and not judged, and neither are
+rows whose published figure cannot be of the step as described.
 """
 
 from __future__ import annotations
@@ -63,7 +64,13 @@ def read_speeds(path: Path) -> dict[str, Speed]:
 
 
 def judged(speeds: Iterable[Speed]) -> list[Speed]:
-    return [one for one in speeds if not one.is_calibration]
+    doubtful = _unjudgeable()
+    return [one for one in speeds if not one.is_calibration and one.key not in doubtful]
+
+
+def _unjudgeable() -> dict[str, str]:
+    """The reasons of rows that cannot be of the step as described, by key."""
+    return {row.key: row.why for row in ROWS if row.is_unjudgeable}
 
 
 def summary(ratios: Iterable[float]) -> tuple[float, float]:
@@ -85,11 +92,12 @@ def explained(speeds: Iterable[Speed]) -> dict[str, str]:
 
 def render(speeds: Sequence[Speed]) -> str:
     header = ("card: network, batch, precision", "published", "before", "ratio", "now", "ratio", "judged")
+    shown_as_judged = judged(speeds)
     rows = [
         (
             one.key,
             *(f"{one.published_ns / 1e6:.1f} ms", f"{one.before_ns / 1e6:.1f} ms", f"{one.before:.2f}"),
-            *(f"{one.after_ns / 1e6:.1f} ms", f"{one.after:.2f}", "no" if one.is_calibration else "yes"),
+            *(f"{one.after_ns / 1e6:.1f} ms", f"{one.after:.2f}", "yes" if one in shown_as_judged else "no"),
         )
         for one in speeds
     ]
@@ -114,6 +122,16 @@ def _remarks(speeds: Sequence[Speed]) -> Iterable[str]:
     for why in sorted(set(reasons.values()), reverse=True):
         keys = "; ".join(key for key, reason in reasons.items() if reason == why)
         yield f"Off by more than {WORST} x: {keys}: {why or 'unexplained'}."
+    yield from _remarks_on_the_unjudgeable(speeds)
+
+
+def _remarks_on_the_unjudgeable(speeds: Sequence[Speed]) -> Iterable[str]:
+    reasons = _unjudgeable()
+    for why in sorted(set(reasons.values())):
+        found = [one for one in speeds if reasons.get(one.key) == why]
+        if found:
+            worst = summary(one.after for one in found)[1]
+            yield f"Not judged, off by up to {worst:.2f} x: {'; '.join(one.key for one in found)}: {why}."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

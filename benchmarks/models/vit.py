@@ -6,6 +6,7 @@ token, as in torchvision. Attention is torch's fused scaled_dot_product_attentio
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -39,6 +40,7 @@ class Layer(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
+        self.attend: Callable[..., Tensor] = functional.scaled_dot_product_attention
         self.attention_norm = nn.LayerNorm(width, eps=EPSILON)
         self.query_key_value = nn.Linear(width, 3 * width)
         self.mixed = nn.Linear(width, width)
@@ -49,7 +51,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         made = self.query_key_value(self.attention_norm(x)).chunk(3, -1)
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in made)
-        attended = functional.scaled_dot_product_attention(query, key, value)
+        attended = self.attend(query, key, value)
         x = x + self.mixed(attended.transpose(1, 2).flatten(2))
         out: Tensor = x + self.perceptron(x)
         return out

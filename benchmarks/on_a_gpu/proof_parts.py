@@ -116,14 +116,14 @@ def _tests_step(
 
 
 TESTS = (
-    _tests_step("tests/device", 35, dry="fake and contract and not late"),
-    _tests_step("tests/codec", 20, dry="pack and not property", needs=("numpy",)),
-    _tests_step("tests/transfer", 25, dry="fake and not late", needs=("pytest_benchmark",)),
-    _tests_step("tests/runtime/session/test_on_cuda.py", 60, dry="virtual and streams"),
-    _tests_step("tests/runtime/session/test_delays_on_cuda.py", 40, dry="virtual and missing"),
+    _tests_step("tests/device", 30, dry="fake and contract and not late"),
+    _tests_step("tests/codec", 15, dry="pack and not property", needs=("numpy",)),
+    _tests_step("tests/transfer", 20, dry="fake and not late", needs=("pytest_benchmark",)),
+    _tests_step("tests/runtime/session/test_on_cuda.py", 50, dry="virtual and streams"),
+    _tests_step("tests/runtime/session/test_delays_on_cuda.py", 35, dry="virtual and missing"),
     _tests_step(
         "tests/benchmarks/test_demo_on_cuda.py",
-        35,
+        30,
         dry="a_bit_makes",
         dry_folder="tests/benchmarks/test_identical_gradients.py",
     ),
@@ -135,6 +135,11 @@ def _tiny(context: Context, limit_s: float) -> list[str]:
     if context.dry:
         options += ["--place", "sim", "--workloads", "gpt2,unet"]
     return program("benchmarks.on_a_gpu.tiny_networks", *options)
+
+
+def _training_state(context: Context, limit_s: float) -> list[str]:
+    options = ["--json", str(context.work / "training_state.jsonl")]
+    return program("benchmarks.on_a_gpu.training_state_ways", *options, *(["--device", "sim"] if context.dry else []))
 
 
 def _doctor(context: Context, limit_s: float) -> list[str]:
@@ -163,10 +168,11 @@ CHECKS = (
     *BEGIN,
     Step("doctor", 20, _doctor, judge_doctor),
     Step("tiny networks", 45, _tiny, judge_by_last_line, takes_rest=True),
+    Step("training state", 40, _training_state, judge_table("training_state.jsonl"), takes_rest=True),
     *TESTS,
     LINK,
     Step("statistics", 15, _statistics, judge_table("statistics.jsonl")),
-    Step("hooks", 40, _hooks, judge_hooks),
+    Step("hooks", 35, _hooks, judge_hooks),
 )
 
 
@@ -234,6 +240,11 @@ def _varying(context: Context, limit_s: float) -> list[str]:
     return program("benchmarks.on_a_gpu.varying_shapes", *options)
 
 
+def _compiled(context: Context, limit_s: float) -> list[str]:
+    options = ["--json", str(context.work / "compiled.jsonl")]
+    return program("benchmarks.on_a_gpu.compiled_budget", *options, *(["--device", "cpu"] if context.dry else []))
+
+
 def _saved(context: Context, limit_s: float) -> list[str]:
     options = ["--json", str(context.work / "saved.jsonl")]
     return program("benchmarks.on_a_gpu.saved_on_cuda", *options, *(["--device", "cpu"] if context.dry else []))
@@ -242,10 +253,11 @@ def _saved(context: Context, limit_s: float) -> list[str]:
 ZOO = (
     *BEGIN,
     Step("varying shapes", 80, _varying, judge_by_output),
+    Step("compiled", 40, _compiled, judge_table("compiled.jsonl"), takes_rest=True),
     Sweep(ZOO_WORKLOADS, "plain,vdnn-auto", "75%", steps=3, cell_s=40, dry_workloads=("lstm", "vgg16")).step(
-        "zoo", 110
+        "zoo", 100
     ),
-    Sweep(("gpt2", "resnet50"), PEERS, "peers", steps=3, cell_s=40, dry_workloads=("gpt2",)).step("peers", 90),
+    Sweep(("gpt2", "resnet50"), PEERS, "peers", steps=3, cell_s=40, dry_workloads=("gpt2",)).step("peers", 75),
     Step("saved", 40, _saved, judge_table("saved.jsonl")),
     CLAIMS,
 )

@@ -1,7 +1,7 @@
 """The networks of published speeds that benchmarks/models lacks: as their benchmarks wrote them.
 
 convnet-benchmarks has AlexNet of the One Weird Trick paper and VGG's model A; SQuAD's head on BERT has two outputs for
-each token; BERT's pre-training computes logits for the masked tokens only.
+each token; BERT's pre-training computes logits for the masked tokens only; timm's ViTs of 2022 write attention out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmarks import models
 from benchmarks.models.bert import BASE_LAYERS, BASE_WIDTH, LAYERS, VOCABULARY, WIDTH, Bert, bert
 from benchmarks.models.masked_bert import MaskedBert
 from benchmarks.models.resnet18 import resnet18, resnet34
-from benchmarks.models.vit import VitShape, vit
+from benchmarks.models.vit import BASE, LARGE, Layer, VitShape, vit
 from benchmarks.models.workload import IMAGENET_CLASSES, CrossEntropy, Workload, image_workload
 
 SQUAD_TOKENS = 384
@@ -85,6 +85,21 @@ def bert_squad(batch: int, layers: int, width: int) -> Workload:
     return Workload(_SpanBert(Bert(layers, width), width), inputs, CrossEntropy(SQUAD_TOKENS, 2 * batch))
 
 
+def vit_written_out(batch: int, shape: VitShape) -> Workload:
+    """A ViT without fused attention, which torch did not have when its speed was published."""
+    workload = vit(batch, shape)
+    for layer in workload.model.modules():
+        if isinstance(layer, Layer):
+            layer.attend = _attend
+    return workload
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    # Under autocast the softmax is in float32, as in the published programs; torch's own math attention is not.
+    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+    return scores.softmax(-1) @ value
+
+
 def bert_large_pretraining(batch: int, tokens: int) -> Workload:
     inputs = bert(batch, tokens, 0, WIDTH).inputs
     model = MaskedBert(Bert(LAYERS, WIDTH), batch * tokens)
@@ -107,10 +122,10 @@ NETWORKS: dict[str, Callable[[int], Workload]] = {
     "Inception v4": models.inception_v4,
     "VGG-16": models.vgg16,
     "MobileNetV2": models.mobilenet_v2,
-    "ViT-Ti": partial(vit, shape=VitShape(layers=12, width=192, heads=3)),
-    "ViT-S": partial(vit, shape=VitShape(layers=12, width=384, heads=6)),
-    "ViT-B": models.vit_base,
-    "ViT-L": models.vit_large,
+    "ViT-Ti": partial(vit_written_out, shape=VitShape(layers=12, width=192, heads=3)),
+    "ViT-S": partial(vit_written_out, shape=VitShape(layers=12, width=384, heads=6)),
+    "ViT-B": partial(vit_written_out, shape=BASE),
+    "ViT-L": partial(vit_written_out, shape=LARGE),
     "BERT-base, SQuAD": partial(bert_squad, layers=BASE_LAYERS, width=BASE_WIDTH),
     "BERT-large, SQuAD": partial(bert_squad, layers=LAYERS, width=WIDTH),
     "BERT-large, 128 tokens": partial(bert_large_pretraining, tokens=128),

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.models.workload import Workload
 from benchmarks.speeds.networks import NETWORKS
@@ -42,8 +41,7 @@ def step_ns(row: Row, *, plain: bool = False) -> int:
 
 
 def _step(workload: Workload, optimizer: torch.optim.Optimizer | None, row: Row) -> None:
-    # In the years of these figures attention was written out.
-    with torch.autocast("cuda", torch.float16, enabled=row.precision == "float16"), sdpa_kernel(SDPBackend.MATH):
+    with torch.autocast("cuda", torch.float16, enabled=row.precision == "float16"):
         loss = workload.loss(workload.model(*workload.inputs))
     loss.backward()  # type: ignore[no-untyped-call]
     if optimizer is not None:

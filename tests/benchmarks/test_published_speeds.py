@@ -9,7 +9,7 @@ import pytest
 from benchmarks.published_speeds import Speed, explained, judged, main, measured, off_by, read_speeds, render, summary
 from benchmarks.speeds.networks import NETWORKS
 from benchmarks.speeds.rows import ROWS
-from vdnn.hardware import profile_names
+from vdnn.hardware import load_profile, profile_names
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 FIGURES, TABLE = RESULTS / "published_speeds.jsonl", RESULTS / "published_speeds.txt"
@@ -46,6 +46,26 @@ def test_a_row_that_calibrated_a_figure_is_not_judged() -> None:
     right, far = Speed("a: b", 100, 100, 110, False), Speed("a: c", 100, 100, 900, True)
     assert judged([right, far]) == [right]
     assert "of 1 rows" in render([right, far])
+
+
+def test_a_row_that_needs_more_than_the_cards_peak_is_shown_with_its_arithmetic_and_not_judged() -> None:
+    row = next(row for row in ROWS if row.card == "v100-32" and "512" in row.network and row.precision == "float32")
+    layers, head = 24 * (12 * 1024**2 + 2 * 512 * 1024), 80 / 512 * (1024**2 + 1024 * 30522)
+    flop_per_token = 2 * 3 * (layers + head)  # a product and an addition, in the forward pass and for both gradients
+    assert row.per_s * 512 * flop_per_token > load_profile(row.card).flop_per_s["float32"]
+    assert f"{row.per_s * 512 * flop_per_token / 1e12:.1f} TFLOP/s" in row.why
+    beside, impossible = Speed("a: b", 100, 100, 110, False), Speed(row.key, 100, 100, 190, False)
+    assert judged([beside, impossible]) == [beside]
+    assert "Not judged, off by up to 1.90 x: v100-32: BERT-large, 512" in " ".join(render([beside, impossible]).split())
+
+
+def test_rows_that_are_not_judged_are_of_one_column_of_one_table() -> None:
+    doubtful = [row for row in ROWS if row.is_unjudgeable]
+    assert len({row.source for row in doubtful}) == 1
+    for row in doubtful:
+        shorter = (one for one in ROWS if one.source == row.source and "128 tokens" in one.network)
+        beside = next(one for one in shorter if (one.card, one.precision) == (row.card, row.precision))
+        assert 1.33 < 512 * row.per_s / (128 * beside.per_s) < 1.53
 
 
 def test_a_row_is_as_far_off_if_it_is_too_fast_as_if_it_is_too_slow() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from vdnn.hardware import HardwareProfile, load_profile
 from vdnn.runtime.machine import roofline
+from vdnn.runtime.machine.operation_class import converted_maps
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 
 
@@ -109,6 +110,17 @@ def test_batch_norms_reach_less_of_the_memory() -> None:
     assert half_ns - launches_ns == pytest.approx(2 * (plain_ns - launches_ns), rel=0.01)
 
 
+def test_a_product_of_many_dimensions_costs_its_product_alone() -> None:
+    profile = load_profile("h100")
+    with VirtualMachine(profile) as machine, torch.no_grad():
+        x, weight = torch.empty(8, 512, 1024), torch.empty(1024, 1024)
+        begin_ns = machine.now_ns
+        torch.matmul(x, weight)
+        many_ns, begin_ns = machine.now_ns - begin_ns, machine.now_ns
+        torch.mm(x.view(-1, 1024), weight)
+        assert many_ns == machine.now_ns - begin_ns
+
+
 def test_maps_are_converted_for_tensor_cores_unless_they_are_channels_last() -> None:
     plain = load_profile("a100-80")
     kept = {key: value for key, value in plain.efficiency.items() if key != roofline.LAYOUT_CONVERSION}
@@ -132,3 +144,14 @@ def test_maps_are_converted_for_tensor_cores_unless_they_are_channels_last() -> 
     )
     assert ns(plain, "tf32", channels_last=True) == ns(without, "tf32", channels_last=True)
     assert ns(plain, "ieee", channels_last=False) == ns(without, "ieee", channels_last=False)
+
+
+@pytest.mark.parametrize(("of_input", "of_weight", "maps"), [(True, True, 4), (True, False, 2), (False, True, 2)])
+def test_each_gradient_of_a_convolution_converts_its_own_two_maps(of_input: bool, of_weight: bool, maps: int) -> None:
+    x = torch.empty(2, 8, 4, 4)
+    gradient, weight = torch.empty(2, 8, 4, 4), torch.empty(8, 8, 1, 1)
+    geometry = ([0], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [of_input, of_weight, False])
+    made = (x if of_input else None, weight if of_weight else None, None)
+    converted = converted_maps("convolution_backward", (gradient, x, weight, *geometry), made)
+    assert len(converted) == maps
+    assert all(one.shape == x.shape for one in converted)

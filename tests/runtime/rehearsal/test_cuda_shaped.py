@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.rehearsal.stage import stage
@@ -53,6 +54,17 @@ def test_the_attention_is_that_of_the_card() -> None:
     assert saved_by(lambda: attended(torch.float16), "v100-16")[0] == efficient
     assert saved_by(lambda: attended(BF16), "v100-16")[0] not in (flash, efficient)
     assert saved_by(lambda: attended(torch.float32), "titan-x")[0] == efficient
+
+
+def test_an_attention_that_the_program_switched_off_is_not_chosen() -> None:
+    flash, efficient = "ScaledDotProductFlashAttentionBackward0", "ScaledDotProductEfficientAttentionBackward0"
+    with sdpa_kernel(SDPBackend.MATH):
+        assert attention(BF16) not in (flash, efficient)
+        assert attention(torch.float32) not in (flash, efficient)
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        assert attention(BF16) == efficient
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        assert attention(BF16) == flash, "cuDNN's saves as many bytes"
 
 
 def test_attention_saves_as_much_as_on_the_card() -> None:

@@ -32,15 +32,19 @@ def bandwidth_class(name: str) -> str:
 
 
 def converted_maps(name: str, args: tuple[Any, ...], out: Any) -> list[torch.Tensor]:
-    """The maps whose layout cuDNN changes for a convolution on tensor cores: none if its input is channels last."""
+    """The maps whose layout cuDNN changes for a convolution on tensor cores: none if its input is channels last.
+
+    A backward pass is two calls of cuDNN, each of which converts the gradient of the output for itself.
+    """
     if name not in _CONVOLUTIONS:
         return []
     x = _CONVOLUTIONS[name](*args).x
     if x.dim() != _DIMENSIONS or _is_channels_last(x):
         return []
-    made = out[:1] if isinstance(out, (list, tuple)) else [out]
-    gradients = args[:1] if name == "convolution_backward" else ()
-    return [one for one in (x, *gradients, *made) if isinstance(one, torch.Tensor)]
+    if name != "convolution_backward":
+        return [x, out]
+    gradient, of_input, of_weight = args[0], *args[-1][:2]
+    return [gradient, out[0]] * of_input + [gradient, x] * of_weight
 
 
 def kernel_count(name: str, args: tuple[Any, ...]) -> int:

@@ -26,9 +26,11 @@ _DTYPE_NAMES = {
     torch.bfloat16: "bfloat16",
 }
 _TENSOR_CORES = ("tf32", "float16", "bfloat16")
-# These operations make tensors or change their storage, and run no kernel.
+# These operations make tensors, change their storage or look at one in another shape, and run no kernel. The last two
+# are views whose schema does not say so: torch.matmul uses them.
 _NO_KERNEL = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "resize_", "detach_", "device"}
+    | {"_unsafe_view", "_reshape_alias"}
 )
 
 

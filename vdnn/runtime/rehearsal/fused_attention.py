@@ -8,6 +8,7 @@ what they save there. The choice follows torch's own (aten/src/ATen/native/trans
   math        all else. It saves the whole matrix.
 
 cuDNN's attention, which torch prefers on Hopper, saves as many bytes as flash attention, and a mask without padding.
+What a program has switched off, as by torch.nn.attention.sdpa_kernel, is not chosen.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ def attend(
 
 
 def _fits_flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, is_ampere: bool) -> bool:
+    backends: Any = torch.backends.cuda
+    if not backends.flash_sdp_enabled() and not backends.cudnn_sdp_enabled():
+        return False
     if not is_ampere or query.dtype not in _HALVES or (is_causal and query.shape[2] != key.shape[2]):
         return False
     return query.shape[3] == key.shape[3] == value.shape[3] <= _MOST_FLASH and _are_dense(query, key, value)
@@ -71,6 +75,9 @@ def _fits_efficient(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool, is_ampere: bool
 ) -> bool:
     is_half = query.dtype in _HALVES
+    backends: Any = torch.backends.cuda
+    if not backends.mem_efficient_sdp_enabled():
+        return False
     if query.dtype is not torch.float32 and not is_half:
         return False
     if enable_gqa or (query.dtype is torch.bfloat16 and not is_ampere):

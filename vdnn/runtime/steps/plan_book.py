@@ -39,6 +39,7 @@ from vdnn.step.timeline import Timeline
 
 # The most kinds of step that have plans (two models in turn, training and another loss).
 _MOST_KINDS = 8
+_MOST_UNFORESEEN = 8  # a share of the budget
 
 
 class _Finished(NamedTuple):
@@ -61,6 +62,7 @@ class PlanBook:
         self._planner = planner
         self._alike = AlikeKinds()
         self._uses = 0
+        self.unforeseen_bytes = 0  # that steps which differed from their plans took above their budgets
         self.records_step = False  # the running step is recorded, if it follows a plan that vdnn made or waits for one
         self._begin()
 
@@ -329,6 +331,8 @@ class PlanBook:
         if executor is None:
             return budget_bytes, Over.NO_PLAN
         if executor.differences:
+            over_bytes = max(0, step.peak_bytes - budget_bytes)
+            self.unforeseen_bytes = min(self.unforeseen_bytes + over_bytes, budget_bytes // _MOST_UNFORESEEN)
             return budget_bytes, Over.DIFFERED
         is_own = executor is self._given or rung is not None
         return budget_bytes, Over.MORE_THAN_PLANNED if is_own else Over.ANOTHER_PLAN

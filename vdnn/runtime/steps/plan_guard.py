@@ -10,7 +10,8 @@ all that the plan saves nearby, its operations may take more than the plan has f
 step without a plan leaves for its largest storage (see [Note: The margin] in guard.py). And what operations of the plan
 take soon is expected to have grown as much as the last saves. Where the step goes on after the last save of the plan
 (another forward pass), any operation of the plan may come again, as large as
-what it has repeated so far.
+what it has repeated so far. Operations that come between those of the plan are foreseen by nothing: where earlier steps
+of the session differed and took more than their budgets for it, so much more stays free once a step differs.
 """
 
 from __future__ import annotations
@@ -41,11 +42,15 @@ def _nbytes(reference: weakref.ref[ManagedStorage]) -> int:
 
 
 class PlanGuard(Guard):
-    """The guard of a step that follows a plan. `room_bytes` is the budget less the peak of the plan."""
+    """The guard of a step that follows a plan. `room_bytes` is the budget less the peak of the plan; `unforeseen_bytes`
+    are what earlier steps that differed took above the budget."""
 
-    def __init__(self, room_bytes: int, offload: Callable[[ManagedStorage], None], followed: Executor) -> None:
+    def __init__(
+        self, room_bytes: int, offload: Callable[[ManagedStorage], None], followed: Executor, unforeseen_bytes: int = 0
+    ) -> None:
         super().__init__(room_bytes, offload)
         self._followed = followed
+        self._unforeseen_bytes = unforeseen_bytes
         self._evicted: list[tuple[int, weakref.ref[ManagedStorage]]] = []  # the last saved comes last
         self._leaving: dict[int, weakref.ref[ManagedStorage]] = {}  # evicted, and still on the device
         self._leaving_bytes = 0
@@ -93,7 +98,8 @@ class PlanGuard(Guard):
         followed = self._followed
         grown_bytes = max(self._unseen_bytes, int(self._grows * followed.transient_bytes))
         share = min(1.0, self._repeated_bytes / max(1, self._planned_bytes))
-        return max(grown_bytes, int(share * followed.more_transient_bytes))
+        unforeseen_bytes = self._unforeseen_bytes if followed.differences else 0
+        return unforeseen_bytes + max(grown_bytes, int(share * followed.more_transient_bytes))
 
     def _over_bytes(self) -> int:
         """How much of what stays until its use has no room. What the plan offloads only passes through the device."""

@@ -56,7 +56,7 @@ class StepGuards:
             room_bytes = self._plans.room_bytes(executor, budget_bytes, now_bytes)
             if room_bytes is None:
                 return None
-            guard = PlanGuard(room_bytes, self._offload, executor)
+            guard = PlanGuard(room_bytes, self._offload, executor, self._plans.unforeseen_bytes)
         guard.gated_bytes = self._settling.gated_bytes
         guard.earlier = self.earlier
         return guard
