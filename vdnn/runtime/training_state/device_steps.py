@@ -73,12 +73,13 @@ class DeviceSteps:
             while self._ahead:
                 self.abandon(self._ahead.popleft())
 
-    def fetch(self, part: Slice) -> Coming:
-        """Issues copies of the state and the gradients of `part` to the device."""
+    def fetch(self, part: Slice, *, all_step: bool = False) -> Coming:
+        """Issues copies of the state and the gradients of `part` to the device. `all_step`: no parameter is without a
+        gradient, though that may not be there yet."""
         coming = Coming(self._copies_for(part.device))
         if coming.copies is None:
             return coming
-        parameters = [one for one in part.all_parameters() if gradient_anywhere(one) is not None]
+        parameters = [one for one in part.all_parameters() if all_step or gradient_anywhere(one) is not None]
         states = [self._optimizer.state.get(one) for one in parameters]
         coming.places = [place for state in states for place in places_in(state) if id(place.tensor) in self._hosts]
         coming.with_gradient = [one for one in parameters if self._gradients.has(one)]

@@ -87,15 +87,15 @@ class DeferredStep:
         number = self._numbers[id(parameter)]
         part = self._slices[number]
         coming = self._coming.pop(number, None) or self._fetched(part)
-        with self._surroundings.restored(), self._as_it_was_called():
-            with self._with_gradients(part.all_parameters()):
-                del self._slices[number]
-                try:
-                    self._steps.step_one(self._sliced, part, coming)
-                except Exception as error:
-                    message = stopped(self._optimizer, self._stepped, self._total, error)
-                    raise VdnnError(message) from error
-                self._stepped += len(part.all_parameters())
+        parameters = part.all_parameters()
+        with self._surroundings.restored(), self._as_it_was_called(), self._with_gradients(parameters):
+            del self._slices[number]
+            try:
+                self._steps.step_one(self._sliced, part, coming)
+            except Exception as error:
+                message = stopped(self._optimizer, self._stepped, self._total, error)
+                raise VdnnError(message) from error
+            self._stepped += len(parameters)
 
     def fetch_ahead(self) -> None:
         """Issues copies for the slices that come next, as far as there is room."""
@@ -103,19 +103,19 @@ class DeferredStep:
             if number not in self._coming:
                 try:
                     with self._surroundings.restored():
-                        self._coming[number] = self._steps.fetch(self._slices[number])
+                        self._coming[number] = self._steps.fetch(self._slices[number], all_step=True)
                 except torch.OutOfMemoryError:
                     return  # it is fetched when it is needed
 
     def _fetched(self, part: Slice) -> Coming:
         with self._surroundings.restored():
             try:
-                return self._steps.fetch(part)
+                return self._steps.fetch(part, all_step=True)
             except torch.OutOfMemoryError:
                 if not self._coming:
                     raise
             self.give_up_ahead()
-            return self._steps.fetch(part)
+            return self._steps.fetch(part, all_step=True)
 
     def give_up_ahead(self) -> None:
         """Releases what was fetched and not used."""
