@@ -249,6 +249,16 @@ def test_a_backward_of_before_adds_to_gradients_that_were_kept(manage: Manage) -
     assert same(expected, run(lambda optimizer: manage(optimizer, optimizer_step="deferred")))
 
 
+def test_a_state_dict_has_the_order_of_plain_pytorch(manage: Manage) -> None:
+    """The parameters are used in another order than the groups have them."""
+    training = begin(lambda parameters: torch.optim.AdamW(reversed(list(parameters))))
+    with manage(training.optimizer, optimizer_step="deferred"):
+        for _ in range(2):
+            stepped(training, zeroes=True)
+            stepped(training, zeroes=True)
+            assert list(training.optimizer.state_dict()["state"]) == list(range(10))
+
+
 def test_swapping_a_parameter_that_waits_is_refused_by_torch(manage: Manage) -> None:
     training = begin(ADAMW)
     with manage(training.optimizer, optimizer_step="deferred"):

@@ -55,6 +55,7 @@ class Deferral:
         self._pending: DeferredStep | None = None
         self._is_unsettled = False  # copies of a step that was deferred may be under way
         self._is_busy = False
+        self._states_before = 0  # parameters that had a state as the last step was called
         self._lock = threading.RLock()
         self._undo: list[Callable[[], object]] = []
         self._forks = forks.count
@@ -105,6 +106,7 @@ class Deferral:
         if reason is None and states_are_held(optimizer):
             reason = "the program holds optimizer.state"
         states = vars(optimizer)["state"]
+        self._states_before = len(states)
         for group in optimizer.param_groups:
             parameters: list[torch.Tensor] = group["params"]
             is_mixed = is_one_decision(parameters)
@@ -172,6 +174,16 @@ class Deferral:
             if self._is_unsettled:
                 self._is_unsettled = False
                 self._copies.finish_copies()
+                self._put_in_order()
+
+    def _put_in_order(self) -> None:
+        """States that the step has made were made in the order of use. A state_dict has them in that of the groups."""
+        states = vars(self._optimizer)["state"]
+        made = list(states)[self._states_before :]
+        if len(made) > 1:
+            number = {id(one): position for position, one in enumerate(parameters_of(self._optimizer))}
+            for one in sorted(made, key=lambda one: number.get(id(one), len(number))):
+                states[one] = states.pop(one)
 
     # Uses of parameters and gradients.
 
