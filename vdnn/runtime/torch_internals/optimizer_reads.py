@@ -55,7 +55,7 @@ def watch_state(optimizer: torch.optim.Optimizer, before_read: Callable[[], None
             if watched is not None:
                 _readers.pop(watched, None)
             if not _readers and _STATE in vars(torch.optim.Optimizer):
-                del torch.optim.Optimizer.state
+                delattr(torch.optim.Optimizer, _STATE)
 
     return undo
 

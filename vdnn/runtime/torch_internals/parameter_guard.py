@@ -78,7 +78,7 @@ def _ask(parameter: torch.Tensor) -> None:
     if known is not None:
         known[0].before_use(parameter)
     elif type(parameter) is GuardedParameter:  # another thread is about to take the guard away
-        parameter.__class__ = torch.nn.Parameter
+        parameter.__class__ = torch.nn.Parameter  # type: ignore[assignment]
 
 
 def _guarded_in(values: Any) -> Iterator[torch.Tensor]:

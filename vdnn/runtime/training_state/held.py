@@ -53,7 +53,7 @@ def gradient_is_held(parameter: torch.Tensor) -> bool:
 
 def memory_is_held(tensor: torch.Tensor) -> bool:
     """True if another tensor has the memory, or another process may have it."""
-    is_shared = tensor.device.type == "cpu" and tensor.is_shared()
+    is_shared = tensor.device.type == "cpu" and tensor.untyped_storage().is_shared()
     return is_shared or _memory_count(tensor) > _MEMORY
 
 

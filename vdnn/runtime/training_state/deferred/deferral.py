@@ -198,11 +198,12 @@ class Deferral:
 
     def before_read(self, parameter: torch.Tensor) -> None:
         """`parameter.grad` is read."""
-        if self._pending is not None and self._forks == forks.count:
-            with self._lock:
-                pending = self._pending
-                if pending is not None and not pending.is_done_with(parameter):
-                    self._step_with(parameter)
+        if self._forks != forks.count:
+            return
+        with self._lock:
+            pending = self._pending
+            if pending is not None and not pending.is_done_with(parameter):
+                self._step_with(parameter)
 
     def write(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
         with self._lock:
@@ -229,16 +230,19 @@ class Deferral:
 
     def _before_module(self, parameters: list[torch.Tensor]) -> None:
         """A module that has `parameters` is about to run; none: a part of it that no hook sees may have any."""
-        if self._pending is None:
-            if self._is_unsettled:
-                self._copies.release_what_left(only_if_over=True)
+        if not self._is_unsettled:
             return
-        for parameter in parameters:
-            self._counts.hidden += self._step_with(parameter)
         with self._lock:
-            if self._pending is not None and not self._is_busy:
-                with self._at_work():
-                    self._pending.fetch_ahead()
+            for parameter in parameters:
+                self._counts.hidden += self._step_with(parameter)
+            pending = self._pending
+            if self._is_busy:
+                return
+            if pending is None:
+                self._copies.release_what_left(only_if_over=True)
+                return
+            with self._at_work():
+                pending.fetch_ahead()
 
     def _behind_model(self) -> None:
         """The outermost module has run: what was fetched for others does not stay on the device."""
@@ -252,12 +256,10 @@ class Deferral:
 
     def _step_with(self, parameter: torch.Tensor) -> int:
         """Steps the slice that has `parameter`, if it waits. Returns the number of its parameters."""
-        if self._pending is None:
-            return 0
         with self._lock:
-            if self._pending is None or self._is_busy or not self._pending.has(parameter):
-                return 0
-            return self._step(parameter)
+            pending = self._pending
+            is_waiting = pending is not None and not self._is_busy and pending.has(parameter)
+            return self._step(parameter) if is_waiting else 0
 
     def _step(self, parameter: torch.Tensor) -> int:
         pending = self._pending
