@@ -95,13 +95,7 @@ class OptimizerState:
     def defer_steps(self) -> None:
         """The session that manages the state defers steps until it is left."""
         if self.deferral is None:
-            deferral = Deferral(self.optimizer, self, self._hosts)
-            try:
-                deferral.enter()
-            except BaseException:
-                deferral.leave()
-                raise
-            self.deferral = deferral
+            self.deferral = Deferral(self.optimizer, self, self._hosts).entered()
 
     def left(self) -> None:
         """The session that manages the state was left. What waits to be stepped is stepped."""

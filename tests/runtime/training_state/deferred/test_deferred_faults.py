@@ -40,7 +40,7 @@ def on_the_fake_driver(driver: FakeDriver, training: Training) -> Iterator[Sessi
 
 
 def evaluate(training: Training) -> None:
-    """What waits is stepped here. No graph, so that no activation leaves."""
+    """Steps what waits. No graph, so that no activation leaves."""
     with torch.no_grad():
         training.loss()
 

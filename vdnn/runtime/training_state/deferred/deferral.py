@@ -34,7 +34,7 @@ from vdnn.runtime.training_state.slices import is_one_decision, parameters_of, s
 
 
 class Copies(Protocol):
-    """What an optimizer's state does for its deferred steps."""
+    """An optimizer's state, as far as its deferred steps need it."""
 
     moved: MovedBytes
 
@@ -64,7 +64,15 @@ class Deferral:
 
     # Sessions.
 
-    def enter(self) -> None:
+    def entered(self) -> Deferral:
+        try:
+            self._enter()
+        except BaseException:
+            self.leave()
+            raise
+        return self
+
+    def _enter(self) -> None:
         optimizer = self._optimizer
         _refuse_several_ranks()
         self._undo.append(watch_state(optimizer, self.settle))

@@ -54,7 +54,7 @@ class UseOrder:
             self._positions, self._now = self._now, {}
 
     def position(self, parameter: torch.Tensor) -> int:
-        """Where `parameter` is in the order of first uses; those that were not used come last."""
+        """The place of `parameter` in the order of first uses; those that were not used come last."""
         return (self._now or self._positions).get(id(parameter), len(self._watched))
 
     def _enter_module(self, module: torch.nn.Module, args: object) -> None:
