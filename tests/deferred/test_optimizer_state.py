@@ -34,7 +34,7 @@ def on_cpu(found: Any) -> Any:
 
 
 def trained(
-    mode: Mode, seed: int, optimizer: str, loop: str, *, is_managed: bool, on: Any = "device", gradients: bool = False
+    mode: Mode, seed: int, optimizer: str, loop: str, *, is_managed: bool, on: Any = "device", **options: Any
 ) -> Any:
     with DeferredAccelerator(mode, seed=seed, capacity="8MiB") as accelerator:
 
@@ -46,7 +46,7 @@ def trained(
                 limits=NARROW,
                 optimizer=managed if is_managed else None,
                 optimizer_on=on,
-                gradients=gradients,
+                **(options if is_managed else {}),
             )
 
         found = on_cpu(train(OPTIMIZERS[optimizer], LOOPS[loop], inside, "deferred"))
@@ -80,6 +80,15 @@ def test_gradients_on_the_host_have_the_bits_of_gradients_on_the_accelerator(loo
     expected = trained(mode, 0, "adamw-foreach", loop, is_managed=False)
     for seed in list(seeds_of(mode))[:8]:
         found = trained(mode, seed, "adamw-foreach", loop, is_managed=True, gradients=True)
+        assert same(expected, found), f"seed {seed}"
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw-foreach"])
+@pytest.mark.parametrize("loop", ["accumulation", "averaged", "resumed"])
+def test_a_deferred_step_has_the_bits_of_one_at_once(optimizer: str, loop: str, mode: Mode) -> None:
+    expected = trained(mode, 0, optimizer, loop, is_managed=False)
+    for seed in list(seeds_of(mode))[:8]:
+        found = trained(mode, seed, optimizer, loop, is_managed=True, optimizer_step="deferred")
         assert same(expected, found), f"seed {seed}"
 
 

@@ -57,6 +57,10 @@ class OffloadArguments:
     vdnn_optimizer_on: str = field(
         default="device", metadata={"help": "where an offloaded optimizer steps: device, or cpu, with other last bits"}
     )
+    vdnn_optimizer_step: str = field(
+        default="immediate",
+        metadata={"help": "when an offloaded optimizer steps: immediate, or deferred to the next forward pass"},
+    )
     vdnn_gradients: bool = field(
         default=False, metadata={"help": "gradients of an offloaded optimizer live on the host until they are read"}
     )

@@ -22,6 +22,7 @@ from vdnn.runtime.session.session import Session
 from vdnn.user_warnings import warn
 
 logger = logging.getLogger("vdnn")
+_OF_OPTIMIZER = ("optimizer_on", "optimizer_step", "gradients")
 
 
 class TrainingRun:
@@ -38,7 +39,7 @@ class TrainingRun:
             raise TypeError(f"offload_optimizer: expected True or False, got {self._offloads_optimizer!r}.")
         # Options of the optimizer, which is not known yet.
         self._of_optimizer: dict[str, Any] = {
-            name: self._options.pop(name) for name in ("optimizer_on", "gradients") if name in self._options
+            name: self._options.pop(name) for name in _OF_OPTIMIZER if name in self._options
         }
         self._parameters = self._options.pop("parameters", None)  # of the model, which is not known yet either
         if self._parameters not in (None, "frozen", "all"):
@@ -49,6 +50,10 @@ class TrainingRun:
             if self._of_optimizer.get("optimizer_on", "device") != "device":
                 raise ValueError(
                     "optimizer_on: it says where the optimizer steps. Give offload_optimizer=True as well."
+                )
+            if self._of_optimizer.get("optimizer_step", "immediate") != "immediate":
+                raise ValueError(
+                    "optimizer_step: it says when the optimizer steps. Give offload_optimizer=True as well."
                 )
             if self._of_optimizer.get("gradients", False):
                 raise ValueError("gradients: they are those of the optimizer. Give offload_optimizer=True as well.")

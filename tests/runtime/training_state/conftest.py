@@ -16,7 +16,9 @@ from tests.drawn import draw_one
 from tests.fake_driver.control import FakeDriver
 from vdnn import _C
 from vdnn.runtime.session.session import Session
+from vdnn.runtime.storage.source import natively_held
 from vdnn.runtime.training_state.optimizer_state import state_of
+from vdnn.runtime.training_state.state_copies import Moving, StateCopies
 
 NARROW = vdnn.Limits(offload_window="2KiB", reload_window="2KiB")
 PLACES = ["sim-eager", "sim-lazy", "sim-random", "fake", "fake-late"]
@@ -68,6 +70,27 @@ def manage(device: _C.Device) -> Manage:
             yield session
 
     return managed
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of every copy on the device become NaN when it is dropped, or has left, and nobody else holds it.
+    Returns sizes."""
+    release = StateCopies._release
+    found: list[int] = []
+
+    def poison_and_release(copies: StateCopies, moving: Moving) -> None:
+        copies.transport.device.synchronize(moving.complete)
+        for tensor in moving.tensors:
+            # The tensor and the object that is asked.
+            if natively_held(tensor.untyped_storage()._cdata) == 2 and tensor.is_floating_point():
+                with torch.no_grad():
+                    tensor.fill_(float("nan"))
+                found.append(tensor.nbytes)
+        release(copies, moving)
+
+    monkeypatch.setattr(StateCopies, "_release", poison_and_release)
+    return found
 
 
 def on_host(optimizer: torch.optim.Optimizer) -> int:

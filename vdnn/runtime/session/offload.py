@@ -28,6 +28,7 @@ from vdnn.runtime.session.engine import EngineOptions
 from vdnn.runtime.session.host_share import host_bytes_of_rank
 from vdnn.runtime.session.limits import Limits, bytes_of
 from vdnn.runtime.session.managed_optimizers import (
+    defers_steps,
     parameters_of,
     require_gradients_can_leave,
     states_of,
@@ -63,6 +64,7 @@ def offload(
     model: torch.nn.Module | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     optimizer_on: Literal["device", "cpu"] = "device",
+    optimizer_step: Literal["immediate", "deferred"] = "immediate",
     parameters: Literal["frozen", "all"] | None = None,
     gradients: bool = False,
 ) -> Session:
@@ -98,6 +100,9 @@ def offload(
             the device on slices of its parameters, with the same bits (docs/training-state.md).
         optimizer_on: ``"cpu"`` runs the step of ``optimizer`` on the CPU. Only gradients and parameters then cross the
             link; results differ in the last bits.
+        optimizer_step: ``"deferred"`` updates each parameter just ahead of its next use in a forward pass, so that the
+            copies of the state overlap with it. Results are the same bit for bit; whatever reads a parameter, its
+            gradient or its state finishes its step first.
         parameters: ``"frozen"`` keeps the parameters of ``model`` that need no gradient on the host, ``"all"`` also
             those that ``optimizer`` trains, with their gradients. Each comes to the device ahead of its module, ahead
             of its use in backward, and for its step (docs/training-state.md). Default: they stay.
@@ -171,14 +176,22 @@ def offload(
     states = states_of(model, optimizer, has_parameters=managed is not None)
     on_cpu = steps_on_cpu(optimizer_on, device, states)
     require_gradients_can_leave(gradients, states, on_cpu=on_cpu)
+    defers = defers_steps(optimizer_step, states, on_cpu=on_cpu, gradients=gradients, parameters=parameters)
     engine = EngineOptions(online, device, least, options, steps, integrity, limit, recheck, managed is not None)
     gradients = gradients or (parameters == "all" and not on_cpu)
+    make = functools.partial(
+        Session,
+        optimizer_states=states,
+        parameters=managed,
+        steps_on_cpu=on_cpu,
+        gradients=gradients,
+        defers_steps=defers,
+    )
     if planner is None:
-        return Session(engine, None, states, managed, steps_on_cpu=on_cpu, gradients=gradients)
+        return make(engine, None)
     named = policy if isinstance(policy, str) else id(policy)
     learns = wanted, recompute, lossy, limit, recheck, integrity, measure, warmup_steps, least, limits
-    key = (named, *learns, parameters, gradients)
-    return Session(engine, key, states, managed, steps_on_cpu=on_cpu, gradients=gradients)
+    return make(engine, (named, *learns, parameters, gradients, defers))
 
 
 def _codecs_with(lossy: object) -> tuple[str, ...]:

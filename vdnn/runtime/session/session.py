@@ -64,6 +64,7 @@ class Session(contextlib.ContextDecorator):
         *,
         steps_on_cpu: bool = False,
         gradients: bool = False,
+        defers_steps: bool = False,
     ) -> None:
         """Sessions with one key share an engine, see [Note: As one]; None shares with no other session."""
         self.counters = Counters()
@@ -71,6 +72,7 @@ class Session(contextlib.ContextDecorator):
         self._parameters = parameters
         self._steps_on_cpu = steps_on_cpu
         self._has_gradients = gradients
+        self._defers_steps = defers_steps
         self._options = options
         self._key = key
         self._had: Engine | None = None
@@ -118,12 +120,13 @@ class Session(contextlib.ContextDecorator):
         _, engine, hooks, counters_before = entered.pop()
         hooks.__exit__()
         engine.uninstall(self)
-        for state in self._optimizer_states:
-            state.left()
-            if self._has_gradients:
-                state.gradients.leave()
-        if self._parameters is not None:
-            self._parameters.leave()
+        with contextlib.ExitStack() as leaving:  # all of them, though one may raise: a deferred step runs now
+            if self._parameters is not None:
+                leaving.callback(self._parameters.leave)
+            for state in reversed(self._optimizer_states):
+                if self._has_gradients:
+                    leaving.callback(state.gradients.leave)
+                leaving.callback(state.left)
         if any(entry.engine is engine for entry in entered):
             engine.packer.counters = counters_before
         elif kind is None:
@@ -140,6 +143,8 @@ class Session(contextlib.ContextDecorator):
                 state.managed_by(self, engine.transport_for, self._options.min_bytes, on_cpu=self._steps_on_cpu)
                 managed.callback(state.left)
                 engine.optimizer_states.add(state)
+                if self._defers_steps:
+                    state.defer_steps()
                 if self._has_gradients:
                     min_bytes = self._options.min_bytes
                     state.gradients.enter(state.optimizer, engine.transport_for, min_bytes, GradientPasses())

@@ -25,6 +25,9 @@ class Holder(Protocol):
     def write(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
         """Puts `gradient` into the native field, and forgets the one that was there."""
 
+    def peek(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """The gradient, wherever it is, only to ask what it is like."""
+
 
 _lock = threading.Lock()
 _holders: dict[int, Holder] = {}  # by id of the parameter, which its holder keeps alive

@@ -323,4 +323,4 @@ def gradient_anywhere(parameter: torch.Tensor) -> torch.Tensor | None:
     """The gradient of `parameter` on the device, or its host tensor, which may not be complete: only to ask what it is
     like."""
     holder = holder_of(parameter)
-    return holder.peek(parameter) if isinstance(holder, AwayGradients) else parameter.grad
+    return parameter.grad if holder is None else holder.peek(parameter)

@@ -25,7 +25,7 @@ Leave = Callable[[list[torch.Tensor], StateCopies, dict[int, HostTensor]], None]
 
 
 @dataclass(slots=True)
-class _Coming:
+class Coming:
     """A slice whose state and gradients are on their way."""
 
     copies: StateCopies | None
@@ -52,33 +52,34 @@ class DeviceSteps:
         self._hosts = hosts
         self._gradients = gradients
         self._leave = leave
-        self._ahead: deque[_Coming] = deque()  # fetched, and not used yet
+        self._ahead: deque[Coming] = deque()  # fetched, and not used yet
 
     def steps(self, sliced: SlicedStep, slices: list[Slice]) -> Iterator[Slice]:
         """Yields each slice before its parameters change."""
         for number, part in enumerate(slices):
             while number + len(self._ahead) < min(number + 2, len(slices)):
                 try:
-                    self._ahead.append(self._fetch(slices[number + len(self._ahead)]))
+                    self._ahead.append(self.fetch(slices[number + len(self._ahead)]))
                 except torch.OutOfMemoryError:
                     if not self._ahead:
                         raise
                     break  # there is room once this slice has left
             yield part
-            self._step_one(sliced, part)
+            self.step_one(sliced, part, self._ahead.popleft())
 
     def give_up(self) -> None:
         """Releases what was fetched and not used."""
         with contextlib.suppress(VdnnError):  # the device is lost, which the first error says
             while self._ahead:
-                self._abandon(self._ahead.popleft())
+                self.abandon(self._ahead.popleft())
 
-    def _fetch(self, part: Slice) -> _Coming:
-        """Issues copies of the state and the gradients of `part` to the device."""
-        coming = _Coming(self._copies_for(part.device))
+    def fetch(self, part: Slice, *, all_step: bool = False) -> Coming:
+        """Issues copies of the state and the gradients of `part` to the device. `all_step`: no parameter is without a
+        gradient, though that may not be there yet."""
+        coming = Coming(self._copies_for(part.device))
         if coming.copies is None:
             return coming
-        parameters = [one for one in part.all_parameters() if gradient_anywhere(one) is not None]
+        parameters = [one for one in part.all_parameters() if all_step or gradient_anywhere(one) is not None]
         states = [self._optimizer.state.get(one) for one in parameters]
         coming.places = [place for state in states for place in places_in(state) if id(place.tensor) in self._hosts]
         coming.with_gradient = [one for one in parameters if self._gradients.has(one)]
@@ -90,11 +91,12 @@ class DeviceSteps:
             if coming.with_gradient:
                 coming.gradients = self._gradients.fetch(coming.with_gradient)
         except BaseException:
-            self._abandon(coming)
+            self.abandon(coming)
             raise
         return coming
 
-    def _abandon(self, coming: _Coming) -> None:
+    def abandon(self, coming: Coming) -> None:
+        """Releases what came and was not used."""
         if coming.copies is not None:
             coming.away.abandon(coming.copies)
         if coming.state is not None and coming.copies is not None:
@@ -102,19 +104,15 @@ class DeviceSteps:
         if coming.gradients is not None:
             self._gradients.abandon(coming.gradients)
 
-    def _step_one(self, sliced: SlicedStep, part: Slice) -> None:
-        coming, fetched = self._ahead[0], dict[int, HostTensor]()
-        if coming.copies is not None:
-            coming.away.lend(coming.copies)
-        if coming.gradients is not None:
-            self._gradients.put_back(coming.with_gradient, coming.gradients)
-            coming.gradients = None
-        if coming.state is not None and coming.copies is not None:
-            coming.copies.arrive(coming.state)
-            for place, tensor, host in zip(coming.places, coming.state.tensors, coming.state.hosts, strict=True):
-                place.put(tensor)
-                fetched[id(tensor)] = host
-        self._ahead.popleft()
+    def step_one(self, sliced: SlicedStep, part: Slice, coming: Coming) -> None:
+        """Steps `part`, which `fetch` returned `coming` for, and sends away what has to leave."""
+        fetched = dict[int, HostTensor]()
+        try:
+            self._put_in_place(coming, fetched)
+        except BaseException:
+            with contextlib.suppress(VdnnError):  # the device is lost, which the first error says
+                self.abandon(coming)
+            raise
         try:
             sliced.step(part)
         finally:
@@ -125,3 +123,15 @@ class DeviceSteps:
                     self._gradients.take_away(part.all_parameters())
                 finally:
                     coming.away.take_back(coming.copies)
+
+    def _put_in_place(self, coming: Coming, fetched: dict[int, HostTensor]) -> None:
+        if coming.copies is not None:
+            coming.away.lend(coming.copies)
+        if coming.gradients is not None:
+            self._gradients.put_back(coming.with_gradient, coming.gradients)
+            coming.gradients = None
+        if coming.state is not None and coming.copies is not None:
+            coming.copies.arrive(coming.state)
+            for place, tensor, host in zip(coming.places, coming.state.tensors, coming.state.hosts, strict=True):
+                place.put(tensor)
+                fetched[id(tensor)] = host

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from vdnn.bytesize import format_bytes
 from vdnn.runtime.training_state.state_copies import StateCopies
+
+_SHOWN = 3
 
 
 @dataclass(slots=True)
@@ -19,6 +22,9 @@ class MovedBytes:
     to_host_bytes: int = 0
     to_device_bytes: int = 0
     waited_ns: int = 0
+    deferred: int = 0  # updates of a parameter that waited for its next use, of all steps
+    hidden: int = 0  # those of them that a call of a module ended
+    at_once: Counter[str] = field(default_factory=Counter)  # parameters of the last step that could not wait, and why
 
     def finish(self, copies: StateCopies) -> None:
         """Waits until everything that leaves is on the host, and adds its counts."""
@@ -40,4 +46,13 @@ class MovedBytes:
                 f"  {format_bytes(self.stayed_bytes)} of it stay on the device, because memory of the host or a copy "
                 "was refused"
             )
+        if self.deferred or self.at_once:
+            lines.append(
+                f"  deferred steps: {self.deferred} updates of a parameter waited for its next use, {self.hidden} of "
+                "them for a call of a module"
+            )
+        lines += [
+            f"  {count} parameters were stepped at once in the last step: {why}"
+            for why, count in self.at_once.most_common(_SHOWN)
+        ]
         return lines

@@ -23,6 +23,7 @@ from vdnn.runtime.torch_internals.optimizer_steps import replace_step
 from vdnn.runtime.training_state.away_gradients import AwayGradients, gradient_anywhere
 from vdnn.runtime.training_state.copied_optimizer import copied_to_device, copy_of
 from vdnn.runtime.training_state.cpu_steps import CpuSteps
+from vdnn.runtime.training_state.deferred.deferral import Deferral
 from vdnn.runtime.training_state.device_steps import DeviceSteps
 from vdnn.runtime.training_state.homes import device_of, is_managed
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
@@ -49,6 +50,7 @@ class OptimizerState:
         self._reference = weakref.ref(optimizer, self._gone)
         self.moved = MovedBytes()
         self.gradients = AwayGradients()
+        self.deferral: Deferral | None = None  # if the session that manages it defers steps
         self.owner: object | None = None  # the session that manages it now
         self._entries = 0
         self._transport_for: TransportFor | None = None
@@ -90,11 +92,24 @@ class OptimizerState:
             self.left()
             raise
 
+    def defer_steps(self) -> None:
+        """The session that manages the state defers steps until it is left."""
+        if self.deferral is None:
+            self.deferral = Deferral(self.optimizer, self, self._hosts).entered()
+
     def left(self) -> None:
-        """The session that manages the state was left."""
+        """The session that manages the state was left. What waits to be stepped is stepped."""
         self._entries -= 1
         if self._entries:
             return
+        try:
+            if self.deferral is not None:
+                self.deferral.leave()
+        finally:
+            self.deferral = None
+            self._left()
+
+    def _left(self) -> None:
         self.owner = None
         if self._loading is not None:
             self._loading.remove()
@@ -167,18 +182,27 @@ class OptimizerState:
         windows = [copies.window_bytes for one in devices if (copies := self._copies_for(one))]
         return max(1, min(windows, default=LARGEST_WINDOW_BYTES) // 2)
 
-    def _slices(self, optimizer: Optimizer) -> list[Slice]:
-        def moving_bytes(parameter: torch.Tensor) -> int:
-            if (gradient := gradient_anywhere(parameter)) is None:
-                return 0
-            if self.moved.on_cpu:
-                return parameter.nbytes + gradient.nbytes
-            away_bytes = self.gradients.bytes_of(parameter) + (parameter.nbytes if is_managed(parameter) else 0)
-            if optimizer.state.get(parameter):
-                return away_bytes + bytes_of(place.tensor for place in self._at_host(optimizer, parameter))
-            return away_bytes + bytes_of_first_state(parameter, self._min_bytes)
+    def bytes_moving(self, parameter: torch.Tensor) -> int:
+        """The bytes that come to the device for the step of `parameter`."""
+        optimizer = self.optimizer
+        if (gradient := gradient_anywhere(parameter)) is None:
+            return 0
+        if self.moved.on_cpu:
+            return parameter.nbytes + gradient.nbytes
+        away_bytes = self.gradients.bytes_of(parameter) + (parameter.nbytes if is_managed(parameter) else 0)
+        if optimizer.state.get(parameter):
+            return away_bytes + bytes_of(place.tensor for place in self._at_host(optimizer, parameter))
+        return away_bytes + bytes_of_first_state(parameter, self._min_bytes)
 
-        return slices_of(optimizer.param_groups, moving_bytes, self.slice_bytes())
+    def _slices(self, optimizer: Optimizer, deferred: dict[int, torch.Tensor]) -> list[Slice]:
+        """Slices of what is stepped at once."""
+        groups: Any = optimizer.param_groups
+        if deferred:
+            groups = [{"params": [one for one in group["params"] if id(one) not in deferred]} for group in groups]
+        slices = slices_of(groups, self.bytes_moving, self.slice_bytes())
+        if not deferred:
+            return slices
+        return [part for part in slices if any(part.parameters.values())]
 
     def _forget_unused(self, optimizer: Optimizer) -> None:
         """Returns the memory of host tensors that are no longer in the state."""
@@ -225,20 +249,25 @@ class OptimizerState:
             self.bring_back()
         if self.owner is None or self._forks != forks.count:
             return own_step(*args, **kwargs)
+        if self.deferral is not None:
+            self.deferral.settle()
         cpu = CpuSteps(optimizer, self._copies_for, self._hosts, self._min_bytes) if self.moved.on_cpu else None
         sliced = (cpu.sliced if cpu else functools.partial(SlicedStep, optimizer))(own_step, args, kwargs)
-        slices = self._slices(optimizer)
+        deferral = None if sliced.has_closure else self.deferral
+        deferred = {} if deferral is None else deferral.choose()
+        slices = self._slices(optimizer, deferred)
         self.moved.stayed_bytes = 0
         with interrupts_wait():
             self._step_slices(optimizer, sliced, slices, cpu)
+            if deferral is not None:
+                deferral.defer(sliced, deferred, sum(len(part.all_parameters()) for part in slices))
         self.moved.stayed_bytes += 0 if cpu is None else cpu.stayed_bytes
         self.moved.steps += 1
         return sliced.loss
 
     def _step_slices(self, optimizer: Optimizer, sliced: SlicedStep, slices: list[Slice], cpu: CpuSteps | None) -> None:
         stepped = 0
-        leave = functools.partial(self._leave, optimizer)
-        device = DeviceSteps(optimizer, self._copies_for, self._hosts, self.gradients, leave)
+        device = self.device_steps()
         try:
             parts = (cpu or device).steps(sliced, slices)
             for part in parts:
@@ -255,6 +284,10 @@ class OptimizerState:
             raise VdnnError(stopped(optimizer, stepped, total, error)) from error
         finally:
             self._forget_unused(optimizer)
+
+    def device_steps(self) -> DeviceSteps:
+        leave = functools.partial(self._leave, self.optimizer)
+        return DeviceSteps(self.optimizer, self._copies_for, self._hosts, self.gradients, leave)
 
     def _leave(
         self, optimizer: Optimizer, parameters: list[torch.Tensor], copies: StateCopies, fetched: dict[int, HostTensor]
@@ -285,6 +318,17 @@ class OptimizerState:
         for place, host in zip(places, hosts, strict=True):
             self._hosts[id(host.tensor)] = host
             place.put(host.tensor)
+
+    # Deferred steps.
+
+    def release_what_left(self, *, only_if_over: bool) -> None:
+        for copies in self._copies.values():
+            copies.release_what_left(only_if_over=only_if_over)
+
+    def finish_copies(self) -> None:
+        """Blocks until all state is on the host."""
+        self._finish()
+        self._forget_unused(self.optimizer)
 
     def _finish(self) -> None:
         self.gradients.finish()

@@ -31,6 +31,7 @@ class SlicedStep:
     ) -> None:
         self._optimizer = optimizer
         self._own_step = own_step
+        self.has_closure = callable(kwargs.get("closure", args[0] if args else None))
         self._args, self._kwargs, self.loss = _evaluated(args, kwargs)
         self.groups: list[Group] = optimizer.param_groups
         self._options = [_options_of(group) for group in self.groups]
@@ -69,6 +70,15 @@ class SlicedStep:
             del group[added]
         group.update(options)
 
+    def keep_values(self) -> None:
+        """Copies tensors among the options and attributes, which the program may write to before the slices run: a
+        learning rate, the scale of a GradScaler."""
+        self._options = [{name: _kept(value) for name, value in options.items()} for options in self._options]
+        self._attributes = {name: _kept(value) for name, value in self._attributes.items()}
+
+    def names_of_attributes(self) -> list[str]:
+        return list(self._attributes)
+
     def end(self) -> None:
         """Gives every group the options that its first slice left. Raises if a later slice left others."""
         for index, options in self._changed.items():
@@ -97,6 +107,12 @@ def _options_of(group: Group) -> dict[str, Any]:
 
 def _attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: value for name, value in vars(optimizer).items() if name not in _OF_TORCH}
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return type(value)(map(_kept, value)) if type(value) in (list, tuple) else value
 
 
 def _equal(one: object, other: object) -> bool:

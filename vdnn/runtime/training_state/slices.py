@@ -55,7 +55,7 @@ def slices_of(groups: list[Group], nbytes_of: Callable[[torch.Tensor], int], lim
 
     for index, group in enumerate(groups):
         parameters: list[torch.Tensor] = group["params"]
-        if _is_one_decision(parameters):
+        if is_one_decision(parameters):
             add(index, device_of(parameters[0]), parameters, sum(map(nbytes_of, parameters)))
             continue
         for parameter in parameters:
@@ -65,7 +65,23 @@ def slices_of(groups: list[Group], nbytes_of: Callable[[torch.Tensor], int], lim
     return slices
 
 
-def _is_one_decision(parameters: list[torch.Tensor]) -> bool:
+def slices_in_order(
+    parameters: list[tuple[int, torch.Tensor]], nbytes_of: Callable[[torch.Tensor], int], limit_bytes: int
+) -> list[Slice]:
+    """The same for parameters in the order of their use, each with the index of its group."""
+    slices: list[Slice] = []
+    open_on: dict[torch.device, Slice] = {}
+    for group, parameter in parameters:
+        device, nbytes = device_of(parameter), nbytes_of(parameter)
+        into = open_on.get(device)
+        if into is None or (into.nbytes and into.nbytes + nbytes > limit_bytes):
+            into = open_on[device] = Slice(device)
+            slices.append(into)
+        into.add(group, [parameter], nbytes)
+    return slices
+
+
+def is_one_decision(parameters: list[torch.Tensor]) -> bool:
     """True if torch's optimizers would decide otherwise for a part of these parameters than for all."""
     if len(parameters) < 2:
         return False

@@ -205,6 +205,11 @@ class StateCopies:
         waits, self._waits = self._waits, []
         return sum(self._ns_between(begin, end) for begin, end in waits)
 
+    def release_what_left(self, *, only_if_over: bool) -> None:
+        """Releases tensors that left: all of them, or those whose copies are over. Does not block the host."""
+        while self._leaving and (not only_if_over or self._is_over(self._leaving[0].complete)):
+            self._release_oldest()
+
     def abandon(self, moving: Moving) -> None:
         """Releases tensors that were fetched and not used: their memory is not reused before the copies are over."""
         self._stall(moving.stream, moving.complete)
@@ -259,6 +264,12 @@ class StateCopies:
             self._device.wait(stream, event)
         except DriverError:
             self._settle(event)
+
+    def _is_over(self, event: _C.Event) -> bool:
+        try:
+            return self._device.query(event)
+        except DriverError:
+            return False
 
     def _settle(self, event: _C.Event) -> None:
         """Blocks the host until `event` has happened."""

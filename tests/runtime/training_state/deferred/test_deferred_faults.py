@@ -1,0 +1,223 @@
+"""Faults while steps wait: afterwards model and optimizer are as after the step, or an error says what to load."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import vdnn
+from tests.conftest import open_fake_device
+from tests.fake_driver.control import FakeDriver
+from tests.runtime.training_state.conftest import Manage, on_host, open_session
+from tests.runtime.training_state.loops import OPTIMIZERS, Training, begin, same
+from tests.runtime.training_state.test_lives import expected, one_step, outcome, state_bytes
+from vdnn.errors import VdnnError
+from vdnn.runtime.session.session import Session
+from vdnn.runtime.torch_internals.parameter_guard import GuardedParameter
+from vdnn.runtime.training_state.host_tensor import HostTensor
+from vdnn.runtime.training_state.sliced_step import SlicedStep
+from vdnn.runtime.training_state.slices import Slice
+from vdnn.runtime.training_state.state_copies import Moving, StateCopies
+
+ADAMW = OPTIMIZERS["adamw"]
+OUT_OF_MEMORY, INVALID_VALUE = 2, 1
+
+
+@contextlib.contextmanager
+def on_the_fake_driver(driver: FakeDriver, training: Training) -> Iterator[Session]:
+    device = open_fake_device(driver)
+    try:
+        session = open_session(device, training.optimizer, optimizer_step="deferred")
+        with contextlib.closing(session), session:
+            yield session
+    finally:
+        device.close()
+
+
+def evaluate(training: Training) -> None:
+    """Steps what waits. No graph, so that no activation leaves."""
+    with torch.no_grad():
+        training.loss()
+
+
+def waiting(training: Training) -> int:
+    return sum(type(one) is GuardedParameter for one in training.model.parameters())
+
+
+def evaluated(steps: int) -> list[Any]:
+    training = begin(ADAMW)
+    for _ in range(steps):
+        one_step(training)
+        evaluate(training)
+    return outcome(training)
+
+
+def test_each_call_of_a_deferred_step_refused_in_turn_changes_no_bit(fake_driver: FakeDriver) -> None:
+    training = begin(ADAMW)
+    with on_the_fake_driver(fake_driver, training):
+        one_step(training)
+        evaluate(training)
+        one_step(training)
+        before = fake_driver.call_count
+        evaluate(training)
+        calls = fake_driver.calls()[before:]
+    assert sum("Memcpy" in call for call in calls) == 40  # 10 parameters, 2 tensors each, both ways
+    wanted = evaluated(3)
+    for nth in range(1, len(calls) + 1, 3):
+        training = begin(ADAMW)
+        with on_the_fake_driver(fake_driver, training):
+            one_step(training)
+            evaluate(training)
+            one_step(training)
+            fake_driver.fail_nth(nth, INVALID_VALUE)
+            evaluate(training)
+            assert fake_driver.faults_pending == 0, (nth, calls[nth - 1])
+            one_step(training)
+            evaluate(training)
+            assert same(outcome(training), wanted), (nth, calls[nth - 1])
+        assert same(outcome(training), wanted), (nth, calls[nth - 1])
+
+
+def test_host_memory_that_is_refused_leaves_its_state_on_the_device(fake_driver: FakeDriver) -> None:
+    training = begin(ADAMW)
+    with on_the_fake_driver(fake_driver, training):
+        fake_driver.fail_call("cuMemHostRegister", 1, OUT_OF_MEMORY)
+        one_step(training)
+        one_step(training)
+        assert fake_driver.faults_pending == 0
+        assert same(outcome(training), expected(2))
+        assert on_host(training.optimizer) <= state_bytes(training)
+
+
+def test_an_exception_in_the_forward_leaves_the_rest_to_wait(manage: Manage) -> None:
+    training = begin(ADAMW)
+    with manage(training.optimizer, optimizer_step="deferred"):
+        one_step(training)
+        one_step(training)
+        assert waiting(training) == 10
+
+        def fail(module: torch.nn.Module, args: object) -> None:
+            raise ArithmeticError("no")
+
+        handle = training.model.between.register_forward_pre_hook(fail)  # type: ignore[union-attr, operator]
+        with pytest.raises(ArithmeticError):
+            training.model(torch.ones(2, 8))
+        handle.remove()
+        assert 0 < waiting(training) < 10
+        assert same(outcome(training), expected(2))
+        one_step(training)
+    assert same(outcome(training), expected(3))
+
+
+@pytest.mark.parametrize("where", ["forward", "exit"])
+def test_a_slice_that_fails_names_what_to_load(where: str, manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = begin(ADAMW)
+    own_step = SlicedStep.step
+    model: Any = training.model
+
+    def failing(sliced: SlicedStep, part: Slice) -> None:
+        if any(one is model.last.weight for one in part.all_parameters()):
+            raise ArithmeticError("no")
+        own_step(sliced, part)
+
+    session = manage(training.optimizer, optimizer_step="deferred")
+    said = r"the step of AdamW stopped after \d of 10 parameters: no. Model and optimizer are between two steps"
+    with contextlib.ExitStack() as stack:
+        if where == "exit":
+            stack.enter_context(pytest.raises(VdnnError, match=said))
+        with session:
+            one_step(training)
+            one_step(training)
+            monkeypatch.setattr(SlicedStep, "step", failing)
+            if where == "forward":
+                with pytest.raises(VdnnError, match=said):
+                    training.loss()
+                assert waiting(training) == 0
+                assert [len(group["params"]) for group in training.optimizer.param_groups] == [10]
+                monkeypatch.undo()
+                one_step(training)  # it goes on, as after a step that failed in plain PyTorch
+    assert waiting(training) == 0
+    assert "state" not in vars(torch.optim.Optimizer)
+
+
+def test_a_slice_without_room_waits_on(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = begin(ADAMW)
+    fetch = StateCopies.fetch
+
+    def without_room(copies: StateCopies, hosts: list[HostTensor]) -> Moving:
+        raise torch.OutOfMemoryError("no room")
+
+    with manage(training.optimizer, optimizer_step="deferred"):
+        one_step(training)
+        evaluate(training)
+        one_step(training)
+        monkeypatch.setattr(StateCopies, "fetch", without_room)
+        with pytest.raises(torch.OutOfMemoryError):
+            training.model(torch.ones(2, 8))
+        assert waiting(training) == 10
+        monkeypatch.setattr(StateCopies, "fetch", fetch)
+        evaluate(training)
+        assert same(outcome(training), evaluated(2))
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also in a process that was started to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_in_a_slice_waits_for_its_end_and_the_rest_waits_on(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = begin(ADAMW)
+    own_step = SlicedStep.step
+    armed = [True]
+
+    def interrupted(sliced: SlicedStep, part: Slice) -> None:
+        if armed:
+            armed.clear()
+            signal.raise_signal(signal.SIGINT)
+        own_step(sliced, part)
+
+    with manage(training.optimizer, optimizer_step="deferred"):
+        one_step(training)
+        one_step(training)
+        monkeypatch.setattr(SlicedStep, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            training.model(torch.ones(2, 8))
+        assert 0 < waiting(training) < 10
+        assert same(outcome(training), expected(2))
+        one_step(training)
+    assert same(outcome(training), expected(3))
+
+
+def test_an_exit_by_an_exception_finishes_the_step(manage: Manage) -> None:
+    training = begin(ADAMW)
+    with contextlib.suppress(ArithmeticError), manage(training.optimizer, optimizer_step="deferred"):
+        one_step(training)
+        one_step(training)
+        assert waiting(training) == 10
+        raise ArithmeticError("the program's own")
+    assert waiting(training) == 0
+    assert same(outcome(training), expected(2))
+
+
+def test_wrong_arguments_are_refused() -> None:
+    optimizer = begin(ADAMW).optimizer
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"optimizer_step": "later"}, "optimizer_step: expected 'immediate' or 'deferred', got 'later'"),
+        ({"optimizer_step": "deferred", "optimizer": None}, "optimizer_step: whose steps are deferred"),
+        ({"optimizer_step": "deferred", "gradients": True}, "and gradients=True takes them to the host"),
+        ({"optimizer_step": "deferred", "optimizer_on": "cpu"}, "and optimizer_on='cpu' takes them to the host"),
+    ]
+    for options, said in cases:
+        with pytest.raises(ValueError, match=said):
+            vdnn.offload(**{"device": "sim", "optimizer": optimizer, **options})

@@ -1,0 +1,110 @@
+"""Lets a function of ours run before a torch function reads or writes one of some parameters.
+
+A guarded parameter is the same object with another class, which has a `__torch_function__`. So torch asks it before
+every function of Python that gets it, on every thread, alone or in a list: `detach` of a state_dict, `data`,
+`data_ptr`, lists of foreach. Facts such as its shape need no values and are told. Native code that unpacks a tensor by
+itself does not ask; torch.func does so, see `transform_level` in tensor_kinds.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+_ATTRIBUTES = (
+    *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn", "_version"),
+    *("is_quantized", "is_nested", "is_meta", "is_cuda", "is_cpu", "is_sparse", "_base", "itemsize", "nbytes"),
+    *("retains_grad", "output_nr", "_backward_hooks", "_post_accumulate_grad_hooks"),
+)
+_METHODS = (
+    *("size", "dim", "stride", "numel", "nelement", "ndimension", "element_size", "storage_offset", "is_contiguous"),
+    *("is_floating_point", "is_complex", "get_device", "_is_zerotensor", "requires_grad_", "__hash__", "is_inference"),
+)
+_WRITTEN = ("requires_grad", "grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+FACTS: frozenset[Any] = (
+    frozenset(getattr(torch.Tensor, name).__get__ for name in _ATTRIBUTES)
+    | frozenset(getattr(torch.Tensor, name).__set__ for name in _WRITTEN)
+    | frozenset(getattr(torch.Tensor, name) for name in _METHODS)
+)
+
+
+class Guard(Protocol):
+    def before_use(self, parameter: torch.Tensor) -> None:
+        """Called before a function gets `parameter`. The parameter is no longer guarded afterwards."""
+
+
+_lock = threading.Lock()
+_guards: dict[int, tuple[Guard, weakref.ref[torch.Tensor]]] = {}  # by id of the parameter
+
+
+class GuardedParameter(torch.nn.Parameter):
+    """A torch.nn.Parameter while it is guarded."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in FACTS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        for parameter in list(_guarded_in((*args, *kwargs.values()))):
+            _ask(parameter)
+        if any(_guarded_in((*args, *kwargs.values()))):
+            raise RuntimeError(f"{func}: a parameter is still guarded")
+        return func(*args, **kwargs)
+
+    # What looks at the class of the parameter ahead of its values.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        _ask(self)
+        return self.__deepcopy__(memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _ask(self)
+        return self.__reduce_ex__(protocol)
+
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]
+        _ask(self)
+        return self.__repr__(**options)
+
+
+def _ask(parameter: torch.Tensor) -> None:
+    known = _guards.get(id(parameter))
+    if known is not None:
+        known[0].before_use(parameter)
+    elif type(parameter) is GuardedParameter:  # another thread is about to take the guard away
+        parameter.__class__ = torch.nn.Parameter  # type: ignore[assignment]
+
+
+def _guarded_in(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if type(value) is GuardedParameter:
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _guarded_in(value)
+        elif isinstance(value, dict):
+            yield from _guarded_in(value.values())
+
+
+def guard(parameter: torch.nn.Parameter, by: Guard) -> None:
+    """From now on `by` is asked before a function gets `parameter`, whose class has to be torch.nn.Parameter.
+
+    The weak reference lets torch.utils.swap_tensors refuse the parameter."""
+    with _lock:
+        _guards[id(parameter)] = (by, weakref.ref(parameter))
+        parameter.__class__ = GuardedParameter
+
+
+def guard_no_longer(parameter: torch.Tensor) -> None:
+    with _lock:
+        if _guards.pop(id(parameter), None) is not None:
+            parameter.__class__ = torch.nn.Parameter
+
+
+def is_guarded(parameter: object) -> bool:
+    return type(parameter) is GuardedParameter

@@ -1,0 +1,55 @@
+"""The modes of torch around an optimizer's step: autocast, dispatch modes, transforms and inference mode.
+
+A step that runs later, in the middle of a forward pass, needs those of the place where the program called it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch.utils._python_dispatch import _pop_mode, _push_mode
+
+from vdnn.runtime.torch_internals.tensor_kinds import num_dispatch_modes, outside_of_transforms
+
+
+class Surroundings:
+    """Those of this moment, for tensors on devices of `types`. `restored` brings them back."""
+
+    def __init__(self, types: Iterable[str]) -> None:
+        self._autocast = {kind: _autocast_of(kind) for kind in {"cpu", *types}}
+        self._modes = num_dispatch_modes()
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Inside, gradients are off. Modes that were entered since do not see what runs here."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_fewer_modes(self._modes))
+            stack.enter_context(outside_of_transforms())
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+            for kind, (enabled, dtype) in self._autocast.items():
+                if _autocast_of(kind) != (enabled, dtype):
+                    stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+            yield
+
+
+def _autocast_of(kind: str) -> tuple[bool, torch.dtype | None]:
+    try:
+        enabled = torch.is_autocast_enabled(kind)
+    except RuntimeError:  # a device without autocast
+        return False, None
+    return enabled, torch.get_autocast_dtype(kind) if enabled else None
+
+
+@contextlib.contextmanager
+def _fewer_modes(number: int) -> Iterator[None]:
+    popped = []
+    try:
+        while num_dispatch_modes() > number:
+            popped.append(_pop_mode())
+        yield
+    finally:
+        for mode in reversed(popped):
+            _push_mode(mode)

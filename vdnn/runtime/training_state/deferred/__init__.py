@@ -1,0 +1,1 @@
+"""Optimizer steps that run in the next forward pass."""

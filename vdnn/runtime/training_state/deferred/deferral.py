@@ -1,0 +1,329 @@
+"""Defers the steps of one optimizer: each slice is stepped ahead of the first module that needs its parameters.
+
+[Note: Nobody sees what is not stepped] A deferred step is exact if nobody reads or writes its parameters, gradients and
+state ahead of it. What somebody else holds is stepped at once (held.py). What nobody holds is reached by its names
+only: functions that get a parameter, `parameter.grad` and `optimizer.state` step first what they read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from vdnn.errors import VdnnError
+from vdnn.runtime.torch_internals import forks
+from vdnn.runtime.torch_internals.gradient_reads import holder_of, native_gradient, set_native_gradient, watch_gradient
+from vdnn.runtime.torch_internals.optimizer_reads import watch_state, watch_zero_grad
+from vdnn.runtime.torch_internals.parameter_guard import guard, guard_no_longer
+from vdnn.runtime.training_state.deferred.deferred_step import DeferredStep
+from vdnn.runtime.training_state.deferred.use_order import UseOrder
+from vdnn.runtime.training_state.device_steps import DeviceSteps
+from vdnn.runtime.training_state.held import gradient_is_held, memory_is_held, state_is_held, states_are_held
+from vdnn.runtime.training_state.homes import is_managed
+from vdnn.runtime.training_state.host_tensor import HostTensor
+from vdnn.runtime.training_state.interrupts import interrupts_wait
+from vdnn.runtime.training_state.moved_bytes import MovedBytes
+from vdnn.runtime.training_state.sliced_step import SlicedStep
+from vdnn.runtime.training_state.slices import is_one_decision, parameters_of, slices_in_order
+
+
+class Copies(Protocol):
+    """An optimizer's state, as far as its deferred steps need it."""
+
+    moved: MovedBytes
+
+    def bytes_moving(self, parameter: torch.Tensor) -> int: ...
+    def slice_bytes(self) -> int: ...
+    def device_steps(self) -> DeviceSteps: ...
+    def release_what_left(self, *, only_if_over: bool) -> None: ...
+    def finish_copies(self) -> None: ...
+
+
+class Deferral:
+    """The deferred steps of `optimizer`, while a session asks for them. `hosts`: ids of its state's host tensors."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, copies: Copies, hosts: dict[int, HostTensor]) -> None:
+        self._optimizer = optimizer
+        self._copies = copies
+        self._hosts = hosts
+        self._pending: DeferredStep | None = None
+        self._is_unsettled = False  # copies of a step that was deferred may be under way
+        self._is_busy = False
+        self._states_before = 0  # parameters that had a state as the last step was called
+        self._lock = threading.RLock()
+        self._undo: list[Callable[[], object]] = []
+        self._forks = forks.count
+        self._counts = copies.moved
+        self.order = UseOrder(self._before_module, self._behind_model)
+
+    # Sessions.
+
+    def entered(self) -> Deferral:
+        try:
+            self._enter()
+        except BaseException:
+            self.leave()
+            raise
+        return self
+
+    def _enter(self) -> None:
+        optimizer = self._optimizer
+        _refuse_several_ranks()
+        self._undo.append(watch_state(optimizer, self.settle))
+        self._undo.append(watch_zero_grad(lambda module: self._drop(module.parameters())))
+        self._watch(parameters_of(optimizer))
+        own, attributes = optimizer.zero_grad, vars(optimizer)
+
+        def zero_grad(set_to_none: bool = True) -> None:
+            if set_to_none:
+                self._drop(parameters_of(optimizer))
+            own(set_to_none=set_to_none)
+
+        attributes["zero_grad"] = zero_grad
+        self._undo.append(lambda: attributes.pop("zero_grad", None))
+        self.order.enter()
+        self._undo.append(self.order.leave)
+
+    def _watch(self, parameters: Iterable[torch.Tensor]) -> None:
+        for parameter in parameters:
+            if type(parameter) is torch.nn.Parameter and holder_of(parameter) is None:
+                self._undo.append(watch_gradient(parameter, self))
+            self.order.watch(parameter)
+
+    def leave(self) -> None:
+        try:
+            self.settle()
+        finally:
+            undos, self._undo = self._undo, []
+            for undo in undos:
+                undo()
+
+    # A step.
+
+    def choose(self) -> dict[int, torch.Tensor]:
+        """The parameters whose step can be deferred, by id."""
+        optimizer, chosen = self._optimizer, dict[int, torch.Tensor]()
+        self._counts.at_once.clear()
+        reason = _reason_of(optimizer)
+        if reason is None and states_are_held(optimizer):
+            reason = "the program holds optimizer.state"
+        states = vars(optimizer)["state"]
+        self._states_before = len(states)
+        for group in optimizer.param_groups:
+            parameters: list[torch.Tensor] = group["params"]
+            is_mixed = is_one_decision(parameters)
+            for parameter in parameters:
+                if native_gradient(parameter) is None:
+                    continue
+                why = reason or ("its group mixes kinds of parameters or gradients" if is_mixed else None)
+                why = why or self._reason_for(states, parameter)
+                if why is None:
+                    chosen[id(parameter)] = parameter
+                else:
+                    self._counts.at_once[why] += 1
+        return chosen
+
+    def _reason_for(self, states: Any, parameter: torch.Tensor) -> str | None:
+        """Why the step of `parameter` cannot wait; None if it can."""
+        if type(parameter) is FakeTensor:
+            return None  # nobody can read values of it
+        if type(parameter) is not torch.nn.Parameter or not parameter.is_leaf or parameter.layout is not torch.strided:
+            return "it is not a plain torch.nn.Parameter"
+        if is_managed(parameter):
+            return "its values are on the host"
+        if holder_of(parameter) not in (None, self):
+            return "another session has its gradient"
+        if gradient_is_held(parameter):
+            return "the program holds its gradient"
+        if memory_is_held(parameter):
+            return "another tensor has its memory"
+        return "the program holds its state" if state_is_held(states, parameter, self._hosts) else None
+
+    def defer(self, sliced: SlicedStep, chosen: dict[int, torch.Tensor], stepped_before: int) -> None:
+        """From now on `chosen` wait to be stepped. Their versions are as after the step, so that a graph from before it
+        raises as in plain PyTorch."""
+        if not chosen:
+            return
+        self._watch(chosen.values())
+        pairs = [
+            (index, one)
+            for index, group in enumerate(self._optimizer.param_groups)
+            for one in group["params"]
+            if id(one) in chosen
+        ]
+        pairs.sort(key=lambda pair: self.order.position(pair[1]))
+        slices = slices_in_order(pairs, self._copies.bytes_moving, self._copies.slice_bytes())
+        steps = self._copies.device_steps()
+        pending = DeferredStep(self._optimizer, sliced, slices, steps, stepped_before)
+        self._pending, self._is_unsettled = pending, True
+        torch.autograd.graph.increment_version(list(chosen.values()))
+        for parameter in chosen.values():
+            if type(parameter) is torch.nn.Parameter:
+                guard(parameter, self)
+            else:  # a fake tensor: its gradient is seen where it was
+                set_native_gradient(parameter, pending.gradient(parameter))
+                pending.drop_gradient(parameter)
+        self._counts.deferred += len(chosen)
+        self.order.begin()
+
+    def settle(self) -> None:
+        """Steps what waits, and waits until the state is on the host."""
+        with self._lock:
+            if self._is_busy or self._forks != forks.count:
+                return
+            while self._pending is not None:
+                self._step(next(self._pending.parameters()))
+            if self._is_unsettled:
+                self._is_unsettled = False
+                self._copies.finish_copies()
+                self._put_in_order()
+
+    def _put_in_order(self) -> None:
+        """States that the step has made were made in the order of use. A state_dict has them in that of the groups."""
+        states = vars(self._optimizer)["state"]
+        made = list(states)[self._states_before :]
+        if len(made) > 1:
+            number = {id(one): position for position, one in enumerate(parameters_of(self._optimizer))}
+            for one in sorted(made, key=lambda one: number.get(id(one), len(number))):
+                states[one] = states.pop(one)
+
+    # Uses of parameters and gradients.
+
+    def before_use(self, parameter: torch.Tensor) -> None:
+        """A function gets `parameter`, outside of its module's call."""
+        if self._forks != forks.count:
+            raise VdnnError(
+                "a parameter whose step is deferred is used in a child process, where the device cannot be used. Call "
+                "optimizer.state_dict() before the fork."
+            )
+        self._step_with(parameter)
+
+    def before_read(self, parameter: torch.Tensor) -> None:
+        """`parameter.grad` is read."""
+        if self._forks != forks.count:
+            return
+        with self._lock:
+            pending = self._pending
+            if pending is not None and not pending.is_done_with(parameter):
+                self._step_with(parameter)
+
+    def write(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        with self._lock:
+            if self._pending is not None:
+                self._pending.drop_gradient(parameter)
+            with torch._C.DisableTorchFunctionSubclass():
+                set_native_gradient(parameter, gradient)
+
+    def peek(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        pending = self._pending
+        if pending is not None and pending.has(parameter):
+            return pending.gradient(parameter)
+        return native_gradient(parameter)
+
+    def _drop(self, parameters: Any) -> None:
+        """The program drops the gradients of `parameters`, and does not read them."""
+        with self._lock:
+            pending = self._pending
+            if pending is None:
+                return
+            for parameter in parameters:
+                if pending.has(parameter):
+                    pending.drop_gradient(parameter)
+
+    def _before_module(self, parameters: list[torch.Tensor]) -> None:
+        """A module that has `parameters` is about to run; none: a part of it that no hook sees may have any."""
+        if not self._is_unsettled:
+            return
+        with self._lock:
+            for parameter in parameters:
+                self._counts.hidden += self._step_with(parameter)
+            pending = self._pending
+            if self._is_busy:
+                return
+            if pending is None:
+                self._copies.release_what_left(only_if_over=True)
+                return
+            with self._at_work():
+                pending.fetch_ahead()
+
+    def _behind_model(self) -> None:
+        """The outermost module has run: what was fetched for others does not stay on the device."""
+        with self._lock:
+            if self._is_busy or not self._is_unsettled:
+                return
+            if self._pending is not None:
+                with self._at_work():
+                    self._pending.give_up_ahead()
+            self._copies.release_what_left(only_if_over=False)
+
+    def _step_with(self, parameter: torch.Tensor) -> int:
+        """Steps the slice that has `parameter`, if it waits. Returns the number of its parameters."""
+        with self._lock:
+            pending = self._pending
+            is_waiting = pending is not None and not self._is_busy and pending.has(parameter)
+            return self._step(parameter) if is_waiting else 0
+
+    def _step(self, parameter: torch.Tensor) -> int:
+        pending = self._pending
+        if pending is None:
+            return 0
+        part = pending.part_with(parameter).all_parameters()
+        with interrupts_wait():
+            try:
+                with self._at_work():
+                    for one in part:
+                        guard_no_longer(one)
+                    pending.step(parameter)
+            except BaseException:
+                self._failed(pending, part)
+                raise
+            if pending.is_over:
+                self._pending = None
+        return len(part)
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Inside, this thread reads what waits."""
+        self._is_busy = True
+        try:
+            yield
+        finally:
+            self._is_busy = False
+
+    def _failed(self, pending: DeferredStep, part: list[torch.Tensor]) -> None:
+        """Copies of `part` cannot come, which may be better later; or its step failed, and nothing can be mended."""
+        if pending.has(part[0]):
+            for one in part:
+                if type(one) is torch.nn.Parameter:
+                    guard(one, self)
+            return
+        self._pending = None
+        for one in pending.parameters():
+            guard_no_longer(one)
+        pending.give_up_ahead()
+        pending.give_back()
+
+
+def _reason_of(optimizer: torch.optim.Optimizer) -> str | None:
+    """Why no step of `optimizer` can wait; None if it can."""
+    module = type(optimizer).__module__
+    if module != "torch.optim" and not module.startswith("torch.optim."):
+        return f"{type(optimizer).__name__} is not of torch.optim, and its step may draw random numbers"
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None and dynamo.counters["frames"]["total"]:
+        return "torch.compile has compiled code, which reads parameters where no hook is"
+    return None
+
+
+def _refuse_several_ranks() -> None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise VdnnError(
+            "optimizer_step='deferred': torch.distributed is initialized, and DDP and FSDP read parameters where no "
+            "hook can step them first. Leave out optimizer_step=."
+        )
