@@ -31,8 +31,12 @@ _OF_STEPS = {
 
 
 def add_training_options(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("the whole training, with parameters, gradients and optimizer state")
-    group.add_argument("--training", action="store_true", help="plan all of it; each option below implies this")
+    group = command.add_argument_group("the whole training")
+    group.add_argument(
+        "--training",
+        action="store_true",
+        help="plan parameters, gradients and optimizer state too; each option below implies this",
+    )
     group.add_argument("--host", metavar="SIZE", help="the host's memory, such as 128GiB. Default: the profile's host")
     group.add_argument("--host-cores", type=int, metavar="N", help="cores for steps on the CPU. Default: all")
     group.add_argument(
@@ -53,7 +57,7 @@ def batches_of(text: str) -> list[int]:
 
 
 def is_training(options: argparse.Namespace) -> bool:
-    """Whether the options ask for a plan of a whole training. Raises ValueError for options that exclude each other."""
+    """True if the options ask for a plan of a whole training. Raises ValueError for options that exclude each other."""
     given = [flag for name, flag in _OF_TRAININGS.items() if getattr(options, name)]
     if not given and not options.training:
         return False
