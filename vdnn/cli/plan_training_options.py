@@ -193,7 +193,7 @@ class _Planner:
         return f"{largest}, on {format_bytes(host_bytes)} of host memory"
 
     def largest_model(self, batch: int) -> str:
-        from vdnn.planning.training.least_placement import largest_layers
+        from vdnn.planning.training.least_placement import MOST_LAYERS, largest_layers
 
         rehearsed = self.rehearsed(batch)
         if len(rehearsed.blocks) < 2:
@@ -202,4 +202,5 @@ class _Planner:
         self._on_progress("looking for the most layers")
         most = largest_layers(rehearsed.training, rehearsed.blocks, budget_bytes, self._terms.machine.host_bytes)
         middle = rehearsed.training.units[rehearsed.blocks[len(rehearsed.blocks) // 2]]
-        return f"{most} layers as {middle.name}; this one has {len(rehearsed.blocks)}"
+        more = " or more" if most == MOST_LAYERS else ""
+        return f"{most}{more} layers as {middle.name}; this one has {len(rehearsed.blocks)}"
