@@ -58,7 +58,7 @@ def helped(capsys: pytest.CaptureFixture[str], *command: str) -> list[str]:
     [
         (["docter"], ["vdnn: there is no command 'docter': did you mean 'doctor'?", "Try `vdnn --help`."]),
         (["plan", "a:b", "--batches", "1"], ["vdnn plan: there is no option --batches: did you mean '--batch'?"]),
-        (["plan", "a:b", "--bogus=1"], ["vdnn plan: there is no option --bogus", "Try `vdnn plan --help`."]),
+        (["plan", "a:b", "--xyzzy=1"], ["vdnn plan: there is no option --xyzzy", "Try `vdnn plan --help`."]),
         (["plan", "a:b"], ["vdnn plan: the following arguments are required: --batch"]),
         (["plan", "a:b", "c:d", "--batch", "1"], ["vdnn plan: unexpected arguments: c:d"]),
         (

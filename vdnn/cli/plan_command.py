@@ -35,7 +35,7 @@ def add_plan_command(commands: Any) -> None:
         "  %(prog)s my_model.py:build --batch 256 --hardware titan-x --budget 80%%\n"
         "  %(prog)s my_model.py:build --batch 64 --budget min --compare all\n"
         "  %(prog)s my_package.models:build --batch 64 --save run && vdnn report run\n"
-        "  %(prog)s my_model.py:build --batch 1 --training --optimizer adamw --hardware rtx-4090 --host 128GiB",
+        "  %(prog)s my_model.py:build --batch 1 --optimizer adamw --training",
     )
     step = command.add_argument_group("the step")
     step.add_argument("function", metavar="MODEL", help="FILE.py:FUNCTION or MODULE:FUNCTION")

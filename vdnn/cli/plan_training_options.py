@@ -31,8 +31,12 @@ _OF_STEPS = {
 
 
 def add_training_options(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("the whole training, with parameters, gradients and optimizer state")
-    group.add_argument("--training", action="store_true", help="plan all of it; each option below implies this")
+    group = command.add_argument_group("the whole training")
+    group.add_argument(
+        "--training",
+        action="store_true",
+        help="plan parameters, gradients and optimizer state too; each option below implies this",
+    )
     group.add_argument("--host", metavar="SIZE", help="the host's memory, such as 128GiB. Default: the profile's host")
     group.add_argument("--host-cores", type=int, metavar="N", help="cores for steps on the CPU. Default: all")
     group.add_argument(
@@ -53,7 +57,7 @@ def batches_of(text: str) -> list[int]:
 
 
 def is_training(options: argparse.Namespace) -> bool:
-    """Whether the options ask for a plan of a whole training. Raises ValueError for options that exclude each other."""
+    """True if the options ask for a plan of a whole training. Raises ValueError for options that exclude each other."""
     given = [flag for name, flag in _OF_TRAININGS.items() if getattr(options, name)]
     if not given and not options.training:
         return False
@@ -189,7 +193,7 @@ class _Planner:
         return f"{largest}, on {format_bytes(host_bytes)} of host memory"
 
     def largest_model(self, batch: int) -> str:
-        from vdnn.planning.training.least_placement import largest_layers
+        from vdnn.planning.training.least_placement import MOST_LAYERS, largest_layers
 
         rehearsed = self.rehearsed(batch)
         if len(rehearsed.blocks) < 2:
@@ -198,4 +202,5 @@ class _Planner:
         self._on_progress("looking for the most layers")
         most = largest_layers(rehearsed.training, rehearsed.blocks, budget_bytes, self._terms.machine.host_bytes)
         middle = rehearsed.training.units[rehearsed.blocks[len(rehearsed.blocks) // 2]]
-        return f"{most} layers as {middle.name}; this one has {len(rehearsed.blocks)}"
+        more = " or more" if most == MOST_LAYERS else ""
+        return f"{most}{more} layers as {middle.name}; this one has {len(rehearsed.blocks)}"

@@ -49,7 +49,7 @@ def figures_of(run: Run) -> Figures:
     if not compared and not run.trainings:
         left_out.append("Memory against time: the run has no cells.")
     prediction = prediction_picture(cells) if times_of(cells) or peaks_of(cells) else None
-    if prediction is None and cells:
+    if prediction is None and not run.trainings:
         left_out.append("Prediction against measurement: no cell was both predicted and measured.")
     steps = {}
     for step in run.steps:

@@ -47,7 +47,7 @@ class TaskMemory:
 
 @dataclass(frozen=True, slots=True)
 class BusySpan:
-    """What one resource did from one time to another of a step, in nanoseconds. `row`: "device", "to device", "to host"
+    """One span in which one resource was busy, in nanoseconds of a step. `row`: "device", "to device", "to host"
     or "cpu"."""
 
     row: str
@@ -171,7 +171,7 @@ class TrainingReport:
 
 
 def units_table(units: tuple[PlacedUnits, ...]) -> str:
-    """What lives where, and what crosses the link in one step."""
+    """A table of what lives where, and what crosses the link in one step."""
     header = ("units", "parameters", "gradients", "optimizer state", "activations", "to device", "to host")
     rows = [header]
     for one in units:

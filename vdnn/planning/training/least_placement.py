@@ -14,6 +14,7 @@ from vdnn.planning.training.placement import Activations, Placement, State, Unit
 from vdnn.planning.training.training import Training, Unit
 
 _SLICE_BYTES = 128 << 20
+MOST_LAYERS = 256  # that are looked for
 
 
 def least_placement(training: Training) -> Placement:
@@ -55,7 +56,7 @@ def with_layers(training: Training, blocks: tuple[int, ...], layers: int) -> Tra
 
 
 def largest_layers(
-    training: Training, blocks: tuple[int, ...], budget_bytes: int, host_bytes: int, most: int = 1024
+    training: Training, blocks: tuple[int, ...], budget_bytes: int, host_bytes: int, most: int = MOST_LAYERS
 ) -> int:
     """The most repeated blocks with which the training fits both, 0 if not even one does."""
     fits, over = 0, most + 1

@@ -25,7 +25,7 @@ _FLOAT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class ParameterState:
-    """What an optimizer keeps for one parameter of the model. `alike` are the elements of those tensors that have the
+    """The state of one parameter of the model in its optimizer. `alike` are the elements of those tensors that have the
     parameter's shape, `other_bytes` those of the rest. `held_bytes` existed when the watched step began."""
 
     nbytes: int

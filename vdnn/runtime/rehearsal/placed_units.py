@@ -78,7 +78,7 @@ def task_memory(step: TrainingStep) -> tuple[TaskMemory, ...]:
 
 
 def busy_spans(training: Training, step: TrainingStep) -> tuple[BusySpan, ...]:
-    """What was busy when. A copy moves its bytes once in the host's memory; a step on the CPU what it reads and
+    """The spans of all resources. A copy moves its bytes once in the host's memory; a step on the CPU what it reads and
     writes."""
     cycle = cycle_of(training, step.placement)
     copied: dict[tuple[str, str], list[int]] = {}

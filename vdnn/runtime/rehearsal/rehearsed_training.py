@@ -102,7 +102,7 @@ def rehearse_training(
 
 
 def _is_empty(unit: Unit) -> bool:
-    """Whether nothing is before, between or behind the blocks, so that this unit has no bytes and takes no time."""
+    """True for a unit around the blocks in which nothing happens: it has no bytes and takes no time."""
     return not any(getattr(unit, field.name) for field in fields(unit)[1:])
 
 

@@ -103,7 +103,7 @@ class UnitWatch:
 
     @property
     def is_forward(self) -> bool:
-        """Whether the first forward pass runs."""
+        """True while the first forward pass runs."""
         return not self._is_backward and not self.step.passes
 
     def entered(self, index: int, inputs: Any) -> None:
