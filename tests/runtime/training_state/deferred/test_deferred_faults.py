@@ -221,3 +221,25 @@ def test_wrong_arguments_are_refused() -> None:
     for options, said in cases:
         with pytest.raises(ValueError, match=said):
             vdnn.offload(**{"device": "sim", "optimizer": optimizer, **options})
+
+
+def test_several_ranks_are_refused_before_anything_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = begin(ADAMW)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    session = vdnn.offload("vdnn-all", device="sim", optimizer=training.optimizer, optimizer_step="deferred")
+    with pytest.raises(VdnnError, match="DDP and FSDP read parameters where no hook can step them first"):
+        session.__enter__()
+    assert "state" not in vars(torch.optim.Optimizer)
+    one_step(training)
+    assert waiting(training) == 0
+
+
+def test_nothing_waits_once_something_was_compiled(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._dynamo.utils
+
+    monkeypatch.setitem(torch._dynamo.utils.counters["frames"], "total", 1)
+    training = begin(ADAMW)
+    with manage(training.optimizer, optimizer_step="deferred") as session:
+        one_step(training)
+        assert waiting(training) == 0
+        assert "10 parameters were stepped at once in the last step: torch.compile" in session.report()
