@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.json is not None:
             with options.json.open("a") as file:
                 file.write(json.dumps(asdict(found)) + "\n")
-    print(render_table(f"Training state on the host, on {options.device}", HEADER, map(_shown, rows), problems))
+    print(render_table(f"Training state on the host, on {options.device}", HEADER, [*map(_shown, rows)], problems))
     return 1 if problems else 0
 
 

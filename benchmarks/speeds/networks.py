@@ -96,7 +96,7 @@ def vit_written_out(batch: int, shape: VitShape) -> Workload:
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     # Under autocast the softmax is in float32, as in the published programs; torch's own math attention is not.
-    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+    scores: Tensor = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
     return scores.softmax(-1) @ value
 
 

@@ -43,7 +43,7 @@ def converted_maps(name: str, args: tuple[Any, ...], out: Any) -> list[torch.Ten
         return []
     if name != "convolution_backward":
         return [x, out]
-    gradient, of_input, of_weight = args[0], *args[-1][:2]
+    gradient, (of_input, of_weight) = args[0], args[-1][:2]
     return [gradient, out[0]] * of_input + [gradient, x] * of_weight
 
 
