@@ -51,7 +51,7 @@ class Checkpointed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.requires_grad_()
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=self.use_reentrant)  # type: ignore[assignment]
+            x = checkpoint(block, x, use_reentrant=self.use_reentrant)
         return x
 
 

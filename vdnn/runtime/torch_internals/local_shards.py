@@ -28,7 +28,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The local part of a DTensor, and any other tensor itself."""
-    return tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
+    return tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def has_layout_of(tensor: torch.Tensor, parameter: torch.Tensor) -> bool:

@@ -92,7 +92,7 @@ class AwayGradients:
                 return
             self._copies[parameter.device] = StateCopies(transport)
         self._parameters.append(parameter)
-        handle: Any = parameter.register_post_accumulate_grad_hook(self._accumulated)
+        handle: Any = parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
         hooks: Any = parameter._post_accumulate_grad_hooks
         hooks.move_to_end(handle.id, last=False)  # hooks of others see the whole sum
         self._undo += (handle.remove, watch_gradient(parameter, self))

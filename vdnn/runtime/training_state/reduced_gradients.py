@@ -57,8 +57,11 @@ class ReducedGradients:
         """The gradient of `parameter` leaves behind the running backward."""
         self._waiting[id(parameter)] = parameter
         task = graph_task()
-        if task != self._task and call_after_backward(lambda: call_after_backward(self._leave)):
+        if task != self._task and call_after_backward(self._behind_others):
             self._task = task
+
+    def _behind_others(self) -> None:
+        call_after_backward(self._leave)
 
     def _leave(self) -> None:
         if in_nested_backward():
