@@ -25,7 +25,6 @@ from vdnn import _C
 from vdnn.runtime.storage.transport import Transport, TransportOptions
 from vdnn.user_warnings import warn
 
-DEVICE_TYPES = ("cuda", "cpu")
 _NO_LIMIT_BYTES = 1 << 62
 
 
