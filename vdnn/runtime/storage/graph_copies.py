@@ -144,7 +144,7 @@ def _(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=device)
 
 
-_library = torch.library.Library("vdnn", "FRAGMENT")
+_library: Any = torch.library.Library("vdnn", "FRAGMENT")  # type: ignore[no-untyped-call]
 # The result is the first argument itself, which an operator of torch.library.custom_op may not return.
 _library.define("wait(Tensor(a) copied, Tensor source) -> Tensor(a)", tags=(torch.Tag.flexible_layout,))
 
