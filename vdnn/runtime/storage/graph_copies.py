@@ -113,7 +113,7 @@ def offload(value: torch.Tensor) -> torch.Tensor:
             _warn_of_pageable_memory(os.getpid())
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu").copy_(value)
         memory = (ctypes.c_char * nbytes).from_address(copy.block.address)
-        memory.held = held = _Held(copy, nbytes, transport)  # type: ignore[attr-defined]
+        memory.held = held = _Held(copy, nbytes, transport)
         _held[copy.block.address] = held
     # Of bytes first: some dtypes are not read from buffers.
     return torch.frombuffer(memory, dtype=torch.uint8).view(value.dtype).as_strided(value.shape, value.stride())
