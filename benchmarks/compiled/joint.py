@@ -41,7 +41,7 @@ def cuts_of(name: str) -> RegionCuts:
         found.append(RegionCuts(gm, joint_inputs, num_fwd_outputs, options))
         raise _Traced
 
-    def never(_module: fx.GraphModule, _inputs: Any) -> Any:
+    def never(gm: fx.GraphModule, example_inputs: Any) -> Any:
         raise _Traced
 
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from vdnn.runtime.machine.graph_step import GraphStep
-from vdnn.runtime.storage import graph_copies
+from vdnn.runtime.storage.graph_copies import offload  # importing it registers the operators
 from vdnn.step.plan import Plan
 
 _KEPT_META = ("saved_tensor_with_no_vc_check",)
@@ -125,8 +125,5 @@ def _behind_inputs(nodes: list[fx.Node], index: int) -> fx.Node:
 
 
 def _host_value(value: torch.Tensor) -> torch.Tensor:
-    # A fake tensor makes a fake one: an operator of its mode.
-    return torch.ops.vdnn.offload.default(value)
-
-
-IS_REGISTERED = graph_copies.DEVICE_TYPES  # importing that module registers the operators
+    host: torch.Tensor = offload(value)  # of a fake tensor it is fake, too
+    return host

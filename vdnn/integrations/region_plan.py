@@ -1,4 +1,4 @@
-"""What the planner makes of one cut of a compiled region: what is offloaded, and the time of a step.
+"""Plans one cut of a compiled region: the values that are offloaded, and the time of a step.
 
 A cut says what is saved and what is recomputed. If it holds more than the budget, the planner of eager steps chooses
 what leaves, with both copy engines of the card and every stall.

@@ -145,7 +145,7 @@ def _times(places: Sequence[Place], node_ns: Sequence[float]) -> list[int]:
 
 
 def _changes(held: Iterable[tuple[int, int, int]], points: int) -> list[int]:
-    """By how much the bytes change at each point. `held`: (first point, point of the end, bytes)."""
+    """The change of the bytes at each point. `held`: (first point, point of the end, bytes)."""
     changes = [0] * points
     for first, end, nbytes in held:
         changes[first] += nbytes

@@ -25,7 +25,6 @@ from vdnn import _C
 from vdnn.runtime.storage.transport import Transport, TransportOptions
 from vdnn.user_warnings import warn
 
-DEVICE_TYPES = ("cuda", "cpu")
 _NO_LIMIT_BYTES = 1 << 62
 
 
@@ -114,7 +113,7 @@ def offload(value: torch.Tensor) -> torch.Tensor:
             _warn_of_pageable_memory(os.getpid())
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu").copy_(value)
         memory = (ctypes.c_char * nbytes).from_address(copy.block.address)
-        memory.held = held = _Held(copy, nbytes, transport)  # type: ignore[attr-defined]
+        memory.held = held = _Held(copy, nbytes, transport)
         _held[copy.block.address] = held
     # Of bytes first: some dtypes are not read from buffers.
     return torch.frombuffer(memory, dtype=torch.uint8).view(value.dtype).as_strided(value.shape, value.stride())
@@ -145,7 +144,7 @@ def _(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=device)
 
 
-_library = torch.library.Library("vdnn", "FRAGMENT")
+_library: Any = torch.library.Library("vdnn", "FRAGMENT")  # type: ignore[no-untyped-call]
 # The result is the first argument itself, which an operator of torch.library.custom_op may not return.
 _library.define("wait(Tensor(a) copied, Tensor source) -> Tensor(a)", tags=(torch.Tag.flexible_layout,))
 

@@ -117,7 +117,7 @@ def region_name() -> str:
 
 
 def captures_cuda_graphs() -> bool:
-    """True if the compilation that runs now records CUDA graphs."""
+    """True if this compilation records CUDA graphs."""
     return bool(inductor_config.triton.cudagraphs)
 
 
@@ -128,9 +128,8 @@ def is_fusible(node: fx.Node) -> bool:
 
 def is_view(node: fx.Node) -> bool:
     """True if the result of the operation is a view of its argument."""
-    if node.target is operator.getitem or getattr(node.target, "is_view", False):
-        return True
-    return bool(_operations().is_view(node))
+    is_one = node.target is operator.getitem or getattr(node.target, "is_view", False)
+    return bool(is_one or _operations().is_view(node))
 
 
 @functools.cache
@@ -249,8 +248,7 @@ def _cut(
     ends = [*forward.graph.find_nodes(op="placeholder"), *outputs[:num_fwd_outputs]]
     before = {node.name for node in forward.graph.nodes if node.op == "call_function"}
     again = frozenset(node for node in backward.graph.nodes if node.op == "call_function" and node.name in before)
-    saved = outputs[num_fwd_outputs:]
-    return Cut(forward, backward, _held(ends, saved), again, _saved_storages(ends, saved))
+    return Cut(forward, backward, _held(ends, outputs[num_fwd_outputs:]), again, _saved_storages(ends, outputs))
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:
@@ -308,10 +306,7 @@ def _is_on(node: Any, device_type: str) -> bool:
 
 
 def _extent_bytes(node: fx.Node) -> int:
-    value = node.meta["val"]
-    shape, stride = [_hint(one) for one in value.shape], [_hint(one) for one in value.stride()]
-    last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    return int((last + 1) * value.itemsize) if 0 not in shape else 0
+    return int(hinted(node).untyped_storage().nbytes())  # a storage of its own, no larger than its elements need
 
 
 def _storages(nodes: Iterable[Any]) -> dict[int, int]:
