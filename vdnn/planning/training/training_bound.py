@@ -180,7 +180,7 @@ class _Program:
         return _Effects(needed, computing, to_device, to_host, cycle.host_bytes / _GB, cpu, cpu_before)
 
     def _change(self, cycle: Cycle, without: _Effects) -> _Effects:
-        """What the change of one unit changes. A task that the cycle does not have needs nothing."""
+        """The effects of changing one unit. A task that the cycle does not have needs nothing."""
         one = self._effects(cycle)
         needed = {
             key: one.needed[key] - nbytes if key in one.needed else -self.base.needed[key]
