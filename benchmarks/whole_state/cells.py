@@ -24,7 +24,7 @@ _TOKENS_OF_THE_LARGEST = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What `auto` found. Times are in nanoseconds; `plan_s` is processor time."""
+    """A plan of `auto`. Times are in nanoseconds; `plan_s` is processor time."""
 
     step_ns: int
     bound_ns: int

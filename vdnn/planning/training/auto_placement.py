@@ -38,7 +38,12 @@ _CLOSE = 0.002  # a step that is so near its bound is good enough
 _SLICES = (LEAST_SLICE, 512 << 20, 1 << 30, 2 << 30)
 _OVERLAPS = (1, 2, 4, 8)
 _LINGERS = (0.0, 0.25, 0.5, 0.75, 1.0)
-_SHAPES = (("linger", _LINGERS), ("linger_saves", _LINGERS), ("slice_bytes", _SLICES), ("overlap", _OVERLAPS))
+_SHAPES: tuple[list[dict[str, float]], ...] = (
+    [{"linger": share} for share in _LINGERS],
+    [{"linger_saves": share} for share in _LINGERS],
+    [{"slice_bytes": nbytes} for nbytes in _SLICES],
+    [{"overlap": tasks} for tasks in _OVERLAPS],
+)
 
 
 def auto_placement(
@@ -124,8 +129,8 @@ class _Search:
         alike = [UnitPlacement(), UnitPlacement(Activations.RECOMPUTE_FROM_HOST, True, True, State.HOST)]
         if self.allowed.cpu_steps:
             alike.append(UnitPlacement(Activations.RECOMPUTE_FROM_HOST, True, True, State.CPU))
-        for one in (*alike, *self._more_alike()):
-            self.value_of(Mix.of_alike(self.training, one, StepTime.END).placement())
+        for unit in (*alike, *self._more_alike()):
+            self.value_of(Mix.of_alike(self.training, unit, StepTime.END).placement())
         if self._is_best(self.training.computing_ns) and not self.allowed.cpu_steps:
             return
         for start in starts:
@@ -179,8 +184,7 @@ class _Search:
         for mix, (_, least_s) in best[:_TRIED]:
             if self.best is None or least_s * 1e9 < self.best.step_ns:
                 self.value_of(mix.placement())
-        start = self._best_mix(found, relaxed.step_time)
-        self._descend_from(start if start is not None else best[0][0], relaxed)
+        self._descend_from(self._best_mix(found, relaxed.step_time) or best[0][0], relaxed)
 
     def _best_mix(self, found: Iterable[Mix], step_time: StepTime) -> Mix | None:
         if self.best is None or self.best.placement.step_time is not step_time:
@@ -222,10 +226,10 @@ class _Search:
 
     def _change_shape(self) -> None:
         """Tries other slices of the optimizer's step and other times for copies to the host."""
-        for name, values in _SHAPES:
-            for value in values:
+        for shapes in _SHAPES:
+            for shape in shapes:
                 if self.best is not None and not self._is_best(self._bound_s * 1e9):
-                    self.value_of(replace(self.best.placement, **{name: value}))
+                    self.value_of(replace(self.best.placement, **shape))  # type: ignore[arg-type]
 
 
 def _strides(count: int) -> Iterator[int]:

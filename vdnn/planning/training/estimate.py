@@ -1,7 +1,7 @@
-"""What a placement needs and takes at least, from the rows of the bound's program: thousands of placements a second.
+"""Estimates of the memory and the least time of a placement, from the rows of the bound's program.
 
-The search asks this before it simulates a placement. A row says how long some windows of the cycle last at least; the
-others last at least as long as they compute.
+The search asks for thousands a second before it simulates a placement. A row says how long some windows of the cycle
+last at least; the others last at least as long as they compute.
 """
 
 from __future__ import annotations

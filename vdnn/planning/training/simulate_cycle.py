@@ -83,7 +83,7 @@ def simulate_training(
 
 
 def _is_even(ends: list[float]) -> bool:
-    """Whether the last two cycles took equally long."""
+    """True if the last two cycles took equally long."""
     if len(ends) < 3:
         return False
     last, before = ends[-1] - ends[-2], ends[-2] - ends[-3]
@@ -218,7 +218,7 @@ class _Clock:
         return not move.follows_step or self._has_stepped(move.unit, turn)
 
     def _has_stepped(self, unit: int, turn: int) -> bool:
-        """Whether the parameters of the step before are whole: their step on the CPU, or its copies out, are done."""
+        """True if the parameters of the step before are whole: their step on the CPU, or its copies out, are done."""
         if unit in self.on_cpu:
             turn -= self.cycle.stale
             return all(self.cpu_done[one] >= turn for one in (self.on_cpu if self.cycle.waits else (unit,)))

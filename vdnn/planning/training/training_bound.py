@@ -105,12 +105,13 @@ def _stacked(effects: Sequence[_Effects], keys: Sequence[_Key]) -> _Effects:
     for index, one in enumerate(effects):
         for key, nbytes in one.needed.items():
             needed[key][index] = nbytes
-    lists = (
-        list(numpy.array([getattr(one, name) for one in effects], dtype=float).T)
-        for name in ("computing", "to_device", "to_host")
-    )
-    host, cpu = (numpy.array([getattr(one, name) for one in effects], dtype=float) for name in ("host", "cpu"))
-    return _Effects(needed, *lists, host, cpu, list(numpy.array([one.cpu_before for one in effects], dtype=float).T))
+
+    def stack(name: str) -> Any:
+        return numpy.array([getattr(one, name) for one in effects], dtype=float).T
+
+    windows = (list(stack(name)) for name in ("computing", "to_device", "to_host", "cpu_before"))
+    computing, to_device, to_host, cpu_before = windows
+    return _Effects(needed, computing, to_device, to_host, stack("host"), stack("cpu"), cpu_before)
 
 
 class _Program:
@@ -179,25 +180,24 @@ class _Program:
         return _Effects(needed, computing, to_device, to_host, cycle.host_bytes / _GB, cpu, cpu_before)
 
     def _change(self, cycle: Cycle, without: _Effects) -> _Effects:
-        """What the change of one unit changes. A task that the cycle does not have needs nothing."""
+        """The effects of changing one unit. A task that the cycle does not have needs nothing."""
         one = self._effects(cycle)
         needed = {
             key: one.needed[key] - nbytes if key in one.needed else -self.base.needed[key]
             for key, nbytes in without.needed.items()
         }
+
+        def changes(after: list[Any], before: list[Any]) -> list[Any]:
+            return [one - other for one, other in zip(after, before, strict=True)]
+
         return _Effects(
             {key: change for key, change in needed.items() if change},
-            *(
-                [after - before for after, before in zip(changed, unchanged, strict=True)]
-                for changed, unchanged in (
-                    (one.computing, without.computing),
-                    (one.to_device, without.to_device),
-                    (one.to_host, without.to_host),
-                )
-            ),
+            changes(one.computing, without.computing),
+            changes(one.to_device, without.to_device),
+            changes(one.to_host, without.to_host),
             one.host - without.host,
             one.cpu - without.cpu,
-            [after - before for after, before in zip(one.cpu_before, without.cpu_before, strict=True)],
+            changes(one.cpu_before, without.cpu_before),
         )
 
     def solve(self) -> Relaxation:
@@ -224,11 +224,11 @@ class _Program:
             before = None if is_whole else self.windows[span[0]][0]
             after = None if is_whole else self.windows[span[-1]][1]
 
-            def ins(one: _Effects, span: list[int] = span, before: _Key | None = before) -> float:
+            def ins(one: _Effects, span: list[int] = span, before: _Key | None = before) -> Any:
                 held = one.needed.get(before, 0.0) if before is not None else 0.0
                 return sum([one.to_device[window] for window in span]) + held
 
-            def outs(one: _Effects, span: list[int] = span, after: _Key | None = after) -> float:
+            def outs(one: _Effects, span: list[int] = span, after: _Key | None = after) -> Any:
                 held = one.needed.get(after, 0.0) if after is not None else 0.0
                 return sum([one.to_host[window] for window in span]) + held
 
@@ -252,7 +252,7 @@ class _Program:
 
             def traffic(
                 one: _Effects, last: int = last, moved: list[int] = moved, ends: tuple[_Key, _Key] = (before, after)
-            ) -> float:
+            ) -> Any:
                 copies = sum(one.to_device[window] + one.to_host[window] for window in moved)
                 return copies + sum(one.cpu_before[: last + 1]) + sum(one.needed.get(key, 0.0) for key in ends)
 

@@ -1,4 +1,4 @@
-"""What the published policies of whole trainings share: what they are called with, and which placements fit."""
+"""The parts that published policies of whole trainings share: their signature, and which placements fit."""
 
 from __future__ import annotations
 
