@@ -52,7 +52,7 @@ def batches_of(text: str) -> list[int]:
     """`--batch 4`, or `--batch 1,2,4` for a ladder."""
     found = [part.strip() for part in str(text).split(",")]
     if not all(part.isdigit() and int(part) > 0 for part in found):
-        raise ValueError(f"--batch: expected a number, 1 or more, or several with commas, got {text!r}.")
+        raise ValueError(f"--batch: expected a number, 1 or more, got {text}.")
     return [int(part) for part in found]
 
 
