@@ -3,12 +3,13 @@
 Small trainings are tried through. Larger ones have groups of equal units. In a group only the number of units of each
 kind counts, with one of two orders: the search changes one number at a time and simulates each change. It begins from
 the solution of the bound's linear program, if SciPy is installed, and from placements in which all units are alike.
-Then it changes single units, and the size of the optimizer's slices.
+Then it changes the size of the optimizer's slices, and single units and pairs of them where the work allows.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,7 @@ from vdnn.planning.training.placement import (
     StepTime,
     UnitPlacement,
     unit_choices,
+    with_unit,
 )
 from vdnn.planning.training.simulate_cycle import TrainingStep, simulate_training
 from vdnn.planning.training.training import Training, TrainingMachine
@@ -150,6 +152,8 @@ class _Search:
                 for placement in alike:
                     self._descend_from(Mix.of_alike(self.training, placement, step_time), None)
         self._change_shape()
+        self._change_units(1)
+        self._change_units(2)
 
     def _more_alike(self) -> list[UnitPlacement]:
         """Placements that often fit at once, beside those from which the search descends."""
@@ -230,6 +234,29 @@ class _Search:
             for shape in shapes:
                 if self.best is not None and not self._is_best(self._bound_s * 1e9):
                     self.value_of(replace(self.best.placement, **shape))  # type: ignore[arg-type]
+
+    def _change_units(self, together: int) -> None:
+        """Leaves the groups: tries all placements of so many units together, if the work that is left is enough."""
+        choices = [unit_choices(self.training, index, self.allowed) for index in range(len(self.training.units))]
+        chosen = list(itertools.combinations(range(len(choices)), together))
+        if sum(math.prod(len(choices[index]) for index in indices) for indices in chosen) > self._work:
+            return
+        changes = [
+            list(zip(indices, ones, strict=True))
+            for indices in chosen
+            for ones in itertools.product(*(choices[index] for index in indices))
+        ]
+        improved = True
+        while improved and self.best is not None:
+            improved = False
+            for change in changes:
+                if self._work <= 0 or self._is_best(self._bound_s * 1e9):
+                    return
+                best, units = self.best, self.best.placement.units
+                for index, one in change:
+                    units = with_unit(units, index, one)
+                self.value_of(replace(best.placement, units=units))
+                improved = improved or self.best is not best
 
 
 def _strides(count: int) -> Iterator[int]:
