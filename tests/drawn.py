@@ -26,3 +26,11 @@ def draw_one(items: Iterable[pytest.Item], parameter: str, names: Mapping[Any, s
         drawn = zlib.crc32(shared.encode()) % len(group)
         for item in [*group[:drawn], *group[drawn + 1 :]]:
             item.add_marker(pytest.mark.full)
+
+
+def draw_share(items: Iterable[pytest.Item], *parameters: str, of: int) -> None:
+    """Marks as `full` all but one of so many of the items that have all these parameters."""
+    for item in items:
+        given = getattr(getattr(item, "callspec", None), "params", {})
+        if all(one in given for one in parameters) and zlib.crc32(item.nodeid.encode()) % of:
+            item.add_marker(pytest.mark.full)

@@ -7,16 +7,27 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from tests.drawn import draw_one
 from tests.seeding import seed_only_what_is_there
 from vdnn.testing.deferred import Mode
 from vdnn.testing.deferred.extension import load_extension
 
 load_extension()
 seed_only_what_is_there()
+
+
+# Matrices of models, optimizers and loops, of which one mode each is enough here.
+DRAWN = {Path(__file__).parent / name for name in ("test_parameters.py", "test_optimizer_state.py")}
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    draw_one([item for item in items if item.path in DRAWN], "mode", {mode: mode.name.lower() for mode in Mode})
 
 
 @pytest.fixture(params=list(Mode), ids=[mode.name.lower() for mode in Mode])

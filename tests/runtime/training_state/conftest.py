@@ -12,7 +12,7 @@ import torch
 
 import vdnn
 from tests.conftest import open_fake_device
-from tests.drawn import draw_one
+from tests.drawn import draw_one, draw_share
 from tests.fake_driver.control import FakeDriver
 from vdnn import _C
 from vdnn.runtime.session.session import Session
@@ -35,6 +35,7 @@ def open_session(device: _C.Device, optimizer: Any, **options: Any) -> Session:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ours = [item for item in items if Path(__file__).parent in item.path.parents]
     draw_one(ours, "place", {place: f"on-{place}" for place in PLACES})
+    draw_share(ours, "optimizer", "loop", of=3)  # the cells of a matrix
 
 
 @pytest.fixture(params=PLACES, ids=[f"on-{place}" for place in PLACES])
