@@ -85,8 +85,7 @@ def plan_training(
     * `master_weights`: the optimizer keeps its state, and copies of the parameters, in float32.
     * `micro_batches`: so many passes before each step. Default: as many as the model's own step has, else 1.
     * `clip`: True if gradients are clipped by their norm. Default: whether the model's own step does that.
-    * `allow`: what a plan may do beyond moving bytes: "cpu-step" (other bits than on the device), "deferred",
-      "in-backward".
+    * `allow`: ways of the step beyond moving bytes: "cpu-step" (its bits are the CPU's), "deferred", "in-backward".
 
         print(vdnn.plan_training(build, 1, hardware="rtx-4090", host="128GiB", optimizer="adamw"))
     """
