@@ -13,12 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vdnn.runtime.torch_internals import forks
 
 Operation = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+_DEVICE_OF = torch.ops.prim.device.default
 _entered: list[AllocationTracker] = []
 _resize = torch.UntypedStorage.resize_
 
@@ -103,6 +105,9 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # The storage of a wrapper such as DTensor has the size of all ranks' parts together. Its own dispatch runs
             # first, and calls this for the operations on the wrapped tensor.
             return NotImplemented
+        if func is _DEVICE_OF and type(args[0]) is FakeTensor:
+            # The engine asks every tensor for its device, twice as often as it computes.
+            return args[0].fake_device
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if self._forks != forks.count:
