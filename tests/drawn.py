@@ -1,4 +1,4 @@
-"""Draws one, by its name, of the tests that differ in one parameter only. The others become `full`.
+"""Draws one, by its name, of the tests that differ in few parameters only. The others become `full`.
 
 A fault that shows under one schedule or one budget alone then shows in some of the tests of `make test`, because each
 draws another one, at a fraction of their time. `make test-full` runs all.
@@ -13,17 +13,20 @@ from typing import Any
 import pytest
 
 
-def draw_one(items: Iterable[pytest.Item], parameter: str, names: Mapping[Any, str]) -> None:
-    """Marks as `full` all but one of the items that differ in `parameter` only, among those where it has one of the
-    values in `names`. The names are what the values are called in the items' names."""
+def draw_one(items: Iterable[pytest.Item], names: Mapping[str, Mapping[Any, str]]) -> None:
+    """Marks as `full` all but one of the items that differ only in parameters in `names`, which has for each what its
+    values are called in the items' names. An item where one of them has another value stays."""
     alike: dict[str, list[pytest.Item]] = {}
     for item in items:
-        call = getattr(item, "callspec", None)
-        name = None if call is None else names.get(call.params.get(parameter))
-        if name is not None:
-            alike.setdefault(item.nodeid.replace(name, parameter), []).append(item)
-    for shared, group in alike.items():
-        drawn = zlib.crc32(shared.encode()) % len(group)
+        given = getattr(getattr(item, "callspec", None), "params", {})
+        shared = [one for one in names if one in given]
+        if shared and all(given[one] in names[one] for one in shared):
+            key = item.nodeid
+            for one in shared:
+                key = key.replace(names[one][given[one]], one)
+            alike.setdefault(key, []).append(item)
+    for key, group in alike.items():
+        drawn = zlib.crc32(key.encode()) % len(group)
         for item in [*group[:drawn], *group[drawn + 1 :]]:
             item.add_marker(pytest.mark.full)
 

@@ -27,7 +27,7 @@ DRAWN = {Path(__file__).parent / name for name in ("test_parameters.py", "test_o
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    draw_one([item for item in items if item.path in DRAWN], "mode", {mode: mode.name.lower() for mode in Mode})
+    draw_one([item for item in items if item.path in DRAWN], {"mode": {mode: mode.name.lower() for mode in Mode}})
 
 
 @pytest.fixture(params=list(Mode), ids=[mode.name.lower() for mode in Mode])

@@ -1,4 +1,4 @@
-"""`make test` leaves one of the tests that differ in one parameter only, and not always that of the same value."""
+"""`make test` leaves one of the tests that differ in few parameters only, and not always that of the same value."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from tests.drawn import draw_one
 
 NAMES = {1: "early", 2: "late"}
+POLICIES = {"all": "moved", "none": "kept"}
 
 
 class Item:
@@ -25,7 +26,7 @@ class Item:
 
 
 def drawn(*items: Item) -> list[Item]:
-    draw_one(cast("list[pytest.Item]", items), "schedule", NAMES)
+    draw_one(cast("list[pytest.Item]", items), {"schedule": NAMES, "policy": POLICIES})
     return [item for item in items if not item.marks]
 
 
@@ -35,6 +36,18 @@ def test_one_of_each_pair_is_left_and_each_value_has_its_share() -> None:
     assert len({item.nodeid.partition("[")[0] for item in left}) == len(left) == 100
     assert 25 < sum("early" in item.nodeid for item in left) < 75
     assert {mark.name for item in pairs for mark in item.marks} == {"full"}
+
+
+def test_of_tests_that_differ_in_two_parameters_one_is_left() -> None:
+    both = [(value, name, policy, word) for value, name in NAMES.items() for policy, word in POLICIES.items()]
+    items = [
+        Item(f"test_{test}[{name}-{word}]", schedule=value, policy=policy)
+        for test in range(100)
+        for value, name, policy, word in both
+    ]
+    left = drawn(*items)
+    assert len({item.nodeid.partition("[")[0] for item in left}) == len(left) == 100
+    assert len({item.nodeid.partition("[")[2] for item in left}) == len(both)
 
 
 def test_tests_that_differ_otherwise_or_have_other_values_all_stay() -> None:

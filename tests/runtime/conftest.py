@@ -35,20 +35,23 @@ class OpenSession(Protocol):
     def __call__(self, policy: str | Plan | None = None, **options: Any) -> Session: ...
 
 
-# For modules whose tests hold for copied and for recomputed storages: tests that use a session run twice.
+# For modules whose tests hold for copied and for recomputed storages: `make test-full` runs tests that use a session
+# either way, and `make test` one way each.
 EITHER_WAY = pytest.mark.either_way
+EITHER_POLICY = ("vdnn-all", "recompute-all")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "default_policy" in metafunc.fixturenames and metafunc.definition.get_closest_marker("either_way"):
-        metafunc.parametrize("default_policy", ["vdnn-all", "recompute-all"], indirect=True)
+        metafunc.parametrize("default_policy", EITHER_POLICY, indirect=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ours = [item for item in items if Path(__file__).parent in item.path.parents]
-    draw_one(ours, "schedule", dict(zip(SCHEDULES, SCHEDULE_IDS, strict=True)))
-    draw_one(ours, "mode", {mode: mode for mode in PLAN_MODES})
+    schedules = dict(zip(SCHEDULES, SCHEDULE_IDS, strict=True))
+    draw_one(ours, {"schedule": schedules, "default_policy": {policy: policy for policy in EITHER_POLICY}})
+    draw_one(ours, {"mode": {mode: mode for mode in PLAN_MODES}})
 
 
 @pytest.fixture(autouse=True)

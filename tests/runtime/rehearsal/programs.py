@@ -17,6 +17,12 @@ def net(**options: Any) -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH, **options), nn.Tanh(), nn.Linear(WIDTH, WIDTH, **options), nn.Tanh())
 
 
+def perceptron(batch: int) -> tuple[nn.Module, torch.Tensor]:
+    """What its eight layers make can all be moved, and little of it recomputed."""
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(8)]
+    return nn.Sequential(*layers), torch.randn(batch, WIDTH)
+
+
 def plain(batch: int) -> Any:
     return net(), torch.randn(batch, WIDTH)
 

@@ -66,10 +66,13 @@ MODELS = {
     "ConvNext": stages,
     "Wav2Vec2": speech,
 }
+LONG = ("Longformer", "Wav2Vec2")
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] if name in LONG else []) for name in MODELS]
+)
 def test_a_model_is_planned_and_runs_as_predicted(name: str) -> None:
     report = vdnn.plan(MODELS[name], 64, hardware="titan-x", budget="min", min_bytes="64KiB")
     assert report.executed is not None

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import vdnn
-from benchmarks.models import unet
+from tests.runtime.rehearsal.programs import perceptron as mlp
 from vdnn.bytesize import format_bytes
 from vdnn.cli.main import main
 from vdnn.errors import BudgetError, VdnnError
@@ -26,15 +26,11 @@ from vdnn.runtime.rehearsal.rehearsal import rehearse
 pytestmark = pytest.mark.slow
 
 UNET = "benchmarks.models:unet"
+PERCEPTRON = "tests.runtime.rehearsal.programs:perceptron"
 KEYS = {
     *("model", "batch", "hardware", "backend", "budget_bytes", "policy", "plan_seconds", "memory", "predicted"),
     *("executed", "actions"),
 }
-
-
-def mlp(batch: int) -> tuple[nn.Module, torch.Tensor]:
-    layers = [nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(8)]
-    return nn.Sequential(*layers), torch.randn(batch, 512)
 
 
 def plan_of(*arguments: Any, **options: Any) -> vdnn.PlanReport:
@@ -81,7 +77,7 @@ class Named(nn.Module):
 @pytest.mark.parametrize(("optimizer", "one_by_one"), [("sgd", 1), ("momentum", 3), ("adamw", 10)])
 def test_an_optimizer_launches_for_all_parameters_at_once(optimizer: str, one_by_one: int) -> None:
     def deep(batch: int) -> tuple[nn.Module, torch.Tensor]:
-        return nn.Sequential(*(nn.Linear(4, 4) for _ in range(50))), torch.randn(batch, 4)
+        return nn.Sequential(*(nn.Linear(4, 4) for _ in range(20))), torch.randn(batch, 4)
 
     plain, updated = (plan_of(deep, 8, optimizer=one, min_bytes=0) for one in (None, optimizer))
     added_ns = updated.planned.recording.compute_ns - plain.planned.recording.compute_ns
@@ -198,7 +194,7 @@ def test_the_command_prints_one_object(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_the_command_compares(capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = (UNET, "--batch", "4", "--hardware", "titan-x", "--compare")
+    wanted = (PERCEPTRON, "--batch", "8192", "--hardware", "titan-x", "--compare")
     code, out, _ = ran(capsys, *wanted, "auto,keep", "--json")
     assert code == 0
     assert [one["policy"] for one in json.loads(out)] == ["auto", "keep"]
@@ -228,7 +224,7 @@ def test_the_command_explains_each_choice(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("budget", [None, "4GiB"])
 def test_the_command_finds_the_largest_batch(budget: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     budget_bytes = int(0.9 * load_profile("titan-x").memory_bytes) if budget is None else 4 << 30
-    wanted = [UNET, "--batch", "4", "--hardware", "titan-x", "--largest-batch", "--no-bound"]
+    wanted = [PERCEPTRON, "--batch", "8192", "--hardware", "titan-x", "--largest-batch", "--no-bound"]
     rehearsed: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(largest_batch, "rehearse", lambda *one, **two: rehearsed.append(1) or rehearse(*one, **two))
@@ -237,9 +233,9 @@ def test_the_command_finds_the_largest_batch(budget: str | None, capsys: pytest.
     kept, least = _numbers(line)
     assert 1 <= kept < least
     assert len(rehearsed) <= 14
-    assert plan_of(unet, kept, budget="min").planned.recording.peak_bytes <= budget_bytes
-    assert plan_of(unet, kept + 1, budget="min").planned.recording.peak_bytes > budget_bytes
-    slower = 100 * (plan_of(unet, least, budget=budget_bytes).planned.slowdown - 1)
+    assert plan_of(mlp, kept, budget="min").planned.recording.peak_bytes <= budget_bytes
+    assert plan_of(mlp, kept + 1, budget="min").planned.recording.peak_bytes > budget_bytes
+    slower = 100 * (plan_of(mlp, least, budget=budget_bytes).planned.slowdown - 1)
     assert f"(there a step takes {slower:.1f} % longer than if everything could be kept)" in line
 
 

@@ -9,7 +9,8 @@ import pytest
 
 import vdnn
 from benchmarks.models import unet
-from tests.runtime.rehearsal.test_plan_ahead import mlp, plan_of
+from tests.runtime.rehearsal.programs import perceptron as mlp
+from tests.runtime.rehearsal.test_plan_ahead import plan_of
 from vdnn.errors import BudgetError
 from vdnn.hardware import load_profile
 from vdnn.planning.policies.vdnn_all import VdnnAll

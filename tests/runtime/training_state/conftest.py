@@ -34,8 +34,8 @@ def open_session(device: _C.Device, optimizer: Any, **options: Any) -> Session:
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ours = [item for item in items if Path(__file__).parent in item.path.parents]
-    draw_one(ours, "place", {place: f"on-{place}" for place in PLACES})
-    draw_share(ours, "optimizer", "loop", of=3)  # the cells of a matrix
+    draw_one(ours, {"place": {place: f"on-{place}" for place in PLACES}})
+    draw_share(ours, "optimizer", "loop", of=6)  # the cells of a matrix
 
 
 @pytest.fixture(params=PLACES, ids=[f"on-{place}" for place in PLACES])
