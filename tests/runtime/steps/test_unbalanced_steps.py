@@ -93,7 +93,7 @@ def trained(steps: list[Routes], budget: int | None = None, *, fake: bool = True
 
 
 def test_experts_of_changing_sizes_keep_within_the_budget_and_follow_their_plan() -> None:
-    steps = [routes(seed) for seed in range(14)]
+    steps = [routes(seed) for seed in range(10)]
     kept = trained(steps)
     budget = int(0.75 * max(kept.peaks))
     under = trained(steps, budget)
