@@ -16,7 +16,8 @@ from dataclasses import replace
 from vdnn.bytesize import format_bytes
 from vdnn.errors import BudgetError, InvalidArgumentError, LibraryMissingError
 from vdnn.planning.training.cycle import cycle_of
-from vdnn.planning.training.mix import Mix
+from vdnn.planning.training.mix import Mix, MixEstimate, Order
+from vdnn.planning.training.persistent_units import alternating_fates, persistent_homes, with_fates
 from vdnn.planning.training.placement import (
     EXACT,
     LEAST_SLICE,
@@ -36,10 +37,12 @@ from vdnn.planning.training.training_bound import Relaxation, relaxations
 _TRIED_THROUGH = 6_000  # placements
 _WORK = 30_000  # tasks and moves of cycles that may be simulated
 _TRIED = 6  # of the placements with the best estimates
+_NOTHING_GB = 1e-6  # an estimate may be so much over the budget
 _CLOSE = 0.002  # a step that is so near its bound is good enough
 _SLICES = (LEAST_SLICE, 512 << 20, 1 << 30, 2 << 30)
 _OVERLAPS = (1, 2, 4, 8)
 _LINGERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_SEARCHED_SHAPE = ("linger", "linger_saves", "overlap")
 _SHAPES: tuple[list[dict[str, float]], ...] = (
     [{"linger": share} for share in _LINGERS],
     [{"linger_saves": share} for share in _LINGERS],
@@ -178,17 +181,48 @@ class _Search:
         if self.best is not None and self.best.placement.step_time is relaxed.step_time:
             units = self.best.placement.units
             starts.append(Mix.of_units(self.training, units, relaxed.step_time))
-        for start in starts:
-            for spreads in (True, False):
-                mix = replace(start, spreads=spreads)
-                found[mix] = relaxed.estimate.of(mix.placement().units)
-                for stride in _strides(len(self.training.units)):
-                    mix = self._best_by_estimate(mix, stride, relaxed, found)
+        persistent = self._persistent(relaxed)
+        estimates = MixEstimate(relaxed.estimate)
+        pairs = [(mix, order) for mix in starts for order in Order]
+        pairs = [(replace(mix, order=order), order) for mix, order in pairs]
+        pairs += [(self._staying_first(one.units, one.step_time), Order.STAYING_FIRST) for one in persistent]
+        for mix, _ in pairs:
+            found[mix] = estimates.of(mix)
+            for stride in _strides(len(self.training.units)):
+                mix = self._best_by_estimate(mix, stride, estimates, found)
         best = sorted(found.items(), key=lambda item: item[1])
-        for mix, (_, least_s) in best[:_TRIED]:
-            if self.best is None or least_s * 1e9 < self.best.step_ns:
+        tried = [mix for mix, _ in best[:_TRIED]]
+        tried += [mix for mix, order in pairs[-len(persistent) :] if mix in found and order is Order.STAYING_FIRST]
+        for mix in dict.fromkeys(tried):
+            over, least_s = found[mix]
+            if over <= _NOTHING_GB and (self.best is None or least_s * 1e9 < self.best.step_ns):
                 self.value_of(mix.placement())
+        for placement in persistent:
+            self.value_of(placement)
+        self._change_shape()
         self._descend_from(self._best_mix(found, relaxed.step_time) or best[0][0], relaxed)
+
+    def _persistent(self, relaxed: Relaxation) -> list[Placement]:
+        """The best estimated placements in which the first units stay, as published systems place them, for each place
+        of the step."""
+        fates = [
+            one
+            for again in (Activations.RECOMPUTE, Activations.RECOMPUTE_FROM_HOST)
+            for one in alternating_fates(self.training, Activations.OFFLOAD, again)
+        ]
+        chosen: list[Placement] = []
+        for state in (State.HOST, State.CPU) if self.allowed.cpu_steps else (State.HOST,):
+            homes = persistent_homes(self.training, state)
+            found = sorted(relaxed.estimate.of_products(homes, fates))
+            chosen += [
+                Placement(with_fates(homes[home], fates[fate]), relaxed.step_time)
+                for over, least_s, home, fate in found[: _TRIED // 2]
+                if over <= _NOTHING_GB and (self.best is None or least_s * 1e9 < self.best.step_ns)
+            ]
+        return chosen
+
+    def _staying_first(self, units: Sequence[UnitPlacement], step_time: StepTime) -> Mix:
+        return replace(Mix.of_units(self.training, units, step_time), order=Order.STAYING_FIRST)
 
     def _best_mix(self, found: Iterable[Mix], step_time: StepTime) -> Mix | None:
         if self.best is None or self.best.placement.step_time is not step_time:
@@ -197,12 +231,12 @@ class _Search:
         return next((mix for mix in found if mix.placement().units == units), None)
 
     def _best_by_estimate(
-        self, mix: Mix, stride: int, relaxed: Relaxation, found: dict[Mix, tuple[float, float]]
+        self, mix: Mix, stride: int, estimates: MixEstimate, found: dict[Mix, tuple[float, float]]
     ) -> Mix:
         while True:
             for other in mix.neighbours(self.allowed, stride):
                 if other not in found:
-                    found[other] = relaxed.estimate.of(other.placement().units)
+                    found[other] = estimates.of(other)
                 if found[other] < found[mix]:
                     mix = other
                     break
@@ -210,16 +244,17 @@ class _Search:
                 return mix
 
     def _descend_from(self, mix: Mix, relaxed: Relaxation | None) -> None:
-        value = self.value_of(mix.placement())
+        shape = {} if self.best is None else {name: getattr(self.best.placement, name) for name in _SEARCHED_SHAPE}
+        value = self.value_of(replace(mix.placement(), **shape))
         for stride in _strides(len(self.training.units)):
             changed = True
             while changed and self._work > 0 and not self._is_best(self._bound_s * 1e9):
                 changed = False
                 for other in mix.neighbours(self.allowed, stride):
-                    placement = other.placement()
+                    placement = replace(other.placement(), **shape)
                     if relaxed is not None and self.best is not None:
                         over, least_s = relaxed.estimate.of(placement.units)
-                        if over > 1e-6 or least_s * 1e9 >= self.best.step_ns:
+                        if over > _NOTHING_GB or least_s * 1e9 >= self.best.step_ns:
                             continue
                     found = self.value_of(placement)
                     if found < value:

@@ -6,7 +6,7 @@ last at least; the others last at least as long as they compute.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,14 +33,27 @@ class Estimate:
 
     def of(self, units: Sequence[UnitPlacement]) -> tuple[float, float]:
         """Bytes over the budget and the host's memory, in 1e9, and the least time of a step in seconds."""
+        memory, seconds = self.changes(enumerate(units))
+        return max(0.0, float((self.memory_base + memory).max())), float((self.time_base + seconds).max())
+
+    def changes(self, units: Iterable[tuple[int, UnitPlacement]]) -> tuple[Any, Any]:
+        """What placements of some units, with their places, add to the rows of memory and of time."""
         chosen = []
-        for one, columns in zip(units, self.columns, strict=True):
-            for part in _parts(one):
-                if part in columns:
-                    chosen.append(columns[part])
-        memory = self.memory_base + self.memory[chosen].sum(axis=0)
-        seconds = self.time_base + self.time[chosen].sum(axis=0)
-        return max(0.0, float(memory.max())), float(seconds.max())
+        for index, one in units:
+            columns = self.columns[index]
+            chosen += [columns[part] for part in _parts(one) if part in columns]
+        return self.memory[chosen].sum(axis=0), self.time[chosen].sum(axis=0)
+
+    def of_products(
+        self, homes: Sequence[Sequence[UnitPlacement]], fates: Sequence[Sequence[Activations]]
+    ) -> Iterator[tuple[float, float, int, int]]:
+        """Of all pairs, with the places of both."""
+        activations = [[UnitPlacement(fate) for fate in one] for one in fates]
+        changes = [[self.changes(enumerate(one)) for one in ones] for ones in (homes, activations)]
+        for place, (memory, seconds) in enumerate(changes[0]):
+            for other, (more_memory, more_seconds) in enumerate(changes[1]):
+                over = float((self.memory_base + memory + more_memory).max())
+                yield max(0.0, over), float((self.time_base + seconds + more_seconds).max()), place, other
 
 
 def _parts(one: UnitPlacement) -> tuple[UnitPlacement, UnitPlacement]:
