@@ -175,7 +175,7 @@ class _Search:
 
     def _descend_by(self, relaxed: Relaxation, alike: Sequence[UnitPlacement]) -> None:
         """Descends by the estimate alone, from several starts, and from the best of what it finds by simulations."""
-        found: dict[Mix, tuple[float, float]] = {}
+        found: dict[Mix, tuple[float, float, float]] = {}
         starts = [Mix.of_relaxation(self.training, relaxed)]
         starts += [Mix.of_alike(self.training, one, relaxed.step_time) for one in alike]
         if self.best is not None and self.best.placement.step_time is relaxed.step_time:
@@ -194,7 +194,7 @@ class _Search:
         tried = [mix for mix, _ in best[:_TRIED]]
         tried += [mix for mix, order in pairs[-len(persistent) :] if mix in found and order is Order.STAYING_FIRST]
         for mix in dict.fromkeys(tried):
-            over, least_s = found[mix]
+            over, _, least_s = found[mix]
             if over <= _NOTHING_GB and (self.best is None or least_s * 1e9 < self.best.step_ns):
                 self.value_of(mix.placement())
         for placement in persistent:
@@ -216,7 +216,7 @@ class _Search:
             found = sorted(relaxed.estimate.of_products(homes, fates))
             chosen += [
                 Placement(with_fates(homes[home], fates[fate]), relaxed.step_time)
-                for over, least_s, home, fate in found[: _TRIED // 2]
+                for (over, _, least_s), home, fate in found[: _TRIED // 2]
                 if over <= _NOTHING_GB and (self.best is None or least_s * 1e9 < self.best.step_ns)
             ]
         return chosen
@@ -231,7 +231,7 @@ class _Search:
         return next((mix for mix in found if mix.placement().units == units), None)
 
     def _best_by_estimate(
-        self, mix: Mix, stride: int, estimates: MixEstimate, found: dict[Mix, tuple[float, float]]
+        self, mix: Mix, stride: int, estimates: MixEstimate, found: dict[Mix, tuple[float, float, float]]
     ) -> Mix:
         while True:
             for other in mix.neighbours(self.allowed, stride):

@@ -109,9 +109,10 @@ class MixEstimate:
         self.estimate = estimate
         self._groups: dict[tuple[int, _Counts, Order], tuple[Any, Any]] = {}
 
-    def of(self, mix: Mix) -> tuple[float, float]:
-        """As Estimate.of()."""
-        memory, seconds = self.estimate.memory_base, self.estimate.time_base
+    def of(self, mix: Mix) -> tuple[float, float, float]:
+        """As Estimate.rank()."""
+        memory: Any = 0.0
+        seconds: Any = 0.0
         for group, (members, counts) in enumerate(zip(mix.groups, mix.counts, strict=True)):
             key = group, counts, mix.order
             known = self._groups.get(key)
@@ -119,7 +120,7 @@ class MixEstimate:
                 units = _units_of(counts, len(members), mix.order)
                 known = self._groups[key] = self.estimate.changes(zip(members, units, strict=True))
             memory, seconds = memory + known[0], seconds + known[1]
-        return max(0.0, float(memory.max())), float(seconds.max())
+        return self.estimate.rank(memory, seconds)
 
 
 @functools.lru_cache(maxsize=4096)
