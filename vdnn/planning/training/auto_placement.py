@@ -39,6 +39,7 @@ _TRIED_THROUGH = 6_000  # placements
 _WORK = 60_000  # tasks and moves of cycles that may be simulated
 _WORK_OF_THE_FIRST = 0.7  # of it, for the first of several times of the step
 _TRIED = 8  # of the placements with the best estimates
+_TRIED_OF_EACH = 2  # of those that differ only in the fates of activations
 _NOTHING_GB = 1e-6  # an estimate may be so much over the budget
 _CLOSE = 0.002  # a step that is so near its bound is good enough
 _SLICES = (LEAST_SLICE, 512 << 20, 1 << 30, 2 << 30)
@@ -154,10 +155,11 @@ class _Search:
             for units in self._persistent(relaxed)
         ]
         found: dict[Mix, tuple[float, float, float]] = {}
-        for mix in (*(replace(one, order=order) for one in starts for order in Order), *persistent):
+        for mix in (*(replace(one, order=order) for one in starts for order in Order), *persistent[:_TRIED]):
             found[mix] = estimates.of(mix)
             for stride in _strides(len(self.training.units)):
                 mix = self._best_by_estimate(mix, stride, estimates, found)
+        found |= {mix: estimates.of(mix) for mix in persistent}
         best = sorted(found.items(), key=lambda item: item[1])
         tried = [mix for mix, _ in best[:_TRIED]] + persistent
         values = {}
@@ -169,19 +171,23 @@ class _Search:
         self._descend_from(min(values, key=lambda mix: values[mix]) if values else best[0][0], relaxed)
 
     def _persistent(self, relaxed: Relaxation) -> list[tuple[UnitPlacement, ...]]:
-        """The best estimated placements in which the first units stay, as published systems place them, for each place
-        of the step."""
+        """Placements in which the first units stay, as published systems place them: for each place of the step and
+        each number of units that stay, those with the best estimates, the best of all first."""
         fates = [
             one
             for again in (Activations.RECOMPUTE, Activations.RECOMPUTE_FROM_HOST)
             for one in alternating_fates(self.training, Activations.OFFLOAD, again)
         ]
-        chosen: list[tuple[UnitPlacement, ...]] = []
+        chosen: list[tuple[tuple[float, float, float], tuple[UnitPlacement, ...]]] = []
         for state in (State.HOST, State.CPU) if self.allowed.cpu_steps else (State.HOST,):
             homes = persistent_homes(self.training, state)
-            found = sorted(relaxed.estimate.of_products(homes, fates))
-            chosen += [with_fates(homes[home], fates[fate]) for _, home, fate in found[: _TRIED // 2]]
-        return chosen
+            by_home: dict[int, list[tuple[tuple[float, float, float], int]]] = {}
+            for rank, home, fate in relaxed.estimate.of_products(homes, fates):
+                by_home.setdefault(home, []).append((rank, fate))
+            for home, found in by_home.items():
+                for rank, fate in sorted(found)[:_TRIED_OF_EACH]:
+                    chosen.append((rank, with_fates(homes[home], fates[fate])))
+        return [units for _, units in sorted(chosen, key=lambda one: one[0])]
 
     def _best_by_estimate(
         self, mix: Mix, stride: int, estimates: MixEstimate, found: dict[Mix, tuple[float, float, float]]
