@@ -48,12 +48,12 @@ class Estimate:
         return max(0.0, float((self.memory_base + memory).max())), float((self.time_base + seconds).max())
 
     def rank(self, memory: Any, seconds: Any) -> tuple[float, float, float]:
-        """Of the changes of all units: bytes over what there is, the likely and the least time."""
+        """Bytes over what there is, the likely and the least time, for the changes of all units together."""
         over = max(0.0, float((self.memory_base + memory).max()))
         return over, float((self.likely_base + seconds).max()), float((self.time_base + seconds).max())
 
     def changes(self, units: Iterable[tuple[int, UnitPlacement]]) -> tuple[Any, Any]:
-        """What placements of some units, with their places, add to the rows of memory and of time."""
+        """The numbers that placements of some units, with their places, add to the rows of memory and of time."""
         chosen = []
         for index, one in units:
             columns = self.columns[index]
