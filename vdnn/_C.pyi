@@ -597,6 +597,26 @@ class RecordedStep(_Native):
         """A recompute is (inputs, known point, compute ns, extra bytes, kept bytes, ns and bytes of the discard)."""
     def with_recomputes(self, chosen: Sequence[int]) -> RecomputedStep: ...
 
+def training_step_ns(
+    *,
+    kinds: Sequence[int],
+    durations_ns: Sequence[int],
+    needed_bytes: Sequence[int],
+    outs: Sequence[tuple[int, int, int, int, int, bool, bool, bool, bool]],
+    ins: Sequence[tuple[int, int, int, int, int, bool, bool, bool, bool]],
+    cpu_steps: Sequence[tuple[int, int]],
+    units: int,
+    overlap: int,
+    linger: float,
+    linger_saves: float,
+    clips: bool,
+    waits: bool,
+    stale: bool,
+    rates: tuple[float, float, float, float, float, float],
+    budget_bytes: int,
+) -> float:
+    """The time of a step of a whole training. See vdnn.planning.training.native_cycle."""
+
 @final
 class Script:
     """What the gate compares the saves and uses of a settled step with. See vdnn.runtime.steps.step_script."""

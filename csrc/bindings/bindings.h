@@ -12,6 +12,7 @@ void bind_memory(pybind11::module_& module);
 void bind_transfer(pybind11::module_& module);
 void bind_codec(pybind11::module_& module);
 void bind_planning(pybind11::module_& module);
+void bind_training(pybind11::module_& module);
 void bind_hooks(pybind11::module_& module);
 
 }  // namespace vdnn

@@ -1,14 +1,17 @@
 """Placements in which only the number of units of each kind counts, in each group of equal units.
 
-The kinds alternate, or those that leave come first. A search changes one number at a time.
+An order says which units of a group have which kind. A search changes one number, or the order, at a time.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, TypeVar
 
+from vdnn.planning.training.estimate import Estimate
 from vdnn.planning.training.placement import Activations, Allowed, Placement, State, StepTime, UnitPlacement
 from vdnn.planning.training.training import Training, Unit
 from vdnn.planning.training.training_bound import Relaxation
@@ -23,6 +26,16 @@ _WITHOUT_RECOMPUTE = {
     Activations.RECOMPUTE_FROM_HOST: Activations.OFFLOAD,
 }
 _ORDER = (Activations.OFFLOAD, Activations.RECOMPUTE_FROM_HOST, Activations.RECOMPUTE, Activations.KEEP)
+
+
+class Order(Enum):
+    """Which units of a group have which kind."""
+
+    __hash__ = object.__hash__  # Enum's own is slow
+    ALTERNATING = "the kinds alternate"
+    LEAVING_FIRST = "activations and states that leave come first; the units that stream alternate with the others"
+    STAYING_FIRST = "the first units stay; activations that leave come first, and alternate with those recomputed"
+
 
 _Parts = Sequence[tuple[UnitPlacement, float]]
 
@@ -42,12 +55,12 @@ class _Counts:
 
 @dataclass(frozen=True)
 class Mix:
-    """Counts for each group of equal units. `spreads`: the kinds alternate; otherwise those that leave come first."""
+    """Counts for each group of equal units, and the order in each group."""
 
-    groups: tuple[tuple[int, ...], ...]
+    groups: tuple[tuple[int, ...], ...] = field(compare=False)  # all mixes of a search have the same
     counts: tuple[_Counts, ...]
     step_time: StepTime
-    spreads: bool
+    order: Order
 
     @staticmethod
     def of_alike(training: Training, one: UnitPlacement, step_time: StepTime) -> Mix:
@@ -71,33 +84,65 @@ class Mix:
         for members in groups:
             here = [part for index in members for part in parts[index]]
             counts.append(_counts_of(training.units[members[0]], len(members), here))
-        return Mix(groups, tuple(counts), step_time, spreads=True)
+        return Mix(groups, tuple(counts), step_time, Order.ALTERNATING)
 
     def placement(self) -> Placement:
         units: list[UnitPlacement] = [UnitPlacement()] * sum(len(members) for members in self.groups)
         for members, counts in zip(self.groups, self.counts, strict=True):
-            size = len(members)
-            kept = size - sum(counts.activations)
-            fates = _dealt((*counts.activations, kept), _ORDER, spreads=self.spreads)
-            streams = _dealt((counts.streams, size - counts.streams), (True, False), spreads=True)
-            # Those on the CPU come last: they have until their forward.
-            states = _dealt(
-                (size - counts.on_cpu - counts.on_host, counts.on_host, counts.on_cpu),
-                (State.DEVICE, State.HOST, State.CPU),
-                spreads=self.spreads,
-            )
-            # Gradients leave first where the step is on the CPU, then where the state leaves.
-            ranks = sorted(range(size), key=lambda i: list(State).index(states[i]), reverse=True)
-            leaving = set(ranks[: max(counts.gradients, counts.on_cpu)])
-            for place, index in enumerate(members):
-                units[index] = UnitPlacement(fates[place], streams[place], place in leaving, states[place])
+            for index, one in zip(members, _units_of(counts, len(members), self.order), strict=True):
+                units[index] = one
         return Placement(tuple(units), self.step_time, _SEARCHED_SLICE, 1, _SEARCHED_LINGER, _SEARCHED_LINGER)
 
     def neighbours(self, allowed: Allowed, stride: int) -> Iterator[Mix]:
-        yield replace(self, spreads=not self.spreads)
+        for order in Order:
+            if order is not self.order:
+                yield replace(self, order=order)
         for group, (members, counts) in enumerate(zip(self.groups, self.counts, strict=True)):
             for changed in _changes(counts, len(members), allowed, stride):
                 yield replace(self, counts=(*self.counts[:group], changed, *self.counts[group + 1 :]))
+
+
+class MixEstimate:
+    """Estimates of mixes. What a group adds is known once it was asked for."""
+
+    def __init__(self, estimate: Estimate) -> None:
+        self.estimate = estimate
+        self._groups: dict[tuple[int, _Counts, Order], tuple[Any, Any]] = {}
+
+    def of(self, mix: Mix) -> tuple[float, float, float]:
+        """As Estimate.rank()."""
+        memory: Any = 0.0
+        seconds: Any = 0.0
+        for group, (members, counts) in enumerate(zip(mix.groups, mix.counts, strict=True)):
+            key = group, counts, mix.order
+            known = self._groups.get(key)
+            if known is None:
+                units = _units_of(counts, len(members), mix.order)
+                known = self._groups[key] = self.estimate.changes(zip(members, units, strict=True))
+            memory, seconds = memory + known[0], seconds + known[1]
+        return self.estimate.rank(memory, seconds)
+
+
+@functools.lru_cache(maxsize=4096)
+def _units_of(counts: _Counts, size: int, order: Order) -> tuple[UnitPlacement, ...]:
+    """The units of a group. Those that step on the CPU come last: they have until their forward."""
+    kept, resident = size - sum(counts.activations), size - counts.on_cpu - counts.on_host
+    homes, states = (resident, counts.on_host, counts.on_cpu), (State.DEVICE, State.HOST, State.CPU)
+    if order is Order.STAYING_FIRST:
+        moved = [(number, fate) for number, fate in zip(counts.activations, _ORDER, strict=False) if number]
+        fates = _dealt([one for one, _ in moved], [fate for _, fate in moved], spreads=True)
+        fates += [Activations.KEEP] * kept
+        streams = _dealt((size - counts.streams, counts.streams), (False, True), spreads=False)
+        places = _dealt(homes, states, spreads=False)
+    else:
+        spreads = order is Order.ALTERNATING
+        fates = _dealt((*counts.activations, kept), _ORDER, spreads=spreads)
+        streams = _dealt((counts.streams, size - counts.streams), (True, False), spreads=True)
+        places = _dealt(homes, states, spreads=spreads)
+    # Gradients leave first where the step is on the CPU, then where the state leaves.
+    ranks = sorted(range(size), key=lambda i: states.index(places[i]), reverse=True)
+    leaving = set(ranks[: max(counts.gradients, counts.on_cpu)])
+    return tuple(UnitPlacement(fates[i], streams[i], i in leaving, places[i]) for i in range(size))
 
 
 def _counts_of(unit: Unit, size: int, parts: _Parts) -> _Counts:

@@ -15,6 +15,7 @@ LEAST_SLICE = 128 << 20  # of the optimizer's state, in bytes
 class Activations(Enum):
     """The fate of what a unit's forward saves."""
 
+    __hash__ = object.__hash__  # Enum's own is slow
     KEEP = "keep"
     OFFLOAD = "offload"
     RECOMPUTE = "recompute"  # from the unit's input, which stays
@@ -24,6 +25,7 @@ class Activations(Enum):
 class State(Enum):
     """The home of an optimizer's state, and with it the place of its step."""
 
+    __hash__ = object.__hash__
     DEVICE = "device"
     HOST = "host"  # brought to the device for its step
     CPU = "cpu"  # steps on the host: other bits than on the device

@@ -90,12 +90,16 @@ def _latest_tasks(cycle: Cycle, machine: TrainingMachine) -> list[int]:
     for task in cycle.tasks:
         begins.append(now)
         now += task.duration_ns
-    rate = machine.link.to_device_bytes_per_s
-    if machine.link.to_host_bytes_per_s + rate > machine.link.duplex_bytes_per_s and cycle.outs:
-        rate = machine.link.duplex_bytes_per_s / 2
-    rate = min(rate, machine.host_bytes_per_s / 2)
-    busy = [move.nbytes / rate * 1e9 + machine.link.latency_ns for move in cycle.ins]
-    period = max(float(now), sum(busy), 1.0)
+    rate, back = machine.link.to_device_bytes_per_s / 1e9, machine.link.to_host_bytes_per_s / 1e9
+    duplex = machine.link.duplex_bytes_per_s / 1e9
+    if back + rate > duplex and cycle.outs:
+        rate = duplex / 2
+    rate = min(rate, machine.host_bytes_per_s / 1e9 / 2)
+    busy = [move.nbytes / rate + machine.link.latency_ns for move in cycle.ins]
+    whole = 0.0  # added in the order of the native form: sum() rounds otherwise from Python 3.12 on
+    for one in busy:
+        whole += one
+    period = max(float(now), whole, 1.0)
     following, found = float("inf"), [0] * len(cycle.ins)
     for _ in range(2):  # the second time with what the next cycle needs first
         for index in reversed(range(len(cycle.ins))):

@@ -136,6 +136,7 @@ class _Program:
         self.columns: list[tuple[int, _Effects]] = []
         self.memory_rows: list[Row] = []
         self.time_rows: list[Row] = []
+        self.room_s: list[float] = []
         self.durations: list[int] = []
         self.choices: list[list[tuple[UnitPlacement, int]]] = [[] for _ in training.units]
         for unit in range(len(training.units)):
@@ -268,7 +269,7 @@ class _Program:
 
     def _estimate(self) -> Estimate:
         columns = [dict(choices) for choices in self.choices]
-        return Estimate.of_rows(columns, self.memory_rows, self.time_rows)
+        return Estimate.of_rows(columns, self.memory_rows, self.time_rows, self.room_s)
 
     def _spans(self) -> Iterator[list[int]]:
         """All windows that follow each other, also around the end of the cycle."""
@@ -303,6 +304,7 @@ class _Program:
                 for column, factor in self.computing[index][1]:
                     changes[column] = changes.get(column, 0.0) + factor
         self.time_rows.append((seconds, list(changes.items())))
+        self.room_s.append(spare / rate)
 
 
 def _keys(cycle: Cycle) -> list[_Key]:

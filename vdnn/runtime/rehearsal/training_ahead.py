@@ -228,7 +228,15 @@ def _searched(
     on_progress("searching where everything lives")
     start = fitting_placement(training, budget_bytes, machine.host_bytes)
     _require_room(rehearsed, terms, budget_bytes, fits=start is not None)
-    step = auto_placement(training, machine, budget_bytes, terms.allowed, (start,) if start is not None else ())
+    starts = (start,) if start is not None else ()
+    step = auto_placement(
+        training,
+        machine,
+        budget_bytes,
+        terms.allowed,
+        starts,
+        lambda share: on_progress(f"searching where everything lives, {share:.0%}"),
+    )
     if not certify:
         return step.placement, None
     on_progress("certifying the plan")

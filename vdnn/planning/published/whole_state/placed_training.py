@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from vdnn.planning.training.cycle import cycle_of
@@ -64,9 +64,3 @@ def with_parameters(training: Training, unit: UnitPlacement) -> tuple[UnitPlacem
 
 def _frozen(unit: UnitPlacement, parameter_bytes: int) -> UnitPlacement:
     return UnitPlacement(unit.activations, unit.streams and parameter_bytes > 0)
-
-
-def spread(count: int, items: Sequence[int]) -> set[int]:
-    """`count` of the items, evenly spaced."""
-    size = len(items)
-    return {items[min(size - 1, int((index + 0.5) * size / count))] for index in range(count)} if count else set()

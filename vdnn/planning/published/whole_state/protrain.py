@@ -13,59 +13,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vdnn.planning.published.whole_state.fsdp2_offload import ALL_AWAY
-from vdnn.planning.published.whole_state.placed_training import WholeStatePolicy, fits, spread
-from vdnn.planning.training.cycle import cycle_of
-from vdnn.planning.training.placement import Activations, Placement, UnitPlacement
+from vdnn.planning.published.whole_state.placed_training import WholeStatePolicy
+from vdnn.planning.training.cycle import Cycle, cycle_of
+from vdnn.planning.training.persistent_units import alternating_fates, persistent_homes, with_fates
+from vdnn.planning.training.placement import Activations, Placement, State
 from vdnn.planning.training.simulate_cycle import simulate_training
 from vdnn.planning.training.training import Training, TrainingMachine
 
-_PARTS = 8
 _SIMULATED = 4
 
 
 def place_protrain(training: Training, machine: TrainingMachine, budget_bytes: int) -> Placement | None:
-    found = sorted(
-        (one for one in _settings(training) if fits(training, machine, budget_bytes, one)),
-        key=lambda one: _modelled_s(training, machine, one),
-    )
+    found = []
+    for placement in _settings(training):
+        cycle = cycle_of(training, placement)
+        if max(cycle.needed_bytes) <= budget_bytes and cycle.host_bytes <= machine.host_bytes:
+            found.append((_modelled_s(training, machine, cycle), placement))
+    found.sort(key=lambda one: one[0])
     return min(
-        found[:_SIMULATED],
+        (placement for _, placement in found[:_SIMULATED]),
         key=lambda one: simulate_training(training, machine, one, budget_bytes).step_ns,
         default=None,
     )
 
 
 def _settings(training: Training) -> Iterator[Placement]:
-    units, blocks = (
-        training.units,
-        [i for i, unit in enumerate(training.units) if unit.saved_bytes > unit.boundary_bytes],
-    )
-    for persistent in range(_PARTS + 1):
-        for moved in range(_PARTS + 1):
-            for swapped in range(moved + 1):
-                stays = len(units) * persistent // _PARTS
-                changed = blocks[: len(blocks) * moved // _PARTS]
-                swaps = spread(len(changed) * swapped // moved if moved else 0, changed)
-                fates = dict.fromkeys(changed, Activations.RECOMPUTE) | dict.fromkeys(swaps, Activations.OFFLOAD)
-                yield Placement(
-                    tuple(
-                        _unit(fates.get(index, Activations.KEEP), index < stays, unit.gradient_bytes > 0)
-                        for index, unit in enumerate(units)
-                    )
-                )
+    fates = alternating_fates(training, Activations.OFFLOAD, Activations.RECOMPUTE)
+    for homes in persistent_homes(training, State.CPU):
+        for one in fates:
+            yield Placement(with_fates(homes, one))
 
 
-def _unit(fate: Activations, is_persistent: bool, is_trained: bool) -> UnitPlacement:
-    if is_persistent:
-        return UnitPlacement(fate)
-    return (
-        UnitPlacement(fate, True, ALL_AWAY.gradient_leaves, ALL_AWAY.state) if is_trained else UnitPlacement(fate, True)
-    )
-
-
-def _modelled_s(training: Training, machine: TrainingMachine, placement: Placement) -> float:
-    cycle = cycle_of(training, placement)
+def _modelled_s(training: Training, machine: TrainingMachine, cycle: Cycle) -> float:
     into, out = sum(move.nbytes for move in cycle.ins), sum(move.nbytes for move in cycle.outs)
     cpu_s = sum(training.units[unit].host_step_bytes for unit in cycle.cpu_steps) / machine.cpu_bytes_per_s
     copies_s = max(

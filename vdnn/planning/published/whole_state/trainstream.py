@@ -13,9 +13,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vdnn.planning.published.whole_state.fsdp2_offload import ALL_AWAY
-from vdnn.planning.published.whole_state.placed_training import WholeStatePolicy, fits, spread
+from vdnn.planning.published.whole_state.placed_training import WholeStatePolicy, fits
 from vdnn.planning.published.whole_state.zero_offload import ON_CPU
 from vdnn.planning.training.cycle import cycle_of
+from vdnn.planning.training.persistent_units import spread
 from vdnn.planning.training.placement import Activations, Placement, UnitPlacement
 from vdnn.planning.training.training import Training, TrainingMachine
 

@@ -1,0 +1,73 @@
+"""The native simulation of a whole training takes as long as the readable one, to the nanosecond."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.planning.training.random_trainings import RandomTraining, random_training
+from vdnn import _C
+from vdnn.errors import InvalidArgumentError
+from vdnn.planning.training.cycle import cycle_of
+from vdnn.planning.training.native_cycle import step_ns_of
+from vdnn.planning.training.placement import Allowed, Placement, unit_choices
+from vdnn.planning.training.simulate_cycle import simulate_training
+
+_FREE = Allowed(cpu_steps=True, deferred=True, in_backward=True)
+
+
+def random_placement(case: RandomTraining, draw: random.Random) -> Placement:
+    training = case.training
+    return Placement(
+        tuple(draw.choice(unit_choices(training, index, _FREE)) for index in range(len(training.units))),
+        draw.choice(_FREE.step_times(training)),
+        slice_bytes=draw.choice([8 << 20, 1 << 30]),
+        overlap=draw.choice([1, 2, 4]),
+        linger=draw.choice([0.0, 0.5, 1.0]),
+        linger_saves=draw.choice([0.0, 0.5, 1.0]),
+        waits=draw.random() < 0.2,
+        stale=draw.random() < 0.2,
+    )
+
+
+def test_both_simulations_take_equally_long() -> None:
+    slower = 0
+    for seed in range(120):
+        case, draw = random_training(seed, 5), random.Random(seed)
+        placement = random_placement(case, draw)
+        cycle = cycle_of(case.training, placement)
+        budget_bytes = max(*cycle.needed_bytes, case.budget_bytes)
+        step = simulate_training(case.training, case.machine, placement, budget_bytes)
+        assert step_ns_of(case.training, case.machine, cycle, budget_bytes) == step.step_ns, seed
+        slower += step.slowdown > 1.01
+    assert slower > 60  # most of them wait for copies
+
+
+def test_a_cycle_is_simulated_twice_with_the_same_result() -> None:
+    case = random_training(1, 4)
+    placement = random_placement(case, random.Random(3))
+    cycle = cycle_of(case.training, placement)
+    first = step_ns_of(case.training, case.machine, cycle, case.budget_bytes)
+    assert step_ns_of(case.training, case.machine, cycle, case.budget_bytes) == first
+
+
+def test_a_copy_of_a_unit_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="tasks, units and copies of this cycle"):
+        _C.training_step_ns(
+            kinds=[0, 1],
+            durations_ns=[1, 1],
+            needed_bytes=[0, 0],
+            outs=[],
+            ins=[(1, 0, 0, 7, -1, True, False, False, False)],
+            cpu_steps=[],
+            units=1,
+            overlap=1,
+            linger=0.0,
+            linger_saves=0.0,
+            clips=True,
+            waits=False,
+            stale=False,
+            rates=(1.0, 1.0, 1.0, 1.0, 1.0, 0.0),
+            budget_bytes=1,
+        )
