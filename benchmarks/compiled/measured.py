@@ -25,11 +25,13 @@ _SEED = 3
 
 
 class Run(NamedTuple):
-    """A step: its loss, buffers and gradients, the bytes that were saved on the device, and how many regions ran."""
+    """A step: its loss, buffers and gradients, the bytes that were saved on the device, how many regions ran, and the
+    bytes that these were given and returned."""
 
     values: list[torch.Tensor]
     saved_bytes: int
     regions: int
+    ends_bytes: int
 
 
 def aot_eager(partitioner: BudgetPartitioner | None) -> Backend:
@@ -77,7 +79,7 @@ def measured_step(step: nn.Module, inputs: tuple[torch.Tensor, ...], backend: Ba
 
     torch.manual_seed(_SEED)
     loss = torch.compile(step, backend=watched)(*inputs)
-    ends = {one.untyped_storage().data_ptr() for one in given}
+    ends = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in given}
     saved = [one for one in _saved_by(loss) if not graph_copies.is_on_host(one)]
     storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in saved}
     loss.backward()
@@ -86,7 +88,8 @@ def measured_step(step: nn.Module, inputs: tuple[torch.Tensor, ...], backend: Ba
     with torch.no_grad():
         for buffer, value in zip(step.buffers(), before, strict=True):
             buffer.copy_(value)
-    return Run(values, sum(size for address, size in storages.items() if address not in ends), regions)
+    saved_bytes = sum(size for address, size in storages.items() if address not in ends)
+    return Run(values, saved_bytes, regions, sum(ends.values()))
 
 
 def equal_bits(ours: Run, theirs: Run) -> bool:
