@@ -65,8 +65,8 @@ def table_of(rows: list[Row]) -> str:
         "Times are multiples of the step with torch's own cut and everything kept. The budget is the most that torch's "
         "way holds at a time of inputs, outputs and what is saved; 'bytes' is its share of what torch's cut holds. "
         f"'{OFFLOADS_ALL}' is torch's activation offloading with everything tagged, on the streams of vdnn.",
-        "'eager' is the step without a compiler under `auto` and the same budget, counted in the same way; 'none' where "
-        "no plan meets it.",
+        "'eager' is the step without a compiler under `auto` and the same budget, counted in the same way; 'none' "
+        "where no plan meets it.",
         f"vdnn is slower in {len(slower)} of {len(rows)} rows.",
     ]
     title = "Compiled steps in virtual time: torch's ways to save memory, and vdnn.compile_options at the same bytes"

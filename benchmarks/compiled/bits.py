@@ -39,7 +39,7 @@ _LEAST = re.compile(r"expected at least .* \((\d+) bytes\)")
 @dataclass(frozen=True, slots=True)
 class BitsRow:
     """One network under one budget. `difference` is the largest one of a tensor of the step, as a share of its norm,
-    and `own_difference` that of two runs of Inductor without a budget. A network that cannot be compiled has only an `error`."""
+    and `own_difference` that of two runs of Inductor without a budget. `error` is why a network was not compiled."""
 
     network: str
     backend: str
