@@ -115,3 +115,21 @@ def test_without_host_memory_a_value_is_copied_to_ordinary_memory(monkeypatch: p
     back = torch.ops.vdnn.wait(torch.ops.vdnn.reload(host, value.device), host)
     assert not graph_copies.is_on_host(host)
     assert torch.equal(back, value)
+
+
+def test_inductor_offloads_on_the_simulated_device_what_was_planned_with_the_same_bits() -> None:
+    model, x = made("convolutions")
+    plain = stepped(model, x)
+    ample = partitioner(ENOUGH, SLOW_CARD)
+    stepped(model, x, backend=eagerly(ample))
+    most = ample.regions[0]
+    options = vdnn.compile_options(held_bytes(most) - most.saved_bytes // 3, SLOW_CARD)
+    queue = graph_copies.transport_for(x.device).queue
+    before = queue.stats.offloaded_bytes, queue.stats.reloaded_bytes
+    run = stepped(model, x, options=options)
+    [choice] = options["custom_partitioner_fn"].regions
+    assert choice.offloaded_bytes > 0
+    assert queue.stats.offloaded_bytes - before[0] == choice.offloaded_bytes
+    assert queue.stats.reloaded_bytes - before[1] == choice.offloaded_bytes
+    assert run.saved_bytes == choice.saved_bytes
+    assert all(map(torch.equal, run.values, plain.values))
