@@ -74,7 +74,7 @@ def _mingpt(module: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def _nanogpt(module: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    config = module.GPTConfig(_TOKENS, _WORDS, n_layer=1, n_head=2, n_embd=32, dropout=0.1)
+    config = module.GPTConfig(_TOKENS, _WORDS, n_layer=2, n_head=2, n_embd=32, dropout=0.1)
     return module.GPT(config), _words()
 
 
@@ -92,7 +92,7 @@ class _LastLoss(nn.Module):
 
 def _llama2c(module: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
     arguments = module.ModelArgs(
-        dim=32, n_layers=1, n_heads=4, n_kv_heads=2, vocab_size=_WORDS, multiple_of=8, max_seq_len=_TOKENS, dropout=0.1
+        dim=32, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=_WORDS, multiple_of=8, max_seq_len=_TOKENS, dropout=0.1
     )
     return _LastLoss(module.Transformer(arguments)), _words()
 
