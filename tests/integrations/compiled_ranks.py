@@ -28,7 +28,7 @@ def trained(rank: int, kind: str, partitioner: BudgetPartitioner | None) -> list
     inner: Any = blocks()
     if kind == "ddp":
         # Small buckets, so that torch cuts the model into several regions, one for each of them.
-        dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 10
+        vars(dist)["_DEFAULT_FIRST_BUCKET_BYTES"] = 1 << 10
         model: nn.Module = DistributedDataParallel(inner, bucket_cap_mb=2**-10)
     else:
         for layer in inner:
