@@ -1,7 +1,7 @@
 """Steps of compiled graphs in virtual time, and the bits of compiled steps.
 
     python -m benchmarks.compiled [--network resnet50 ...] [--card h100 ...]
-    python -m benchmarks.compiled bits
+    python -m benchmarks.compiled bits [--network resnet50 ...] [--backend inductor] [--programs DIRECTORY]
 
 Rows go to benchmarks/results/compiled.jsonl as they are made, and the tables beside it as text. Rows that the file
 already has are not made again.
@@ -14,8 +14,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.compiled import bits, programs
 from benchmarks.compiled.beside import HEADER, OFFLOADS_ALL, Row, rows_of
-from benchmarks.compiled.bits import write_bits
 from benchmarks.compiled.joint import cuts_of
 from benchmarks.progress import Progress
 from benchmarks.text_table import render_table
@@ -29,17 +29,21 @@ CARDS = ("h100", "a100-80", "rtx-4090")
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compiled")
     parser.add_argument("what", nargs="?", choices=("times", "bits"), default="times")
-    parser.add_argument("--network", nargs="+", default=NETWORKS)
+    parser.add_argument("--network", nargs="+")
     parser.add_argument("--card", nargs="+", default=CARDS)
+    parser.add_argument("--backend", choices=tuple(bits.BACKENDS), default="aot_eager")
+    parser.add_argument("--programs", type=Path, help="a directory with clones of the programs of programs.py")
     options = parser.parse_args()
     if options.what == "bits":
-        write_bits(RESULTS / "compiled_bits.txt")
+        known = bits.names() if options.programs is None else programs.found_in(options.programs)
+        bits.write_bits(RESULTS / "compiled_bits.txt", options.network or known, options.backend, options.programs)
         return
+    networks = options.network or NETWORKS
     path = RESULTS / "compiled.jsonl"
     rows = [Row(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
-    progress = Progress("compiled", len(options.network) * len(options.card))
+    progress = Progress("compiled", len(networks) * len(options.card))
     with path.open("a") as file:
-        for network in options.network:
+        for network in networks:
             missing = [card for card in options.card if not any((network, card) == (r.network, r.card) for r in rows)]
             if not missing:
                 continue
@@ -61,6 +65,8 @@ def table_of(rows: list[Row]) -> str:
         "Times are multiples of the step with torch's own cut and everything kept. The budget is the most that torch's "
         "way holds at a time of inputs, outputs and what is saved; 'bytes' is its share of what torch's cut holds. "
         f"'{OFFLOADS_ALL}' is torch's activation offloading with everything tagged, on the streams of vdnn.",
+        "'eager' is the step without a compiler under `auto` and the same budget, counted in the same way; 'none' "
+        "where no plan meets it.",
         f"vdnn is slower in {len(slower)} of {len(rows)} rows.",
     ]
     title = "Compiled steps in virtual time: torch's ways to save memory, and vdnn.compile_options at the same bytes"

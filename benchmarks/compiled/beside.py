@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from benchmarks.compiled.eager import EagerStep
 from vdnn.bytesize import format_bytes
 from vdnn.hardware import HardwareProfile
 from vdnn.integrations.compiled_moves import Move
@@ -19,7 +20,8 @@ _NO_BUDGET = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`theirs` names torch's way. The budget is what it holds; times are of a step, `kept_ns` with torch's own cut."""
+    """`theirs` names torch's way. The budget is what it holds; times are of a step, `kept_ns` with torch's own cut.
+    `eager_ns` is None if no plan of the eager step meets the budget."""
 
     network: str
     card: str
@@ -31,6 +33,8 @@ class Row:
     ours_ns: int
     by: str
     offloaded_bytes: int
+    eager_kept_ns: int
+    eager_ns: int | None
 
     @property
     def cells(self) -> list[str]:
@@ -44,12 +48,13 @@ class Row:
             f"{self.kept_ns / 1e6:.1f}",
             f"{self.theirs_ns / self.kept_ns:.3f}",
             f"{self.ours_ns / self.kept_ns:.3f}",
+            "none" if self.eager_ns is None else f"{self.eager_ns / self.kept_ns:.3f}",
             format_bytes(self.offloaded_bytes),
             self.by,
         ]
 
 
-HEADER = ("network", "card", "torch's", "bytes", "budget", "ms kept", "torch's", "vdnn's", "offloaded", "cut")
+HEADER = ("network", "card", "torch's", "bytes", "budget", "ms kept", "torch's", "vdnn's", "eager", "offloaded", "cut")
 
 
 def rows_of(network: str, cuts: RegionCuts, profile: HardwareProfile) -> Iterator[Row]:
@@ -58,6 +63,8 @@ def rows_of(network: str, cuts: RegionCuts, profile: HardwareProfile) -> Iterato
     kept = unlimited.plan(cuts.plain)
     if kept is None:
         raise RuntimeError(f"{network} fits no card at all.")
+    eager = EagerStep(network, profile)
+    ends_bytes = cuts.plain.held.inputs_and_outputs_bytes
     theirs = [(f"budget {share}", unlimited.plan(cuts.knapsack(share))) for share in KNAPSACK_SHARES]
     theirs.append((OFFLOADS_ALL, offloading_of_all(cuts, unlimited, profile)))
     for name, their in theirs:
@@ -76,6 +83,8 @@ def rows_of(network: str, cuts: RegionCuts, profile: HardwareProfile) -> Iterato
             ours.step_ns,
             by,
             ours.offloaded_bytes,
+            eager.kept_ns,
+            eager.step_ns(ends_bytes, their.peak_bytes),
         )
 
 

@@ -1,4 +1,4 @@
-"""Small models of transformers beside those of the harness: the library's code, with configurations of a few layers."""
+"""Small models of transformers beside those of the harness: the library's code, with configurations of one layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TOKENS, _WORDS, _BATCH, _SIDE = 16, 64, 2, 32
 _SMALL: dict[str, Any] = {
     "vocab_size": _WORDS,
     "hidden_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "intermediate_size": 64,
 }
@@ -42,7 +42,7 @@ MODELS = {
     "distilbert": _Kind(
         "DistilBertForMaskedLM",
         "DistilBertConfig",
-        {"vocab_size": _WORDS, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64},
+        {"vocab_size": _WORDS, "dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64},
     ),
     "convnext": _Kind(
         "ConvNextForImageClassification",

@@ -26,6 +26,9 @@ from vdnn.runtime.storage import graph_copies
 
 __all__ = ["compiles_afresh"]  # a fixture
 
+# Torch warns of its own code while Inductor is imported.
+pytestmark = pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")
+
 # A card whose link is as fast as its memory, so that offloading is the cheapest.
 SLOW_CARD = "titan-x"
 
@@ -115,3 +118,20 @@ def test_without_host_memory_a_value_is_copied_to_ordinary_memory(monkeypatch: p
     back = torch.ops.vdnn.wait(torch.ops.vdnn.reload(host, value.device), host)
     assert not graph_copies.is_on_host(host)
     assert torch.equal(back, value)
+
+
+@pytest.mark.slow
+def test_inductor_offloads_on_the_simulated_device_what_was_planned_with_the_same_bits() -> None:
+    model, x = made("blocks")
+    plain = stepped(model, x)
+    ends_bytes = sum(one.nbytes for one in model.parameters()) + 2 * x.nbytes
+    options = vdnn.compile_options(ends_bytes + plain.saved_bytes * 6 // 10, SLOW_CARD)
+    queue = graph_copies.transport_for(x.device).queue
+    before = queue.stats.offloaded_bytes, queue.stats.reloaded_bytes
+    run = stepped(model, x, options=options)
+    [choice] = options["custom_partitioner_fn"].regions
+    assert choice.offloaded_bytes > 0
+    assert queue.stats.offloaded_bytes - before[0] == choice.offloaded_bytes
+    assert queue.stats.reloaded_bytes - before[1] == choice.offloaded_bytes
+    assert run.saved_bytes == choice.saved_bytes
+    assert all(map(torch.equal, run.values, plain.values))

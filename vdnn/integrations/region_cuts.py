@@ -35,6 +35,7 @@ class RegionCuts:
         self._given = (joint, inputs, num_fwd_outputs, options)
         self._nodes = len(joint.graph.nodes)
         self._knapsacks: dict[float, Cut] = {}
+        self._trials: dict[frozenset[str], Trial] = {}
 
     @functools.cached_property
     def plain(self) -> Cut:
@@ -62,7 +63,19 @@ class RegionCuts:
 
     def searched(self, budget_bytes: int, cost: GraphCost) -> Cut:
         """The cut that a search finds whose operations take the least time to recompute under `budget_bytes`."""
-        return joint_graph.chosen_cut(*self._given, _Search(budget_bytes, cost, self._nodes).choose)
+        search = _Search(budget_bytes, cost, self._nodes)
+
+        def choose(candidates: Sequence[fx.Node], attempt: Callable[[frozenset[fx.Node]], Trial]) -> frozenset[fx.Node]:
+            return search.choose(candidates, lambda chosen: self._tried(chosen, attempt))
+
+        return joint_graph.chosen_cut(*self._given, choose)
+
+    def _tried(self, chosen: frozenset[fx.Node], attempt: Callable[[frozenset[fx.Node]], Trial]) -> Trial:
+        """The trial of a set, made once for all budgets: each copy of the joint graph has the same names."""
+        names = frozenset(node.name for node in chosen)
+        if names not in self._trials:
+            self._trials[names] = attempt(chosen)
+        return self._trials[names]
 
 
 def plans_of(cuts: RegionCuts, planner: RegionPlanner) -> dict[str, RegionPlan]:
