@@ -137,3 +137,39 @@ def test_between_steps_the_accelerator_holds_no_state(mode: Mode) -> None:
         assert {one.device.type for one in states} == {"deferred"}
         del training, states
         assert accelerator.violations == []
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "state": {},
+    "gradients": {"gradients": True},
+    "all": {"parameters": "all"},
+    "deferred": {"optimizer_step": "deferred"},
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("way", WAYS)
+def test_a_thousand_steps_hold_what_ten_do(way: str) -> None:
+    """Bytes of the accelerator, to the byte, behind each hundred steps and at most within them."""
+    with DeferredAccelerator(Mode.EARLY, capacity="8MiB") as accelerator:
+        training = begin(ADAMW, "deferred")
+        options: Any = {"device": accelerator, "min_bytes": 0, "limits": NARROW, "optimizer": training.optimizer}
+        if way == "all":
+            options["model"] = training.model
+        session = vdnn.offload("keep", **options, **WAYS[way])
+        with contextlib.closing(session), session:
+            found = []
+            for step in range(1010):
+                if step % 100 == 10:
+                    accelerator.synchronize()
+                    gc.collect()
+                    (transport,) = session._engine.transports.opened()
+                    memory, host = accelerator.memory, transport.pool.stats
+                    found.append((memory.allocated_bytes, memory.peak_bytes, host.pinned_bytes, host.live_bytes))
+                    accelerator.reset_peak()
+                one_step(training)
+                training.found.clear()
+            assert found[2:] == found[1:-1], found
+            assert found[0][0] == found[1][0]
+        del training, options, session
+        assert accelerator.violations == []

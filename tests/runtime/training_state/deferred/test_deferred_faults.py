@@ -57,7 +57,11 @@ def evaluated(steps: int) -> list[Any]:
     return outcome(training)
 
 
-def test_each_call_of_a_deferred_step_refused_in_turn_changes_no_bit(fake_driver: FakeDriver) -> None:
+EVERY_THIRD = [1, pytest.param(2, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.full)]
+
+
+@pytest.mark.parametrize("first", EVERY_THIRD)
+def test_each_call_of_a_deferred_step_refused_in_turn_changes_no_bit(first: int, fake_driver: FakeDriver) -> None:
     training = begin(ADAMW)
     with on_the_fake_driver(fake_driver, training):
         one_step(training)
@@ -68,7 +72,7 @@ def test_each_call_of_a_deferred_step_refused_in_turn_changes_no_bit(fake_driver
         calls = fake_driver.calls()[before:]
     assert sum("Memcpy" in call for call in calls) == 40  # 10 parameters, 2 tensors each, both ways
     wanted = evaluated(3)
-    for nth in range(1, len(calls) + 1, 3):
+    for nth in range(first, len(calls) + 1, 3):
         training = begin(ADAMW)
         with on_the_fake_driver(fake_driver, training):
             one_step(training)
@@ -83,15 +87,45 @@ def test_each_call_of_a_deferred_step_refused_in_turn_changes_no_bit(fake_driver
         assert same(outcome(training), wanted), (nth, calls[nth - 1])
 
 
-def test_host_memory_that_is_refused_leaves_its_state_on_the_device(fake_driver: FakeDriver) -> None:
+@pytest.mark.full
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_each_call_of_a_training_refused_in_turn_changes_no_bit(first: int, fake_driver: FakeDriver) -> None:
+    """All calls of the second round: forward with the deferred step, backward, and the call of the step."""
     training = begin(ADAMW)
     with on_the_fake_driver(fake_driver, training):
-        fake_driver.fail_call("cuMemHostRegister", 1, OUT_OF_MEMORY)
         one_step(training)
+        before = fake_driver.call_count
         one_step(training)
-        assert fake_driver.faults_pending == 0
-        assert same(outcome(training), expected(2))
-        assert on_host(training.optimizer) <= state_bytes(training)
+        calls = fake_driver.calls()[before:]
+    wanted = expected(4)
+    for nth in range(first, len(calls) + 1, 3):
+        training = begin(ADAMW)
+        with on_the_fake_driver(fake_driver, training):
+            one_step(training)
+            fake_driver.fail_nth(nth, INVALID_VALUE)
+            one_step(training)
+            assert fake_driver.faults_pending == 0, (nth, calls[nth - 1])
+            for _ in range(2):
+                one_step(training)
+        assert same(outcome(training), wanted), (nth, calls[nth - 1])
+
+
+def test_each_host_allocation_refused_in_turn_leaves_its_state_on_the_device(fake_driver: FakeDriver) -> None:
+    wanted, refused = expected(2), 0
+    for nth in range(1, 100):
+        training = begin(ADAMW)
+        with on_the_fake_driver(fake_driver, training):
+            fake_driver.fail_call("cuMemHostRegister", nth, OUT_OF_MEMORY)
+            one_step(training)
+            one_step(training)
+            pending = fake_driver.faults_pending
+            assert same(outcome(training), wanted), nth
+            assert on_host(training.optimizer) <= state_bytes(training)
+        fake_driver.reset()
+        if pending:
+            break
+        refused += 1
+    assert refused >= 1
 
 
 def test_an_exception_in_the_forward_leaves_the_rest_to_wait(manage: Manage) -> None:
