@@ -85,10 +85,12 @@ def test_gradients_on_the_host_have_the_bits_of_gradients_on_the_accelerator(loo
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw-foreach"])
 @pytest.mark.parametrize("loop", ["accumulation", "averaged", "resumed"])
-def test_a_deferred_step_has_the_bits_of_one_at_once(optimizer: str, loop: str, mode: Mode) -> None:
+@pytest.mark.parametrize("gradients", [False, True], ids=["", "gradients"])
+def test_a_deferred_step_has_the_bits_of_one_at_once(optimizer: str, loop: str, gradients: bool, mode: Mode) -> None:
     expected = trained(mode, 0, optimizer, loop, is_managed=False)
     for seed in list(seeds_of(mode))[:8]:
-        found = trained(mode, seed, optimizer, loop, is_managed=True, optimizer_step="deferred")
+        options = {"optimizer_step": "deferred", "gradients": gradients}
+        found = trained(mode, seed, optimizer, loop, is_managed=True, **options)
         assert same(expected, found), f"seed {seed}"
 
 
@@ -144,6 +146,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "gradients": {"gradients": True},
     "all": {"parameters": "all"},
     "deferred": {"optimizer_step": "deferred"},
+    "deferred, gradients": {"optimizer_step": "deferred", "gradients": True},
 }
 
 

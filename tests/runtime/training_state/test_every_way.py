@@ -26,6 +26,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "all": {"parameters": "all"},
     "deferred": {"optimizer_step": "deferred"},
     "deferred, frozen": {"optimizer_step": "deferred", "parameters": "frozen"},
+    "deferred, gradients": {"optimizer_step": "deferred", "gradients": True},
 }
 ways = pytest.mark.parametrize("way", WAYS)
 
