@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import vdnn
-from tests.deferred.test_vdnn_on_it import seeds_of
+from tests.deferred.test_vdnn_on_it import few_seeds_of
 from tests.runtime.training_state.conftest import NARROW, on_host
 from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, begin, same, train
 from tests.runtime.training_state.test_lives import one_step, state_bytes
@@ -60,7 +60,7 @@ def trained(
 @pytest.mark.parametrize("loop", ["plain", "resumed", "clipped_by_norm"])
 def test_a_training_has_the_bits_of_one_without_a_session(optimizer: str, loop: str, mode: Mode) -> None:
     expected = trained(mode, 0, optimizer, loop, is_managed=False)
-    for seed in list(seeds_of(mode))[:8]:
+    for seed in few_seeds_of(mode, 8):
         assert same(expected, trained(mode, seed, optimizer, loop, is_managed=True)), f"seed {seed}"
 
 
@@ -71,14 +71,14 @@ def test_a_step_on_the_cpu_has_the_bits_of_the_same_form_on_the_accelerator(
 ) -> None:
     monkeypatch.setattr(host_step, "_FUSED_ON_THE_CPU", ())
     expected = trained(mode, 0, optimizer, loop, is_managed=False)
-    for seed in list(seeds_of(mode))[:8]:
+    for seed in few_seeds_of(mode, 8):
         assert same(expected, trained(mode, seed, optimizer, loop, is_managed=True, on="cpu")), f"seed {seed}"
 
 
 @pytest.mark.parametrize("loop", ["accumulation", "clipped_by_norm", "scaled_with_a_skipped_step"])
 def test_gradients_on_the_host_have_the_bits_of_gradients_on_the_accelerator(loop: str, mode: Mode) -> None:
     expected = trained(mode, 0, "adamw-foreach", loop, is_managed=False)
-    for seed in list(seeds_of(mode))[:8]:
+    for seed in few_seeds_of(mode, 8):
         found = trained(mode, seed, "adamw-foreach", loop, is_managed=True, gradients=True)
         assert same(expected, found), f"seed {seed}"
 
@@ -88,7 +88,7 @@ def test_gradients_on_the_host_have_the_bits_of_gradients_on_the_accelerator(loo
 @pytest.mark.parametrize("gradients", [False, True], ids=["", "gradients"])
 def test_a_deferred_step_has_the_bits_of_one_at_once(optimizer: str, loop: str, gradients: bool, mode: Mode) -> None:
     expected = trained(mode, 0, optimizer, loop, is_managed=False)
-    for seed in list(seeds_of(mode))[:8]:
+    for seed in few_seeds_of(mode, 8):
         options = {"optimizer_step": "deferred", "gradients": gradients}
         found = trained(mode, seed, optimizer, loop, is_managed=True, **options)
         assert same(expected, found), f"seed {seed}"
