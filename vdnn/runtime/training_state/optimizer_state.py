@@ -257,6 +257,8 @@ class OptimizerState:
         deferred = {} if deferral is None else deferral.choose()
         slices = self._slices(optimizer, deferred)
         self.moved.stayed_bytes = 0
+        # The host memory of the gradient that backward made last is then free for it once its slice has used it.
+        self.gradients.copies.release_what_left(only_if_over=False)
         with interrupts_wait():
             self._step_slices(optimizer, sliced, slices, cpu)
             if deferral is not None:
