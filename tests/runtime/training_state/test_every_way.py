@@ -1,4 +1,4 @@
-"""What holds for every way in which a training's state leaves the device: saved trainings go on, and nothing grows."""
+"""In every way that a training's state leaves the device, saved trainings go on and nothing grows."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_training_saved_in_the_middle_goes_on_in_plain_pytorch_and_back(
 
 
 def holdings(driver: FakeDriver, session: Session) -> dict[str, int]:
-    """What a session and its driver have: live objects and bytes of the driver, pinned memory, files, threads."""
+    """Counts what a session and its driver have: live objects and bytes, pinned memory, files, threads."""
     gc.collect()
     (transport,) = session._engine.transports.opened()
     return {
