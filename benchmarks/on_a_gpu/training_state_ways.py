@@ -35,6 +35,8 @@ PLAIN, ON_CPU = "plain", "optimizer, steps on the CPU"
 WAYS: dict[str, dict[str, Any]] = {
     "optimizer": {},
     "optimizer, gradients": {"gradients": True},
+    "optimizer, deferred": {"optimizer_step": "deferred"},
+    "optimizer, gradients, deferred": {"optimizer_step": "deferred", "gradients": True},
     "frozen parameters": {"parameters": "frozen"},
     "all parameters": {"parameters": "all"},
     ON_CPU: {"optimizer_on": "cpu"},

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import vdnn
-from tests.deferred.test_vdnn_on_it import seeds_of
+from tests.deferred.test_vdnn_on_it import few_seeds_of
 from tests.runtime.training_state.conftest import NARROW, on_host
 from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, begin, same, train
 from tests.runtime.training_state.test_lives import one_step, state_bytes
@@ -60,7 +60,7 @@ def trained(
 @pytest.mark.parametrize("loop", ["plain", "resumed", "clipped_by_norm"])
 def test_a_training_has_the_bits_of_one_without_a_session(optimizer: str, loop: str, mode: Mode) -> None:
     expected = trained(mode, 0, optimizer, loop, is_managed=False)
-    for seed in list(seeds_of(mode))[:8]:
+    for seed in few_seeds_of(mode, 8):
         assert same(expected, trained(mode, seed, optimizer, loop, is_managed=True)), f"seed {seed}"
 
 
@@ -71,24 +71,26 @@ def test_a_step_on_the_cpu_has_the_bits_of_the_same_form_on_the_accelerator(
 ) -> None:
     monkeypatch.setattr(host_step, "_FUSED_ON_THE_CPU", ())
     expected = trained(mode, 0, optimizer, loop, is_managed=False)
-    for seed in list(seeds_of(mode))[:8]:
+    for seed in few_seeds_of(mode, 8):
         assert same(expected, trained(mode, seed, optimizer, loop, is_managed=True, on="cpu")), f"seed {seed}"
 
 
 @pytest.mark.parametrize("loop", ["accumulation", "clipped_by_norm", "scaled_with_a_skipped_step"])
 def test_gradients_on_the_host_have_the_bits_of_gradients_on_the_accelerator(loop: str, mode: Mode) -> None:
     expected = trained(mode, 0, "adamw-foreach", loop, is_managed=False)
-    for seed in list(seeds_of(mode))[:8]:
+    for seed in few_seeds_of(mode, 8):
         found = trained(mode, seed, "adamw-foreach", loop, is_managed=True, gradients=True)
         assert same(expected, found), f"seed {seed}"
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw-foreach"])
 @pytest.mark.parametrize("loop", ["accumulation", "averaged", "resumed"])
-def test_a_deferred_step_has_the_bits_of_one_at_once(optimizer: str, loop: str, mode: Mode) -> None:
+@pytest.mark.parametrize("gradients", [False, True], ids=["", "gradients"])
+def test_a_deferred_step_has_the_bits_of_one_at_once(optimizer: str, loop: str, gradients: bool, mode: Mode) -> None:
     expected = trained(mode, 0, optimizer, loop, is_managed=False)
-    for seed in list(seeds_of(mode))[:8]:
-        found = trained(mode, seed, optimizer, loop, is_managed=True, optimizer_step="deferred")
+    for seed in few_seeds_of(mode, 8):
+        options = {"optimizer_step": "deferred", "gradients": gradients}
+        found = trained(mode, seed, optimizer, loop, is_managed=True, **options)
         assert same(expected, found), f"seed {seed}"
 
 
@@ -136,4 +138,41 @@ def test_between_steps_the_accelerator_holds_no_state(mode: Mode) -> None:
         states = [one for state in training.optimizer.state.values() for one in state.values() if one.dim()]
         assert {one.device.type for one in states} == {"deferred"}
         del training, states
+        assert accelerator.violations == []
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "state": {},
+    "gradients": {"gradients": True},
+    "all": {"parameters": "all"},
+    "deferred": {"optimizer_step": "deferred"},
+    "deferred, gradients": {"optimizer_step": "deferred", "gradients": True},
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("way", WAYS)
+def test_a_thousand_steps_hold_what_ten_do(way: str) -> None:
+    """Bytes of the accelerator, to the byte, behind each hundred steps and at most within them."""
+    with DeferredAccelerator(Mode.EARLY, capacity="8MiB") as accelerator:
+        training = begin(ADAMW, "deferred")
+        options: Any = {"device": accelerator, "min_bytes": 0, "limits": NARROW, "optimizer": training.optimizer}
+        if way == "all":
+            options["model"] = training.model
+        session = vdnn.offload("keep", **options, **WAYS[way])
+        with contextlib.closing(session), session:
+            found = []
+            for step in range(1010):
+                if step % 100 == 10:
+                    accelerator.synchronize()
+                    gc.collect()
+                    (transport,) = session._engine.transports.opened()
+                    memory, host = accelerator.memory, transport.pool.stats
+                    found.append((memory.allocated_bytes, memory.peak_bytes, host.pinned_bytes, host.live_bytes))
+                    accelerator.reset_peak()
+                one_step(training)
+                training.found.clear()
+            assert found[2:] == found[1:-1], found
+            assert found[0][0] == found[1][0]
+        del training, options, session
         assert accelerator.violations == []

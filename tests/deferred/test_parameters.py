@@ -16,7 +16,7 @@ from torch import nn
 
 import vdnn
 from tests.deferred.test_optimizer_state import on_cpu
-from tests.deferred.test_vdnn_on_it import seeds_of
+from tests.deferred.test_vdnn_on_it import few_seeds_of
 from tests.runtime.training_state import loops
 from tests.runtime.training_state.conftest import NARROW
 from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, same
@@ -53,7 +53,7 @@ def trained(
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_training_has_the_bits_of_one_without_a_session(loop: str, optimizer: str, tied: bool, mode: Mode) -> None:
     expected = trained(mode, 0, optimizer, loop, is_managed=False, tied=tied)
-    for seed in list(seeds_of(mode))[:3]:
+    for seed in few_seeds_of(mode, 3):
         assert same(expected, trained(mode, seed, optimizer, loop, is_managed=True, tied=tied)), f"seed {seed}"
 
 

@@ -41,6 +41,11 @@ def seeds_of(mode: Mode) -> Sequence[int]:
     return SEEDS if mode is Mode.RANDOM else SEEDS[:1]  # the other modes draw nothing
 
 
+def few_seeds_of(mode: Mode, of_fifty: int) -> Sequence[int]:
+    """A share of the seeds, for tests that run in many forms."""
+    return seeds_of(mode)[: max(1, of_fifty * len(SEEDS) // 50)]
+
+
 def open_session(accelerator: DeferredAccelerator, policy: Any = "vdnn-all", **options: Any) -> Session:
     sizes = {"min_bytes": 0, "offload_window": "2KiB", "reload_window": "6KiB", **options}
     decided = {"plan" if isinstance(policy, vdnn.Plan) else "policy": policy}

@@ -24,6 +24,8 @@ using vdnn::stress::Scenario;
 constexpr Scenario scenarios[] = {
     {"training", "offload forward, reload backward, on every device", vdnn::stress::train_on_every_device},
     {"several_threads", "one device, pool and queue under four trainers", vdnn::stress::train_with_several_threads},
+    {"training_state", "states, gradients and parameters on the host, stepped in slices",
+     vdnn::stress::train_with_state_away},
     {"abandonment", "handles, queues, pools and devices dropped at any moment", vdnn::stress::abandon_everything},
     {"pool", "blocks leased and dropped by many threads under a cap", vdnn::stress::lease_from_many_threads},
     {"pool_under_users", "a pool that is closed, or whose device is, under its users",

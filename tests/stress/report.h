@@ -52,5 +52,6 @@ void close_pools_under_users(Run& run);
 void share_events(Run& run);
 void train_with_faults(Run& run);
 void plan_beside_training(Run& run);
+void train_with_state_away(Run& run);
 
 }  // namespace vdnn::stress

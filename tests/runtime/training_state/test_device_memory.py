@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -48,6 +50,19 @@ def test_between_steps_the_device_holds_the_parameters_and_no_large_state(is_man
         *_, between = train(machine, None, is_managed=is_managed)
     resident = WEIGHTS_BYTES + SMALL_STATE_BYTES + INPUT_BYTES
     assert between == resident + (0 if is_managed else STATE_BYTES)
+
+
+@pytest.mark.parametrize("step", ["immediate", "deferred"])
+def test_host_memory_is_pinned_once_for_each_byte(step: Any) -> None:
+    with VirtualMachine("rtx-4090") as machine:
+        model = layers()
+        optimizer = torch.optim.AdamW(model.parameters())
+        with vdnn.offload("keep", device=machine, optimizer=optimizer, optimizer_step=step) as session:
+            for _ in range(3):
+                model(torch.randn(16, WIDTH)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            assert STATE_BYTES <= session.host_bytes <= 1.05 * STATE_BYTES
 
 
 def test_a_budget_that_the_state_exceeds_is_met_without_it() -> None:

@@ -75,9 +75,7 @@ def require_gradients_can_leave(gradients: object, states: Sequence[OptimizerSta
         raise ValueError("gradients: a step on the CPU takes them to the host by itself. Leave out one of the two.")
 
 
-def defers_steps(
-    optimizer_step: object, states: Sequence[OptimizerState], *, on_cpu: bool, gradients: bool, parameters: object
-) -> bool:
+def defers_steps(optimizer_step: object, states: Sequence[OptimizerState], *, on_cpu: bool, parameters: object) -> bool:
     """Reads `optimizer_step`. Raises ValueError if it is wrong, or contradicts other arguments."""
     if optimizer_step not in ("immediate", "deferred"):
         raise ValueError(f"optimizer_step: expected 'immediate' or 'deferred', got {optimizer_step!r}.")
@@ -85,12 +83,12 @@ def defers_steps(
         return False
     if not states:
         raise ValueError("optimizer_step: whose steps are deferred? Give optimizer= as well.")
-    others = {"optimizer_on='cpu'": on_cpu, "gradients=True": gradients, "parameters='all'": parameters == "all"}
+    others = {"optimizer_on='cpu'": on_cpu, "parameters='all'": parameters == "all"}
     for name, is_given in others.items():
         if is_given:
             raise ValueError(
-                f"optimizer_step: a deferred step needs parameters and gradients on the device, and {name} takes them "
-                "to the host. Leave out one of the two."
+                f"optimizer_step: a deferred step needs parameters on the device, and {name} takes them to the host. "
+                "Leave out one of the two."
             )
     return True
 

@@ -176,7 +176,7 @@ def offload(
     states = states_of(model, optimizer, has_parameters=managed is not None)
     on_cpu = steps_on_cpu(optimizer_on, device, states)
     require_gradients_can_leave(gradients, states, on_cpu=on_cpu)
-    defers = defers_steps(optimizer_step, states, on_cpu=on_cpu, gradients=gradients, parameters=parameters)
+    defers = defers_steps(optimizer_step, states, on_cpu=on_cpu, parameters=parameters)
     engine = EngineOptions(online, device, least, options, steps, integrity, limit, recheck, managed is not None)
     gradients = gradients or (parameters == "all" and not on_cpu)
     make = functools.partial(

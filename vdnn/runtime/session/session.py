@@ -143,12 +143,12 @@ class Session(contextlib.ContextDecorator):
                 state.managed_by(self, engine.transport_for, self._options.min_bytes, on_cpu=self._steps_on_cpu)
                 managed.callback(state.left)
                 engine.optimizer_states.add(state)
-                if self._defers_steps:
-                    state.defer_steps()
                 if self._has_gradients:
                     min_bytes = self._options.min_bytes
                     state.gradients.enter(state.optimizer, engine.transport_for, min_bytes, GradientPasses())
                     managed.callback(state.gradients.leave)
+                if self._defers_steps:
+                    state.defer_steps()
             if self._parameters is not None and engine.parameter_saves is not None:
                 trained = [one for state in self._optimizer_states for one in parameters_of(state.optimizer)]
                 self._parameters.enter(engine.transport_for, engine.parameter_saves, self._options.min_bytes, trained)

@@ -8,10 +8,9 @@ first (gradient_reads). Nobody reads released memory: there is no tensor that ha
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -27,6 +26,7 @@ from vdnn.runtime.torch_internals.gradient_reads import (
     watch_gradient,
 )
 from vdnn.runtime.torch_internals.local_shards import is_sharded
+from vdnn.runtime.training_state.gradient_copies import Change, GradientCopies, GradientOnHost
 from vdnn.runtime.training_state.gradient_holders import is_held_elsewhere
 from vdnn.runtime.training_state.homes import device_of
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
@@ -36,7 +36,12 @@ from vdnn.runtime.training_state.parameters.away_parameter import away_of
 from vdnn.runtime.training_state.reduced_gradients import ReducedGradients
 from vdnn.runtime.training_state.state_copies import Moving, StateCopies
 
-Change = Callable[[list[torch.Tensor]], object]  # made to gradients in place
+
+class Waiting(Protocol):
+    """A step that waits has taken gradients over."""
+
+    def before_read(self, parameter: torch.Tensor) -> None: ...
+    def before_write(self, parameter: torch.Tensor) -> None: ...
 
 
 class AwayGradients:
@@ -45,18 +50,17 @@ class AwayGradients:
     def __init__(self) -> None:
         self._hosts: dict[int, HostTensor] = {}  # by id of the parameter
         self._changes: dict[int, tuple[Change, ...]] = {}  # that are noted, by id of the parameter
-        self._copies: dict[torch.device, StateCopies] = {}
+        self.copies = GradientCopies()
         self._undo: list[Callable[[], object]] = []
         self._min_bytes = 0
         self._entries = 0
         self.host_bytes = 0
         self.most_bytes = 0  # on the host at one time
-        self.to_host_bytes = 0
-        self.to_device_bytes = 0
         self.stayed_bytes = 0  # because memory of the host or a copy was refused
         self._parameters: list[torch.Tensor] = []
         self._in_parts: set[int] = set()  # ids of parameters with a sum here, and parts of another one in their field
         self._reduced = ReducedGradients(self._parameters, self.bring_back, self.take_away)
+        self.waiting: Waiting | None = None  # if steps of the optimizer are deferred
         self._read: deque[tuple[torch.Tensor, int]] = deque()  # with gradients that the program made return, and bytes
 
     # Sessions.
@@ -86,11 +90,8 @@ class AwayGradients:
             raise
 
     def _watch(self, parameter: torch.Tensor, transport_for: Callable[[torch.device], Transport | None]) -> None:
-        if parameter.device not in self._copies:
-            transport = transport_for(parameter.device)
-            if transport is None:
-                return
-            self._copies[parameter.device] = StateCopies(transport)
+        if not self.copies.open(parameter.device, transport_for):
+            return
         self._parameters.append(parameter)
         handle: Any = parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
         hooks: Any = parameter._post_accumulate_grad_hooks
@@ -118,22 +119,16 @@ class AwayGradients:
         self.bring_back()
         for undo in self._undo:
             undo()
-        self._undo, self._parameters, self._copies = [], [], {}
+        self._undo, self._parameters = [], []
+        self.copies.close()
 
     def bring_back(self) -> None:
         """Returns all gradients to the device."""
         self._read.clear()
         self._in_parts.clear()
         for parameter in self._parameters:
-            self._bring_back(parameter)
-        self.finish()
-
-    def finish(self) -> None:
-        """Blocks until everything that leaves is on the host."""
-        for copies in self._copies.values():
-            copies.finish()
-            self.to_host_bytes, copies.to_host_bytes = self.to_host_bytes + copies.to_host_bytes, 0
-            self.to_device_bytes, copies.to_device_bytes = self.to_device_bytes + copies.to_device_bytes, 0
+            self.bring_back_one(parameter)
+        self.copies.finish()
 
     # Reads and writes.
 
@@ -142,18 +137,20 @@ class AwayGradients:
 
         Those that were read before leave again as the window needs it, unless the program holds them: a loop over
         all gradients does not bring all of them back at one time."""
+        if self.waiting is not None:
+            self.waiting.before_read(parameter)
         if not self.has(parameter):
             return
         nbytes = self.bytes_of(parameter)
-        self._bring_back(parameter)
+        self.bring_back_one(parameter)
         if in_backward():  # autograd may be about to add to any of them
             return
         self._read = deque(read for read in self._read if read[0] is not parameter)
         self._read.append((parameter, nbytes))
-        while len(self._read) > 1 and sum(one for _, one in self._read) > self.slice_bytes(device_of(parameter)):
+        while len(self._read) > 1 and sum(one for _, one in self._read) > self.copies.slice_bytes(device_of(parameter)):
             self.take_away([self._read.popleft()[0]])
 
-    def _bring_back(self, parameter: torch.Tensor) -> None:
+    def bring_back_one(self, parameter: torch.Tensor) -> None:
         if not self.has(parameter):
             return
         gradient = self._fetched(parameter)
@@ -162,6 +159,8 @@ class AwayGradients:
             self._forget(parameter)
 
     def write(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        if self.waiting is not None:
+            self.waiting.before_write(parameter)
         device = device_of(parameter)
         if gradient is not None and gradient.device == parameter.device != device:
             gradient = gradient.to(device)  # made like the parameter, which is on the host
@@ -187,24 +186,13 @@ class AwayGradients:
         host = self._hosts.get(id(parameter))
         return 0 if host is None else host.nbytes
 
-    def slice_bytes(self, device: torch.device) -> int:
-        """The most that comes to the device together: two slices are there at one time."""
-        return max(1, self._copies[device].window_bytes // 2)
-
     def fetch(self, parameters: list[torch.Tensor]) -> Moving:
         """Issues copies to the device, for parameters of one device. They may be used after `arrive`."""
-        copies, hosts = self._copies[device_of(parameters[0])], [self._hosts[id(one)] for one in parameters]
-        copies.order_behind_uses(hosts)
-        return copies.fetch(hosts)
+        return self.copies.fetch(device_of(parameters[0]), [self._hosts[id(one)] for one in parameters])
 
     def arrive(self, parameters: list[torch.Tensor], moving: Moving) -> None:
         """Makes the device wait for the copies, and makes the changes that are noted."""
-        self._copies[device_of(parameters[0])].arrive(moving)
-        pairs = list(zip(parameters, moving.tensors, strict=True))
-        for changes, alike in itertools.groupby(pairs, lambda pair: self._changes.get(id(pair[0]), ())):
-            gradients = [gradient for _, gradient in alike]
-            for change in changes:
-                change(gradients)
+        self.copies.arrive(moving, [self._changes.get(id(one), ()) for one in parameters])
 
     def put_back(self, parameters: list[torch.Tensor], moving: Moving) -> None:
         """Gives the parameters the gradients that were fetched for them."""
@@ -216,17 +204,27 @@ class AwayGradients:
                     self._forget(parameter)
             moving.tensors.clear()
 
-    def drop(self, moving: Moving) -> None:
-        """Releases copies that were used. The gradients stay here."""
-        self._copies[moving.tensors[0].device].drop(moving, "gradients that are clipped")
-
     def abandon(self, moving: Moving) -> None:
         """Releases copies that were not used."""
-        self._copies[moving.tensors[0].device].abandon(moving)
+        self.copies.abandon(moving)
 
     def note(self, parameter: torch.Tensor, change: Change) -> None:
         """`change` is made to the gradient when it is next on the device."""
         self._changes[id(parameter)] = (*self._changes.get(id(parameter), ()), change)
+
+    # For a step that waits.
+
+    def hand_over(self, parameter: torch.Tensor) -> GradientOnHost | None:
+        """Gives up the gradient of `parameter`. Its bytes count until `release`."""
+        host = self._hosts.pop(id(parameter), None)
+        return None if host is None else GradientOnHost(host, self._changes.pop(id(parameter), ()))
+
+    def take_over(self, parameter: torch.Tensor, gradient: GradientOnHost) -> None:
+        """The gradient was not used, and is that of `parameter` again, which has no other."""
+        self._hosts[id(parameter)], self._changes[id(parameter)] = gradient
+
+    def release(self, gradient: GradientOnHost) -> None:
+        self._count(gradient.host, -gradient.host.nbytes)
 
     # Backward and step.
 
@@ -272,7 +270,7 @@ class AwayGradients:
         """Sends the gradients of `parameters` to the host, but for those that somebody else holds."""
         for parameter in parameters:
             device = device_of(parameter)
-            copies = self._copies.get(device)
+            copies = self.copies.of(device)
             if copies is None or holder_of(parameter) is not self or id(parameter) in self._hosts:
                 continue
             if not may_leave(parameter, device, self._min_bytes) or is_held_elsewhere(parameter, self._parameters):
@@ -309,11 +307,12 @@ class AwayGradients:
         self.most_bytes = max(self.most_bytes, self.host_bytes)
 
     def lines(self, name: str) -> list[str]:
-        if not self.to_host_bytes and not self.stayed_bytes:
+        copies = self.copies
+        if not copies.to_host_bytes and not self.stayed_bytes:
             return []
         line = (
             f"  gradients of {name}: at most {format_bytes(self.most_bytes)} on the host; "
-            f"{format_bytes(self.to_host_bytes)} left the device and {format_bytes(self.to_device_bytes)} returned"
+            f"{format_bytes(copies.to_host_bytes)} left the device and {format_bytes(copies.to_device_bytes)} returned"
         )
         stayed = f"; {format_bytes(self.stayed_bytes)} stayed, because memory of the host or a copy was refused"
         return [line + stayed if self.stayed_bytes else line]

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
 from vdnn.errors import VdnnError
-from vdnn.runtime.training_state.away_gradients import AwayGradients, gradient_anywhere
+from vdnn.runtime.training_state.away_gradients import gradient_anywhere
 from vdnn.runtime.training_state.host_tensor import HostTensor
 from vdnn.runtime.training_state.parameters.stepped_parameters import SteppedParameters
 from vdnn.runtime.training_state.sliced_step import SlicedStep
@@ -22,6 +23,16 @@ from vdnn.runtime.training_state.state_tensors import Place, places_in
 CopiesFor = Callable[[torch.device | None], StateCopies | None]
 # Sends the state of parameters to the host. The host tensors of what was fetched are by id of the tensor on the device.
 Leave = Callable[[list[torch.Tensor], StateCopies, dict[int, HostTensor]], None]
+
+
+class Gradients(Protocol):
+    """Gradients of a step that are on the host."""
+
+    def has(self, parameter: torch.Tensor) -> bool: ...
+    def fetch(self, parameters: list[torch.Tensor]) -> Moving: ...
+    def put_back(self, parameters: list[torch.Tensor], moving: Moving) -> None: ...
+    def abandon(self, moving: Moving) -> None: ...
+    def take_away(self, parameters: Iterable[torch.Tensor]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -44,7 +55,7 @@ class DeviceSteps:
         optimizer: torch.optim.Optimizer,
         copies_for: CopiesFor,
         hosts: dict[int, HostTensor],
-        gradients: AwayGradients,
+        gradients: Gradients,
         leave: Leave,
     ) -> None:
         self._optimizer = optimizer

@@ -89,7 +89,7 @@ def _parts(parameters: Iterable[tuple[int, torch.Tensor]]) -> Iterator[_Part]:
         if holder is None:
             continue
         where = device_of(parameter)
-        nbytes, limit_bytes = holder.bytes_of(parameter), holder.slice_bytes(where)
+        nbytes, limit_bytes = holder.bytes_of(parameter), holder.copies.slice_bytes(where)
         if part is None or part.holder is not holder or device != where or part.nbytes + nbytes > limit_bytes:
             if part is not None:
                 yield part
@@ -118,7 +118,7 @@ def _copies_on_device(parameters: Iterable[tuple[int, torch.Tensor]]) -> Iterato
             part.holder.arrive(part.parameters, moving)
             yield part.positions, moving.tensors  # empty once they are dropped
             ahead.popleft()
-            part.holder.drop(moving)
+            part.holder.copies.drop(moving)
     finally:
         with contextlib.suppress(VdnnError):  # the device is lost, which the first error says
             for holder, moving in ahead:

@@ -24,7 +24,7 @@ from vdnn.runtime.training_state.away_gradients import AwayGradients, gradient_a
 from vdnn.runtime.training_state.copied_optimizer import copied_to_device, copy_of
 from vdnn.runtime.training_state.cpu_steps import CpuSteps
 from vdnn.runtime.training_state.deferred.deferral import Deferral
-from vdnn.runtime.training_state.device_steps import DeviceSteps
+from vdnn.runtime.training_state.device_steps import DeviceSteps, Gradients
 from vdnn.runtime.training_state.homes import device_of, is_managed
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
@@ -257,6 +257,8 @@ class OptimizerState:
         deferred = {} if deferral is None else deferral.choose()
         slices = self._slices(optimizer, deferred)
         self.moved.stayed_bytes = 0
+        # The host memory of the gradient that backward made last is then free for it once its slice has used it.
+        self.gradients.copies.release_what_left(only_if_over=False)
         with interrupts_wait():
             self._step_slices(optimizer, sliced, slices, cpu)
             if deferral is not None:
@@ -267,7 +269,7 @@ class OptimizerState:
 
     def _step_slices(self, optimizer: Optimizer, sliced: SlicedStep, slices: list[Slice], cpu: CpuSteps | None) -> None:
         stepped = 0
-        device = self.device_steps()
+        device = self.device_steps(self.gradients)
         try:
             parts = (cpu or device).steps(sliced, slices)
             for part in parts:
@@ -285,9 +287,9 @@ class OptimizerState:
         finally:
             self._forget_unused(optimizer)
 
-    def device_steps(self) -> DeviceSteps:
+    def device_steps(self, gradients: Gradients) -> DeviceSteps:
         leave = functools.partial(self._leave, self.optimizer)
-        return DeviceSteps(self.optimizer, self._copies_for, self._hosts, self.gradients, leave)
+        return DeviceSteps(self.optimizer, self._copies_for, self._hosts, gradients, leave)
 
     def _leave(
         self, optimizer: Optimizer, parameters: list[torch.Tensor], copies: StateCopies, fetched: dict[int, HostTensor]
@@ -322,6 +324,7 @@ class OptimizerState:
     # Deferred steps.
 
     def release_what_left(self, *, only_if_over: bool) -> None:
+        self.gradients.copies.release_what_left(only_if_over=only_if_over)
         for copies in self._copies.values():
             copies.release_what_left(only_if_over=only_if_over)
 
@@ -331,7 +334,7 @@ class OptimizerState:
         self._forget_unused(self.optimizer)
 
     def _finish(self) -> None:
-        self.gradients.finish()
+        self.gradients.copies.finish()
         for copies in self._copies.values():
             self.moved.finish(copies)
 

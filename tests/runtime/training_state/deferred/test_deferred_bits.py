@@ -35,32 +35,42 @@ def cells() -> list[Any]:
     return found
 
 
+with_gradients = pytest.mark.parametrize("gradients", [False, True], ids=["", "gradients"])
+
+
+@with_gradients
 @pytest.mark.parametrize(("optimizer", "loop"), cells())
 def test_a_training_has_the_bits_of_plain_pytorch(
-    optimizer: str, loop: str, manage: Manage, poisoned: list[int]
+    optimizer: str, loop: str, gradients: bool, manage: Manage, poisoned: list[int]
 ) -> None:
     make, train_in = OPTIMIZERS[optimizer], LOOPS[loop]
-    deferred = []
+    deferred, left_bytes = [], []
 
     @contextlib.contextmanager
     def inside(managed: Any) -> Iterator[None]:
-        with manage(managed, optimizer_step="deferred"):
+        with manage(managed, optimizer_step="deferred", gradients=gradients):
             yield
-        deferred.append(state_of(managed).moved.deferred)
+        state = state_of(managed)
+        deferred.append(state.moved.deferred)
+        left_bytes.append(state.gradients.copies.to_host_bytes)
+        assert state.gradients.host_bytes == 0
 
     assert same(train(make, train_in), train(make, train_in, inside))
     waits = optimizer != "third-party" and loop != "by_closures"  # these step at once
     assert (deferred[0] >= 100) if waits and optimizer != "muon" else (deferred[0] > 0) == waits
+    assert (left_bytes[0] > 0) == gradients
 
 
+@with_gradients
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw-fused", "adafactor", "muon"])
-def test_tied_weights_have_the_bits_of_plain_pytorch(optimizer: str, manage: Manage) -> None:
-    make, inside = OPTIMIZERS[optimizer], partial(manage, optimizer_step="deferred")
+def test_tied_weights_have_the_bits_of_plain_pytorch(optimizer: str, gradients: bool, manage: Manage) -> None:
+    make, inside = OPTIMIZERS[optimizer], partial(manage, optimizer_step="deferred", gradients=gradients)
     assert same(train(make, LOOPS["plain"], tied=True), train(make, LOOPS["plain"], inside, tied=True))
 
 
+@with_gradients
 @pytest.mark.parametrize("optimizer", ["adamw-foreach", "adamw-fused"])
-def test_no_order_of_copies_changes_a_bit(optimizer: str) -> None:
+def test_no_order_of_copies_changes_a_bit(optimizer: str, gradients: bool) -> None:
     make = OPTIMIZERS[optimizer]
     expected = train(make, LOOPS["accumulation"], tied=True)
     for seed in range(8):
@@ -68,7 +78,8 @@ def test_no_order_of_copies_changes_a_bit(optimizer: str) -> None:
 
         @contextlib.contextmanager
         def inside(managed: Any, checker: _C.Device = checker) -> Iterator[None]:
-            with contextlib.closing(open_session(checker, managed, optimizer_step="deferred")) as session, session:
+            options = {"optimizer_step": "deferred", "gradients": gradients}
+            with contextlib.closing(open_session(checker, managed, **options)) as session, session:
                 yield
 
         assert same(expected, train(make, LOOPS["accumulation"], inside, tied=True)), f"seed {seed}"
@@ -78,14 +89,17 @@ def test_no_order_of_copies_changes_a_bit(optimizer: str) -> None:
 
 def programs() -> list[Any]:
     found = []
-    for model, program, frozen in itertools.product(MODELS, PROGRAMS, (False, True)):
+    for model, program, frozen, gradients in itertools.product(MODELS, PROGRAMS, (False, True), (False, True)):
         is_often = model == "low-rank" if frozen else program == "saved" or (model, program) == ("tied", "evaluated")
-        found.append(pytest.param(model, program, frozen, marks=() if is_often else pytest.mark.full))
+        marks = () if is_often and gradients == frozen else pytest.mark.full
+        found.append(pytest.param(model, program, frozen, gradients, marks=marks))
     return found
 
 
-@pytest.mark.parametrize(("model", "program", "frozen"), programs())
-def test_a_program_has_the_bits_of_plain_pytorch(model: str, program: str, frozen: bool, manage: Manage) -> None:
+@pytest.mark.parametrize(("model", "program", "frozen", "gradients"), programs())
+def test_a_program_has_the_bits_of_plain_pytorch(
+    model: str, program: str, frozen: bool, gradients: bool, manage: Manage
+) -> None:
     """LoRA, weights that are used twice, outside of their module, in checkpoints and in recurrent layers; evaluation,
     saving, copies and loads in between."""
 
@@ -96,7 +110,9 @@ def test_a_program_has_the_bits_of_plain_pytorch(model: str, program: str, froze
         options: dict[str, Any] = {"model": module, "parameters": "frozen"} if frozen else {}
 
         def inside(managed: Any) -> contextlib.AbstractContextManager[Any]:
-            return manage(managed, optimizer_step="deferred", **options) if is_managed else contextlib.nullcontext()
+            if not is_managed:
+                return contextlib.nullcontext()
+            return manage(managed, optimizer_step="deferred", gradients=gradients, **options)
 
         return run_program(module, program, inside, steps=10, takes_optimizer=True)
 

@@ -29,10 +29,10 @@ OUT_OF_MEMORY, INVALID_VALUE = 2, 1
 
 
 @contextlib.contextmanager
-def on_the_fake_driver(driver: FakeDriver, training: Training) -> Iterator[Session]:
+def on_the_fake_driver(driver: FakeDriver, training: Training, *, gradients: bool = False) -> Iterator[Session]:
     device = open_fake_device(driver)
     try:
-        session = open_session(device, training.optimizer, optimizer_step="deferred")
+        session = open_session(device, training.optimizer, optimizer_step="deferred", gradients=gradients)
         with contextlib.closing(session), session:
             yield session
     finally:
@@ -57,7 +57,12 @@ def evaluated(steps: int) -> list[Any]:
     return outcome(training)
 
 
-def test_each_call_of_a_deferred_step_refused_in_turn_changes_no_bit(fake_driver: FakeDriver) -> None:
+with_gradients = pytest.mark.parametrize("gradients", [False, True], ids=["", "gradients"])
+EVERY_THIRD = [1, pytest.param(2, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.full)]
+
+
+@pytest.mark.parametrize("first", EVERY_THIRD)
+def test_each_call_of_a_deferred_step_refused_in_turn_changes_no_bit(first: int, fake_driver: FakeDriver) -> None:
     training = begin(ADAMW)
     with on_the_fake_driver(fake_driver, training):
         one_step(training)
@@ -68,7 +73,7 @@ def test_each_call_of_a_deferred_step_refused_in_turn_changes_no_bit(fake_driver
         calls = fake_driver.calls()[before:]
     assert sum("Memcpy" in call for call in calls) == 40  # 10 parameters, 2 tensors each, both ways
     wanted = evaluated(3)
-    for nth in range(1, len(calls) + 1, 3):
+    for nth in range(first, len(calls) + 1, 3):
         training = begin(ADAMW)
         with on_the_fake_driver(fake_driver, training):
             one_step(training)
@@ -83,15 +88,51 @@ def test_each_call_of_a_deferred_step_refused_in_turn_changes_no_bit(fake_driver
         assert same(outcome(training), wanted), (nth, calls[nth - 1])
 
 
-def test_host_memory_that_is_refused_leaves_its_state_on_the_device(fake_driver: FakeDriver) -> None:
+@pytest.mark.full
+@with_gradients
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_each_call_of_a_training_refused_in_turn_changes_no_bit(
+    first: int, gradients: bool, fake_driver: FakeDriver
+) -> None:
+    """All calls of the second round: forward with the deferred step, backward, and the call of the step."""
     training = begin(ADAMW)
-    with on_the_fake_driver(fake_driver, training):
-        fake_driver.fail_call("cuMemHostRegister", 1, OUT_OF_MEMORY)
+    with on_the_fake_driver(fake_driver, training, gradients=gradients):
         one_step(training)
+        before = fake_driver.call_count
         one_step(training)
-        assert fake_driver.faults_pending == 0
-        assert same(outcome(training), expected(2))
-        assert on_host(training.optimizer) <= state_bytes(training)
+        calls = fake_driver.calls()[before:]
+    wanted = expected(4)
+    for nth in range(first, len(calls) + 1, 3):
+        training = begin(ADAMW)
+        with on_the_fake_driver(fake_driver, training, gradients=gradients):
+            one_step(training)
+            fake_driver.fail_nth(nth, INVALID_VALUE)
+            one_step(training)
+            assert fake_driver.faults_pending == 0, (nth, calls[nth - 1])
+            for _ in range(2):
+                one_step(training)
+        assert same(outcome(training), wanted), (nth, calls[nth - 1])
+
+
+@with_gradients
+def test_each_host_allocation_refused_in_turn_leaves_its_state_on_the_device(
+    gradients: bool, fake_driver: FakeDriver
+) -> None:
+    wanted, refused = expected(2), 0
+    for nth in range(1, 100):
+        training = begin(ADAMW)
+        with on_the_fake_driver(fake_driver, training, gradients=gradients):
+            fake_driver.fail_call("cuMemHostRegister", nth, OUT_OF_MEMORY)
+            one_step(training)
+            one_step(training)
+            pending = fake_driver.faults_pending
+            assert same(outcome(training), wanted), nth
+            assert on_host(training.optimizer) <= state_bytes(training)
+        fake_driver.reset()
+        if pending:
+            break
+        refused += 1
+    assert refused >= 1
 
 
 def test_an_exception_in_the_forward_leaves_the_rest_to_wait(manage: Manage) -> None:
@@ -114,8 +155,11 @@ def test_an_exception_in_the_forward_leaves_the_rest_to_wait(manage: Manage) -> 
     assert same(outcome(training), expected(3))
 
 
+@with_gradients
 @pytest.mark.parametrize("where", ["forward", "exit"])
-def test_a_slice_that_fails_names_what_to_load(where: str, manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_that_fails_names_what_to_load(
+    where: str, gradients: bool, manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     training = begin(ADAMW)
     own_step = SlicedStep.step
     model: Any = training.model
@@ -125,7 +169,7 @@ def test_a_slice_that_fails_names_what_to_load(where: str, manage: Manage, monke
             raise ArithmeticError("no")
         own_step(sliced, part)
 
-    session = manage(training.optimizer, optimizer_step="deferred")
+    session = manage(training.optimizer, optimizer_step="deferred", gradients=gradients)
     said = r"the step of AdamW stopped after \d of 10 parameters: no. Model and optimizer are between two steps"
     with contextlib.ExitStack() as stack:
         if where == "exit":
@@ -143,6 +187,43 @@ def test_a_slice_that_fails_names_what_to_load(where: str, manage: Manage, monke
                 one_step(training)  # it goes on, as after a step that failed in plain PyTorch
     assert waiting(training) == 0
     assert "state" not in vars(torch.optim.Optimizer)
+
+
+def test_gradients_are_the_programs_again_after_a_slice_that_failed(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that clipping had noted a change of, too, and in a sum with those of a backward after the step."""
+
+    def gradients_of(training: Training) -> list[torch.Tensor]:
+        return [one.grad.clone() for one in training.model.parameters() if one.grad is not None]
+
+    def run(inside: Any, *, fails: bool) -> list[torch.Tensor]:
+        training = begin(ADAMW)
+        model: Any = training.model
+        with inside(training.optimizer):
+            one_step(training)
+            evaluate(training)
+            training.loss().backward()
+            torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.01)
+            late = model.head.bias.sum()
+            training.optimizer.step()
+            late.backward()
+            if not fails:
+                return gradients_of(training)
+
+            def failing(sliced: SlicedStep, part: Slice) -> None:
+                raise ArithmeticError("no")
+
+            with monkeypatch.context() as patched:
+                patched.setattr(SlicedStep, "step", failing)
+                with pytest.raises(VdnnError, match="stopped after 0 of 10 parameters"):
+                    training.loss()
+            return gradients_of(training)
+
+    plain = run(lambda _: contextlib.nullcontext(), fails=False)
+    for gradients in (False, True):
+        options = {"optimizer_step": "deferred", "gradients": gradients}
+        assert same(plain, run(lambda optimizer, given=options: manage(optimizer, **given), fails=True))
 
 
 def test_a_slice_without_room_waits_on(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +296,6 @@ def test_wrong_arguments_are_refused() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"optimizer_step": "later"}, "optimizer_step: expected 'immediate' or 'deferred', got 'later'"),
         ({"optimizer_step": "deferred", "optimizer": None}, "optimizer_step: whose steps are deferred"),
-        ({"optimizer_step": "deferred", "gradients": True}, "and gradients=True takes them to the host"),
         ({"optimizer_step": "deferred", "optimizer_on": "cpu"}, "and optimizer_on='cpu' takes them to the host"),
     ]
     for options, said in cases:

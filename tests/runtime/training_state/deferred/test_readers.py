@@ -146,14 +146,18 @@ def stepped(training: Training, *, zeroes: bool = False) -> None:
         training.optimizer.zero_grad()
 
 
+with_gradients = pytest.mark.parametrize("gradients", [False, True], ids=["", "gradients"])
+
+
+@with_gradients
 @pytest.mark.parametrize("read", READS)
-def test_a_read_finds_what_is_stepped(read: str, manage: Manage) -> None:
+def test_a_read_finds_what_is_stepped(read: str, gradients: bool, manage: Manage) -> None:
     plain = begin(ADAMW)
     stepped(plain, zeroes=True)
     stepped(plain)
     expected = READS[read](plain)
     training = begin(ADAMW)
-    with manage(training.optimizer, optimizer_step="deferred"):
+    with manage(training.optimizer, optimizer_step="deferred", gradients=gradients):
         stepped(training, zeroes=True)
         stepped(training)
         assert type(weight(training)) is GuardedParameter
@@ -161,8 +165,9 @@ def test_a_read_finds_what_is_stepped(read: str, manage: Manage) -> None:
         assert same(expected, found)
 
 
+@with_gradients
 @pytest.mark.parametrize("write", WRITES)
-def test_a_write_comes_behind_the_step(write: str, manage: Manage) -> None:
+def test_a_write_comes_behind_the_step(write: str, gradients: bool, manage: Manage) -> None:
     def run(inside: Any) -> list[Any]:
         training = begin(ADAMW)
         with inside(training.optimizer):
@@ -176,7 +181,8 @@ def test_a_write_comes_behind_the_step(write: str, manage: Manage) -> None:
             return [*training.found, *outcome, gradients, copy.deepcopy(training.optimizer.state_dict())]
 
     expected = run(lambda _: contextlib.nullcontext())
-    assert same(expected, run(lambda optimizer: manage(optimizer, optimizer_step="deferred")))
+    options = {"optimizer_step": "deferred", "gradients": gradients}
+    assert same(expected, run(lambda optimizer: manage(optimizer, **options)))
 
 
 def test_facts_of_a_parameter_do_not_end_its_wait(manage: Manage) -> None:
@@ -228,7 +234,8 @@ def test_a_graph_from_before_the_step_raises_as_in_plain_pytorch(manage: Manage)
             later.backward()
 
 
-def test_a_backward_of_before_adds_to_gradients_that_were_kept(manage: Manage) -> None:
+@with_gradients
+def test_a_backward_of_before_adds_to_gradients_that_were_kept(gradients: bool, manage: Manage) -> None:
     """Biases are not saved for backward, so a graph of before the step is good for them."""
 
     def run(inside: Any) -> list[Any]:
@@ -246,7 +253,8 @@ def test_a_backward_of_before_adds_to_gradients_that_were_kept(manage: Manage) -
             return [layer.bias.detach().clone(), layer.bias.grad]
 
     expected = run(lambda _: contextlib.nullcontext())
-    assert same(expected, run(lambda optimizer: manage(optimizer, optimizer_step="deferred")))
+    options = {"optimizer_step": "deferred", "gradients": gradients}
+    assert same(expected, run(lambda optimizer: manage(optimizer, **options)))
 
 
 def test_a_state_dict_has_the_order_of_plain_pytorch(manage: Manage) -> None:

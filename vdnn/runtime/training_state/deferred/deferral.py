@@ -21,9 +21,11 @@ from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.gradient_reads import holder_of, native_gradient, set_native_gradient, watch_gradient
 from vdnn.runtime.torch_internals.optimizer_reads import watch_state, watch_zero_grad
 from vdnn.runtime.torch_internals.parameter_guard import guard, guard_no_longer
+from vdnn.runtime.training_state.away_gradients import AwayGradients, gradient_anywhere
 from vdnn.runtime.training_state.deferred.deferred_step import DeferredStep
+from vdnn.runtime.training_state.deferred.taken_gradients import TakenGradients
 from vdnn.runtime.training_state.deferred.use_order import UseOrder
-from vdnn.runtime.training_state.device_steps import DeviceSteps
+from vdnn.runtime.training_state.device_steps import DeviceSteps, Gradients
 from vdnn.runtime.training_state.held import gradient_is_held, memory_is_held, state_is_held, states_are_held
 from vdnn.runtime.training_state.homes import is_managed
 from vdnn.runtime.training_state.host_tensor import HostTensor
@@ -37,10 +39,11 @@ class Copies(Protocol):
     """An optimizer's state, as far as its deferred steps need it."""
 
     moved: MovedBytes
+    gradients: AwayGradients
 
     def bytes_moving(self, parameter: torch.Tensor) -> int: ...
     def slice_bytes(self) -> int: ...
-    def device_steps(self) -> DeviceSteps: ...
+    def device_steps(self, gradients: Gradients) -> DeviceSteps: ...
     def release_what_left(self, *, only_if_over: bool) -> None: ...
     def finish_copies(self) -> None: ...
 
@@ -75,6 +78,8 @@ class Deferral:
     def _enter(self) -> None:
         optimizer = self._optimizer
         _refuse_several_ranks()
+        self._copies.gradients.waiting = self
+        self._undo.append(self._forget_gradients)
         self._undo.append(watch_state(optimizer, self.settle))
         self._undo.append(watch_zero_grad(lambda module: self._drop(module.parameters())))
         self._watch(parameters_of(optimizer))
@@ -89,6 +94,9 @@ class Deferral:
         self._undo.append(lambda: attributes.pop("zero_grad", None))
         self.order.enter()
         self._undo.append(self.order.leave)
+
+    def _forget_gradients(self) -> None:
+        self._copies.gradients.waiting = None
 
     def _watch(self, parameters: Iterable[torch.Tensor]) -> None:
         for parameter in parameters:
@@ -119,7 +127,7 @@ class Deferral:
             parameters: list[torch.Tensor] = group["params"]
             is_mixed = is_one_decision(parameters)
             for parameter in parameters:
-                if native_gradient(parameter) is None:
+                if gradient_anywhere(parameter) is None:
                     continue
                 why = reason or ("its group mixes kinds of parameters or gradients" if is_mixed else None)
                 why = why or self._reason_for(states, parameter)
@@ -137,7 +145,7 @@ class Deferral:
             return "it is not a plain torch.nn.Parameter"
         if is_managed(parameter):
             return "its values are on the host"
-        if holder_of(parameter) not in (None, self):
+        if holder_of(parameter) not in (None, self, self._copies.gradients):
             return "another session has its gradient"
         if gradient_is_held(parameter):
             return "the program holds its gradient"
@@ -159,16 +167,17 @@ class Deferral:
         ]
         pairs.sort(key=lambda pair: self.order.position(pair[1]))
         slices = slices_in_order(pairs, self._copies.bytes_moving, self._copies.slice_bytes())
-        steps = self._copies.device_steps()
-        pending = DeferredStep(self._optimizer, sliced, slices, steps, stepped_before)
+        gradients = TakenGradients(self._copies.gradients, [one for _, one in pairs])
+        steps = self._copies.device_steps(gradients)
+        pending = DeferredStep(self._optimizer, sliced, slices, gradients, steps, stepped_before)
         self._pending, self._is_unsettled = pending, True
         torch.autograd.graph.increment_version(list(chosen.values()))
         for parameter in chosen.values():
             if type(parameter) is torch.nn.Parameter:
                 guard(parameter, self)
             else:  # a fake tensor: its gradient is seen where it was
-                set_native_gradient(parameter, pending.gradient(parameter))
-                pending.drop_gradient(parameter)
+                set_native_gradient(parameter, gradients.peek(parameter))
+                gradients.drop(parameter)
         self._counts.deferred += len(chosen)
         self.order.begin()
 
@@ -210,20 +219,25 @@ class Deferral:
             return
         with self._lock:
             pending = self._pending
-            if pending is not None and not pending.is_done_with(parameter):
+            if pending is not None and not pending.gradients.is_dropped(parameter):
                 self._step_with(parameter)
+
+    def before_write(self, parameter: torch.Tensor) -> None:
+        """`parameter.grad` is written."""
+        with self._lock:
+            if self._pending is not None:
+                self._pending.gradients.drop(parameter)
 
     def write(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
         with self._lock:
-            if self._pending is not None:
-                self._pending.drop_gradient(parameter)
+            self.before_write(parameter)
             with torch._C.DisableTorchFunctionSubclass():
                 set_native_gradient(parameter, gradient)
 
     def peek(self, parameter: torch.Tensor) -> torch.Tensor | None:
         pending = self._pending
         if pending is not None and pending.has(parameter):
-            return pending.gradient(parameter)
+            return pending.gradients.peek(parameter)
         return native_gradient(parameter)
 
     def _drop(self, parameters: Any) -> None:
@@ -234,7 +248,7 @@ class Deferral:
                 return
             for parameter in parameters:
                 if pending.has(parameter):
-                    pending.drop_gradient(parameter)
+                    pending.gradients.drop(parameter)
 
     def _before_module(self, parameters: list[torch.Tensor]) -> None:
         """A module that has `parameters` is about to run; none: a part of it that no hook sees may have any."""

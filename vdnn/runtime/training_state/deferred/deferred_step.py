@@ -7,14 +7,14 @@ is stepped these are in place; afterwards the program's are again.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from vdnn.errors import VdnnError
-from vdnn.runtime.torch_internals.gradient_reads import native_gradient, set_native_gradient
 from vdnn.runtime.torch_internals.surroundings import Surroundings
+from vdnn.runtime.training_state.deferred.taken_gradients import TakenGradients
 from vdnn.runtime.training_state.device_steps import Coming, DeviceSteps
 from vdnn.runtime.training_state.sliced_step import SlicedStep, stopped
 from vdnn.runtime.training_state.slices import Slice
@@ -23,15 +23,16 @@ _AHEAD = 2  # slices that are fetched beside the one that is stepped
 
 
 class DeferredStep:
-    """The step that `sliced` is, of `slices`, in the order of their use. `steps` runs them.
+    """The step that `sliced` is, of `slices`, in the order of their use. `steps` runs them with `gradients`.
 
-    It takes the gradients: nobody else may hold them. `stepped_before` parameters of the step are stepped already."""
+    `stepped_before` parameters of the step are stepped already."""
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         sliced: SlicedStep,
         slices: list[Slice],
+        gradients: TakenGradients,
         steps: DeviceSteps,
         stepped_before: int,
     ) -> None:
@@ -42,15 +43,10 @@ class DeferredStep:
         self._numbers = {id(one): number for number, part in enumerate(slices) for one in part.all_parameters()}
         self._coming: dict[int, Coming] = {}
         self._surroundings = Surroundings({part.device.type for part in slices if part.device is not None})
-        self._gradients: dict[int, torch.Tensor | None] = {}
-        self._dropped: set[int] = set()  # gradients that the program dropped or replaced since
+        self.gradients = gradients
         self._stepped = stepped_before
         self._total = stepped_before + len(self._numbers)
         sliced.keep_values()
-        for parameter in self.parameters():
-            self._gradients[id(parameter)] = native_gradient(parameter)
-        for parameter in self.parameters():
-            set_native_gradient(parameter, None)
 
     # What is not stepped yet.
 
@@ -65,17 +61,6 @@ class DeferredStep:
     def is_over(self) -> bool:
         return not self._slices
 
-    def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        return self._gradients.get(id(parameter))
-
-    def drop_gradient(self, parameter: torch.Tensor) -> None:
-        """The program is done with the gradient. The step is not."""
-        self._dropped.add(id(parameter))
-
-    def is_done_with(self, parameter: torch.Tensor) -> bool:
-        """True if the program dropped or replaced the gradient, so what it reads is not that of the step."""
-        return id(parameter) in self._dropped
-
     # Steps.
 
     def part_with(self, parameter: torch.Tensor) -> Slice:
@@ -88,7 +73,7 @@ class DeferredStep:
         part = self._slices[number]
         coming = self._coming.pop(number, None) or self._fetched(part)
         parameters = part.all_parameters()
-        with self._surroundings.restored(), self._as_it_was_called(), self._with_gradients(parameters):
+        with self._surroundings.restored(), self._as_it_was_called(), self.gradients.in_place(parameters):
             del self._slices[number]
             try:
                 self._steps.step_one(self._sliced, part, coming)
@@ -127,7 +112,7 @@ class DeferredStep:
     def give_back(self) -> None:
         """Gives the program the gradients of what is not stepped."""
         for parameter in self.parameters():
-            self._give_gradient_back(parameter, native_gradient(parameter))
+            self.gradients.give_back(parameter)
 
     # As it was when the step was called.
 
@@ -152,29 +137,6 @@ class DeferredStep:
                 for added in set(group) - set(were) - _LISTS:
                     del group[added]
                 group.update(were)
-
-    @contextlib.contextmanager
-    def _with_gradients(self, parameters: Iterable[torch.Tensor]) -> Iterator[None]:
-        parameters = list(parameters)
-        since = {id(one): native_gradient(one) for one in parameters}
-        for one in parameters:
-            set_native_gradient(one, self._gradients[id(one)])
-        try:
-            yield
-        finally:
-            for one in parameters:
-                self._give_gradient_back(one, since[id(one)])
-
-    def _give_gradient_back(self, parameter: torch.Tensor, since: torch.Tensor | None) -> None:
-        """`since` is what the program or a backward put there after the call of the step."""
-        gradient = self._gradients.pop(id(parameter), None)
-        if id(parameter) in self._dropped or gradient is None:
-            set_native_gradient(parameter, since)
-        elif since is None:
-            set_native_gradient(parameter, gradient)
-        else:  # as autograd adds a gradient to one that is there
-            with torch.set_grad_enabled(since.requires_grad):
-                set_native_gradient(parameter, gradient + since if since.requires_grad else gradient.add_(since))
 
 
 _LISTS = {"params", "param_names"}

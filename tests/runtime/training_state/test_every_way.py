@@ -1,0 +1,120 @@
+"""In every way that a training's state leaves the device, saved trainings go on and nothing grows."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import open_fake_device
+from tests.fake_driver.control import LIVE_KINDS, FakeDriver
+from tests.runtime.training_state.conftest import Manage, open_session
+from tests.runtime.training_state.loops import OPTIMIZERS, Training, begin, same
+from tests.runtime.training_state.test_lives import one_step, outcome
+from vdnn.runtime.session.session import Session
+
+ADAMW = OPTIMIZERS["adamw"]
+WAYS: dict[str, dict[str, Any]] = {
+    "state": {},
+    "gradients": {"gradients": True},
+    "frozen": {"parameters": "frozen"},
+    "all": {"parameters": "all"},
+    "deferred": {"optimizer_step": "deferred"},
+    "deferred, frozen": {"optimizer_step": "deferred", "parameters": "frozen"},
+    "deferred, gradients": {"optimizer_step": "deferred", "gradients": True},
+}
+ways = pytest.mark.parametrize("way", WAYS)
+
+
+def options_for(way: str, training: Training) -> dict[str, Any]:
+    if "frozen" in way:
+        training.model.get_parameter("between.weight").requires_grad_(False)
+    return {**WAYS[way], **({"model": training.model} if "parameters" in WAYS[way] else {})}
+
+
+@ways
+@pytest.mark.parametrize("what_is_loaded", ["weights first", "state first"])
+def test_a_training_saved_in_the_middle_goes_on_in_plain_pytorch_and_back(
+    way: str, what_is_loaded: str, manage: Manage
+) -> None:
+    """Saved inside of a session, where steps may wait; loaded where others wait, and saved in plain PyTorch."""
+
+    def made() -> tuple[Training, dict[str, Any]]:
+        training = begin(ADAMW)
+        return training, options_for(way, training)
+
+    def load(training: Training, weights: Any, state: Any) -> None:
+        loads = [lambda: training.model.load_state_dict(weights), lambda: training.optimizer.load_state_dict(state)]
+        for one in loads if what_is_loaded == "weights first" else reversed(loads):
+            one()
+
+    wanted, _ = made()
+    for _ in range(9):
+        one_step(wanted)
+
+    first, options = made()
+    saved = io.BytesIO()
+    with manage(first.optimizer, **options):
+        for _ in range(3):
+            one_step(first)
+        torch.save([first.model.state_dict(), first.optimizer.state_dict()], saved)
+        one_step(first)  # what was saved is a copy
+    saved.seek(0)
+    plain, _ = made()
+    load(plain, *torch.load(saved))
+    plain.batches = made()[0].batches
+    for _ in range(3):
+        next(plain.batches)
+    for _ in range(3):
+        one_step(plain)
+
+    back, options = made()
+    with manage(back.optimizer, **options):
+        for _ in range(2):
+            one_step(back)
+        load(back, plain.model.state_dict(), plain.optimizer.state_dict())
+        back.batches = plain.batches
+        back.found = [*first.found[:3], *plain.found]
+        for _ in range(3):
+            one_step(back)
+        assert same(outcome(back), outcome(wanted))
+    assert same(outcome(back), outcome(wanted))
+
+
+def holdings(driver: FakeDriver, session: Session) -> dict[str, int]:
+    """Counts what a session and its driver have: live objects and bytes, pinned memory, files, threads."""
+    gc.collect()
+    (transport,) = session._engine.transports.opened()
+    return {
+        **{kind: driver.live(kind) for kind in LIVE_KINDS},
+        "pinned bytes": transport.pool.stats.pinned_bytes,
+        "leased bytes": transport.pool.stats.live_bytes,
+        "state bytes": transport.state_bytes,
+        "files": len(list(Path("/proc/self/fd").iterdir())),
+        "threads": len(list(Path("/proc/self/task").iterdir())),
+    }
+
+
+@pytest.mark.full
+@ways
+def test_a_thousand_steps_hold_what_ten_do(way: str, fake_driver: FakeDriver) -> None:
+    training = begin(ADAMW)
+    device = open_fake_device(fake_driver)
+    session = open_session(device, training.optimizer, policy="keep", **options_for(way, training))
+    with contextlib.closing(session), session:
+        for _ in range(10):
+            one_step(training)
+        training.found.clear()
+        before, objects = holdings(fake_driver, session), len(gc.get_objects())
+        for step in range(1000):
+            one_step(training)
+            training.found.clear()
+            if step % 100 == 99:
+                assert holdings(fake_driver, session) == before, f"step {step}"
+        assert len(gc.get_objects()) - objects < 100
+    device.close()
