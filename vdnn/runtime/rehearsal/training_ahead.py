@@ -238,6 +238,11 @@ def _searched(
         return step.placement, None
 
 
+def searched_placement(rehearsed: RehearsedTraining, terms: Terms, budget_bytes: int) -> Placement:
+    """The best placement of a training that does not fit as it is, without a certificate. Raises as planned_training."""
+    return _searched(rehearsed, terms, budget_bytes, certify=False, on_progress=lambda doing: None)[0]
+
+
 def rehearsed_training(
     subject: Subject, terms: Terms, *, name: str, on_progress: Callable[[str], None], **options: Any
 ) -> RehearsedTraining:
