@@ -99,7 +99,8 @@ def test_the_loss_in_chunks_computes_the_gradients_of_cross_entropy(dtype: torch
     """The advised line, on real tensors: its loss and gradients are those of the linear and cross_entropy."""
     if not hasattr(nn, "LinearCrossEntropyLoss"):
         pytest.skip("this torch has no LinearCrossEntropyLoss")
-    head = nn.LinearCrossEntropyLoss(16, 64, dtype=dtype, options=nn.LinearCrossEntropyOptions(batch_chunk_size=8, chunking_method=None))
+    options = nn.LinearCrossEntropyOptions(batch_chunk_size=8, chunking_method=None)
+    head = nn.LinearCrossEntropyLoss(16, 64, dtype=dtype, options=options)
     hidden = torch.randn(32, 16, dtype=dtype, requires_grad=True)
     target = torch.randint(64, (32,))
     head(hidden, target).backward()

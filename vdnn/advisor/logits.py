@@ -1,8 +1,8 @@
 """Watches which linear makes the logits of a cross entropy, and rehearses both as torch's loss in chunks does them.
 
 In a first step the watch only looks. If it replaces, later steps run no linear whose output becomes logits: a tensor of
-one number, expanded, takes its place, and the loss runs as torch.nn.LinearCrossEntropyLoss runs on a card. The operation
-of torch cannot be rehearsed itself, because its kernels and its memory are inside one opaque operator.
+one number, expanded, takes its place, and the loss runs as torch.nn.LinearCrossEntropyLoss runs on a card. Torch's own
+operation cannot be rehearsed, because its kernels and its memory are inside one opaque operator.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class LogitsWatch(TorchFunctionMode):
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """The kernels of torch's loss in chunks, as its policy "compact" calls them on a card: forward makes the gradients of the input and
-    of the weight chunk by chunk, and backward scales them in place."""
+    """The kernels of torch's loss in chunks, as its policy "compact" calls them on a card. Forward makes the
+    gradients of the input and of the weight chunk by chunk, and backward scales them in place."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, rows: int) -> torch.Tensor:

@@ -45,7 +45,7 @@ class Training(ABC):
 
 
 def staged_of(parts: Parts) -> Staged:
-    """The same step as rehearsals of whole trainings take it. Its optimizer is stepped, and its gradients are cleared."""
+    """The same step as rehearsals of whole trainings take it, which step the optimizer and clear gradients."""
     if parts.step is not None and parts.is_whole:
         program = SimpleNamespace(model=parts.model, optimizer=parts.optimizer, inputs=parts.inputs)
         return Staged(parts.model, parts.step, program=program)

@@ -91,8 +91,7 @@ def _lines(training: Training, placement: Placement) -> list[Placement]:
     ]
     with_gradients = [replace(one, gradient_leaves=trained) for one, trained in zip(units, learns, strict=True)]
     streamed = [
-        replace(one, streams=unit.parameter_bytes > 0)
-        for one, unit in zip(with_gradients, training.units, strict=True)
+        replace(one, streams=unit.parameter_bytes > 0) for one, unit in zip(with_gradients, training.units, strict=True)
     ]
     return [replace(placement, units=tuple(one)) for one in (units, with_gradients, streamed)]
 
