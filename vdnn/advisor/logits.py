@@ -104,7 +104,8 @@ class LogitsWatch(TorchFunctionMode):
         self._made.clear()
         rows = target.numel()
         hidden = source.input.reshape(-1, source.input.shape[-1])[:rows].to(source.dtype)
-        loss: Any = _ChunkedLoss.apply(hidden, source.weight.to(source.dtype), target.reshape(-1), self._chunk_rows)
+        apply: Any = _ChunkedLoss.apply
+        loss = apply(hidden, source.weight.to(source.dtype), target.reshape(-1), self._chunk_rows)
         return loss.expand(rows) if kwargs.get("reduction") == "none" else loss
 
     def _note(self, made: torch.Tensor, source: _Linear) -> torch.Tensor:
