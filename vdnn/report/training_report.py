@@ -59,7 +59,7 @@ class BusySpan:
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """What one of several ranks does with the others in one step. The cards send `bytes_per_s` each while they receive
+    """The part of one of several ranks in the collectives of one step. The cards send `bytes_per_s` each while they receive
     as much. `waited_ns` is the part of `collective_ns` in which nothing is computed."""
 
     ranks: int

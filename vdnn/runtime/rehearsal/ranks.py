@@ -22,7 +22,7 @@ from vdnn.runtime.rehearsal.rehearsed_training import RehearsedTraining
 
 
 class Shard(Enum):
-    """What is cut: with FSDP2 parameters, gradients and optimizer state; with DDP nothing."""
+    """The classes that are cut: with FSDP2 parameters, gradients and optimizer state; with DDP nothing."""
 
     FSDP2 = "fsdp2"
     DDP = "ddp"
