@@ -66,7 +66,7 @@ def _terms(evidence: Evidence) -> Terms:
 def _fitting_steps(
     rehearsed: RehearsedTraining, terms: Terms, budget_bytes: int
 ) -> list[tuple[tuple[str, ...], TrainingStep]]:
-    """The simulated step of each line, for those that fit the card and the host, with the classes of bytes that it moves."""
+    """The simulated step of each line that fits the card and the host, with the classes of bytes that it moves."""
     training = rehearsed.training
     try:
         planned = searched_placement(rehearsed, terms, budget_bytes)

@@ -59,8 +59,8 @@ class BusySpan:
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """The part of one of several ranks in the collectives of one step. The cards send `bytes_per_s` each while they receive
-    as much. `waited_ns` is the part of `collective_ns` in which nothing is computed."""
+    """The part of one of several ranks in the collectives of one step. Each card sends `bytes_per_s` while it
+    receives as much. `waited_ns` is the part of `collective_ns` in which nothing is computed."""
 
     ranks: int
     shard: str  # "fsdp2" or "ddp"
