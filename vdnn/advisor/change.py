@@ -17,6 +17,7 @@ class Change:
     checkpointed: bool = False
     channels_last: bool = False
     without_biases: tuple[str, ...] = ()
+    loss_chunk_rows: int = 0
     micro_batches: int = 1
     batch: int | None = None
     offload_bytes: int | None = None

@@ -15,10 +15,12 @@ from vdnn.advisor.change import Change
 from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.loop_training import LoopTraining
 from vdnn.advisor.observation import Observed
-from vdnn.advisor.parts import Training
+from vdnn.advisor.parts import Training, staged_of
 from vdnn.advisor.virtual_step import VirtualStep, rehearse
 from vdnn.errors import BudgetError
 from vdnn.hardware import HardwareProfile
+from vdnn.runtime.rehearsal.rehearsed_training import RehearsedTraining, rehearse_training
+from vdnn.runtime.rehearsal.subjects import Subject
 
 REHEARSED = "two rehearsals"
 
@@ -49,6 +51,7 @@ class Evidence:
         self._on_progress = on_progress
         self._known: dict[Change, VirtualStep] = {}
         self._refused = ""
+        self._rehearsed_training: RehearsedTraining | None = None
 
     @property
     def base(self) -> VirtualStep:
@@ -92,6 +95,14 @@ class Evidence:
                 self._refused = f"the step cannot be rehearsed without data: {type(error).__name__}: {first[0]}"
                 raise NotSeen(self._refused) from error
         return self._known[change]
+
+    def rehearsed_training(self) -> RehearsedTraining:
+        """The step's units, for plans of the whole training. Call it only if `base` could be rehearsed."""
+        if self._rehearsed_training is None:
+            self._on_progress("rehearsing the units of the model")
+            subject = Subject(lambda: staged_of(self.training.parts(self.training.batch)))
+            self._rehearsed_training = rehearse_training(subject, self.profile, name=self.training.name)
+        return self._rehearsed_training
 
     def gain_of(self, change: Change, doing: str) -> Gain:
         """The difference of two rehearsals."""

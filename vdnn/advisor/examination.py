@@ -11,6 +11,7 @@ import torch
 
 from vdnn.advisor.advice import Advice, Gain, Kind
 from vdnn.advisor.advices import Advices, NotExamined
+from vdnn.advisor.chunked_loss import chunked_loss
 from vdnn.advisor.convolutions import channels_last, cudnn_benchmark
 from vdnn.advisor.debugging import debugging
 from vdnn.advisor.evidence import Evidence, NotSeen
@@ -26,6 +27,7 @@ from vdnn.advisor.optimizer_form import fused_form, state_in_8_bits
 from vdnn.advisor.parts import Training
 from vdnn.advisor.precision import mixed_precision, tf32_products
 from vdnn.advisor.restored_state import settings_kept
+from vdnn.advisor.training_plan import training_plan
 from vdnn.advisor.virtual_step import VirtualStep
 from vdnn.hardware import HardwareProfile, load_profile
 from vdnn.planning.budget import parse_budget
@@ -37,8 +39,10 @@ EXAMINERS: dict[Kind, Callable[[Evidence], list[Advice]]] = {
     Kind.OPTIMIZER_FORM: fused_form,
     Kind.OPTIMIZER_STATE: state_in_8_bits,
     Kind.BIAS_BEFORE_NORM: biases_before_norms,
+    Kind.CHUNKED_LOSS: chunked_loss,
     Kind.SET_TO_NONE: filled_gradients,
     Kind.LARGEST_BATCH: largest_batch,
+    Kind.TRAINING_PLAN: training_plan,
     Kind.OFFLOAD: offloading,
     Kind.CHECKPOINTING: checkpointing,
     Kind.ACCUMULATION: accumulation,

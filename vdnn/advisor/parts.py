@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 
 from vdnn.errors import InvalidArgumentError
+from vdnn.runtime.rehearsal.subjects import Staged
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,21 @@ class Training(ABC):
     @abstractmethod
     def parts(self, batch: int) -> Parts:
         """The parts on tensors without data. Called inside a virtual machine."""
+
+
+def staged_of(parts: Parts) -> Staged:
+    """The same step as rehearsals of whole trainings take it, which step the optimizer and clear gradients."""
+    if parts.step is not None and parts.is_whole:
+        program = SimpleNamespace(model=parts.model, optimizer=parts.optimizer, inputs=parts.inputs)
+        return Staged(parts.model, parts.step, program=program)
+
+    def step() -> None:
+        if parts.step is not None:
+            parts.step()
+        else:
+            parts.compute_loss().backward()  # type: ignore[no-untyped-call]
+
+    return Staged(parts.model, step, parts.inputs, parts.optimizer)
 
 
 def scalar_loss(found: object) -> torch.Tensor:

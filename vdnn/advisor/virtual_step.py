@@ -20,6 +20,7 @@ from vdnn.advisor.change import Change
 from vdnn.advisor.convolution_weights import ConvolutionWeights, convolution_weights, to_channels_last
 from vdnn.advisor.host_reads import HostReads
 from vdnn.advisor.host_syncs import HostSync
+from vdnn.advisor.logits import LogitsWatch
 from vdnn.advisor.optimizer_state import OptimizerForm, form_of
 from vdnn.advisor.parts import Parts, Training
 from vdnn.hardware import HardwareProfile
@@ -34,7 +35,8 @@ _STEPS_OFFLOADED = 4
 @dataclass(frozen=True, slots=True)
 class VirtualStep:
     """The figures of one rehearsed step. `products` counts forward and backward products by the name of their dtype.
-    `norm_biases` names the biases that a batch norm cancels, each with its norm."""
+    `logits_bytes` are those that a linear makes for a cross entropy, 0 if none does; it has `logits_features`
+    for each of `logits_classes`. `norm_biases` names the biases that a batch norm cancels, each with its norm."""
 
     batch: int
     step_ns: int
@@ -49,6 +51,10 @@ class VirtualStep:
     blocks: int
     convolution_weights: ConvolutionWeights | None
     optimizer: OptimizerForm | None
+    logits_bytes: int = 0
+    logits_rows: int = 0
+    logits_classes: int = 0
+    logits_features: int = 0
 
 
 def rehearse(
@@ -70,7 +76,9 @@ def rehearse(
             census = stack.enter_context(
                 Census(parts.model, parts.optimizer, known, lambda: machine_aside(machine), scale)
             )
+            watch = stack.enter_context(LogitsWatch(change.loss_chunk_rows))
             for _ in range(steps):
+                watch.begin_step()
                 census.begin_step()
                 machine.reset_peak()
                 begin_ns = machine.now_ns
@@ -96,6 +104,10 @@ def rehearse(
             blocks=blocks,
             convolution_weights=convolution_weights(parts.model),
             optimizer=None if parts.optimizer is None else form_of(parts.optimizer),
+            logits_bytes=watch.logits_bytes,
+            logits_rows=watch.rows,
+            logits_classes=watch.classes,
+            logits_features=watch.features,
         )
 
 

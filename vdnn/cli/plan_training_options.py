@@ -20,6 +20,8 @@ _OF_TRAININGS = {
     "master_weights": "--master-weights",
     "clip": "--clip",
     "largest_model": "--largest-model",
+    "ranks": "--ranks",
+    "shard": "--shard",
 }
 # Options that only plans of one step have, with what they are if they are not given.
 _OF_STEPS = {
@@ -45,6 +47,8 @@ def add_training_options(command: argparse.ArgumentParser) -> None:
     group.add_argument("--micro-batches", type=int, metavar="N", help="passes of the batch before each step")
     group.add_argument("--master-weights", action="store_true", help="the optimizer's state and masters in float32")
     group.add_argument("--clip", action="store_true", help="gradients are clipped by their norm")
+    group.add_argument("--ranks", type=int, metavar="N", help="the training runs on N cards: plan one of them")
+    group.add_argument("--shard", choices=("fsdp2", "ddp"), help="with --ranks: what is cut. Default: fsdp2")
     group.add_argument("--largest-model", action="store_true", help="also look for the most layers that fit")
 
 
@@ -75,6 +79,10 @@ def is_training(options: argparse.Namespace) -> bool:
         )
     if options.host_cores is not None and "cpu-step" not in allow:
         raise ValueError("--host-cores: expected --allow cpu-step beside it, because no other step uses the cores.")
+    if options.shard is not None and options.ranks is None:
+        raise ValueError("--shard: expected --ranks beside it, because one card has nothing to share.")
+    if options.ranks is not None and options.ranks < 2:
+        raise ValueError(f"--ranks: expected a number of cards, 2 or more, got {options.ranks}.")
     if options.micro_batches is not None and options.micro_batches < 1:
         raise ValueError(f"--micro-batches: expected a number, 1 or more, got {options.micro_batches}.")
     return True
@@ -102,6 +110,8 @@ def plan_whole_training(
         host=options.host,
         host_cores=options.host_cores,
         allow=_allowed(options),
+        ranks=options.ranks,
+        shard=options.shard,
     )
     planner = _Planner(options, make, terms, on_progress)
     found: dict[int, TrainingReport | str] = {}

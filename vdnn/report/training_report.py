@@ -58,12 +58,27 @@ class BusySpan:
 
 
 @dataclass(frozen=True, slots=True)
+class RankShare:
+    """The part of one of several ranks in the collectives of one step. Each card sends `bytes_per_s` while it
+    receives as much. `waited_ns` is the part of `collective_ns` in which nothing is computed."""
+
+    ranks: int
+    shard: str  # "fsdp2" or "ddp"
+    bytes_per_s: int
+    gathered_bytes: int
+    reduced_bytes: int
+    collective_ns: int
+    waited_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingReport:
     """The plan of a whole training. One step is `micro_batches` passes of `batch`, and the optimizer's step.
 
     `computing_ns` is a step that waits for nothing and recomputes nothing, `bound_ns` the certified least of any plan,
     or None. `kept_peak_bytes` is the peak with everything on the device. `rehearsed_peak_bytes` is the measured peak of
-    one pass with everything kept, and `cycle_peak_bytes` what the plan's model says of the same.
+    one pass with everything kept, and `cycle_peak_bytes` what the plan's model says of the same. With a `rank`, all
+    bytes and times are those of the rank with the most, but the rehearsed peak and what it is compared with.
     """
 
     model: str
@@ -100,6 +115,7 @@ class TrainingReport:
     spans: tuple[BusySpan, ...]
     notes: tuple[str, ...]
     plan_seconds: float
+    rank: RankShare | None = None
 
     @property
     def slowdown(self) -> float:
@@ -124,14 +140,22 @@ class TrainingReport:
         return found
 
     def __str__(self) -> str:
-        lines = [self._heading(), *self._memory_lines(), *self._time_lines(), "", units_table(self.units)]
+        lines = [
+            self._heading(),
+            *self._memory_lines(),
+            *self._time_lines(),
+            *self._rank_lines(),
+            "",
+            units_table(self.units),
+        ]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def _heading(self) -> str:
         batch = "" if self.batch is None else f", batch {self.batch}"
         passes = f" x {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
         clipping = ", clipped by the norm" if self.clips else ""
-        return f"{self.model}{batch}{passes}, {self.optimizer}{clipping}, on {self.hardware}: the whole training"
+        ranks = "" if self.rank is None else f", each of {self.rank.ranks} ranks under {self.rank.shard}"
+        return f"{self.model}{batch}{passes}, {self.optimizer}{clipping}, on {self.hardware}{ranks}: the whole training"
 
     def _memory_lines(self) -> list[str]:
         held = (
@@ -148,6 +172,16 @@ class TrainingReport:
             f"{difference:.2f} % more",
             f"  the plan: peak {format_bytes(self.peak_bytes)} of {format_bytes(self.budget_bytes)}, "
             f"host memory {format_bytes(self.host_bytes)} of {format_bytes(self.host_limit_bytes)}",
+        ]
+
+    def _rank_lines(self) -> list[str]:
+        if self.rank is None:
+            return []
+        one = self.rank
+        gathered = f"gathers {format_bytes(one.gathered_bytes)} and " if one.gathered_bytes else ""
+        return [
+            f"  each rank {gathered}reduces {format_bytes(one.reduced_bytes)} in {_ms(one.collective_ns)}, at "
+            f"{one.bytes_per_s / 1e9:.0f} GB/s between cards; it waits for that {_ms(one.waited_ns)}"
         ]
 
     def _time_lines(self) -> list[str]:

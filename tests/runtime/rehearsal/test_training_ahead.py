@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import vdnn
 from tests.runtime.rehearsal.test_rehearsed_training import BLOCK_WEIGHTS, LAYERS, words
 from vdnn.errors import BudgetError, InvalidArgumentError
 from vdnn.hardware import load_profile
+from vdnn.planning.training.least_placement import with_layers
 from vdnn.runtime.rehearsal.rehearsal import subject_of
 from vdnn.runtime.rehearsal.rehearsed_training import rehearse_training
 from vdnn.runtime.rehearsal.training_ahead import planned_training, terms_of
@@ -81,6 +83,10 @@ def test_a_host_that_is_too_small_is_refused_with_the_layers_that_would_do() -> 
     assert layers < LAYERS
     assert needed > 3 * least
     vdnn.plan_training(words, 8, **TIGHT, budget="min", host=needed)
+    terms = terms_of("rtx-4090", budget="min", host=3 * least)
+    whole = rehearse_training(subject_of(words, 8), load_profile("rtx-4090"), name="words", optimizer="adamw")
+    named = replace(whole, training=with_layers(whole.training, whole.blocks, layers))
+    assert planned_training(named, terms, batch=8, optimizer="adamw").host_bytes <= 3 * least
 
 
 def test_a_card_that_is_too_small_is_refused_with_the_least() -> None:

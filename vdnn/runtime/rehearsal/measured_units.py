@@ -10,7 +10,7 @@ the peaks of both agree. Where a gradient takes the place of saves that are gone
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -60,6 +60,18 @@ class Held:
         return self.master_weights and parameter.dtype is not torch.float32 and id(parameter) in self.states
 
 
+@dataclass(frozen=True, slots=True)
+class UnitParameter:
+    """One parameter of a unit: the size of its first dimension, 0 for a number, and its bytes. `is_shared`: several
+    units use it, so that its own bytes are not the unit's."""
+
+    rows: int
+    nbytes: int
+    gradient_bytes: int
+    state_bytes: int
+    is_shared: bool
+
+
 @dataclass(slots=True)
 class _Owned:
     """The parameters, gradients and state of one unit."""
@@ -71,12 +83,14 @@ class _Owned:
     state_bytes: int = 0
     step_bytes: int = 0  # that the step reads and writes
     reads_weights: bool = False
+    parameters: list[UnitParameter] = field(default_factory=list)
 
 
 def training_of_marks(
     name: str, marks: MarkedStep, held: Held, profile: HardwareProfile, *, micro_batches: int, clips: bool
-) -> tuple[Training, int]:
-    """The training, and the peak of its cycle without optimizer state, in one micro-batch with everything kept."""
+) -> tuple[Training, int, tuple[tuple[UnitParameter, ...], ...]]:
+    """The training, the peak of its cycle without optimizer state, in one micro-batch with everything kept, and the
+    parameters of each unit."""
     owned, resident = _owned(marks, held)
     saved, boundaries, shared = _saves(marks, held.freed_bytes)
     fixed_bytes = marks.begin_bytes - resident - held.gradient_bytes + shared
@@ -118,7 +132,8 @@ def training_of_marks(
         )
         for unit, own in zip(with_transients.units, owned, strict=True)
     )
-    return replace(with_transients, units=whole, micro_batches=micro_batches), peak + held_state
+    parameters = tuple(tuple(own.parameters) for own in owned)
+    return replace(with_transients, units=whole, micro_batches=micro_batches), peak + held_state, parameters
 
 
 def _owned(marks: MarkedStep, held: Held) -> tuple[list[_Owned], int]:
@@ -134,6 +149,9 @@ def _owned(marks: MarkedStep, held: Held) -> tuple[list[_Owned], int]:
         gradient = marks.gradients.get(id(parameter), 0)
         one = owned[max(uses, default=0)]
         nbytes = storage.nbytes()
+        state = held.state_bytes(parameter) if gradient else 0
+        rows = parameter.shape[0] if parameter.dim() else 0
+        one.parameters.append(UnitParameter(rows, nbytes, gradient, state, is_shared=len(uses) != 1))
         if len(uses) == 1:
             resident += nbytes
             if gradient:
@@ -141,7 +159,6 @@ def _owned(marks: MarkedStep, held: Held) -> tuple[list[_Owned], int]:
             else:
                 one.frozen_bytes += nbytes
         if gradient:
-            state = held.state_bytes(parameter)
             has_master = held.has_master(parameter)
             one.gradient_bytes += gradient
             one.largest_gradient = max(one.largest_gradient, gradient)

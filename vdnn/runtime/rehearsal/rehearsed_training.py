@@ -12,8 +12,9 @@ import torch
 
 from vdnn.hardware import HardwareProfile
 from vdnn.planning.training.training import Training, Unit
+from vdnn.report.training_report import RankShare
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
-from vdnn.runtime.rehearsal.measured_units import Held, ParameterState, training_of_marks
+from vdnn.runtime.rehearsal.measured_units import Held, ParameterState, UnitParameter, training_of_marks
 from vdnn.runtime.rehearsal.rehearsal import OPTIMIZERS
 from vdnn.runtime.rehearsal.stage import stage
 from vdnn.runtime.rehearsal.subjects import Staged, Subject, held_by, optimizers_of
@@ -26,13 +27,16 @@ from vdnn.runtime.rehearsal.user_code import user_code
 class RehearsedTraining:
     """A training, and what was seen in the rehearsal: the peak of one forward and backward pass with everything kept,
     beside that of the training's cycle, both without state that the rehearsal did not have. `blocks` are the numbers of
-    the units that are repeated blocks."""
+    the units that are repeated blocks, `parameters` those of each unit. `rank` is set if the training is that of
+    one rank."""
 
     training: Training
     rehearsed_peak_bytes: int
     cycle_peak_bytes: int
     blocks: tuple[int, ...]
     stand_ins: tuple[str, ...] = ()
+    parameters: tuple[tuple[UnitParameter, ...], ...] = ()
+    rank: RankShare | None = None
 
     @property
     def peak_difference(self) -> float:
@@ -82,7 +86,7 @@ def rehearse_training(
             if staged.program is None:
                 staged.model.zero_grad(set_to_none=True)
         held = _held(staged, own, optimizer, marks, before, master_weights=master_weights)
-    training, cycle_peak_bytes = training_of_marks(
+    training, cycle_peak_bytes, parameters = training_of_marks(
         name,
         marks,
         held,
@@ -91,13 +95,15 @@ def rehearse_training(
         clips=marks.clips if clips is None else clips,
     )
     names = {block.name for block in blocks}
-    units = tuple(unit for unit in training.units if not _is_empty(unit)) or training.units
+    full = [i for i, unit in enumerate(training.units) if not _is_empty(unit)] or list(range(len(training.units)))
+    units = tuple(training.units[i] for i in full)
     return RehearsedTraining(
         replace(training, units=units),
         max(max(unit.forward_peak_bytes, unit.backward_peak_bytes) for unit in marks.units),
         cycle_peak_bytes,
         tuple(i for i, unit in enumerate(units) if unit.name in names),
         tuple(map(str, values.stand_ins.given)),
+        tuple(parameters[i] for i in full),
     )
 
 

@@ -33,6 +33,7 @@ from vdnn.planning.training.training import Training, TrainingMachine
 from vdnn.planning.training.training_bound import training_bound
 from vdnn.report.training_report import TrainingReport
 from vdnn.runtime.rehearsal.placed_units import busy_spans, placed_units, task_memory
+from vdnn.runtime.rehearsal.ranks import Ranks, on_one_rank, ranks_of
 from vdnn.runtime.rehearsal.rehearsal import subject_of
 from vdnn.runtime.rehearsal.rehearsed_training import RehearsedTraining, rehearse_training
 from vdnn.runtime.rehearsal.subjects import Subject
@@ -53,6 +54,7 @@ class Terms:
     budget: int | str | None
     allowed: Allowed
     notes: tuple[str, ...] = ()
+    ranks: Ranks | None = None
 
     def budget_bytes(self, training: Training) -> int:
         if self.budget is None:
@@ -74,6 +76,8 @@ def plan_training(
     clip: bool | None = None,
     allow: tuple[str, ...] = (),
     loss: Callable[[Any], torch.Tensor] | None = None,
+    ranks: int | None = None,
+    shard: str | None = None,
 ) -> TrainingReport:
     """Plans a whole training: activations, parameters, gradients and optimizer state, under a budget of the device and
     the memory of the host. Neither need be present.
@@ -86,15 +90,18 @@ def plan_training(
     * `micro_batches`: so many passes before each step. Default: as many as the model's own step has, else 1.
     * `clip`: True if gradients are clipped by their norm. Default: whether the model's own step does that.
     * `allow`: ways of the step beyond moving bytes: "cpu-step" (its bits are the CPU's), "deferred", "in-backward".
+    * `ranks`: the training runs on so many cards, and the plan is that of one. Batch and host are those of each.
+    * `shard`: "fsdp2" (default) cuts parameters, gradients and state, "ddp" nothing. The wrapped units are the blocks.
 
         print(vdnn.plan_training(build, 1, hardware="rtx-4090", host="128GiB", optimizer="adamw"))
     """
-    terms = terms_of(hardware, budget=budget, host=host, host_cores=host_cores, allow=allow)
+    terms = terms_of(hardware, budget=budget, host=host, host_cores=host_cores, allow=allow, ranks=ranks, shard=shard)
     name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "model")
-    rehearsed = rehearse_training(
+    rehearsed = rehearsed_training(
         subject_of(model, batch, loss),
-        terms.profile,
+        terms,
         name=name,
+        on_progress=lambda doing: None,
         optimizer=optimizer,
         master_weights=master_weights,
         micro_batches=micro_batches,
@@ -115,6 +122,8 @@ def terms_of(
     host: int | str | None = None,
     host_cores: int | None = None,
     allow: tuple[str, ...] = (),
+    ranks: int | None = None,
+    shard: str | None = None,
 ) -> Terms:
     """Checks what a user gave. Raises ValueError before anything is rehearsed."""
     profile = hardware if isinstance(hardware, HardwareProfile) else load_profile(hardware)
@@ -125,6 +134,7 @@ def terms_of(
         raise ValueError(f"host_cores: expected a number, 1 or more, got {host_cores}.")
     if budget is not None:
         parse_budget(budget)
+    cards = ranks_of(profile, ranks, shard)
     notes = []
     rate = profile.host.get("memory_bytes_per_s")
     if rate is None:
@@ -147,7 +157,12 @@ def terms_of(
         raise type(error)(f"host: {error}") from None
     machine = TrainingMachine(profile.name, profile_costs(profile), host_bytes, rate, cpu)
     freedoms = Allowed(**{FREEDOMS[one]: True for one in allow})
-    return Terms(profile, machine, budget, freedoms, tuple(notes))
+    if cards is not None and not profile.cards:
+        notes.append(
+            f"the profile {profile.name!r} has no link between cards: collectives take half of what the link to the "
+            "host moves in both directions, and are not slowed by copies on it"
+        )
+    return Terms(profile, machine, budget, freedoms, tuple(notes), cards)
 
 
 def planned_training(
@@ -190,7 +205,7 @@ def planned_training(
         cpu_bytes_per_s=float(machine.cpu_bytes_per_s),
         link_bytes_per_s=float(machine.link.to_device_bytes_per_s),
         allowed=tuple(name for name, field in FREEDOMS.items() if getattr(terms.allowed, field)),
-        computing_ns=training.computing_ns,
+        computing_ns=training.computing_ns - (0 if rehearsed.rank is None else rehearsed.rank.waited_ns),
         step_ns=step.step_ns,
         bound_ns=bound_ns,
         step_time=step.placement.step_time.value,
@@ -212,6 +227,7 @@ def planned_training(
         spans=busy_spans(training, step),
         notes=(*terms.notes, *stand_ins),
         plan_seconds=round(time.perf_counter() - began, 3),
+        rank=rehearsed.rank,
     )
 
 
@@ -246,12 +262,18 @@ def _searched(
         return step.placement, None
 
 
+def searched_placement(rehearsed: RehearsedTraining, terms: Terms, budget_bytes: int) -> Placement:
+    """The best placement found, without a certificate. Raises as planned_training."""
+    return _searched(rehearsed, terms, budget_bytes, certify=False, on_progress=lambda doing: None)[0]
+
+
 def rehearsed_training(
     subject: Subject, terms: Terms, *, name: str, on_progress: Callable[[str], None], **options: Any
 ) -> RehearsedTraining:
-    """rehearse_training() with its phrase of progress."""
+    """rehearse_training() with its phrase of progress, and for one rank if there are several."""
     on_progress("rehearsing one micro-batch")
-    return rehearse_training(subject, terms.profile, name=name, **options)
+    rehearsed = rehearse_training(subject, terms.profile, name=name, **options)
+    return rehearsed if terms.ranks is None else on_one_rank(rehearsed, terms.ranks)
 
 
 def _require_room(rehearsed: RehearsedTraining, terms: Terms, budget_bytes: int, *, fits: bool) -> None:
