@@ -35,9 +35,9 @@ void require(bool is_met, const char* argument, const char* expected) {
 
 void require_valid(const TrainingCycle& cycle) {
   const auto count = static_cast<std::int64_t>(cycle.kinds.size());
-  require(count > 0 && cycle.durations_ns.size() == cycle.kinds.size() &&
-              cycle.needed_bytes.size() == cycle.kinds.size(),
-          "tasks", "a kind, a duration and needed bytes for each of at least one task");
+  require(
+      count > 0 && cycle.durations_ns.size() == cycle.kinds.size() && cycle.needed_bytes.size() == cycle.kinds.size(),
+      "tasks", "a kind, a duration and needed bytes for each of at least one task");
   const auto outs = static_cast<std::int64_t>(cycle.outs.size());
   for (const std::vector<TrainingMove>* moves : {&cycle.outs, &cycle.ins}) {
     for (const TrainingMove& move : *moves) {

@@ -103,8 +103,8 @@ std::vector<std::int64_t> latest_tasks(const TrainingCycle& cycle, const Trainin
       double rest = 0;
       const double turns = floor_division(following, period, rest);
       const auto above = std::upper_bound(begins.begin(), begins.end(), std::min(rest, now));
-      found[index] = (above - begins.begin()) - 1 +
-                     static_cast<std::int64_t>(turns) * static_cast<std::int64_t>(begins.size());
+      found[index] =
+          (above - begins.begin()) - 1 + static_cast<std::int64_t>(turns) * static_cast<std::int64_t>(begins.size());
     }
     following += period;
   }
@@ -134,9 +134,8 @@ void give_training_room(TrainingCycle& cycle, const TrainingRates& rates, std::i
   for (std::size_t index = 0; index < cycle.ins.size(); ++index) {
     TrainingMove& move = cycle.ins[index];
     std::int64_t issue = move.task;
-    const std::int64_t first =
-        std::max({latest[index], static_cast<std::int64_t>(move.bound),
-                  static_cast<std::int64_t>(move.task) - static_cast<std::int64_t>(count) + 1});
+    const std::int64_t first = std::max({latest[index], static_cast<std::int64_t>(move.bound),
+                                         static_cast<std::int64_t>(move.task) - static_cast<std::int64_t>(count) + 1});
     while (issue > first && (!move.takes_room || held[in_cycle(issue - 1, count)] + move.bytes <= budget_bytes)) {
       --issue;
       if (move.takes_room) held[in_cycle(issue, count)] += move.bytes;

@@ -9,6 +9,7 @@ import pytest
 from tests.planning.search.test_use_moments import FAST, SAVE, USE, step_of
 from vdnn.errors import VdnnError
 from vdnn.planning.gaps import gaps_of
+from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
 from vdnn.planning.policies import PlanPolicy, PlanRequest
 from vdnn.planning.search.step_model import AbsenceTuple, plan_of
@@ -26,14 +27,17 @@ KEPT = STEP.peak_bytes
 class Fixed(PlanPolicy):
     """Proposes plans with these absences, whatever the budget is."""
 
-    def __init__(self, *candidates: Sequence[AbsenceTuple], may_be_corrected: bool = False) -> None:
+    def __init__(
+        self, *candidates: Sequence[AbsenceTuple], may_be_corrected: bool = False, name: str = "fixed"
+    ) -> None:
         self._candidates = candidates
+        self._name = name
         self._may_be_corrected = may_be_corrected
         self.proposed = 0
 
     @property
     def name(self) -> str:
-        return "fixed"
+        return self._name
 
     @property
     def source(self) -> str:
@@ -50,6 +54,13 @@ class Fixed(PlanPolicy):
         for absences in self._candidates:
             self.proposed += 1
             yield plan_of(STEP, gaps_of(STEP), absences, self.name, request.budget_bytes)
+
+
+def test_where_no_plan_of_auto_fits_a_cut_in_two_takes_its_place_under_its_name() -> None:
+    budget_bytes = least_bytes(STEP)
+    planned = plan_step(STEP, FAST, budget_bytes, Fixed(NOTHING, name="auto"))
+    assert planned.timeline.peak_bytes <= budget_bytes < KEPT
+    assert planned.plan.policy == "auto"
 
 
 def test_a_plan_over_the_budget_is_corrected() -> None:

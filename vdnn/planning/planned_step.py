@@ -9,7 +9,7 @@ note_on() says before a run what a user should know about a plan.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
@@ -89,7 +89,9 @@ def plan_step(
     plan, timeline = _shortest(planner, request)
     if budget_bytes is not None and timeline.peak_bytes > budget_bytes:
         if planner.name == "auto":
-            plan, timeline = min((plan, timeline), _shortest(PrefixCut(), request), key=lambda one: one[1].peak_bytes)
+            cut, cut_timeline = _shortest(PrefixCut(), request)
+            if cut_timeline.peak_bytes < timeline.peak_bytes:
+                plan, timeline = replace(cut, policy=planner.name), cut_timeline
         if must_fit and timeline.peak_bytes > budget_bytes:
             raise VdnnError(
                 f"policy {planner.name!r} has no plan under {format_bytes(budget_bytes)}: the one it makes needs "

@@ -18,7 +18,7 @@ def net(**options: Any) -> nn.Sequential:
 
 
 def perceptron(batch: int) -> tuple[nn.Module, torch.Tensor]:
-    """What its eight layers make can all be moved, and little of it recomputed."""
+    """A model of eight layers: all that they make can be moved, and little of it recomputed."""
     layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(8)]
     return nn.Sequential(*layers), torch.randn(batch, WIDTH)
 
