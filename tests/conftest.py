@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 import torch
 
+from tests.drawn import draw_marked
 from tests.fake_driver.control import FakeDriver
 from vdnn import _C
 
@@ -29,6 +30,19 @@ hypothesis.settings.load_profile("vdnn")
 
 SCHEDULES = [_C.Schedule.EAGER, _C.Schedule.LAZY, _C.Schedule.RANDOM]
 SCHEDULE_IDS = [schedule.name.lower() for schedule in SCHEDULES]
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked, and behind the conftest of a folder
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    draw_marked(items)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _libraries_are_no_garbage() -> None:
+    """Leaves what is there before a module out of the collections of garbage, which sessions and many tests ask for:
+    torch and the libraries of the trainers are a million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 def require_cuda() -> None:

@@ -1,4 +1,4 @@
-"""Draws one, by its name, of the tests that differ in few parameters only. The others become `full`.
+"""Draws, by their names, some of the tests that differ in few parameters only. The others become `full`.
 
 A fault that shows under one schedule or one budget alone then shows in some of the tests of `make test`, because each
 draws another one, at a fraction of their time. `make test-full` runs all.
@@ -31,9 +31,15 @@ def draw_one(items: Iterable[pytest.Item], names: Mapping[str, Mapping[Any, str]
             item.add_marker(pytest.mark.full)
 
 
-def draw_share(items: Iterable[pytest.Item], *parameters: str, of: int) -> None:
-    """Marks as `full` all but one of so many of the items that have all these parameters."""
+def draw_marked(items: Iterable[pytest.Item]) -> None:
+    """Marks as `full` all but one in so many of the items of each test that has the mark `drawn(of=so many)`."""
+    tests: dict[str, list[pytest.Item]] = {}
     for item in items:
-        given = getattr(getattr(item, "callspec", None), "params", {})
-        if all(one in given for one in parameters) and zlib.crc32(item.nodeid.encode()) % of:
+        if item.get_closest_marker("drawn") and not item.get_closest_marker("full"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for group in tests.values():
+        mark = group[0].get_closest_marker("drawn")
+        assert mark is not None
+        by_chance = sorted(group, key=lambda item: zlib.crc32(item.nodeid.encode()))
+        for item in by_chance[-(-len(group) // mark.kwargs["of"]) :]:
             item.add_marker(pytest.mark.full)

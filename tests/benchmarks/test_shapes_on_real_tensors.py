@@ -141,6 +141,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.drawn(of=4)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_training_under_a_budget_has_the_bits_of_plain_training(case: Case) -> None:

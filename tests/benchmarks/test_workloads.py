@@ -28,6 +28,7 @@ def test_the_networks_of_the_paper_and_those_since_are_there() -> None:
     }
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_workload_has_blocks_at_both_sizes_or_is_a_chain(name: str) -> None:
     entry = WORKLOADS[name]

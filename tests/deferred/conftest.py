@@ -5,7 +5,6 @@ Loaded before torch's first backward, because the autograd engine counts the dev
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,12 +42,3 @@ def _same_numbers_each_time() -> Iterator[None]:
     torch.manual_seed(11)
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def little_garbage() -> Iterator[None]:
-    """The accelerator collects garbage each time it stops. This leaves out what there is before."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()

@@ -20,8 +20,6 @@ from tests.runtime.training_state.test_lives import one_step, state_bytes
 from vdnn.runtime.training_state import host_step
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 
-pytestmark = pytest.mark.usefixtures("little_garbage")
-
 ADAMW = OPTIMIZERS["adamw"]
 
 

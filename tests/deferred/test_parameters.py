@@ -24,8 +24,6 @@ from tests.runtime.training_state.parameters.frozen_loops import made
 from vdnn.runtime.training_state import host_step
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 
-pytestmark = pytest.mark.usefixtures("little_garbage")
-
 
 def trained(
     mode: Mode, seed: int, optimizer: str, loop: str, *, is_managed: bool, on: Any = "device", tied: bool = False

@@ -28,9 +28,7 @@ from vdnn.planning.search.prefix_cut import prefix_cut
 from vdnn.runtime.session.session import Session
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 
-pytestmark = pytest.mark.usefixtures("little_garbage")
-
-SEEDS = range(int(os.environ.get("VDNN_DEFERRED_SEEDS", "50")))
+SEEDS = range(int(os.environ.get("VDNN_DEFERRED_SEEDS", "20")))
 
 Step = Callable[[], torch.Tensor | Sequence[torch.Tensor]]
 # Makes the step from models and inputs that are on the accelerator.
@@ -218,6 +216,7 @@ LIVES: list[MakeStep] = [
 ]
 
 
+@pytest.mark.drawn(of=3)
 @pytest.mark.parametrize("life", LIVES, ids=lambda life: life.__name__)
 @pytest.mark.parametrize("make", [lambda: perceptron(depth=3), conv_chain], ids=["linear", "conv"])
 def test_a_life_is_the_same_as_without(make: Callable[[], nn.Module], life: MakeStep, mode: Mode) -> None:

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 PROGRAMS = 1_000
 
 
+@pytest.mark.drawn(of=3)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=SCHEDULE_IDS)
 def test_the_checker_is_silent_on_a_thousand_legal_programs(schedule: _C.Schedule) -> None:
     checked = 0

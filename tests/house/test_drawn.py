@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.drawn import draw_one
+from tests.drawn import draw_marked, draw_one
 
 NAMES = {1: "early", 2: "late"}
 POLICIES = {"all": "moved", "none": "kept"}
@@ -59,3 +59,26 @@ def test_tests_that_differ_otherwise_or_have_other_values_all_stay() -> None:
         Item("test_d"),
     ]
     assert drawn(*items) == items
+
+
+class Marked(Item):
+    """A test that says how few of its items are enough."""
+
+    def __init__(self, nodeid: str, of: int) -> None:
+        super().__init__(nodeid)
+        self.of = of
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        if name == "drawn":
+            return pytest.mark.drawn(of=self.of).mark
+        return next((mark.mark for mark in self.marks if mark.name == name), None)
+
+
+def test_of_a_marked_test_so_many_are_left_and_never_none() -> None:
+    items = [Marked(f"test_a[{number}]", of=4) for number in range(9)] + [Marked("test_b[x]", of=4)]
+    items[0].add_marker(pytest.mark.full)  # does not count
+    draw_marked(cast("list[pytest.Item]", items))
+    left = [item.nodeid for item in items if not item.marks]
+    assert len(left) == 3
+    assert left[-1] == "test_b[x]"
+    assert len(items[0].marks) == 1

@@ -148,6 +148,7 @@ def least_bytes(model: nn.Module, x: Tensor) -> int:
     return int(found[1])
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_budget_is_kept_to_the_byte_with_the_bits_of_aot_eager(name: str) -> None:
     model, x = made(name)

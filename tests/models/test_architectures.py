@@ -115,6 +115,7 @@ def gradients_missing(model: nn.Module) -> list[str]:
     ]
 
 
+@pytest.mark.drawn(of=4)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_network_is_the_published_one_and_steps_at_its_published_batch(name: str) -> None:
     published = PUBLISHED[name]

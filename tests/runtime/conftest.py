@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.conftest import SCHEDULE_IDS, SCHEDULES
-from tests.drawn import draw_one, draw_share
+from tests.drawn import draw_one
 from tests.runtime.rigs.limits import grouped
 from tests.runtime.rigs.side_by_side import assert_nothing_alive
 from tests.runtime.rigs.virtual_training import decided_by
@@ -52,7 +52,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     schedules = dict(zip(SCHEDULES, SCHEDULE_IDS, strict=True))
     draw_one(ours, {"schedule": schedules, "default_policy": {policy: policy for policy in EITHER_POLICY}})
     draw_one(ours, {"mode": {mode: mode for mode in PLAN_MODES}})
-    draw_share(ours, "plan", "name", of=3)  # each change of a settled step, under each plan
 
 
 @pytest.fixture(autouse=True)

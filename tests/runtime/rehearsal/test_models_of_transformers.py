@@ -69,6 +69,7 @@ MODELS = {
 LONG = ("Longformer", "Wav2Vec2")
 
 
+@pytest.mark.drawn(of=3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.full] if name in LONG else []) for name in MODELS]

@@ -165,6 +165,7 @@ def run(lives: Lives, session: Session, count: int) -> None:
         assert not differing, f"step {number}, {step.__name__}: {differing}"
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("windows", [("1KiB", "1KiB"), ("1MiB", "1MiB")], ids=["narrow", "wide"])
 def test_a_hundred_random_steps_are_right_and_leave_nothing(
     open_session: OpenSession, windows: tuple[str, str]

@@ -81,6 +81,7 @@ CASES = [
 ]
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize(("share", "held", "recompute"), CASES)
 def test_steps_after_a_held_graph_stay_within_the_budget(share: float, held: str, recompute: bool) -> None:
     budget = budget_of(share)

@@ -84,6 +84,7 @@ def test_without_host_memory_a_save_stays_on_the_device(monkeypatch: pytest.Monk
         assert settling_of(session).is_expected
 
 
+@pytest.mark.drawn(of=4)
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(1, 10))])
 def test_a_refusal_of_the_driver_at_any_call(
     monkeypatch: pytest.MonkeyPatch, fake_driver: FakeDriver, expected: Any, first: int

@@ -10,8 +10,6 @@ from torch import nn
 import vdnn
 from vdnn.runtime.session.session import Session
 
-_global: list[torch.Tensor] = []
-
 
 class Remembers(nn.Module):
     """Keeps a tensor of its last forward pass, as models do that visualize their feature maps."""
@@ -54,12 +52,13 @@ def test_a_modules_attribute_is_named() -> None:
 
 
 def test_a_list_is_named_by_its_kind() -> None:
+    kept: list[torch.Tensor] = []
     with opened() as session:
-        _global.append(torch.randn(64, requires_grad=True).tanh())
-        _global[0].exp().sin().sum().backward()
+        kept.append(torch.randn(64, requires_grad=True).tanh())
+        kept[0].exp().sin().sum().backward()
     (line,) = held_lines(session)
     assert re.search(r"held by a list of 1$", line), line
-    _global.clear()
+    kept.clear()
     assert held_lines(session) == [], "it was freed"
     session.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 import vdnn
 from tests.conftest import open_fake_device
-from tests.drawn import draw_one, draw_share
+from tests.drawn import draw_one
 from tests.fake_driver.control import FakeDriver
 from vdnn import _C
 from vdnn.runtime.session.session import Session
@@ -35,7 +36,13 @@ def open_session(device: _C.Device, optimizer: Any, **options: Any) -> Session:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ours = [item for item in items if Path(__file__).parent in item.path.parents]
     draw_one(ours, {"place": {place: f"on-{place}" for place in PLACES}})
-    draw_share(ours, "optimizer", "loop", of=6)  # the cells of a matrix
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are not deferred in a process that has compiled code, as another test of this process may have."""
+    if dynamo := sys.modules.get("torch._dynamo.utils"):
+        monkeypatch.setitem(dynamo.counters["frames"], "total", 0)
 
 
 @pytest.fixture(params=PLACES, ids=[f"on-{place}" for place in PLACES])

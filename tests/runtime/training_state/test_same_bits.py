@@ -23,6 +23,7 @@ from vdnn.bytesize import parse_bytes
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 
 
+@pytest.mark.drawn(of=12)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_training_has_the_bits_of_plain_pytorch(optimizer: str, loop: str, manage: Manage) -> None:
@@ -31,6 +32,7 @@ def test_a_training_has_the_bits_of_plain_pytorch(optimizer: str, loop: str, man
     assert same(expected, train(make, train_in, manage))
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_tied_weights_have_the_bits_of_plain_pytorch(optimizer: str, manage: Manage) -> None:
     make = OPTIMIZERS[optimizer]
@@ -44,6 +46,7 @@ def test_the_other_optimizers_of_torch_have_the_bits_of_plain_pytorch(name: str,
     assert same(train(make, LOOPS[loop]), train(make, LOOPS[loop], manage))
 
 
+@pytest.mark.drawn(of=3)
 @pytest.mark.parametrize("optimizer", ["adamw-foreach", "adamw-fused", "third-party"])
 def test_no_order_of_copies_changes_a_bit(optimizer: str) -> None:
     make = OPTIMIZERS[optimizer]

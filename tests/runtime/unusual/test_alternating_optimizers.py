@@ -28,6 +28,7 @@ def trained(program: str, steps: int, **options: object) -> Session:
     return session
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("mode", MODES)
 @PROGRAMS
 def test_it_trains_as_plain_torch_does(program: str, mode: str) -> None:

@@ -109,6 +109,7 @@ def _convolutions(setting: Setting, only: int | None = None) -> Callable[[], Ste
     return factory
 
 
+@pytest.mark.drawn(of=3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_around_the_forward_only_changes_no_bit(name: str, mode: str) -> None:

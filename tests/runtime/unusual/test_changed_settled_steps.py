@@ -66,6 +66,7 @@ def run_changes(plan: str, changes: list[Change]) -> int:
 ALL_PLANS = (*PLANS, *PLANS_WITH_RECOMPUTES)
 
 
+@pytest.mark.drawn(of=6)
 @pytest.mark.parametrize(("plan", "name"), [(plan, name) for plan in ALL_PLANS for name in changes_of(plan)])
 def test_a_step_that_changes_has_the_gradients_of_plain_torch(name: str, plan: str) -> None:
     run_changes(plan, [Change(name, at) for at in (0, LAYERS // 2, LAYERS - 1)])
@@ -77,6 +78,7 @@ def test_a_recipe_that_changes_recomputes_what_plain_torch_has(name: str, plan: 
     run_changes(plan, [Change(name, at) for at in range(0, LAYERS, 3)])
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("plan", ALL_PLANS)
 def test_random_changes_have_the_gradients_of_plain_torch(plan: str) -> None:
     drawn = random.Random(17)

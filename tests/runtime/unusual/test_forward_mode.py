@@ -144,6 +144,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_forward_mode_is_as_in_plain_torch(program: str, mode: str) -> None:

@@ -188,6 +188,7 @@ PROGRAMS: dict[str, Factory] = {
 }
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_transformed_functions_are_as_in_plain_torch(program: str, mode: str) -> None:

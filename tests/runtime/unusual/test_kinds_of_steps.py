@@ -72,12 +72,14 @@ def trained(program: str, rounds: int, budget: int | str) -> Session:
     return session
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "plan at 60 %"])
 @PROGRAMS
 def test_it_trains_as_plain_torch_does(program: str, mode: str) -> None:
     assert_same_in(mode, LOOPS[program][0], 8 if LOOPS[program][1] > 1 else 24)
 
 
+@pytest.mark.drawn(of=2)
 @PROGRAMS
 def test_no_step_takes_more_than_the_least_once_the_kinds_are_known(
     program: str, monkeypatch: pytest.MonkeyPatch
@@ -93,6 +95,7 @@ def test_no_step_takes_more_than_the_least_once_the_kinds_are_known(
     assert [(peak, budget) for _, _, peak, budget in last if peak > budget] == []
 
 
+@pytest.mark.drawn(of=3)
 @PROGRAMS
 def test_no_step_takes_more_than_a_budget_in_bytes_once_the_kinds_are_known(
     program: str, monkeypatch: pytest.MonkeyPatch

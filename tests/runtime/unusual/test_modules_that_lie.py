@@ -201,6 +201,7 @@ def _program(make: Callable[[], nn.Module]) -> Callable[[], Step]:
     return factory
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("norm", NORMS)
 def test_gradients_are_those_of_plain_torch(norm: str, mode: str) -> None:

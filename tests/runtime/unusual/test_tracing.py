@@ -133,6 +133,7 @@ PROGRAMS: dict[str, Factory] = {
 }
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_traced_program_is_as_in_plain_torch(program: str, mode: str) -> None:

@@ -22,6 +22,7 @@ from vdnn import _C
 ADAMW = OPTIMIZERS["adamw"]
 
 
+@pytest.mark.drawn(of=12)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_training_has_the_bits_of_plain_pytorch(
@@ -50,6 +51,7 @@ def test_a_step_on_the_cpu_steps_the_host_copies(optimizer: str, on: str, manage
     assert poisoned
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("optimizer", ["adamw-foreach", "third-party"])
 def test_no_order_of_copies_changes_a_bit(optimizer: str) -> None:
     make = OPTIMIZERS[optimizer]
@@ -68,6 +70,7 @@ def test_no_order_of_copies_changes_a_bit(optimizer: str) -> None:
         assert checker.take_violations() == []
 
 
+@pytest.mark.drawn(of=3)
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_program_has_the_bits_of_plain_pytorch(model: str, program: str, manage: Manage, poisoned: list[int]) -> None:

@@ -198,9 +198,9 @@ def test_each_refused_copy_to_the_host_leaves_the_bits(manage: Manage, monkeypat
         assert same(expected, train(ADAMW, LOOPS["plain"], inside, with_model=True))
 
 
-def test_each_call_of_the_driver_refused_in_turn_leaves_the_bits(
-    fake_driver: FakeDriver,
-) -> None:
+@pytest.mark.drawn(of=4)
+@pytest.mark.parametrize("part", range(4))
+def test_each_call_of_the_driver_refused_in_turn_leaves_the_bits(part: int, fake_driver: FakeDriver) -> None:
     def run(fails: int | None, training: Training) -> list[str]:
         device = open_fake_device(fake_driver)
         session = open_session(device, training.optimizer, model=training.model, parameters="all")
@@ -222,7 +222,7 @@ def test_each_call_of_the_driver_refused_in_turn_leaves_the_bits(
         one_step(plain)
     calls = run(None, begin(ADAMW))
     refused = [nth for nth, call in enumerate(calls, 1) if not call.startswith("cuCtx")]  # those belong to the core
-    for nth in refused[:: max(1, len(refused) // 60)]:
+    for nth in refused[:: max(1, len(refused) // 60)][part::4]:
         training = begin(ADAMW)
         run(nth, training)
         assert same(values(plain), values(training)), calls[nth - 1]

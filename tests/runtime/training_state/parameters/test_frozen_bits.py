@@ -16,6 +16,7 @@ from vdnn.runtime.training_state.parameters.streaming import Streaming
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 
+@pytest.mark.drawn(of=3)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_training_has_the_bits_of_plain_torch(model: str, loop: str, device: _C.Device, poisoned: list[int]) -> None:
