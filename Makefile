@@ -112,7 +112,7 @@ test-full: build
 	$(PYTEST) --benchmark-disable -m full
 	VDNN_DEFERRED_SEEDS=200 $(PYTEST) -m "" tests/deferred
 
-# Random training programs against plain PyTorch, bit for bit. `make test` runs 1,000 of them.
+# Random training programs against plain PyTorch, bit for bit. `make test` runs 550 of them.
 .PHONY: fuzz
 fuzz: build
 	$(PY) -m tests.fuzz.run --programs 100000 --workers 2

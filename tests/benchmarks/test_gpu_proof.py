@@ -249,8 +249,8 @@ def test_an_unknown_part_is_refused_with_the_known_ones(capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
-# Its tests run in `make test` anyway; the programs of the other two parts are nearly the same.
-@pytest.mark.parametrize("name", ["steps", *(pytest.param(one, marks=pytest.mark.full) for one in ("checks", "zoo"))])
+@pytest.mark.full  # minutes; test_gpu_proof_programs.py tries each program
+@pytest.mark.parametrize("name", ["checks", "steps", "zoo"])
 def test_a_dry_run_goes_through_every_step(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

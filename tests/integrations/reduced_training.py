@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -112,8 +111,7 @@ def ddp(rank: int, is_more: bool) -> dict[str, dict[str, Any]]:
         def made() -> nn.Module:
             model = DistributedDataParallel(make(), **options)
             if hook is not None:
-                state = PowerSGDState(None, 1, start_powerSGD_iter=2) if hook is powerSGD_hook else None
-                model.register_comm_hook(state, hook)
+                model.register_comm_hook(None, hook)
             return model
 
         return made
@@ -121,13 +119,13 @@ def ddp(rank: int, is_more: bool) -> dict[str, dict[str, Any]]:
     if is_more:
         return {
             "plain": beside_plain(wrapped(), rank),
-            "fp16": beside_plain(wrapped(hook=fp16_compress_hook), rank, 2),
             "static": beside_plain(wrapped(static_graph=True), rank),
             "checkpoint": beside_plain(wrapped(lambda: Checkpointed(use_reentrant=False)), rank, 2),
         }
     return {
         "small buckets": beside_plain(wrapped(bucket_cap_mb=0.002), rank, 2),
-        "PowerSGD": beside_plain(wrapped(hook=powerSGD_hook), rank),
+        # Not PowerSGD: over gloo, torch 2.13's hook hangs now and then on a busy machine, also without a session.
+        "fp16": beside_plain(wrapped(hook=fp16_compress_hook), rank, 2),
         "bucket view": beside_plain(wrapped(gradient_as_bucket_view=True), rank),
         "unused": beside_plain(wrapped(Branches, find_unused_parameters=True), rank, 2),
         "reentrant": beside_plain(wrapped(lambda: Checkpointed(use_reentrant=True), static_graph=True), rank),

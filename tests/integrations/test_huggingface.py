@@ -291,6 +291,7 @@ def accelerated(precision: str) -> Values:
     return values_of(accelerator.unwrap_model(model))
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("how", ["moves", "prefix-cut"])
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_a_loop_of_accelerate_trains_the_same(how: str, precision: str) -> None:

@@ -38,6 +38,7 @@ def test_ddp_with_accumulation_and_clipping_trains_the_same(two_ranks: Ranks) ->
     assert first["digest"] == second["digest"]
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize(
     ("how", "kind"),
     [(MOVES, "plain"), (PLANS, "plain"), (MOVES, "no reshard"), (MOVES, "cpu offload"), (MOVES, "mixed precision")],
@@ -62,6 +63,7 @@ def test_no_parameter_of_fsdp_leaves(two_ranks: Ranks) -> None:
         assert flat[rank]["storage_bytes"] == plain[rank]["storage_bytes"]
 
 
+@pytest.mark.drawn(of=2)
 @EITHER
 def test_tensor_parallel_trains_the_same(two_ranks: Ranks, how: str) -> None:
     """DTensors are offloaded too, to the byte. Only the weights of the two linear layers, and the parameters that the
@@ -78,6 +80,7 @@ def test_tensor_parallel_trains_the_same(two_ranks: Ranks, how: str) -> None:
         assert first["kept"] == {"PARAMETER": steps * of_blocks * 4}
 
 
+@pytest.mark.drawn(of=2)
 @EITHER
 def test_sequence_parallel_trains_the_same(two_ranks: Ranks, how: str) -> None:
     first, second = check(two_ranks, how, sequence_training.sequence_parallel)
@@ -85,6 +88,7 @@ def test_sequence_parallel_trains_the_same(two_ranks: Ranks, how: str) -> None:
     assert "SUBCLASS" not in first["kept"]
 
 
+@pytest.mark.drawn(of=2)
 @EITHER
 def test_context_parallel_by_gathered_keys_trains_the_same(two_ranks: Ranks, how: str) -> None:
     first, second = check(two_ranks, how, sequence_training.gathering_context_parallel)
@@ -97,6 +101,7 @@ def test_context_parallel_of_torch_has_no_kernel_for_the_cpu(two_ranks: Ranks) -
         assert "_for_cpu.default does not have a sharding strategy" in said
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize(("how", "kind"), [(MOVES, "1F1B"), (PLANS, "1F1B"), ("auto", "1F1B"), (MOVES, "GPipe")])
 def test_a_pipeline_trains_the_same(two_ranks: Ranks, how: str, kind: str) -> None:
     check(two_ranks, how, parallel_training.pipeline, kind)

@@ -86,6 +86,7 @@ def test_strides_come_back(transport: Transport) -> None:
     assert torch.equal(packed.flat(again), made)
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("offload_rest", [False, True], ids=["stays", "leaves"])
 @pytest.mark.parametrize("name", ["bf16", "fp8"])
 @pytest.mark.parametrize("model", MODELS)

@@ -96,6 +96,7 @@ def test_what_a_held_graph_keeps_is_evicted_only_if_a_step_needs_its_memory() ->
     assert ample.session.counters.storages == 0
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize(("held", "recompute"), [("output", False), ("loss", True)])
 def test_an_evicted_graph_has_the_same_gradients(held: str, recompute: bool) -> None:
     plain = trained(held=held, is_used=True, fake=False)

@@ -46,6 +46,7 @@ def recording_with_data(name: str) -> Recording:
     return session.recording
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 1.0])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_planned_peak_is_the_executed_peak(name: str, share: float) -> None:

@@ -60,6 +60,7 @@ HELD_IN_PART = {
 }
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("name", HELD_IN_PART)
 def test_a_part_that_is_saved_holds_the_whole_storage(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The bytes are those with everything kept, whatever policy ran. The predicted peak of a plan is never too low."""

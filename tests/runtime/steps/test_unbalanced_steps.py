@@ -101,6 +101,7 @@ def test_experts_of_changing_sizes_keep_within_the_budget_and_follow_their_plan(
     assert sum(under.times[5:]) < 1.5 * sum(kept.times[5:])
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("share", [0.65, 0.8])
 def test_the_result_is_that_of_plain_torch(share: float) -> None:
     steps = [routes(seed) for seed in range(8)]

@@ -35,6 +35,7 @@ def test_it_trains_as_plain_torch_does(program: str, mode: str) -> None:
     assert_same_in(mode, BY_TURNS[program])
 
 
+@pytest.mark.drawn(of=3)
 @PROGRAMS
 def test_one_round_of_the_optimizers_is_one_step(program: str) -> None:
     """The runtime learns this when graphs are used across optimizers, and then discards its earlier count."""
@@ -43,6 +44,7 @@ def test_one_round_of_the_optimizers_is_one_step(program: str) -> None:
     assert more - fewer == 4
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("program", sorted(set(BY_TURNS) - HOLDS_OVER))
 def test_under_the_least_budget_a_planned_step_takes_what_was_said(program: str) -> None:
     session = trained(program, 8, budget="min")

@@ -72,6 +72,7 @@ def test_a_step_that_changes_has_the_gradients_of_plain_torch(name: str, plan: s
     run_changes(plan, [Change(name, at) for at in (0, LAYERS // 2, LAYERS - 1)])
 
 
+@pytest.mark.drawn(of=3)
 @pytest.mark.parametrize("plan", PLANS_WITH_RECOMPUTES)
 @pytest.mark.parametrize("name", OF_A_RECIPE)
 def test_a_recipe_that_changes_recomputes_what_plain_torch_has(name: str, plan: str) -> None:
@@ -87,7 +88,7 @@ def test_random_changes_have_the_gradients_of_plain_torch(plan: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 10))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 10))])
 @pytest.mark.parametrize("plans", [PLANS, PLANS_WITH_RECOMPUTES], ids=["moves", "recomputes"])
 def test_a_thousand_random_changes_have_the_gradients_of_plain_torch(seed: int, plans: tuple[str, ...]) -> None:
     drawn = random.Random(seed)

@@ -150,6 +150,7 @@ def overwritten_first(custom: Any) -> Callable[[], Step]:
     return factory
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("custom", [Overwrites, OverwritesUnseen, OverwritesItsOutput, ReadsTwice])
 @pytest.mark.parametrize("program", [beside_a_recipe, of_one_value, overwritten_first])

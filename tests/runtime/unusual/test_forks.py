@@ -82,6 +82,7 @@ def _run(program: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("kind", ["sim", "checked", "machine", "fake driver"])
 def test_a_child_with_threads_drops_a_session(kind: str) -> None:
     program = """

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 PROGRAMS = pytest.mark.parametrize("program", IN_BACKWARD)
 
 
+@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("mode", MODES)
 @PROGRAMS
 def test_it_trains_as_plain_torch_does(program: str, mode: str) -> None:

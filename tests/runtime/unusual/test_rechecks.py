@@ -72,6 +72,7 @@ def follow(machine: VirtualMachine, step: Step, **options: Any) -> Session:
     return vdnn.offload(plan=plan, device=machine, min_bytes=0, **options)
 
 
+@pytest.mark.drawn(of=3)
 @pytest.mark.parametrize("turns_at", [6, 70, 131])
 @pytest.mark.parametrize("node", ["TanhBackward0", "SigmoidBackward0"])
 def test_a_recipe_that_turns_wrong_is_found_within_twice_the_interval(

@@ -90,8 +90,6 @@ void Accelerator::raise_failure() {
 
 namespace {
 
-constexpr c10::DeviceType device_type = c10::DeviceType::PrivateUse1;
-
 c10::Stream stream_of(std::size_t number) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(device_type, 0), static_cast<c10::StreamId>(number));
 }

@@ -14,6 +14,8 @@
 
 namespace vdnn::deferred {
 
+inline constexpr c10::DeviceType device_type = c10::DeviceType::PrivateUse1;
+
 class Accelerator {
  public:
   // `owner` keeps the table's device alive. `origin` returns where in its program the calling thread is; if it is not

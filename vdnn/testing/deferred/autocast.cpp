@@ -2,13 +2,12 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
+#include "accelerator.h"
 #include "arguments.h"
 
 namespace vdnn::deferred {
 
 namespace {
-
-constexpr c10::DeviceType device_type = c10::DeviceType::PrivateUse1;
 
 constexpr const char* lower_precision[] = {"conv1d",
                                            "conv1d.padding",

@@ -22,17 +22,7 @@ import torch
 from vdnn.errors import VdnnError
 from vdnn.testing.deferred.recurrent import register_recurrent_layers
 
-_SOURCES = (
-    "accelerator.cpp",
-    "arguments.cpp",
-    "autocast.cpp",
-    "deferred_call.cpp",
-    "module.cpp",
-    "operations.cpp",
-    "shape_memory.cpp",
-    "storage.cpp",
-    "stream_ordered_memory.cpp",
-)
+_SOURCE = "extension.cpp"  # which includes the others
 TORCH_TYPE = "deferred"
 
 
@@ -80,7 +70,7 @@ def _loaded_extension() -> Any:
         with one_build_at_a_time(Path(build)), _torch_without_spaces():
             extension = cpp_extension.load(
                 name,
-                [str(folder / name) for name in _SOURCES],
+                [str(folder / _SOURCE)],
                 extra_cflags=["-O1", "-g0", "-std=c++20"],
                 extra_include_paths=[str(folder)],
                 build_directory=build,
