@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import vdnn
-from tests.runtime.training_state.conftest import on_host, open_session
-from tests.runtime.training_state.loops import OPTIMIZERS, Net, ScaledByAll, SignOfMomentum, begin
-from tests.runtime.training_state.test_lives import one_step, state_bytes
+from tests.runtime.training_state.conftest import Manage, on_host, open_session
+from tests.runtime.training_state.loops import OPTIMIZERS, Net, ScaledByAll, SignOfMomentum, begin, same
+from tests.runtime.training_state.test_lives import one_step, outcome, state_bytes
 from vdnn import _C
 from vdnn.errors import VdnnError
 
@@ -127,6 +127,53 @@ class CountsInAList(SignOfMomentum):
 def test_an_optimizer_that_counts_its_calls_where_that_cannot_be_set_back_is_refused() -> None:
     with pytest.raises(VdnnError, match="CountsInAList cannot be stepped in slices .* it counts its own calls"):
         vdnn.offload("vdnn-all", device="sim", optimizer=begin(CountsInAList).optimizer)
+
+
+class Options:
+    """The options of single parameters, as bitsandbytes keeps them."""
+
+    def __init__(self) -> None:
+        self.index2config: dict[tuple[int, int], dict[str, Any]] = {}
+
+
+class Codes(torch.Tensor):
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.detach().clone()
+
+
+class Quantized(SignOfMomentum):
+    """Has a table of a quantization, which every parameter's state has too, an object of its own, and a flag that its
+    first step sets, as bitsandbytes; and a state of another class, as torchao."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.tables = {"signed": torch.linspace(-1, 1, 256)}
+        self.mng = Options()
+        self.initialized = False
+
+    def step(self, closure: Any = None) -> Any:
+        self.initialized = True
+        loss = super().step(closure)
+        for parameter in (one for group in self.param_groups for one in group["params"]):
+            self.state[parameter]["table"] = self.tables["signed"]
+            self.state[parameter].setdefault("codes", torch.zeros(4).as_subclass(Codes))
+        return loss
+
+
+def test_tables_and_objects_of_an_optimizer_are_no_reason_to_refuse_it_but_options_by_place_are(manage: Manage) -> None:
+    plain, training = begin(Quantized), begin(Quantized)
+    with manage(training.optimizer) as session:
+        for one in (plain, training):
+            one_step(one)
+            one_step(one)
+        means = sum(one.nbytes for one in training.model.parameters())
+        assert on_host(training.optimizer) == means  # the table is held by the optimizer
+        assert "10 tensors of it stay on the device: Codes is no plain tensor" in session.report()
+    assert same(outcome(plain), outcome(training))
+    refused = begin(Quantized)
+    refused.optimizer.mng.index2config[0, 1] = {"optim_bits": 32}  # type: ignore[attr-defined]
+    with pytest.raises(VdnnError, match="single parameters have options, which it finds by their places"):
+        vdnn.offload("vdnn-all", device="sim", optimizer=refused.optimizer)
 
 
 class ReadsTheModel(SignOfMomentum):

@@ -34,7 +34,7 @@ from vdnn.runtime.training_state.refusals import refuse_what_mixes
 from vdnn.runtime.training_state.sliced_step import SlicedStep, stopped
 from vdnn.runtime.training_state.slices import Slice, parameters_of, slices_of
 from vdnn.runtime.training_state.state_copies import LARGEST_WINDOW_BYTES, StateCopies
-from vdnn.runtime.training_state.state_tensors import Place, bytes_of, bytes_of_first_state, movable, places_in
+from vdnn.runtime.training_state.state_tensors import Place, bytes_of, bytes_of_first_state, leaving, places_in
 from vdnn.user_warnings import warn
 
 TransportFor = Callable[[torch.device], Transport | None]
@@ -299,19 +299,18 @@ class OptimizerState:
         places: list[Place] = []
         hosts: list[HostTensor] = []
         transport = copies.transport
-        for parameter in parameters:
-            for place in movable(parameter, optimizer.state.get(parameter), self._min_bytes):
-                if id(place.tensor) in self._hosts:
+        for place in leaving(optimizer, parameters, self._min_bytes):
+            if id(place.tensor) in self._hosts:
+                continue
+            host = fetched.get(id(place.tensor))
+            if host is None:
+                try:
+                    host = host_tensor_for(place.tensor, transport)
+                except (VdnnError, MemoryError):
+                    self.moved.stayed_bytes += place.tensor.untyped_storage().nbytes()
                     continue
-                host = fetched.get(id(place.tensor))
-                if host is None:
-                    try:
-                        host = host_tensor_for(place.tensor, transport)
-                    except (VdnnError, MemoryError):
-                        self.moved.stayed_bytes += place.tensor.untyped_storage().nbytes()
-                        continue
-                places.append(place)
-                hosts.append(host)
+            places.append(place)
+            hosts.append(host)
         if not places:
             return
         if not copies.leave([place.tensor for place in places], hosts):

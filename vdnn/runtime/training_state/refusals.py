@@ -30,6 +30,7 @@ FSDP_OFFLOADS = {
 }
 _STEPS = 3
 _LARGEST_SIDE = 4
+_LARGEST_TABLE_BYTES = 1 << 16
 _MOST_STAND_INS = 3  # of one group and number of dimensions
 
 
@@ -39,6 +40,10 @@ def refuse_what_mixes(optimizer: torch.optim.Optimizer) -> None:
         raise VdnnError(mixes(optimizer, "it steps along one direction for all of them"))
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise VdnnError(mixes(optimizer, "differentiable=True keeps its state in the graph"))
+    if _has_options_by_place(optimizer):
+        raise VdnnError(
+            mixes(optimizer, "single parameters have options, which it finds by their places in the groups")
+        )
     parameters = list(parameters_of(optimizer))
     if any(map(is_offloaded_by_fsdp, parameters)):
         raise CombinationError(**FSDP_OFFLOADS)
@@ -49,6 +54,12 @@ def refuse_what_mixes(optimizer: torch.optim.Optimizer) -> None:
         return  # a virtual machine has no bits to compare
     with torch.random.fork_rng(range(torch.cuda.device_count()) if _has_started_cuda() else ()):
         _try(optimizer)
+
+
+def _has_options_by_place(optimizer: torch.optim.Optimizer) -> bool:
+    """bitsandbytes has one object of the process for such options."""
+    known = ("module_weight_config_triple", "pid2config", "index2config")
+    return any(getattr(getattr(optimizer, "mng", None), name, None) for name in known)
 
 
 def refuse_what_cannot_step_on_the_cpu(optimizer: torch.optim.Optimizer) -> None:
@@ -82,7 +93,7 @@ def _try(optimizer: torch.optim.Optimizer) -> None:
     for tensor, other in zip(_tensors_of(whole), _tensors_of(sliced), strict=True):
         if not torch.equal(tensor.cpu(), other.cpu()):
             raise VdnnError(mixes(optimizer, "the step of one parameter depends on others"))
-    if _attributes_of(whole) != _attributes_of(sliced):
+    if not _are_alike(_attributes_of(whole), _attributes_of(sliced)):
         raise VdnnError(mixes(optimizer, "it counts its own calls"))
 
 
@@ -141,17 +152,35 @@ def _attributes_of_torch() -> frozenset[str]:
 
 
 def _attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The attributes that the class of `optimizer` gives it, copied as far as they have no tensors."""
+    """Copies of the attributes that the class of `optimizer` gives it, without those that have large tensors."""
     known = _attributes_of_torch()
     own = {name: value for name, value in vars(optimizer).items() if name not in known and not name.startswith("__")}
-    return {name: value if callable(value) else copy.deepcopy(value) for name, value in own.items() if _is_plain(value)}
+    return {name: value if callable(value) else copy.deepcopy(value) for name, value in own.items() if _is_small(value)}
 
 
-def _is_plain(value: object) -> bool:
-    """True for values without tensors. An own step that needs more fails on the stand-ins, which says so."""
+def _is_small(value: object) -> bool:
+    """True for values with no tensors but small ones, such as tables of a quantization. An own step that needs more
+    fails on the stand-ins, which says so."""
+    if isinstance(value, torch.Tensor):
+        return type(value) is torch.Tensor and value.nbytes <= _LARGEST_TABLE_BYTES
     if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
-    return all(map(_is_plain, value)) if isinstance(value, (list, tuple, set)) else not isinstance(value, torch.Tensor)
+        return all(map(_is_small, value.values()))
+    return not isinstance(value, (list, tuple, set)) or all(map(_is_small, value))
+
+
+def _are_alike(one: Any, other: Any, deep: int = 4) -> bool:
+    """Compares values, and objects by their attributes."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.shape == other.shape and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_are_alike(one[key], other[key], deep) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(_are_alike(a, b, deep) for a, b in zip(one, other, strict=True))
+    if hasattr(one, "__dict__") and "__eq__" not in vars(type(one)):
+        return deep == 0 or _are_alike(vars(one), vars(other), deep - 1)
+    return bool(one == other)
 
 
 def _small(parameters: list[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from vdnn.errors import VdnnError
+from vdnn.runtime.torch_internals.function_modes import without_modes
+from vdnn.runtime.training_state.parameters.reads_outside import ReadsOutside
 from vdnn.runtime.training_state.slices import Group, Slice
 
 _OF_TORCH = ("state", "param_groups")
@@ -54,7 +56,8 @@ class SlicedStep:
                     group["param_names"] = [by_parameter[id(parameter)] for parameter in parameters]
                 group["params"] = parameters
             optimizer.param_groups = [self.groups[index] for index in part.parameters]
-            self._own_step(*self._args, **self._kwargs)
+            with without_modes(ReadsOutside):  # a step that the optimizer compiles would be compiled with it
+                self._own_step(*self._args, **self._kwargs)
         finally:
             optimizer.param_groups = self.groups
             for group, parameters, names in zip(self.groups, whole, named, strict=True):

@@ -3,11 +3,13 @@
 The state of a parameter is a dict; its values are tensors, or dicts and lists of them. A tensor leaves if it is plain
 memory of its parameter's device that nothing else is made of: scalars, tensors below the session's `min_bytes`, views
 and tensors of unknown classes stay, and so does whatever shares memory with the parameter, its gradient or another
-tensor of the state. The local part of a DTensor leaves as a plain tensor does.
+tensor of the state, or is in the states of several parameters. The local part of a DTensor leaves as a plain tensor
+does.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -54,8 +56,18 @@ def places_in(state: object) -> Iterator[Place]:
             yield from places_in(value)
 
 
-def movable(parameter: torch.Tensor, state: object, min_bytes: int) -> list[Place]:
-    """The tensors in the state of `parameter` that may leave its device."""
+def leaving(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor], min_bytes: int) -> list[Place]:
+    """The tensors in the state of `parameters` that may leave the device. A tensor that `optimizer` has in several
+    places, such as a table of a quantization for all parameters, may not."""
+    found = [place for one in parameters for place in _movable(one, optimizer.state.get(one), min_bytes)]
+    if all(references <= _HELD_ONCE for references in _references(found)):
+        return found
+    everywhere = places_in({name: value for name, value in vars(optimizer).items() if name != "param_groups"})
+    counts = Counter(id(place.tensor) for place in everywhere)
+    return [place for place in found if counts[id(place.tensor)] == 1]
+
+
+def _movable(parameter: torch.Tensor, state: object, min_bytes: int) -> list[Place]:
     local = plain_part(parameter)
     if local is None:
         return []
@@ -70,6 +82,18 @@ def movable(parameter: torch.Tensor, state: object, min_bytes: int) -> list[Plac
         for place in found
         if holders[place.tensor.untyped_storage()._cdata] == 1 and place.tensor.untyped_storage().nbytes() >= min_bytes
     ]
+
+
+def _references(places: list[Place]) -> list[int]:
+    return [sys.getrefcount(place.tensor) for place in places]
+
+
+def lines_of_other_classes(optimizer: torch.optim.Optimizer) -> list[str]:
+    """For the report: tensors of the state that stay where they are, because their bytes are in tensors of their own,
+    as those of quantized optimizers are."""
+    places = [place for state in dict(vars(optimizer)["state"]).values() for place in places_in(state)]
+    kinds = Counter(type(one.tensor).__name__ for one in places if type(one.tensor) not in PLAIN_CLASSES)
+    return [f"  {count} tensors of it stay on the device: {name} is no plain tensor" for name, count in kinds.items()]
 
 
 def is_whole(tensor: torch.Tensor, device: torch.device) -> bool:
@@ -100,3 +124,6 @@ def bytes_of_first_state(parameter: torch.Tensor, min_bytes: int) -> int:
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+_HELD_ONCE = _references(list(places_in({"alone": torch.zeros(1)})))[0]

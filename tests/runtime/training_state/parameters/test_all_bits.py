@@ -89,3 +89,38 @@ def test_a_program_has_the_bits_of_plain_pytorch(model: str, program: str, manag
     assert len(expected) == len(found)
     assert all(map(torch.equal, expected, found))
     assert poisoned
+
+
+def _one_step_of_sign(parameter: torch.Tensor, gradient: torch.Tensor, mean: torch.Tensor) -> None:
+    mean.lerp_(gradient.float(), 0.1)
+    parameter.add_(mean.sign(), alpha=-0.01)
+
+
+class CompilesItsStep(torch.optim.Optimizer):
+    """Compiles the step of one parameter, as the optimizers of torchao do."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        compiled = torch.compile(_one_step_of_sign, fullgraph=True, dynamic=False, backend="eager")
+        for parameter in (one for group in self.param_groups for one in group["params"]):
+            state = self.state[parameter]
+            if not state:
+                state["mean"] = torch.zeros_like(parameter)
+            compiled(parameter.detach(), parameter.grad, state["mean"])
+
+
+def test_a_step_that_the_optimizer_compiles_has_the_bits_of_plain_pytorch(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch._dynamo.config
+
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1000)  # one for each shape
+
+    def inside(managed: Any, model: nn.Module) -> Any:
+        return manage(managed, model=model, parameters="all")
+
+    expected = train(CompilesItsStep, LOOPS["plain"])
+    assert same(expected, train(CompilesItsStep, LOOPS["plain"], inside, with_model=True))
