@@ -166,16 +166,7 @@ def run_module(info: Any, given: Any, on_it: Callable[[Call], Call]) -> Outcome:
     return run_step(forward, [*leaves, *module.parameters()], Backwards.TWICE)
 
 
-# The runtime releases a tensor by assigning `.data`. Torch lets tensors with and without these bits be assigned to each
-# other on the devices that it knows (CPU, CUDA and others), but not on a registered one.
-CONJUGATE = {"conjugate", "conjugate transpose", "negative", "negative and strided"}
-VIEW_CASES = [
-    pytest.param(view, id=name, marks=[pytest.mark.xfail(reason="set_data", strict=True)] if name in CONJUGATE else [])
-    for name, view in VIEWS.items()
-]
-
-
-@pytest.mark.parametrize("view", VIEW_CASES)
+@pytest.mark.parametrize("view", [pytest.param(view, id=name) for name, view in VIEWS.items()])
 def test_a_view_comes_back_as_it_was(view: Callable[[torch.Tensor], torch.Tensor], record_property: Record) -> None:
     numbers = torch.linspace(-1, 1, 2 * 144)
     tensor = torch.complex(numbers[:144], numbers[144:]).reshape(2, 4, 6, 3).requires_grad_()
