@@ -189,7 +189,22 @@ class ReadsTheModel(SignOfMomentum):
         return super().step(closure)
 
 
+class WrapsAnother(SignOfMomentum):
+    """Has an optimizer of its own, which has all parameters."""
+
+    def __init__(self, params: Any) -> None:
+        parameters = list(params)
+        super().__init__(parameters)
+        self.wrapped = type("Wrapped", (), {})()
+        self.wrapped.inner = torch.optim.SGD(parameters, lr=0.1)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.wrapped.inner.step(closure)
+
+
 def test_an_optimizer_that_cannot_be_tried_is_refused_with_the_reason() -> None:
+    with pytest.raises(VdnnError, match="a step on small parameters failed .*'wrapped'"):
+        vdnn.offload("vdnn-all", device="sim", optimizer=begin(WrapsAnother).optimizer)
     with pytest.raises(VdnnError, match="a step on small parameters failed .*'all'"):
         vdnn.offload("vdnn-all", device="sim", optimizer=begin(ReadsTheModel).optimizer)
 

@@ -31,6 +31,7 @@ FSDP_OFFLOADS = {
 _STEPS = 3
 _LARGEST_SIDE = 4
 _LARGEST_TABLE_BYTES = 1 << 16
+_DEEP = 4  # objects in objects are looked into so far
 _MOST_STAND_INS = 3  # of one group and number of dimensions
 
 
@@ -158,17 +159,21 @@ def _attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: value if callable(value) else copy.deepcopy(value) for name, value in own.items() if _is_small(value)}
 
 
-def _is_small(value: object) -> bool:
-    """True for values with no tensors but small ones, such as tables of a quantization. An own step that needs more
-    fails on the stand-ins, which says so."""
+def _is_small(value: object, deep: int = _DEEP) -> bool:
+    """True for values with no tensors but small ones, such as tables of a quantization. What has a model or another
+    optimizer may read all parameters. An own step that needs more fails on the stand-ins, which says so."""
     if isinstance(value, torch.Tensor):
         return type(value) is torch.Tensor and value.nbytes <= _LARGEST_TABLE_BYTES
+    if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
+        return False
     if isinstance(value, dict):
-        return all(map(_is_small, value.values()))
-    return not isinstance(value, (list, tuple, set)) or all(map(_is_small, value))
+        return all(_is_small(one, deep) for one in value.values())
+    if isinstance(value, (list, tuple, set)):
+        return all(_is_small(one, deep) for one in value)
+    return deep == 0 or callable(value) or _is_small(getattr(value, "__dict__", ()), deep - 1)
 
 
-def _are_alike(one: Any, other: Any, deep: int = 4) -> bool:
+def _are_alike(one: Any, other: Any, deep: int = _DEEP) -> bool:
     """Compares values, and objects by their attributes."""
     if type(one) is not type(other):
         return False
