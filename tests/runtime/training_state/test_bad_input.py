@@ -112,6 +112,25 @@ def test_an_optimizer_that_mixes_parameters_is_found_by_a_trial() -> None:
     assert not training.optimizer.state
 
 
+class SumsInAnOption(SignOfMomentum):
+    """Adds up the gradients of all parameters in a tensor of its group, in place, as D-adaptation does."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.param_groups[0]["total"] = torch.zeros(1)
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                group["total"].mul_(0.9).add_(parameter.grad.abs().sum())
+        return super().step(closure)
+
+
+def test_an_optimizer_that_sums_over_all_parameters_in_an_option_is_found_by_a_trial() -> None:
+    with pytest.raises(VdnnError, match="it changes tensors among its options by what is in a slice"):
+        vdnn.offload("vdnn-all", device="sim", optimizer=begin(SumsInAnOption).optimizer)
+
+
 class CountsInAList(SignOfMomentum):
     """Appends to a list at each call of its step."""
 

@@ -94,6 +94,8 @@ def _try(optimizer: torch.optim.Optimizer) -> None:
     for tensor, other in zip(_tensors_of(whole), _tensors_of(sliced), strict=True):
         if not torch.equal(tensor.cpu(), other.cpu()):
             raise VdnnError(mixes(optimizer, "the step of one parameter depends on others"))
+    if not _are_alike(*([_without_parameters(group) for group in one.param_groups] for one in (whole, sliced))):
+        raise VdnnError(mixes(optimizer, "it changes tensors among its options by what is in a slice"))
     if not _are_alike(_attributes_of(whole), _attributes_of(sliced)):
         raise VdnnError(mixes(optimizer, "it counts its own calls"))
 
@@ -134,12 +136,15 @@ def _stand_in(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """A copy of `optimizer` without state, for small parameters of the same dtypes and numbers of dimensions."""
     groups = []
     for group in optimizer.param_groups:
-        options = {name: copy.deepcopy(value) for name, value in group.items() if name not in ("params", "param_names")}
-        groups.append({**options, "params": list(_small(group["params"]))})
+        groups.append({**copy.deepcopy(_without_parameters(group)), "params": list(_small(group["params"]))})
     made = object.__new__(type(optimizer))
     made.__dict__.update(_attributes_of(optimizer))
     made.__setstate__({"defaults": copy.deepcopy(optimizer.defaults), "state": _empty_state(), "param_groups": groups})
     return made
+
+
+def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 
 def _empty_state() -> Any:
