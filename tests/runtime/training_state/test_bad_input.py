@@ -113,7 +113,7 @@ def test_an_optimizer_that_mixes_parameters_is_found_by_a_trial() -> None:
 
 
 class SumsInAnOption(SignOfMomentum):
-    """Adds up the gradients of all parameters in a tensor of its group, in place, as D-adaptation does."""
+    """Has a running mean over all parameters in a tensor of its group, in place, as D-adaptation does."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -121,8 +121,9 @@ class SumsInAnOption(SignOfMomentum):
 
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
+            group["total"].mul_(0.9)
             for parameter in group["params"]:
-                group["total"].mul_(0.9).add_(parameter.grad.abs().sum())
+                group["total"].add_(parameter.grad.abs().sum())
         return super().step(closure)
 
 

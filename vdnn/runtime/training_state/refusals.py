@@ -94,7 +94,8 @@ def _try(optimizer: torch.optim.Optimizer) -> None:
     for tensor, other in zip(_tensors_of(whole), _tensors_of(sliced), strict=True):
         if not torch.equal(tensor.cpu(), other.cpu()):
             raise VdnnError(mixes(optimizer, "the step of one parameter depends on others"))
-    if not _are_alike(*([_without_parameters(group) for group in one.param_groups] for one in (whole, sliced))):
+    options, others = (list(map(_without_parameters, one.param_groups)) for one in (whole, sliced))
+    if not _are_alike(options, others):
         raise VdnnError(mixes(optimizer, "it changes tensors among its options by what is in a slice"))
     if not _are_alike(_attributes_of(whole), _attributes_of(sliced)):
         raise VdnnError(mixes(optimizer, "it counts its own calls"))
