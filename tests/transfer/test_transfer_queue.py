@@ -12,7 +12,6 @@ from tests.transfer.transfer_rig import KIB, MIB, TransferRig
 from vdnn import _C, errors
 
 
-@pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("size", [1, 255, 4 * KIB, 64 * KIB, 64 * KIB + 1, 3 * MIB + 7])
 def test_an_offloaded_storage_comes_back_as_it_was(rig: TransferRig, size: int) -> None:
     storage = rig.storage(size)

@@ -58,7 +58,7 @@ def test_the_same_recording_gives_the_same_plan() -> None:
 
 @pytest.mark.slow
 @settings(
-    max_examples=300,
+    max_examples=1000,
     deadline=None,
     derandomize=True,
     phases=[Phase.generate],  # shrinking a failing recording takes minutes

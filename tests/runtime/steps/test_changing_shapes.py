@@ -80,7 +80,7 @@ def budget_of(lengths: list[int], share: float) -> int:
 
 
 def test_steps_of_any_length_keep_within_the_budget_and_cost_little() -> None:
-    lengths = random_lengths(14)
+    lengths = random_lengths(20)
     budget_bytes = budget_of(lengths, 0.6)
     plain, ours = trained(lengths), trained(lengths, budget_bytes)
     assert [peak for peak in ours.peaks if peak > budget_bytes] == []
@@ -138,7 +138,7 @@ def test_gradients_are_the_same_bits_at_every_length(share: float) -> None:
 
 def test_micro_batches_of_any_length_keep_within_the_budget() -> None:
     """Each step is largest in another of its micro-batches. Each micro-batch follows a plan of its own."""
-    lengths = random_lengths(4 * 5)
+    lengths = random_lengths(4 * 7)
     budget_bytes = budget_of(lengths, 0.6)
     ours = trained(lengths, budget_bytes, micro_batches=4)
     assert [peak for peak in ours.peaks if peak > budget_bytes] == []
@@ -158,7 +158,7 @@ def test_a_step_between_two_recorded_ones_moves_nothing_if_it_fits() -> None:
 
 
 def test_sizes_that_grow_slowly_are_planned_ahead() -> None:
-    lengths = list(range(256, 640, 48))
+    lengths = list(range(256, 640, 24))
     budget_bytes = budget_of(lengths, 0.7)
     ours = trained(lengths, budget_bytes)
     assert max(ours.peaks) <= budget_bytes

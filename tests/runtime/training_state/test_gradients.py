@@ -41,7 +41,7 @@ def test_a_training_has_the_bits_of_plain_pytorch(optimizer: str, loop: str, man
 def test_no_order_of_copies_changes_a_bit(optimizer: str) -> None:
     make = OPTIMIZERS[optimizer]
     expected = train(make, LOOPS["accumulation"], tied=True)
-    for seed in range(10):
+    for seed in range(20):
         checker = _C.OrderingChecker(_C.SimDevice(schedule=_C.Schedule.RANDOM, seed=seed))
 
         @contextlib.contextmanager

@@ -51,7 +51,7 @@ def test_the_other_optimizers_of_torch_have_the_bits_of_plain_pytorch(name: str,
 def test_no_order_of_copies_changes_a_bit(optimizer: str) -> None:
     make = OPTIMIZERS[optimizer]
     expected = train(make, LOOPS["accumulation"])
-    for seed in range(10):
+    for seed in range(20):
         checker = _C.OrderingChecker(_C.SimDevice(schedule=_C.Schedule.RANDOM, seed=seed))
 
         @contextlib.contextmanager

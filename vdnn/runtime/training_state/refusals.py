@@ -19,7 +19,7 @@ from vdnn.errors import CombinationError, VdnnError
 from vdnn.runtime.torch_internals.local_shards import is_offloaded_by_fsdp
 from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage, plain_part
 from vdnn.runtime.training_state.sliced_step import SlicedStep, mixes
-from vdnn.runtime.training_state.slices import parameters_of, slices_of
+from vdnn.runtime.training_state.slices import options_of, parameters_of, slices_of
 from vdnn.runtime.training_state.state_tensors import places_in
 
 FSDP_OFFLOADS = {
@@ -94,7 +94,7 @@ def _try(optimizer: torch.optim.Optimizer) -> None:
     for tensor, other in zip(_tensors_of(whole), _tensors_of(sliced), strict=True):
         if not torch.equal(tensor.cpu(), other.cpu()):
             raise VdnnError(mixes(optimizer, "the step of one parameter depends on others"))
-    options, others = (list(map(_without_parameters, one.param_groups)) for one in (whole, sliced))
+    options, others = (list(map(options_of, one.param_groups)) for one in (whole, sliced))
     if not _are_alike(options, others):
         raise VdnnError(mixes(optimizer, "it changes tensors among its options by what is in a slice"))
     if not _are_alike(_attributes_of(whole), _attributes_of(sliced)):
@@ -137,15 +137,11 @@ def _stand_in(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """A copy of `optimizer` without state, for small parameters of the same dtypes and numbers of dimensions."""
     groups = []
     for group in optimizer.param_groups:
-        groups.append({**copy.deepcopy(_without_parameters(group)), "params": list(_small(group["params"]))})
+        groups.append({**copy.deepcopy(options_of(group)), "params": list(_small(group["params"]))})
     made = object.__new__(type(optimizer))
     made.__dict__.update(_attributes_of(optimizer))
     made.__setstate__({"defaults": copy.deepcopy(optimizer.defaults), "state": _empty_state(), "param_groups": groups})
     return made
-
-
-def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 
 def _empty_state() -> Any:
@@ -181,6 +177,8 @@ def _is_small(value: object, deep: int = _DEEP) -> bool:
 
 def _are_alike(one: Any, other: Any, deep: int = _DEEP) -> bool:
     """Compares values, and objects by their attributes."""
+    if one is other:  # NaN is not equal to itself
+        return True
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):

@@ -16,7 +16,7 @@ import torch
 from vdnn.errors import VdnnError
 from vdnn.runtime.torch_internals.function_modes import without_modes
 from vdnn.runtime.training_state.parameters.reads_outside import ReadsOutside
-from vdnn.runtime.training_state.slices import Group, Slice
+from vdnn.runtime.training_state.slices import Group, Slice, options_of
 
 _OF_TORCH = ("state", "param_groups")
 
@@ -36,7 +36,7 @@ class SlicedStep:
         self.has_closure = callable(kwargs.get("closure", args[0] if args else None))
         self._args, self._kwargs, self.loss = _evaluated(args, kwargs)
         self.groups: list[Group] = optimizer.param_groups
-        self._options = [_options_of(group) for group in self.groups]
+        self._options = [options_of(group) for group in self.groups]
         self._attributes = _attributes_of(optimizer)
         self._changed: dict[int, dict[str, Any]] = {}  # by group: its options after the first of its slices
 
@@ -65,7 +65,7 @@ class SlicedStep:
                 if names is not None:
                     group["param_names"] = names
         for index in part.parameters:
-            self._changed.setdefault(index, _options_of(self.groups[index]))
+            self._changed.setdefault(index, options_of(self.groups[index]))
 
     def _restore(self, index: int) -> None:
         group, options = self.groups[index], self._options[index]
@@ -85,7 +85,7 @@ class SlicedStep:
     def end(self) -> None:
         """Gives every group the options that its first slice left. Raises if a later slice left others."""
         for index, options in self._changed.items():
-            found = _options_of(self.groups[index])
+            found = options_of(self.groups[index])
             if any(
                 found.get(name) is not value and not _equal(found.get(name), value) for name, value in options.items()
             ):
@@ -102,10 +102,6 @@ def _evaluated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any
     if "closure" in kwargs:
         return args, {**kwargs, "closure": lambda: loss}, loss
     return (lambda: loss, *args[1:]), kwargs, loss
-
-
-def _options_of(group: Group) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 
 def _attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -36,6 +36,11 @@ class Slice:
         return [parameter for parameters in self.parameters.values() for parameter in parameters]
 
 
+def options_of(group: Group) -> dict[str, Any]:
+    """Returns what a group has beside its parameters and their names."""
+    return {name: value for name, value in group.items() if name not in ("params", "param_names")}
+
+
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]

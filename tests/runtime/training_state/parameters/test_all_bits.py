@@ -56,7 +56,7 @@ def test_a_step_on_the_cpu_steps_the_host_copies(optimizer: str, on: str, manage
 def test_no_order_of_copies_changes_a_bit(optimizer: str) -> None:
     make = OPTIMIZERS[optimizer]
     expected = train(make, LOOPS["accumulation"], tied=True)
-    for seed in range(10):
+    for seed in range(20):
         checker = _C.OrderingChecker(_C.SimDevice(schedule=_C.Schedule.RANDOM, seed=seed))
 
         @contextlib.contextmanager

@@ -17,7 +17,7 @@ from vdnn.runtime.torch_internals.surroundings import Surroundings
 from vdnn.runtime.training_state.deferred.taken_gradients import TakenGradients
 from vdnn.runtime.training_state.device_steps import Coming, DeviceSteps
 from vdnn.runtime.training_state.sliced_step import SlicedStep, stopped
-from vdnn.runtime.training_state.slices import Slice
+from vdnn.runtime.training_state.slices import Slice, options_of
 
 _AHEAD = 2  # slices that are fetched beside the one that is stepped
 
@@ -123,7 +123,7 @@ class DeferredStep:
         attributes, own = vars(optimizer), {"state", "param_groups"}
         now = {name: value for name, value in attributes.items() if name not in own}
         groups_now: Any = optimizer.param_groups
-        options = [{name: value for name, value in group.items() if name not in _LISTS} for group in groups]
+        options = [options_of(group) for group in groups]
         try:
             yield
         finally:
