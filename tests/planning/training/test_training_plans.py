@@ -14,13 +14,15 @@ from vdnn.errors import BudgetError, InvalidArgumentError
 from vdnn.planning.training import auto_placement as searches
 from vdnn.planning.training.auto_placement import auto_placement
 from vdnn.planning.training.cycle import cycle_of
-from vdnn.planning.training.placement import Allowed, Placement, State, unit_choices
+from vdnn.planning.training.placement import EXACT, Allowed, Placement, State, unit_choices
 from vdnn.planning.training.simulate_cycle import TrainingStep, simulate_training
 from vdnn.planning.training.training import Training
 from vdnn.planning.training.training_bound import relaxations, training_bound
 
 # The share of steps that may be longer than the best where the placements are searched and not tried through.
 _MOST_MISSED = 0.05
+
+FREE = Allowed(cpu_steps=True, deferred=True, in_backward=True)
 
 
 def planned(case: RandomTraining) -> TrainingStep | None:
@@ -102,6 +104,20 @@ def test_a_step_on_the_cpu_is_planned_only_if_it_is_allowed() -> None:
     allowed = auto_placement(training, on, budget_bytes, Allowed(cpu_steps=True))
     assert allowed.step_ns < exact.step_ns
     assert any(one.state is State.CPU for one in allowed.placement.units)
+
+
+def test_a_plan_with_freedoms_is_never_slower_than_the_exact_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searches, "_TRIED_THROUGH", 0)
+    # So that the search stops early, as it does in large trainings.
+    monkeypatch.setattr(searches, "_WORK", 60)
+    tried = 0
+    for seed in range(40):
+        case = random_training(seed, 3)
+        exact, free = planned(case._replace(allowed=EXACT)), planned(case._replace(allowed=FREE))
+        if exact is not None and free is not None:
+            tried += 1
+            assert free.step_ns <= exact.step_ns, seed
+    assert tried > 20
 
 
 def test_too_little_memory_is_refused_with_the_least() -> None:

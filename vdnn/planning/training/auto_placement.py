@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vdnn.errors import LibraryMissingError
+from vdnn.errors import BudgetError, InvalidArgumentError, LibraryMissingError
 from vdnn.planning.training.mix import Mix, MixEstimate, Order
 from vdnn.planning.training.persistent_units import alternating_fates, persistent_homes, with_fates
 from vdnn.planning.training.placement import (
@@ -32,7 +32,7 @@ from vdnn.planning.training.placement import (
 )
 from vdnn.planning.training.simulate_cycle import TrainingStep
 from vdnn.planning.training.training import Training, TrainingMachine
-from vdnn.planning.training.training_bound import Relaxation, relaxations
+from vdnn.planning.training.training_bound import Relaxation, relaxations, training_bound
 from vdnn.planning.training.trials import Trials
 
 _TRIED_THROUGH = 6_000  # placements
@@ -62,18 +62,38 @@ def auto_placement(
     starts: Sequence[Placement] = (),
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> TrainingStep:
-    """The best step found. `starts` are placements to begin from too. `on_progress` is called with the share of the
-    work that is done. Raises BudgetError if not even the least memory fits the budget, and InvalidArgumentError if the
-    host is too small."""
-    search = _Search(Trials(training, machine, budget_bytes, most_work=_WORK, on_progress=on_progress), allowed)
+    """The best step found: with more freedoms never a slower one than without. `starts` are placements to begin from
+    too. `on_progress` is called with the share of the work that is done. Raises BudgetError if not even the least
+    memory fits the budget, and InvalidArgumentError if the host is too small."""
+
+    def searched(within: Allowed) -> TrainingStep:
+        search = _Search(Trials(training, machine, budget_bytes, most_work=_WORK, on_progress=on_progress), within)
+        search.descend([start for start in starts if within.permits(start, training)])
+        return search.trials.answer()
+
     count = 1
     for index in range(len(training.units)):
         count *= len(unit_choices(training, index, allowed))
     if count * len(allowed.step_times(training)) <= _TRIED_THROUGH:
-        search.try_through()
-    else:
-        search.descend(starts)
-    return search.trials.answer()
+        every = _Search(Trials(training, machine, budget_bytes, most_work=_WORK, on_progress=on_progress), allowed)
+        every.try_through()
+        return every.trials.answer()
+    step = searched(allowed)
+    if allowed == EXACT or _is_faster_than_exact(step, training, machine, budget_bytes):
+        return step
+    try:
+        exact = searched(EXACT)
+    except (BudgetError, InvalidArgumentError):  # what fits may need a freedom
+        return step
+    return min(step, exact, key=lambda one: one.step_ns)
+
+
+def _is_faster_than_exact(step: TrainingStep, training: Training, machine: TrainingMachine, budget_bytes: int) -> bool:
+    """Whether no step can be faster without the freedoms."""
+    try:
+        return step.step_ns <= training_bound(training, machine, budget_bytes)
+    except LibraryMissingError:
+        return False
 
 
 class _Search:
@@ -98,8 +118,7 @@ class _Search:
         if self._is_best(self.training.computing_ns) and not self.allowed.cpu_steps:
             return
         for start in starts:
-            if start.step_time in self.allowed.step_times(self.training):
-                trials.value_of(start)
+            trials.value_of(start)
         try:
             relaxed: Sequence[Relaxation] = relaxations(
                 self.training, trials.machine, trials.budget_bytes, self.allowed

@@ -107,6 +107,10 @@ class Allowed:
             times.append(StepTime.IN_BACKWARD)
         return times
 
+    def permits(self, placement: Placement, training: Training) -> bool:
+        steps_on_cpu = any(unit.state is State.CPU for unit in placement.units)
+        return placement.step_time in self.step_times(training) and (self.cpu_steps or not steps_on_cpu)
+
 
 EXACT = Allowed()
 
