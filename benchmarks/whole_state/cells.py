@@ -101,6 +101,7 @@ def _run_cell(model: Decoder, machine: Machine, share: float, starts: dict[Allow
             step = simulate_training(training, machine.training_machine, placement, budget_bytes)
             policies[policy.name] = step.step_ns
     exact = planned(training, machine, budget_bytes, EXACT, starts[EXACT])
+    starts[FREE] += starts[EXACT][-1:]
     free = planned(training, machine, budget_bytes, FREE, starts[FREE])
     return Cell(
         model.name,

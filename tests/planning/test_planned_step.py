@@ -6,12 +6,17 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from tests.planning.recordings import chain, recomputable
 from tests.planning.search.test_use_moments import FAST, SAVE, USE, step_of
 from vdnn.errors import VdnnError
+from vdnn.planning import planned_step
+from vdnn.planning.bound.lower_bound import Bound
+from vdnn.planning.costs import LinkCosts
 from vdnn.planning.gaps import gaps_of
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.planned_step import plan_step
 from vdnn.planning.policies import PlanPolicy, PlanRequest
+from vdnn.planning.search.recompute_choice import RecomputeChoice
 from vdnn.planning.search.step_model import AbsenceTuple, plan_of
 from vdnn.step.plan import Plan
 
@@ -98,3 +103,21 @@ def test_no_candidate_is_asked_for_after_one_without_a_stall() -> None:
     policy = Fixed(NOTHING, EARLY)
     assert plan_step(STEP, FAST, KEPT, policy).timeline.step_ns == STEP.compute_ns
     assert policy.proposed == 1
+
+
+def test_a_certified_plan_tries_the_recomputes_that_the_bound_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search of recomputes is kept from finding any, so that the plan only moves."""
+    recording = recomputable(chain([100, 100, 200]), 1, (), compute_ns=1)
+    slow = LinkCosts(1e7, 1e7, 2e7, 0)
+    budget_bytes = recording.peak_bytes - 100
+    monkeypatch.setattr(RecomputeChoice, "best", lambda choice, count: [])
+    moved = plan_step(recording, slow, budget_bytes, certify=True)
+    assert moved.plan.offloaded_bytes
+    bound = Bound(recording.compute_ns, is_whole=False, recomputes=frozenset({1}))
+    monkeypatch.setattr(planned_step, "lower_bound", lambda *_, **__: bound)
+    tried = plan_step(recording, slow, budget_bytes, certify=True)
+    assert tried.plan.lifetimes[1].is_recomputed
+    assert tried.timeline.step_ns == recording.compute_ns + 1 < moved.timeline.step_ns
+    # A choice that does not fit is not taken.
+    nothing_left = plan_step(recording, slow, least_bytes(recording), certify=True)
+    assert nothing_left.fits

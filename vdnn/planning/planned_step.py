@@ -9,6 +9,7 @@ note_on() says before a run what a user should know about a plan.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from vdnn.bytesize import format_bytes
@@ -20,6 +21,7 @@ from vdnn.planning.footprint import interval_bytes
 from vdnn.planning.least_memory import describe_interval, least_bytes
 from vdnn.planning.policies import PlanPolicy, PlanRequest
 from vdnn.planning.recomputing import recording_under
+from vdnn.planning.search.auto import Auto
 from vdnn.planning.search.prefix_cut import PrefixCut
 from vdnn.planning.search.use_moments import with_room_at_uses
 from vdnn.planning.simulate import simulate
@@ -81,15 +83,15 @@ def plan_step(
     Raises BudgetError if the policy aims at the budget and no plan meets it. Plans of a policy that may be corrected
     are corrected where they are over the budget; plans of other policies are not changed. If the plan is over the
     budget in the end, `fits` is False, or with `must_fit` VdnnError is raised. `certify` also computes the bound, which
-    may take longer than planning.
+    may take longer than planning, and plans with the recomputes that the bound's program chose, if there are any.
     """
     began = time.perf_counter()
     planner = make_planner(policy)
     request = PlanRequest(recording, costs, budget_bytes)
-    plan, timeline = _shortest(planner, request)
+    plan, timeline = _shortest(planner, request, planner.candidates(request))
     if budget_bytes is not None and timeline.peak_bytes > budget_bytes:
         if planner.name == "auto":
-            cut, cut_timeline = _shortest(PrefixCut(), request)
+            cut, cut_timeline = _shortest(PrefixCut(), request, PrefixCut().candidates(request))
             if cut_timeline.peak_bytes < timeline.peak_bytes:
                 plan, timeline = replace(cut, policy=planner.name), cut_timeline
         if must_fit and timeline.peak_bytes > budget_bytes:
@@ -102,31 +104,40 @@ def plan_step(
     bound = None
     if certify:
         bound = _bound(recording, costs, budget_bytes, timeline.step_ns)
+        if bound is not None and bound.recomputes and isinstance(planner, Auto):
+            other = planner.with_recomputes(request, bound.recomputes)
+            plan, timeline = _shortest(planner, request, [plan, *([] if other is None else [other])])
     return PlannedStep(recording, plan, timeline, bound, seconds)
 
 
-def _shortest(planner: PlanPolicy, request: PlanRequest) -> tuple[Plan, Timeline]:
-    """The candidate with the shortest step, corrected, with its timeline. Where not even the first one fits, the others
-    may take as much memory as it does."""
-    recording, costs, budget_bytes = request
+def _shortest(planner: PlanPolicy, request: PlanRequest, plans: Iterable[Plan]) -> tuple[Plan, Timeline]:
+    """The plan with the shortest step, corrected, with its timeline. Where not even the first one fits, the others may
+    take as much memory as it does."""
     best: tuple[Plan, Timeline] | None = None
     most_bytes = 0
-    for plan in planner.candidates(request):
-        timeline = simulate(recording, plan, costs)
-        if budget_bytes is not None and timeline.peak_bytes > budget_bytes and planner.may_be_corrected:
-            # The search does not see all memory that a use needs.
-            plan = with_room_at_uses(recording, plan, budget_bytes)
-            timeline = simulate(recording, plan, costs)
+    for one in plans:
+        plan, timeline = _corrected(planner, request, one)
         if best is None:
             best = plan, timeline
-            most_bytes = max(budget_bytes or 0, timeline.peak_bytes)
+            most_bytes = max(request.budget_bytes or 0, timeline.peak_bytes)
         elif timeline.step_ns < best[1].step_ns and timeline.peak_bytes <= most_bytes:
             best = plan, timeline
-        if best[1].step_ns <= recording.compute_ns:
+        if best[1].step_ns <= request.recording.compute_ns:
             break
     if best is None:
         raise RuntimeError(f"policy {planner.name!r}: expected at least one candidate, got none")
     return best
+
+
+def _corrected(planner: PlanPolicy, request: PlanRequest, plan: Plan) -> tuple[Plan, Timeline]:
+    """The plan with its timeline, under the budget where it can be."""
+    recording, costs, budget_bytes = request
+    timeline = simulate(recording, plan, costs)
+    if budget_bytes is not None and timeline.peak_bytes > budget_bytes and planner.may_be_corrected:
+        # The search does not see all memory that a use needs.
+        plan = with_room_at_uses(recording, plan, budget_bytes)
+        timeline = simulate(recording, plan, costs)
+    return plan, timeline
 
 
 def _bound(recording: Recording, costs: LinkCosts, budget_bytes: int | None, step_ns: int) -> Bound | None:

@@ -11,7 +11,9 @@ from tests.planning.recordings import LINKS, RESIDENT, any_recomputable_recordin
 from tests.planning.reference.exhaustive import count_of_plans
 from tests.planning.test_recomputing import shortest
 from vdnn.planning.bound.lower_bound import lower_bound
+from vdnn.planning.bound.stall_program import StallProgram
 from vdnn.planning.costs import LinkCosts
+from vdnn.planning.gaps import gaps_of
 from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.recomputing import candidates_of, with_recomputes
 from vdnn.step.recording import Recording
@@ -35,6 +37,18 @@ def test_what_a_recompute_reads_has_to_be_back_by_then() -> None:
     best = shortest(recording, EVEN, budget)
     assert best == 1000 + copied_out + copied_back + recomputed
     assert 1000 + copied_out + copied_back - 1 <= lower_bound(recording, EVEN, budget).step_ns <= best
+
+
+def test_what_a_chain_of_recomputes_reads_is_due_at_its_first_recompute() -> None:
+    """The third storage is recomputed from the second and that from the first, which has to be offloaded. Both are
+    recomputed for the use of the third: the 1000 ns before the second's own use are too late for the reload."""
+    both = recomputable(chain([100, 100, 100, 200], compute_ns=0), 1, (0,), compute_ns=1)
+    recording = altered(recomputable(both, 2, (1,), compute_ns=1), 6, compute_ns=1000)
+    budget = RESIDENT + 200
+    best = shortest(recording, EVEN, budget)
+    copied_out, recomputed = 200, 1
+    assert best == 1000 + copied_out + 100 + recomputed
+    assert best - 1 <= lower_bound(recording, EVEN, budget).step_ns <= best
 
 
 def test_what_was_recomputed_for_another_is_there_from_then_on() -> None:
@@ -90,4 +104,7 @@ def test_no_plan_is_below_it(recording: Recording, costs: LinkCosts) -> None:
     least, most = least_bytes(recording), recording.peak_bytes
     assume(least < most)
     for budget in {least, (least + most) // 2}:
-        assert lower_bound(recording, costs, budget).step_ns <= shortest(recording, costs, budget)
+        best = shortest(recording, costs, budget)
+        assert lower_bound(recording, costs, budget).step_ns <= best
+        third = StallProgram(recording, gaps_of(recording), costs, budget, 50, is_whole=False)
+        assert recording.compute_ns + third.solve_with_whole_recomputes() <= best

@@ -1,13 +1,13 @@
 """A linear program that is written row by row and minimized by HiGHS through SciPy.
 
-A column is a variable from 0 to 1, or from 0 without an upper limit if it is unbounded. With integer variables, the
+A column is a variable from 0 to 1, or from 0 without an upper limit if it is unbounded. If some are integers, the
 answer is a lower bound of the minimum, which the solver knows long before it knows the minimum itself. Without SciPy,
 least_of() raises VdnnError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from vdnn.errors import LibraryMissingError, VdnnError
@@ -37,15 +37,20 @@ class LinearProgram:
             self._unbounded += added
         return added
 
-    def least_of(self, column: int, nodes: int | None) -> float | None:
-        """The least value of `column` that the rows allow. With `nodes`, all bounded columns are integers, and the
-        solver stops after that many nodes of its tree; None if it stopped before it had a bound."""
+    def bounded_columns(self) -> set[int]:
+        return set(range(self.columns)).difference(self._unbounded)
+
+    def least_of(self, column: int, whole: Collection[int] = (), nodes: int = 0) -> float | None:
+        """The least value of `column` that the rows allow. The columns `whole` are integers; with any, the solver stops
+        after `nodes` nodes of its tree. None if it stopped before it had a bound."""
         scipy = _scipy()
         rows, columns, factors = zip(*self._entries, strict=True)
         matrix = scipy.sparse.csr_matrix((factors, (rows, columns)), shape=(len(self._least), self.columns))
-        upper, integrality = [1.0] * self.columns, [int(nodes is not None)] * self.columns
+        upper, integrality = [1.0] * self.columns, [0] * self.columns
         for one in self._unbounded:
-            upper[one], integrality[one] = float("inf"), 0
+            upper[one] = float("inf")
+        for one in whole:
+            integrality[one] = 1
         objective = [0.0] * self.columns
         objective[column] = 1.0
         solution = scipy.optimize.milp(
@@ -53,10 +58,10 @@ class LinearProgram:
             constraints=scipy.optimize.LinearConstraint(matrix, lb=self._least),
             bounds=scipy.optimize.Bounds([0.0] * self.columns, upper),
             integrality=integrality,
-            options={} if nodes is None else {"node_limit": nodes},
+            options={"node_limit": nodes} if whole else {},
         )
-        least: float | None = solution.fun if nodes is None else solution.mip_dual_bound
-        if least is None and nodes is None:
+        least: float | None = solution.mip_dual_bound if whole else solution.fun
+        if least is None and not whole:
             raise VdnnError(f"bound: expected a solution of the linear program, got none: {solution.message}")
         self.values = [] if solution.x is None else [float(value) for value in solution.x]
         return least

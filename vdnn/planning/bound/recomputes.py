@@ -65,7 +65,7 @@ class RecomputedBy:
         for point, column in self._columns[candidate]:  # before its first use, only for a reader
             require([(column, -1.0), *(term for reader in readers for term in self._at_most(reader, point))], 0.0)
         for reader in readers:
-            for point in self._events(reader):
+            for point in self.events(reader):
                 if point < own:
                     needed = [(other, -factor) for other, factor in self.by(reader, point)]
                     require([*self.by(candidate, point), *needed, (chosen, -1.0)], -1.0)
@@ -75,6 +75,6 @@ class RecomputedBy:
         earlier = [term for reader in readers for term in self._at_most(reader, own - 1)]
         require([*(earlier if self._is_coarse else self.by(candidate, own - 1)), (chosen, -1.0)], 0.0)
 
-    def _events(self, reader: int) -> set[int]:
+    def events(self, reader: int) -> set[int]:
         """The points at which the limits of by() may change."""
         return {self._moments.first_use(reader), *(() if self._is_coarse else self._moments.of[reader])}

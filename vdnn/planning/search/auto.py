@@ -51,11 +51,11 @@ class Auto(PlanPolicy):
             return
         finalists = _FINALISTS if len(request.recording.points) <= _LONG else 1
         for one in RecomputeChoice(request, self._effort).best(finalists):
-            plan = self._with_recomputes(request, one.chosen)
+            plan = self.with_recomputes(request, one.chosen)
             if plan is not None:
                 yield plan
 
-    def _with_recomputes(self, request: PlanRequest, chosen: frozenset[int]) -> Plan | None:
+    def with_recomputes(self, request: PlanRequest, chosen: frozenset[int]) -> Plan | None:
         """The best plan with these recomputes. None if the recomputed storages and their inputs do not fit together."""
         followed = with_recomputes(request.recording, chosen)
         try:

@@ -259,7 +259,7 @@ class _Program:
 
             self._lasts(between, host_rate, traffic, 2 * self.budget)
         try:
-            least_s = program.least_of(period, None) or 0.0
+            least_s = program.least_of(period) or 0.0
         except LibraryMissingError:
             raise
         except VdnnError:  # no solution
