@@ -102,7 +102,7 @@ def compare(
     )
     reports = []
     for planner in planners:
-        on_progress(f"planning: {planner.name}")
+        on_progress(f"{'planning and certifying' if certify else 'planning'}: {planner.name}")
         planned = _planned(rehearsal, costs, budget_bytes, planner, certify=certify)
         executed = None
         if runs:
