@@ -89,7 +89,7 @@ def auto_placement(
 
 
 def _is_faster_than_exact(step: TrainingStep, training: Training, machine: TrainingMachine, budget_bytes: int) -> bool:
-    """Whether no step can be faster without the freedoms."""
+    """True if no step can be faster without the freedoms."""
     try:
         return step.step_ns <= training_bound(training, machine, budget_bytes)
     except LibraryMissingError:
