@@ -38,6 +38,7 @@ from vdnn.planning.training.trials import Trials
 _TRIED_THROUGH = 6_000  # placements
 _WORK = 60_000  # tasks and moves of cycles that may be simulated
 _WORK_OF_THE_FIRST = 0.7  # of it, for the first of several times of the step
+_SHARE_OF_FREEDOMS = 0.7  # of the progress of a search with freedoms, and of the exact one that may follow
 _TRIED = 8  # of the placements with the best estimates
 _TRIED_OF_EACH = 2  # of those that differ only in the fates of activations
 _NOTHING_GB = 1e-6  # an estimate may be so much over the budget
@@ -66,8 +67,18 @@ def auto_placement(
     too. `on_progress` is called with the share of the work that is done. Raises BudgetError if not even the least
     memory fits the budget, and InvalidArgumentError if the host is too small."""
 
-    def searched(within: Allowed) -> TrainingStep:
-        search = _Search(Trials(training, machine, budget_bytes, most_work=_WORK, on_progress=on_progress), within)
+    def search_within(within: Allowed, first: float, last: float) -> _Search:
+        trials = Trials(
+            training,
+            machine,
+            budget_bytes,
+            most_work=_WORK,
+            on_progress=lambda share: on_progress(first + (last - first) * share),
+        )
+        return _Search(trials, within)
+
+    def searched(within: Allowed, first: float, last: float) -> TrainingStep:
+        search = search_within(within, first, last)
         search.descend([start for start in starts if within.permits(start, training)])
         return search.trials.answer()
 
@@ -75,14 +86,16 @@ def auto_placement(
     for index in range(len(training.units)):
         count *= len(unit_choices(training, index, allowed))
     if count * len(allowed.step_times(training)) <= _TRIED_THROUGH:
-        every = _Search(Trials(training, machine, budget_bytes, most_work=_WORK, on_progress=on_progress), allowed)
-        every.try_through()
-        return every.trials.answer()
-    step = searched(allowed)
-    if allowed == EXACT or _is_faster_than_exact(step, training, machine, budget_bytes):
+        search = search_within(allowed, 0.0, 1.0)
+        search.try_through()
+        return search.trials.answer()
+    if allowed == EXACT:
+        return searched(EXACT, 0.0, 1.0)
+    step = searched(allowed, 0.0, _SHARE_OF_FREEDOMS)
+    if _is_faster_than_exact(step, training, machine, budget_bytes):
         return step
     try:
-        exact = searched(EXACT)
+        exact = searched(EXACT, _SHARE_OF_FREEDOMS, 1.0)
     except (BudgetError, InvalidArgumentError):  # what fits may need a freedom
         return step
     return min(step, exact, key=lambda one: one.step_ns)
