@@ -93,6 +93,8 @@ def test_a_known_value_is_not_memory_of_the_card() -> None:
     [
         (lambda loss: loss.item(), 1.0),
         (lambda loss: bool(loss.isnan()), False),
+        (lambda loss: bool(loss.isnan().sum() == 0), True),
+        (lambda loss: bool(loss.isnan().sum() != 0), False),
         (lambda loss: bool(torch.isfinite(loss)), True),
         (lambda loss: bool(torch.isinf(loss).any() | torch.isnan(loss).any()), False),
         (lambda loss: bool((loss == loss).all()), True),

@@ -80,8 +80,13 @@ def _constant(mean: float) -> Callable[..., _Found]:
 def _equal(of: _Of, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> _Found:
     if args[0] is args[1]:
         return Expectation(1.0)  # the test for NaN
-    below = of(args[0]).below or of(args[1]).below
-    return Expectation(1.0 / below if below else 0.0)
+    left, right = of(args[0]), of(args[1])
+    below = left.below or right.below
+    if below:
+        return Expectation(1.0 / below)
+    # Numbers of what is expected for none or for all: `x.isnan().sum() == 0`.
+    is_counted = not args[0].is_floating_point() and left.mean is not None
+    return Expectation(float(is_counted and left.mean == right.mean))
 
 
 def _not_equal(of: _Of, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> _Found:
