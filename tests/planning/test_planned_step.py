@@ -118,6 +118,8 @@ def test_a_certified_plan_tries_the_recomputes_that_the_bound_chose(monkeypatch:
     tried = plan_step(recording, slow, budget_bytes, certify=True)
     assert tried.plan.lifetimes[1].is_recomputed
     assert tried.timeline.step_ns == recording.compute_ns + 1 < moved.timeline.step_ns
-    # A choice that does not fit is not taken.
-    nothing_left = plan_step(recording, slow, least_bytes(recording), certify=True)
-    assert nothing_left.fits
+    # A recompute that needs more memory than there is cannot be planned.
+    larger = recomputable(chain([100, 100, 200]), 1, (), compute_ns=1, extra=400)
+    kept = plan_step(larger, slow, least_bytes(larger), certify=True)
+    assert kept.fits
+    assert not kept.plan.lifetimes[1].is_recomputed

@@ -84,7 +84,7 @@ def _equal(of: _Of, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> 
     below = left.below or right.below
     if below:
         return Expectation(1.0 / below)
-    # Numbers of what is expected for none or for all: `x.isnan().sum() == 0`.
+    # A count may be known where its elements are not: `x.isnan().sum() == 0` holds.
     is_counted = not args[0].is_floating_point() and left.mean is not None
     return Expectation(float(is_counted and left.mean == right.mean))
 
