@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -10,8 +11,9 @@ from tests.planning.training.random_trainings import RandomTraining, random_trai
 from vdnn import _C
 from vdnn.errors import InvalidArgumentError
 from vdnn.planning.training.cycle import cycle_of
-from vdnn.planning.training.native_cycle import step_ns_of
-from vdnn.planning.training.placement import Allowed, Placement, unit_choices
+from vdnn.planning.training.cycle_parts import CycleParts
+from vdnn.planning.training.native_cycle import native_cycle_of, step_ns_of
+from vdnn.planning.training.placement import Allowed, Placement, State, unit_choices
 from vdnn.planning.training.simulate_cycle import simulate_training
 
 _FREE = Allowed(cpu_steps=True, deferred=True, in_backward=True)
@@ -36,10 +38,10 @@ def test_both_simulations_take_equally_long() -> None:
     for seed in range(120):
         case, draw = random_training(seed, 5), random.Random(seed)
         placement = random_placement(case, draw)
-        cycle = cycle_of(case.training, placement)
+        cycle = native_cycle_of(cycle_of(case.training, placement))
         budget_bytes = max(*cycle.needed_bytes, case.budget_bytes)
         step = simulate_training(case.training, case.machine, placement, budget_bytes)
-        assert step_ns_of(case.training, case.machine, cycle, budget_bytes) == step.step_ns, seed
+        assert step_ns_of(case.training, case.machine, placement, cycle, budget_bytes) == step.step_ns, seed
         slower += step.slowdown > 1.01
     assert slower > 60  # most of them wait for copies
 
@@ -47,9 +49,24 @@ def test_both_simulations_take_equally_long() -> None:
 def test_a_cycle_is_simulated_twice_with_the_same_result() -> None:
     case = random_training(1, 4)
     placement = random_placement(case, random.Random(3))
-    cycle = cycle_of(case.training, placement)
-    first = step_ns_of(case.training, case.machine, cycle, case.budget_bytes)
-    assert step_ns_of(case.training, case.machine, cycle, case.budget_bytes) == first
+    cycle = native_cycle_of(cycle_of(case.training, placement))
+    first = step_ns_of(case.training, case.machine, placement, cycle, case.budget_bytes)
+    assert step_ns_of(case.training, case.machine, placement, cycle, case.budget_bytes) == first
+
+
+def test_a_cycle_of_parts_is_the_whole_cycle() -> None:
+    for seed in range(60):
+        case, draw = random_training(seed, 4), random.Random(seed)
+        parts = CycleParts(case.training)
+        first = random_placement(case, draw)
+        for _ in range(6):  # from the second on, its layout is known
+            other = random_placement(case, draw)
+            mixed = tuple(
+                one if (one.state is State.CPU) != (two.state is State.CPU) else two
+                for one, two in zip(first.units, other.units, strict=True)
+            )
+            placement = replace(first, units=mixed)
+            assert parts.cycle_of(placement) == native_cycle_of(cycle_of(case.training, placement)), seed
 
 
 def test_a_copy_of_a_unit_that_is_not_there_is_refused() -> None:

@@ -36,7 +36,7 @@ from vdnn.planning.training.training_bound import Relaxation, relaxations, train
 from vdnn.planning.training.trials import Trials
 
 _TRIED_THROUGH = 6_000  # placements
-_WORK = 60_000  # tasks and moves of cycles that may be simulated
+_WORK = 600_000  # tasks and moves of cycles that may be simulated
 _WORK_OF_THE_FIRST = 0.7  # of it, for the first of several times of the step
 _SHARE_OF_FREEDOMS = 0.7  # of the progress of a search with freedoms, and of the exact one that may follow
 _TRIED = 8  # of the placements with the best estimates

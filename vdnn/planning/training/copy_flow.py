@@ -72,49 +72,85 @@ class CopyFlow:
 
     def _require_times(self) -> int:
         """Returns the column of the step's time. See [Note: The relaxation]."""
-        program, link = self._program, self._machine.link
-        count = len(self._effects.places)
-        windows = _windows(count)
+        program = self._program
+        windows = _windows(len(self._effects.places))
+        columns = [_Window(program) for _ in windows]
         steps_on_cpu = bool(self._effects.changes.cpu.any())
-
-        def new_columns(is_there: bool = True) -> list[int]:
-            return list(program.new_columns(len(windows), is_bounded=False)) if is_there else []
-
-        lasts, ahead, behind, into, out = (new_columns() for _ in range(5))
-        cpu, cpu_waits = new_columns(steps_on_cpu), new_columns(steps_on_cpu)
-        host_rate = self._machine.host_bytes_per_s / GB
-        into_rate, out_rate = link.to_device_bytes_per_s / GB, link.to_host_bytes_per_s / GB
-        both_rate = min(link.duplex_bytes_per_s / GB, host_rate)
-        cpu_rate = min(self._machine.cpu_bytes_per_s / GB, host_rate)
-        for now, window in enumerate(windows):
-            following = (now + 1) % len(windows)
-            first, behind_last = window[0], (window[-1] + 1) % count
-            base, terms = self._sum("needed", first, -1.0)
-            in_place, without_room = self._sum("written_in_place", first, 1.0)
-            room = [*terms, *without_room, (ahead[now], -1.0), (behind[now], -1.0)]
-            program.require(room, base - in_place - self._budget)
-            base, terms = self._sum("ahead", first, 1.0)
-            program.require([*terms, (ahead[now], -1.0)], -base)
-            base, terms = self._sum("computing", window, -1.0)
-            program.require([*terms, (lasts[now], 1.0)], base)
-            base, terms = self._sum("ins", [*window[1:], behind_last], -1.0)
-            program.require([*terms, (into[now], 1.0), (ahead[now], 1.0), (ahead[following], -1.0)], base)
-            base, terms = self._sum("outs", window, -1.0)
-            program.require([*terms, (out[now], 1.0), (behind[now], -1.0), (behind[following], 1.0)], base)
-            program.require([(lasts[now], into_rate), (into[now], -1.0)], 0.0)
-            program.require([(lasts[now], out_rate), (out[now], -1.0)], 0.0)
-            program.require([(lasts[now], both_rate), (into[now], -1.0), (out[now], -1.0)], 0.0)
+        for now, places in enumerate(windows):
+            one, following = columns[now], columns[(now + 1) % len(windows)]
+            is_one_task = len(places) == 1 and self._effects.is_one_task[places[0]]
+            self._require_copies(places, one, following)
+            self._require_room(places[0], one, following if is_one_task else None)
+            self._require_rates(one)
+            base, terms = self._sum("computing", places, -1.0)
+            program.require([*terms, (one.runs, 1.0)], base)
+            if is_one_task:  # what it leaves is copied behind it
+                rate = self._machine.link.to_host_bytes_per_s / GB
+                outs, more = self._sum("outs", places, -1.0 / rate)
+                terms += more
+                program.require([*terms, (one.runs, 1.0), (following.behind, 1.0 / rate)], base + outs / rate)
             if steps_on_cpu:
-                base, terms = self._sum("cpu", window, -1.0)
-                program.require([*terms, (cpu[now], 1.0), (cpu_waits[now], -1.0), (cpu_waits[following], 1.0)], base)
-                base, terms = self._sum("cpu_waits", first, 1.0)
-                program.require([*terms, (cpu_waits[now], -1.0)], -base)
-                program.require([(lasts[now], cpu_rate), (cpu[now], -1.0)], 0.0)
-                shared = [(into[now], -1.0), (out[now], -1.0), (cpu[now], -1.0)]
-                program.require([(lasts[now], host_rate), *shared], 0.0)
+                self._require_cpu(places, one, following)
         period = program.new_columns(1, is_bounded=False)[0]
-        program.require([(period, 1.0), *((one, -1.0) for one in lasts)], 0.0)
+        times = [column for one in columns for column in (one.waits, one.runs)]
+        program.require([(period, 1.0), *((column, -1.0) for column in times)], 0.0)
         return period
+
+    def _require_copies(self, places: list[int], one: _Window, following: _Window) -> None:
+        """What is copied while the first task waits, and while the tasks run."""
+        program = self._program
+        base, terms = self._sum("ins", places[0], -1.0)
+        program.require([*terms, (one.into_waiting, 1.0), (one.ahead_before, 1.0), (one.ahead, -1.0)], base)
+        base, terms = self._sum("ins", places[1:], -1.0)
+        program.require([*terms, (one.into, 1.0), (one.ahead, 1.0), (following.ahead_before, -1.0)], base)
+        program.require([(one.out_waiting, 1.0), (one.behind, -1.0), (one.still_behind, 1.0)], 0.0)
+        base, terms = self._sum("outs", places, -1.0)
+        program.require([*terms, (one.out, 1.0), (one.still_behind, -1.0), (following.behind, 1.0)], base)
+
+    def _require_room(self, first: int, one: _Window, following: _Window | None) -> None:
+        """A copy to the device has its memory while a task runs in which it begins, so `following` is limited too if the
+        window is one task."""
+        needed, terms = self._sum("needed", first, -1.0)
+        in_place, without_room = self._sum("written_in_place", first, 1.0)
+        there, most = self._sum("ahead", first, 1.0)
+        for ahead in (one.ahead, *(() if following is None else (following.ahead_before,))):
+            room = [*terms, *without_room, (ahead, -1.0), (one.behind, -1.0)]
+            self._program.require(room, needed - in_place - self._budget)
+            self._program.require([*most, (ahead, -1.0)], -there)
+
+    def _require_rates(self, one: _Window) -> None:
+        link, host_rate = self._machine.link, self._machine.host_bytes_per_s / GB
+        both_rate = min(link.duplex_bytes_per_s / GB, host_rate)
+        for time, into, out in ((one.waits, one.into_waiting, one.out_waiting), (one.runs, one.into, one.out)):
+            self._program.require([(time, link.to_device_bytes_per_s / GB), (into, -1.0)], 0.0)
+            self._program.require([(time, link.to_host_bytes_per_s / GB), (out, -1.0)], 0.0)
+            self._program.require([(time, both_rate), (into, -1.0), (out, -1.0)], 0.0)
+
+    def _require_cpu(self, places: list[int], one: _Window, following: _Window) -> None:
+        program, host_rate = self._program, self._machine.host_bytes_per_s / GB
+        cpu_rate = min(self._machine.cpu_bytes_per_s / GB, host_rate)
+        base, terms = self._sum("cpu", places, -1.0)
+        program.require([*terms, (one.cpu, 1.0), (one.cpu_waits, -1.0), (following.cpu_waits, 1.0)], base)
+        base, terms = self._sum("cpu_waits", places[0], 1.0)
+        program.require([*terms, (one.cpu_waits, -1.0)], -base)
+        program.require([(one.waits, cpu_rate), (one.runs, cpu_rate), (one.cpu, -1.0)], 0.0)
+        copies = [(column, -1.0) for column in (one.into_waiting, one.out_waiting, one.into, one.out)]
+        program.require([(one.waits, host_rate), (one.runs, host_rate), *copies, (one.cpu, -1.0)], 0.0)
+
+
+class _Window:
+    """The columns of a window. It begins when its first task has its memory, and may wait for its copies: then the
+    task runs. Bytes that are `ahead` are due later, those `behind` are to leave; both at the beginning and when the
+    task runs."""
+
+    def __init__(self, program: LinearProgram) -> None:
+        columns = iter(program.new_columns(12, is_bounded=False))
+        self.waits, self.runs = next(columns), next(columns)
+        self.ahead_before, self.ahead = next(columns), next(columns)
+        self.behind, self.still_behind = next(columns), next(columns)
+        self.into_waiting, self.into = next(columns), next(columns)
+        self.out_waiting, self.out = next(columns), next(columns)
+        self.cpu, self.cpu_waits = next(columns), next(columns)
 
 
 def _windows(count: int) -> list[list[int]]:

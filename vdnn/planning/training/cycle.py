@@ -122,17 +122,19 @@ def tasks_of(training: Training, placement: Placement, only: int | None = None) 
     return tasks
 
 
-def cycle_of(training: Training, placement: Placement, only: int | None = None) -> Cycle:
+def cycle_of(
+    training: Training, placement: Placement, only: int | None = None, tasks: list[Task] | None = None
+) -> Cycle:
     """The cycle with its needs and moves. The moves have no release or issue yet: see give_room(). With `only`, the
-    needs and moves of that unit and no other's."""
-    return _Builder(training, placement, only).build()
+    needs and moves of that unit and no other's. `tasks` are its tasks, if they are known."""
+    return _Builder(training, placement, only, tasks or tasks_of(training, placement, only)).build()
 
 
 class _Builder:
-    def __init__(self, training: Training, placement: Placement, only: int | None) -> None:
+    def __init__(self, training: Training, placement: Placement, only: int | None, tasks: list[Task]) -> None:
         self.training, self.placement, self.only = training, placement, only
         self.cycle = Cycle(
-            tasks_of(training, placement, only),
+            tasks,
             overlap=placement.overlap,
             linger=placement.linger,
             linger_saves=placement.linger_saves,

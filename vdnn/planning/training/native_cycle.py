@@ -5,16 +5,93 @@ simulate_cycle.py and room.py are the same algorithms in Python, and say what ru
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
 from vdnn import _C
-from vdnn.planning.training.cycle import ByteClass, Cycle, TaskKind
+from vdnn.planning.training.cycle import ByteClass, Cycle, Move, Task, TaskKind
+from vdnn.planning.training.placement import Placement
 from vdnn.planning.training.training import Training, TrainingMachine
 
-_KINDS = {TaskKind.FORWARD: 0, TaskKind.BACKWARD: 1, TaskKind.STEP: 2}
+KINDS = {TaskKind.FORWARD: 0, TaskKind.BACKWARD: 1, TaskKind.STEP: 2}
+_PARAMETER = ByteClass.PARAMETER
 
 
-def step_ns_of(training: Training, machine: TrainingMachine, cycle: Cycle, budget_bytes: int) -> int:
-    """The time of a step whose moves have no release or issue yet. The cycle is not changed."""
+class NativeMove(NamedTuple):
+    """As TrainingMove in csrc/planning/training_cycle.h."""
+
+    nbytes: int
+    task: int
+    bound: int
+    unit: int
+    brings_back: int
+    takes_room: bool
+    follows_step: bool
+    feeds_step: bool
+    writes_parameters: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NativeCycle:
+    """`needed_bytes` are those of each task, without what moves take. Both kinds of moves are in the order of their
+    tasks."""
+
+    kinds: Sequence[int]
+    durations_ns: Sequence[int]
+    needed_bytes: list[int]
+    outs: list[NativeMove]
+    ins: list[NativeMove]
+    cpu_steps: list[int]
+    host_bytes: int
+
+    @property
+    def moved_bytes(self) -> int:
+        return sum(move[0] for move in self.outs) + sum(move[0] for move in self.ins)
+
+    @property
+    def size(self) -> int:
+        return len(self.kinds) + len(self.outs) + len(self.ins)
+
+
+def native_cycle_of(cycle: Cycle) -> NativeCycle:
+    """The same cycle, whose moves have no release or issue yet."""
+    outs, ins = native_moves_of(cycle)
+    return NativeCycle(
+        [KINDS[task.kind] for task in cycle.tasks],
+        durations_of(cycle.tasks),
+        cycle.needed_bytes,
+        outs,
+        ins,
+        cycle.cpu_steps,
+        cycle.host_bytes,
+    )
+
+
+def durations_of(tasks: Sequence[Task]) -> list[int]:
+    return [task.duration_ns for task in tasks]
+
+
+def native_moves_of(cycle: Cycle) -> tuple[list[NativeMove], list[NativeMove]]:
+    """The moves to the host and to the device."""
     places = {id(move): index for index, move in enumerate(cycle.outs)}
+
+    def native(one: Move) -> NativeMove:
+        if one.is_out:
+            writes = one.byte_class is _PARAMETER
+            return NativeMove(one.nbytes, one.task, one.bound, one.unit, -1, True, False, one.feeds_step, writes)
+        back = -1 if one.brings_back is None else places[id(one.brings_back)]
+        return NativeMove(
+            one.nbytes, one.task, one.earliest, one.unit, back, one.takes_room, one.follows_step, False, False
+        )
+
+    return list(map(native, cycle.outs)), list(map(native, cycle.ins))
+
+
+def step_ns_of(
+    training: Training, machine: TrainingMachine, placement: Placement, cycle: NativeCycle, budget_bytes: int
+) -> int:
+    """The time of a step whose moves have no release or issue yet. The cycle is not changed."""
     link = machine.link
     rates = (
         link.to_device_bytes_per_s / 1e9,
@@ -24,43 +101,22 @@ def step_ns_of(training: Training, machine: TrainingMachine, cycle: Cycle, budge
         machine.cpu_bytes_per_s / 1e9,
         float(link.latency_ns),
     )
-    outs = [
-        (one.nbytes, one.task, one.bound, one.unit, -1, True, False, one.feeds_step, one.byte_class is _PARAMETER)
-        for one in cycle.outs
-    ]
-    ins = [
-        (
-            one.nbytes,
-            one.task,
-            one.earliest,
-            one.unit,
-            -1 if one.brings_back is None else places[id(one.brings_back)],
-            one.takes_room,
-            one.follows_step,
-            False,
-            False,
-        )
-        for one in cycle.ins
-    ]
     return round(
         _C.training_step_ns(
-            kinds=[_KINDS[task.kind] for task in cycle.tasks],
-            durations_ns=[task.duration_ns for task in cycle.tasks],
+            kinds=cycle.kinds,
+            durations_ns=cycle.durations_ns,
             needed_bytes=cycle.needed_bytes,
-            outs=outs,
-            ins=ins,
+            outs=cycle.outs,
+            ins=cycle.ins,
             cpu_steps=[(unit, training.units[unit].host_step_bytes) for unit in cycle.cpu_steps],
             units=len(training.units),
-            overlap=cycle.overlap,
-            linger=cycle.linger,
-            linger_saves=cycle.linger_saves,
+            overlap=placement.overlap,
+            linger=placement.linger,
+            linger_saves=placement.linger_saves,
             clips=training.clips,
-            waits=cycle.waits,
-            stale=cycle.stale,
+            waits=placement.waits,
+            stale=placement.stale,
             rates=rates,
             budget_bytes=budget_bytes,
         )
     )
-
-
-_PARAMETER = ByteClass.PARAMETER

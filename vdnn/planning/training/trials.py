@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import BudgetError, InvalidArgumentError
-from vdnn.planning.training.cycle import cycle_of
+from vdnn.planning.training.cycle_parts import CycleParts
 from vdnn.planning.training.native_cycle import step_ns_of
 from vdnn.planning.training.placement import Placement
 from vdnn.planning.training.simulate_cycle import TrainingStep, simulate_training
@@ -45,6 +45,7 @@ class Trials:
         self._on_progress = on_progress
         self._least_bytes: int | None = None
         self._least_host_bytes: int | None = None  # of those that fit the device
+        self._parts = CycleParts(training)
         self._seen: dict[Placement, tuple[float, float, int]] = {}
 
     def value_of(self, placement: Placement) -> tuple[float, float, int]:
@@ -52,7 +53,7 @@ class Trials:
         known = self._seen.get(placement)
         if known is not None:
             return known
-        cycle = cycle_of(self.training, placement)
+        cycle = self._parts.cycle_of(placement)
         peak = max(cycle.needed_bytes)
         over = max(0, peak - self.budget_bytes)
         host_over = max(0, cycle.host_bytes - self.machine.host_bytes)
@@ -63,13 +64,12 @@ class Trials:
         if over or host_over:
             value = (float(over + host_over), float("inf"), 0)
         else:
-            step_ns = step_ns_of(self.training, self.machine, cycle, self.budget_bytes)
-            self.work -= len(cycle.tasks) + len(cycle.ins) + len(cycle.outs)
+            step_ns = step_ns_of(self.training, self.machine, placement, cycle, self.budget_bytes)
+            self.work -= cycle.size
             self._on_progress(min(1.0, 1 - self.work / self.most_work))
-            moved_bytes = sum(move.nbytes for move in cycle.ins) + sum(move.nbytes for move in cycle.outs)
-            value = (0.0, float(step_ns), moved_bytes)
-            if self.best is None or (step_ns, moved_bytes) < self.best[:2]:
-                self.best = Trial(step_ns, moved_bytes, placement)
+            value = (0.0, float(step_ns), cycle.moved_bytes)
+            if self.best is None or (step_ns, cycle.moved_bytes) < self.best[:2]:
+                self.best = Trial(step_ns, cycle.moved_bytes, placement)
         self._seen[placement] = value
         return value
 

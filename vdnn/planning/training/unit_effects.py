@@ -12,6 +12,7 @@ the beginning of the next task, and needs nothing.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -69,6 +70,8 @@ class UnitEffects:
         self.places: list[Place] = list(dict.fromkeys((one.kind, one.unit, one.micro_batch) for one in cycle.tasks))
         self._number = {place: number for number, place in enumerate(self.places)}
         self._last_backward = max(n for n, place in enumerate(self.places) if place[0] is TaskKind.BACKWARD)
+        tasks = Counter((one.kind, one.unit, one.micro_batch) for one in cycle.tasks)
+        self.is_one_task = [tasks[place] == 1 for place in self.places]
         self.base = self._effects(cycle)
         self.columns: list[dict[UnitPlacement, int]] = [{} for _ in training.units]
         self.groups: list[range] = []
