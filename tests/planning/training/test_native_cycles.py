@@ -76,7 +76,30 @@ def test_a_copy_of_a_unit_that_is_not_there_is_refused() -> None:
             durations_ns=[1, 1],
             needed_bytes=[0, 0],
             outs=[],
-            ins=[(1, 0, 0, 7, -1, True, False, False, False)],
+            ins=[(1, 0, 0, 7, True, False, False, False)],
+            bring_back=[-1],
+            cpu_steps=[],
+            units=1,
+            overlap=1,
+            linger=0.0,
+            linger_saves=0.0,
+            clips=True,
+            waits=False,
+            stale=False,
+            rates=(1.0, 1.0, 1.0, 1.0, 1.0, 0.0),
+            budget_bytes=1,
+        )
+
+
+def test_copies_without_what_they_bring_back_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="bring_back: expected one for each of 1 copies to the device, got 0"):
+        _C.training_step_ns(
+            kinds=[0],
+            durations_ns=[1],
+            needed_bytes=[0],
+            outs=[],
+            ins=[(1, 0, 0, 0, True, False, False, False)],
+            bring_back=[],
             cpu_steps=[],
             units=1,
             overlap=1,

@@ -25,15 +25,16 @@ from vdnn.planning.training.training import Training
 
 _FROM_USE = 2  # a layout is worth its parts from so many cycles on
 _MOST_LAYOUTS = 64
-_TASK, _BACK = 1, 4  # the places of both in a move
+_TASK = itemgetter(1)
 
 
 class _Part(NamedTuple):
-    """What a unit adds: changes of the needed bytes from task to task, moves, bytes on the host."""
+    """What a unit adds: changes of the needed bytes from task to task, moves as in a NativeCycle, bytes on the host."""
 
     changes: list[tuple[int, int]]
     outs: list[NativeMove]
     ins: list[NativeMove]
+    bring_back: list[int]
     host_bytes: int
 
 
@@ -91,6 +92,7 @@ class CycleParts:
         needed[0] = self._training.fixed_bytes
         outs: list[NativeMove] = []
         ins: list[NativeMove] = []
+        bring_back: list[int] = []
         host_bytes, cpu_steps = 0, []
         for index, one in enumerate(placement.units):
             part = layout.parts.get((index, one))
@@ -100,9 +102,8 @@ class CycleParts:
                 needed[task] += change
             earlier = len(outs)
             outs += part.outs
-            ins += [
-                move if move[_BACK] < 0 else move._replace(brings_back=move[_BACK] + earlier) for move in part.ins
-            ]
+            ins += part.ins
+            bring_back += [-1 if back < 0 else back + earlier for back in part.bring_back]
             host_bytes += part.host_bytes
             unit = self._training.units[index]
             if one.activations in (Activations.RECOMPUTE, Activations.RECOMPUTE_FROM_HOST):
@@ -112,18 +113,21 @@ class CycleParts:
                 cpu_steps.append(index)
         if not self._training.clips:
             cpu_steps.reverse()  # as their gradients come
-        order = sorted(range(len(outs)), key=[move[_TASK] for move in outs].__getitem__)
-        places = [0] * len(outs)
-        for place, index in enumerate(order):
+        leave, come = _by_task(outs), _by_task(ins)
+        places = [-1] * (len(outs) + 1)  # the last one is that of -1
+        for place, index in enumerate(leave):
             places[index] = place
-        ins = [move if move[_BACK] < 0 else move._replace(brings_back=places[move[_BACK]]) for move in ins]
-        ins.sort(key=itemgetter(_TASK))
         return NativeCycle(
             layout.kinds,
             durations_ns,
             list(itertools.accumulate(needed)),
-            [outs[index] for index in order],
-            ins,
+            [outs[index] for index in leave],
+            [ins[index] for index in come],
+            [places[bring_back[index]] for index in come],
             cpu_steps,
             host_bytes,
         )
+
+
+def _by_task(moves: list[NativeMove]) -> list[int]:
+    return sorted(range(len(moves)), key=list(map(_TASK, moves)).__getitem__)

@@ -19,13 +19,12 @@ _PARAMETER = ByteClass.PARAMETER
 
 
 class NativeMove(NamedTuple):
-    """As TrainingMove in csrc/planning/training_cycle.h."""
+    """As TrainingMove in csrc/planning/training_cycle.h, without the copy that it brings back."""
 
     nbytes: int
     task: int
     bound: int
     unit: int
-    brings_back: int
     takes_room: bool
     follows_step: bool
     feeds_step: bool
@@ -35,13 +34,14 @@ class NativeMove(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class NativeCycle:
     """`needed_bytes` are those of each task, without what moves take. Both kinds of moves are in the order of their
-    tasks."""
+    tasks. `bring_back` has, for each copy to the device, the place of the copy to the host of the same bytes, or -1."""
 
     kinds: Sequence[int]
     durations_ns: Sequence[int]
     needed_bytes: list[int]
     outs: list[NativeMove]
     ins: list[NativeMove]
+    bring_back: list[int]
     cpu_steps: list[int]
     host_bytes: int
 
@@ -56,13 +56,11 @@ class NativeCycle:
 
 def native_cycle_of(cycle: Cycle) -> NativeCycle:
     """The same cycle, whose moves have no release or issue yet."""
-    outs, ins = native_moves_of(cycle)
     return NativeCycle(
         [KINDS[task.kind] for task in cycle.tasks],
         durations_of(cycle.tasks),
         cycle.needed_bytes,
-        outs,
-        ins,
+        *native_moves_of(cycle),
         cycle.cpu_steps,
         cycle.host_bytes,
     )
@@ -72,20 +70,19 @@ def durations_of(tasks: Sequence[Task]) -> list[int]:
     return [task.duration_ns for task in tasks]
 
 
-def native_moves_of(cycle: Cycle) -> tuple[list[NativeMove], list[NativeMove]]:
-    """The moves to the host and to the device."""
+def native_moves_of(cycle: Cycle) -> tuple[list[NativeMove], list[NativeMove], list[int]]:
+    """The moves to the host and to the device, and what those to the device bring back."""
     places = {id(move): index for index, move in enumerate(cycle.outs)}
 
     def native(one: Move) -> NativeMove:
-        if one.is_out:
-            writes = one.byte_class is _PARAMETER
-            return NativeMove(one.nbytes, one.task, one.bound, one.unit, -1, True, False, one.feeds_step, writes)
-        back = -1 if one.brings_back is None else places[id(one.brings_back)]
+        writes = one.is_out and one.byte_class is _PARAMETER
+        bound = one.bound if one.is_out else one.earliest
         return NativeMove(
-            one.nbytes, one.task, one.earliest, one.unit, back, one.takes_room, one.follows_step, False, False
+            one.nbytes, one.task, bound, one.unit, one.takes_room, one.follows_step, one.feeds_step, writes
         )
 
-    return list(map(native, cycle.outs)), list(map(native, cycle.ins))
+    bring_back = [-1 if one.brings_back is None else places[id(one.brings_back)] for one in cycle.ins]
+    return list(map(native, cycle.outs)), list(map(native, cycle.ins)), bring_back
 
 
 def step_ns_of(
@@ -108,6 +105,7 @@ def step_ns_of(
             needed_bytes=cycle.needed_bytes,
             outs=cycle.outs,
             ins=cycle.ins,
+            bring_back=cycle.bring_back,
             cpu_steps=[(unit, training.units[unit].host_step_bytes) for unit in cycle.cpu_steps],
             units=len(training.units),
             overlap=placement.overlap,
