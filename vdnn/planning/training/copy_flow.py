@@ -24,7 +24,7 @@ from vdnn.planning.bound.linear_program import LinearProgram
 from vdnn.planning.training.training import TrainingMachine
 from vdnn.planning.training.unit_effects import GB, UnitEffects
 
-_MOST_WINDOWS = 192
+_MOST_WINDOWS = 128
 
 
 class CopyFlow:
@@ -119,23 +119,43 @@ class CopyFlow:
             self._program.require([*most, (ahead, -1.0)], -there)
 
     def _require_rates(self, one: _Window) -> None:
-        link, host_rate = self._machine.link, self._machine.host_bytes_per_s / GB
-        both_rate = min(link.duplex_bytes_per_s / GB, host_rate)
+        """Time is spent on copies to the device, to the host, or both at once, when each has its share."""
+        (into_alone, _, _), (_, out_alone, _) = self._rates(True, False, False), self._rates(False, True, False)
+        into_shared, out_shared, _ = self._rates(True, True, False)
         for time, into, out in ((one.waits, one.into_waiting, one.out_waiting), (one.runs, one.into, one.out)):
-            self._program.require([(time, link.to_device_bytes_per_s / GB), (into, -1.0)], 0.0)
-            self._program.require([(time, link.to_host_bytes_per_s / GB), (out, -1.0)], 0.0)
-            self._program.require([(time, both_rate), (into, -1.0), (out, -1.0)], 0.0)
+            lost = (into_alone - into_shared) / out_shared
+            self._program.require([(time, into_alone), (into, -1.0), (out, -lost)], 0.0)
+            lost = (out_alone - out_shared) / into_shared
+            self._program.require([(time, out_alone), (out, -1.0), (into, -lost)], 0.0)
 
     def _require_cpu(self, places: list[int], one: _Window, following: _Window) -> None:
-        program, host_rate = self._program, self._machine.host_bytes_per_s / GB
-        cpu_rate = min(self._machine.cpu_bytes_per_s / GB, host_rate)
+        """The cores share the host's memory with the copies: a window is divided by what of the three runs at once."""
+        program = self._program
         base, terms = self._sum("cpu", places, -1.0)
         program.require([*terms, (one.cpu, 1.0), (one.cpu_waits, -1.0), (following.cpu_waits, 1.0)], base)
         base, terms = self._sum("cpu_waits", places[0], 1.0)
         program.require([*terms, (one.cpu_waits, -1.0)], -base)
-        program.require([(one.waits, cpu_rate), (one.runs, cpu_rate), (one.cpu, -1.0)], 0.0)
-        copies = [(column, -1.0) for column in (one.into_waiting, one.out_waiting, one.into, one.out)]
-        program.require([(one.waits, host_rate), (one.runs, host_rate), *copies, (one.cpu, -1.0)], 0.0)
+        together = [which for which in itertools.product((False, True), repeat=3) if any(which)]
+        times = program.new_columns(len(together), is_bounded=False)
+        program.require([(one.waits, 1.0), (one.runs, 1.0), *((time, -1.0) for time in times)], 0.0)
+        rates = [self._rates(*which) for which in together]
+        for engine, done in enumerate(((one.into_waiting, one.into), (one.out_waiting, one.out), (one.cpu,))):
+            moved = [(time, rate[engine]) for time, rate in zip(times, rates, strict=True) if rate[engine]]
+            program.require([*moved, *((column, -1.0) for column in done)], 0.0)
+
+    def _rates(self, into: bool, out: bool, cpu: bool) -> tuple[float, float, float]:
+        """The rates of those that run at once, as in simulate_cycle.py."""
+        link, machine = self._machine.link, self._machine
+        rates = [
+            link.to_device_bytes_per_s / GB if into else 0.0,
+            link.to_host_bytes_per_s / GB if out else 0.0,
+            machine.cpu_bytes_per_s / GB if cpu else 0.0,
+        ]
+        on_link = min(1.0, link.duplex_bytes_per_s / GB / (rates[0] + rates[1])) if into and out else 1.0
+        rates[:2] = rates[0] * on_link, rates[1] * on_link
+        rates[2] = min(rates[2], machine.host_bytes_per_s / GB)
+        in_memory = min(1.0, machine.host_bytes_per_s / GB / sum(rates))
+        return rates[0] * in_memory, rates[1] * in_memory, rates[2] * in_memory
 
 
 class _Window:
