@@ -36,10 +36,11 @@ from vdnn.planning.training.training_bound import Relaxation, relaxations, train
 from vdnn.planning.training.trials import Trials
 
 _TRIED_THROUGH = 6_000  # placements
-_WORK = 600_000  # tasks and moves of cycles that may be simulated
+_WORK = 1_000_000  # tasks and moves of cycles that may be simulated
 _WORK_OF_THE_FIRST = 0.7  # of it, for the first of several times of the step
 _SHARE_OF_FREEDOMS = 0.7  # of the progress of a search with freedoms, and of the exact one that may follow
 _TRIED = 8  # of the placements with the best estimates
+_DESCENTS = 3  # from the best of those that were simulated
 _TRIED_OF_EACH = 2  # of those that differ only in the fates of activations
 _NOTHING_GB = 1e-6  # an estimate may be so much over the budget
 _CLOSE = 0.002  # a step that is so near its bound is good enough
@@ -200,7 +201,8 @@ class _Search:
             if over <= _NOTHING_GB and self._may_be_better(least_s):
                 values[mix] = min(trials.value_of(mix.placement()), trials.value_of(_at_once(mix.placement())))
         self._change_shape(_ROOMS)
-        self._descend_from(min(values, key=lambda mix: values[mix]) if values else best[0][0], relaxed)
+        for mix in sorted(values, key=lambda mix: values[mix])[:_DESCENTS] or [best[0][0]]:
+            self._descend_from(mix, relaxed)
 
     def _persistent(self, relaxed: Relaxation) -> list[tuple[UnitPlacement, ...]]:
         """Placements in which the first units stay, as published systems place them: for each place of the step and
