@@ -92,7 +92,9 @@ def test_a_copy_of_a_unit_that_is_not_there_is_refused() -> None:
 
 
 def test_copies_without_what_they_bring_back_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="bring_back: expected one for each of 1 copies to the device, got 0"):
+    with pytest.raises(
+        InvalidArgumentError, match="bring_back: expected one for each of 1 copies to the device, got 0"
+    ):
         _C.training_step_ns(
             kinds=[0],
             durations_ns=[1],

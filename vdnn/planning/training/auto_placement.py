@@ -133,6 +133,7 @@ class _Search:
             return
         for start in starts:
             trials.value_of(start)
+            trials.value_of(replace(start, room_bytes=None))
         try:
             relaxed: Sequence[Relaxation] = relaxations(
                 self.training, trials.machine, trials.budget_bytes, self.allowed

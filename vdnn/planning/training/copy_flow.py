@@ -108,8 +108,8 @@ class CopyFlow:
         program.require([*terms, (one.out, 1.0), (one.still_behind, -1.0), (following.behind, 1.0)], base)
 
     def _require_room(self, first: int, one: _Window, following: _Window | None) -> None:
-        """A copy to the device has its memory while a task runs in which it begins, so `following` is limited too if the
-        window is one task."""
+        """A copy to the device has its memory while a task runs in which it begins, so what is ahead at the `following`
+        window is limited, too, if this one is one task."""
         needed, terms = self._sum("needed", first, -1.0)
         in_place, without_room = self._sum("written_in_place", first, 1.0)
         there, most = self._sum("ahead", first, 1.0)

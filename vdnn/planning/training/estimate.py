@@ -39,7 +39,7 @@ class Estimate:
         import numpy
 
         changes, base = effects.changes, effects.base
-        memory_base = numpy.append(base.needed - budget_bytes / GB, base.host - machine.host_bytes / GB)
+        memory_base: Any = numpy.append(base.needed - budget_bytes / GB, base.host - machine.host_bytes / GB)
         memory = numpy.concatenate([changes.needed, changes.host[:, None]], axis=1)
         rows = _TimeRows(effects, machine, budget_bytes)
         rows.add_all()

@@ -115,6 +115,6 @@ def step_ns_of(
             waits=placement.waits,
             stale=placement.stale,
             rates=rates,
-            budget_bytes=budget_bytes,
+            budget_bytes=placement.room_of(budget_bytes),
         )
     )

@@ -63,7 +63,9 @@ class Placement:
     holds after an optimizer's step, and `linger_saves` after other tasks. `waits`: no forward begins before all
     steps on the CPU are done, and those of their parameters that stay on the device are back, as in programs whose
     step() returns when all is done. `stale`: parameters that step on the CPU are those of one step earlier, so that
-    this step overlaps with a whole forward and backward. That is another training, and no search of vdnn plans it."""
+    this step overlaps with a whole forward and backward. That is another training, and no search of vdnn plans it.
+    `room_bytes`: copies take room up to these bytes at most, if the budget is larger. A plan of a smaller budget, which
+    is as fast under a larger one, has its own."""
 
     units: tuple[UnitPlacement, ...]
     step_time: StepTime = StepTime.END
@@ -73,6 +75,10 @@ class Placement:
     linger_saves: float = 0.0
     waits: bool = False
     stale: bool = False
+    room_bytes: int | None = None
+
+    def room_of(self, budget_bytes: int) -> int:
+        return budget_bytes if self.room_bytes is None else min(self.room_bytes, budget_bytes)
 
     def slices_of(self, unit: Unit) -> int:
         return max(1, -(-unit.state_bytes // self.slice_bytes))

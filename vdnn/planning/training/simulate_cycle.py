@@ -60,7 +60,7 @@ def simulate_training(
     """Simulates steps under a placement. Where it needs more than the budget, moves take no further room, and
     `peak_bytes` says how much it needs."""
     cycle = cycle_of(training, placement)
-    held = give_room(cycle, machine, budget_bytes)
+    held = give_room(cycle, machine, placement.room_of(budget_bytes))
     clock = _Clock(training, machine, cycle, with_spans)
     ends = clock.run()
     # Cycles of different times may come in turn: then the mean of them.

@@ -57,10 +57,10 @@ class Effects:
 
 
 class UnitEffects:
-    """`base` are the effects of keeping everything on the device. `changes` has a row for each column in its arrays: the
-    change that a placement of one unit makes. Of the columns of a group, at most one whole is chosen. `columns[unit]`
-    are those of its placements that are not to keep everything: of parameters, gradients and state with activations
-    kept, and of activations alone. Needs NumPy, which SciPy brings."""
+    """`base` are the effects of keeping everything on the device. `changes` has a row for each column in its arrays:
+    the change that a placement of one unit makes. Of the columns of a group, at most one whole is chosen.
+    `columns[unit]` are those of its placements that are not to keep everything: of parameters, gradients and state with
+    activations kept, and of activations alone. Needs NumPy, which SciPy brings."""
 
     def __init__(self, training: Training, allowed: Allowed, step_time: StepTime) -> None:
         self.training = training
@@ -103,7 +103,8 @@ class UnitEffects:
         at = [self._number[one.kind, one.unit, one.micro_batch] for one in cycle.tasks]
         firsts = dict(zip(reversed(at), reversed(range(count)), strict=True))  # the first task of each place
         starts = self._starts(firsts, count)
-        one = Effects(*(numpy.zeros(len(self.places)) for _ in range(8)), cycle.host_bytes / GB)
+        arrays = [numpy.zeros(len(self.places)) for _ in range(len(Effects.__slots__) - 1)]
+        one = Effects(*arrays, host=cycle.host_bytes / GB)
         for place, first in firsts.items():
             one.needed[place] = cycle.needed_bytes[first] / GB
         for place, task in zip(at, cycle.tasks, strict=True):
