@@ -80,8 +80,8 @@ def _executed(cells: Sequence[Cell]) -> str:
     others = [name for name, one in plans if not one.is_executed]
     same = len(plans) - len(others)
     return (
-        f"Executed as a program of streams and events, {same} of {len(plans)} plans took as long, held as much and moved "
-        f"as much as simulated, to the nanosecond and the byte. Others: {', '.join(others) or 'none'}."
+        f"Executed as a program of streams and events, {same} of {len(plans)} plans took as long, held as much and "
+        f"moved as much as simulated, to the nanosecond and the byte. Others: {', '.join(others) or 'none'}."
     )
 
 

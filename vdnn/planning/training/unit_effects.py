@@ -103,8 +103,8 @@ class UnitEffects:
         at = [self._number[one.kind, one.unit, one.micro_batch] for one in cycle.tasks]
         firsts = dict(zip(reversed(at), reversed(range(count)), strict=True))  # the first task of each place
         starts = self._starts(firsts, count)
-        arrays = [numpy.zeros(len(self.places)) for _ in range(len(Effects.__slots__) - 1)]
-        one = Effects(*arrays, host=cycle.host_bytes / GB)
+        arrays = {name: numpy.zeros(len(self.places)) for name in Effects.__slots__}
+        one = Effects(**arrays | {"host": cycle.host_bytes / GB})
         for place, first in firsts.items():
             one.needed[place] = cycle.needed_bytes[first] / GB
         for place, task in zip(at, cycle.tasks, strict=True):
