@@ -9,8 +9,11 @@ copied and stepped in it: what is due in it or leaves in it, less what was copie
 ahead for later windows or still finds from earlier ones. Nothing is copied ahead before its memory or its bytes are
 there, and no step on the CPU begins before its gradient is there, or ends after its parameters' need.
 
-[Note: Left out] Latencies, whole units instead of parts, the order of copies within a window, and that a copy waits for
-one of the other direction. This makes the bound lower, never wrong.
+In small trainings a unit has a placement as a whole, as far as the first node of the solver's tree knows. In larger
+ones that takes long and changes little.
+
+[Note: Left out] Latencies, the order of copies within a window, and that a copy waits for one of the other direction.
+This makes the bound lower, never wrong.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from vdnn.planning.training.training import TrainingMachine
 from vdnn.planning.training.unit_effects import GB, UnitEffects
 
 _MOST_WINDOWS = 128
+_MOST_WHOLE = 100  # columns
+_NODES = 1  # of the solver's tree
 
 
 class CopyFlow:
@@ -47,6 +52,9 @@ class CopyFlow:
         except VdnnError:  # no solution
             return
         self.parts = self._program.values[: effects.count]
+        if effects.count <= _MOST_WHOLE:
+            whole_s = self._program.least_of(period, range(effects.count), _NODES) or 0.0
+            self.least_s = max(self.least_s, whole_s if math.isfinite(whole_s) else 0.0)
 
     def _sum(self, name: str, places: Any, sign: float) -> tuple[float, list[tuple[int, float]]]:
         """The number of the base, and what each column adds to it, times `sign`. A list of places counts together."""
