@@ -105,7 +105,7 @@ class CopyFlow:
         return period
 
     def _require_copies(self, places: list[int], one: _Window, following: _Window) -> None:
-        """What is copied while the first task waits, and while the tasks run."""
+        """The copies while the first task waits, and while the tasks run."""
         program = self._program
         base, terms = self._sum("ins", places[0], -1.0)
         program.require([*terms, (one.into_waiting, 1.0), (one.ahead_before, 1.0), (one.ahead, -1.0)], base)

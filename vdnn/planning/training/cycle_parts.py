@@ -29,7 +29,7 @@ _TASK = itemgetter(1)
 
 
 class _Part(NamedTuple):
-    """What a unit adds: changes of the needed bytes from task to task, moves as in a NativeCycle, bytes on the host."""
+    """The part of a unit: changes of the needed bytes from task to task, its moves, and its bytes on the host."""
 
     changes: list[tuple[int, int]]
     outs: list[NativeMove]

@@ -1,4 +1,4 @@
-"""What each placement of each unit needs, computes and moves at each place of the cycle, as arrays.
+"""The effects of each placement of each unit at each place of the cycle: what it needs, computes and moves.
 
 A place is the beginning of a unit's forward, backward or step. All placements have the same places in the same order,
 so that their effects can be added: the effects of all units are those of keeping everything on the device, and what

@@ -21,7 +21,7 @@ _LEAST_BYTES = 1e-6  # less is nothing: rates are not whole numbers
 
 
 class Engine(Enum):
-    """What carries out an operation."""
+    """The part of the machine that carries out an operation."""
 
     __hash__ = object.__hash__  # Enum's own is slow
     COMPUTE = "compute"
