@@ -40,6 +40,7 @@ _WORK = 1_000_000  # tasks and moves of cycles that may be simulated
 _WORK_OF_THE_FIRST = 0.7  # of it, for the first of several times of the step
 _SHARE_OF_FREEDOMS = 0.7  # of the progress of a search with freedoms, and of the exact one that may follow
 _TRIED = 8  # of the placements with the best estimates
+_LESS = (0.95,)  # of the budget
 _DESCENTS = 3  # from the best of those that were simulated
 _TRIED_OF_EACH = 2  # of those that differ only in the fates of activations
 _NOTHING_GB = 1e-6  # an estimate may be so much over the budget
@@ -179,8 +180,8 @@ class _Search:
     def _descend_by(self, relaxed: Relaxation, alike: Sequence[UnitPlacement]) -> None:
         """Descends by the estimate alone, from several starts, and from the best of what it finds by simulations."""
         trials, step_time = self.trials, relaxed.step_time
-        starts = [Mix.of_relaxation(self.training, relaxed)]
-        starts += [Mix.of_alike(self.training, one, step_time) for one in alike]
+        rounded = [Mix.of_relaxation(self.training, one) for one in (relaxed, *self._with_less(relaxed))]
+        starts = rounded + [Mix.of_alike(self.training, one, step_time) for one in alike]
         if trials.best is not None:
             starts.append(Mix.of_units(self.training, trials.best.placement.units, step_time))
         estimates = MixEstimate(relaxed.estimate)
@@ -196,6 +197,7 @@ class _Search:
         found |= {mix: estimates.of(mix) for mix in persistent}
         best = sorted(found.items(), key=lambda item: item[1])
         tried = [mix for mix, _ in best[:_TRIED]] + persistent
+        tried += [replace(one, order=order) for one in rounded for order in Order]
         values = {}
         for mix in dict.fromkeys(tried):
             over, _, least_s = found[mix]
@@ -204,6 +206,15 @@ class _Search:
         self._change_shape(_ROOMS)
         for mix in sorted(values, key=lambda mix: values[mix])[:_DESCENTS] or [best[0][0]]:
             self._descend_from(mix, relaxed)
+
+    def _with_less(self, relaxed: Relaxation) -> list[Relaxation]:
+        """The solutions for a little less memory: their roundings fit, with larger slices of the optimizer's step."""
+        found = []
+        for share in _LESS:
+            budget_bytes = int(share * self.trials.budget_bytes)
+            for one in relaxations(self.training, self.trials.machine, budget_bytes, self.allowed):
+                found += [one] if one.step_time is relaxed.step_time and one.parts else []
+        return found
 
     def _persistent(self, relaxed: Relaxation) -> list[tuple[UnitPlacement, ...]]:
         """Placements in which the first units stay, as published systems place them: for each place of the step and

@@ -30,7 +30,7 @@ class Relaxation:
     estimate: Estimate
 
 
-@functools.lru_cache(maxsize=4)  # a search and the bound of its plan ask for the same
+@functools.lru_cache(maxsize=12)  # a search and the bound of its plan ask for the same
 def relaxations(
     training: Training, machine: TrainingMachine, budget_bytes: int, allowed: Allowed = EXACT
 ) -> tuple[Relaxation, ...]:
