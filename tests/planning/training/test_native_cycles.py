@@ -69,39 +69,22 @@ def test_a_cycle_of_parts_is_the_whole_cycle() -> None:
             assert parts.cycle_of(placement) == native_cycle_of(cycle_of(case.training, placement)), seed
 
 
-def test_a_copy_of_a_unit_that_is_not_there_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="tasks, units and copies of this cycle"):
+@pytest.mark.parametrize(
+    ("unit", "bring_back", "message"),
+    [
+        (7, [-1], "tasks, units and copies of this cycle"),
+        (0, [], "bring_back: expected one for each of 1 copies to the device"),
+    ],
+)
+def test_a_copy_that_is_not_whole_is_refused(unit: int, bring_back: list[int], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
         _C.training_step_ns(
             kinds=[0, 1],
             durations_ns=[1, 1],
             needed_bytes=[0, 0],
             outs=[],
-            ins=[(1, 0, 0, 7, True, False, False, False)],
-            bring_back=[-1],
-            cpu_steps=[],
-            units=1,
-            overlap=1,
-            linger=0.0,
-            linger_saves=0.0,
-            clips=True,
-            waits=False,
-            stale=False,
-            rates=(1.0, 1.0, 1.0, 1.0, 1.0, 0.0),
-            budget_bytes=1,
-        )
-
-
-def test_copies_without_what_they_bring_back_are_refused() -> None:
-    with pytest.raises(
-        InvalidArgumentError, match="bring_back: expected one for each of 1 copies to the device, got 0"
-    ):
-        _C.training_step_ns(
-            kinds=[0],
-            durations_ns=[1],
-            needed_bytes=[0],
-            outs=[],
-            ins=[(1, 0, 0, 0, True, False, False, False)],
-            bring_back=[],
+            ins=[(1, 0, 0, unit, True, False, False, False)],
+            bring_back=bring_back,
             cpu_steps=[],
             units=1,
             overlap=1,
