@@ -32,9 +32,9 @@ std::vector<TrainingMove> moves_of(const std::vector<MoveTuple>& tuples) {
 double step_ns(const std::vector<int>& kinds, std::vector<std::int64_t> durations_ns,
                std::vector<std::int64_t> needed_bytes, const std::vector<MoveTuple>& outs,
                const std::vector<MoveTuple>& ins, const std::vector<std::int32_t>& bring_back,
-               const std::vector<std::tuple<std::int32_t, std::int64_t>>& cpu_steps,
-               std::int32_t units, std::int32_t overlap, double linger, double linger_saves, bool clips, bool waits,
-               bool stale, const RatesTuple& rates, std::int64_t budget_bytes) {
+               const std::vector<std::tuple<std::int32_t, std::int64_t>>& cpu_steps, std::int32_t units,
+               std::int32_t overlap, double linger, double linger_saves, bool clips, bool waits, bool stale,
+               const RatesTuple& rates, std::int64_t budget_bytes) {
   const py::gil_scoped_release release;
   TrainingCycle cycle;
   for (const int kind : kinds) cycle.kinds.push_back(static_cast<TrainingTask>(kind));
