@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import vdnn
 from vdnn import _C
 from vdnn.runtime.storage import transport as transport_room
 from vdnn.runtime.storage.transport import Transport, TransportOptions
+
+READER = "the sine reads h"
 
 
 class Streams:
@@ -41,10 +44,11 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Streams]:
     streams.device.close()
 
 
-def test_what_another_stream_allocated_goes_back_only_behind_its_copy(streams: Streams) -> None:
-    """Torch returns memory to the stream that allocated it, and that need not be the stream of the save. Before the fix
-    only the stream of the save waited for the copy; a test for GPUs found it."""
-    x = torch.randn(1024, requires_grad=True)
+def test_what_another_stream_allocated_goes_back_only_behind_its_copy_and_its_readers(streams: Streams) -> None:
+    """Torch returns memory to the stream that allocated it, and that need not be the stream of the save. Two mistakes
+    that a test for GPUs found: only the stream of the save waited for the copy; and the stream that allocated it waited
+    for the copy, but not for the operation that saved it, which is issued after the copy and reads it, too."""
+    x = torch.randn(24_576, requires_grad=True)  # so large that its copy does not wait for others
     with vdnn.offload(device=streams.device, min_bytes=0, limits=vdnn.Limits(offload_window=1)) as session:
         # Tensors that are saved after `h` is released are allocated before. To a later tensor the CPU's allocator may
         # give the memory of `h`, whatever its stream, and the copy of that tensor would be taken for a copy of `h`.
@@ -54,20 +58,25 @@ def test_what_another_stream_allocated_goes_back_only_behind_its_copy(streams: S
         # On the CPU no stream orders releases. The checker would report that, and not a missing wait for the copy.
         (transport,) = session._engine.transports.opened()
         transport.release_context = replace(transport.release_context, notes_releases=False)
-        address, nbytes = h.data_ptr(), h.nbytes
+        address, nbytes, of_h = h.data_ptr(), h.nbytes, StorageWeakRef(h.untyped_storage())
         streams.switch(streams.second)
-        y = h.sin()
+        kept = [h.sin()]
+        # What the kernel of this operation does on a GPU.
+        streams.device.note_access(address, nbytes, _C.Access.READ, streams.second, READER)
         del h
-        y = [one.sin() for one in (y, *early[1:])]
-        assert session.counters.freed_bytes >= nbytes
+        # No longer: what is released later makes the first stream wait for later copies, and by that for the reader.
+        following = iter([kept[0], *early[1:]])
+        while not of_h.expired():
+            kept.append(next(following).sin())
         # From here on the first stream's allocator may give the memory to a new owner, which writes to it.
         streams.device.note_access(address, nbytes, _C.Access.WRITE, streams.first, "next tensor of the first stream")
-    # Only violations against copies count: the CPU's allocator moves memory freely between streams, for example from
-    # `h` to `y`.
+    # Only violations against copies and the reader count: the CPU's allocator moves memory freely between streams, for
+    # example from `h` to `y`.
     violations = streams.device.take_violations()
-    assert [one.first for one in violations if "vdnn offload" in (one.first_stream, one.second_stream)] == []
-    assert session.counters.storages > 2
-    assert {one.shape for one in (*y, warm_up)} == {(1024,)}
+    found = [" ".join((one.first, one.first_stream, one.second, one.second_stream)) for one in violations]
+    assert [text for text in found if READER in text or "vdnn offload" in text] == []
+    assert session.counters.storages >= 2
+    assert {one.shape for one in (*kept, warm_up)} == {(24_576,)}
     session.close()
 
 

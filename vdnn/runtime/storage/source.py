@@ -44,12 +44,11 @@ class Source:
     bytes that were offloaded.
     """
 
-    __slots__ = ("_context", "_copied", "_facts", "hash", "others", "storage")
+    __slots__ = ("_context", "_facts", "hash", "others", "storage")
 
     def __init__(self, storage: torch.UntypedStorage | None, facts: StorageFacts, context: ReleaseContext) -> None:
         self.storage = storage
         self.hash: torch.Tensor | None = None
-        self._copied: _C.Event | None = None  # the end of the copy; set only if hooks have run on several streams
         self._facts = facts
         self._context = context
         self.others: StorageWeakRef | None = None
@@ -92,8 +91,6 @@ class Source:
         if copy is None:
             counters.keep(Kept.HOST_FULL, nbytes)
             return None
-        if len(transport.streams) > 1:
-            self._copied = transport.queue.ready(copy)
         counters.storages += 1
         counters.storage_bytes += nbytes
         return copy
@@ -101,6 +98,7 @@ class Source:
     def discard(self) -> None:
         """Releases the storage without a copy."""
         if self.storage is not None:
+            self._make_streams_wait()
             self.others = StorageWeakRef(self.storage)  # type: ignore[no-untyped-call]
             self.storage = None
 
@@ -110,8 +108,7 @@ class Source:
         if storage is None:
             return
         facts, context = self._facts, self._context
-        if context.streams:
-            self._make_other_streams_wait(context)
+        self._make_streams_wait()
         if natively_held(storage._cdata) > 1 or _references_to(storage) > HELD_ONCE:
             # Another holder (the model, an optimizer, a cache, or a second save at another version, which shares the
             # Python object): the storage was copied and is not freed.
@@ -123,11 +120,16 @@ class Source:
         if context.notes_releases:
             context.device.note_access(facts.address, facts.nbytes, _C.Access.RELEASE, facts.stream, "storage released")
 
-    def _make_other_streams_wait(self, context: ReleaseContext) -> None:
+    def _make_streams_wait(self) -> None:
         """[Note: Who allocated it] A storage returns to the stream that allocated it, and torch does not say which
-        stream that was. The stream of the save already waits for the copy. This makes every other stream wait that
-        hooks have run on."""
-        device, own = context.device, self._facts.stream
-        for stream in context.streams:
-            if stream != own:
-                device.wait(stream, self._copied or device.record(own))
+        stream that was. In plain PyTorch the graph holds it until backward; here it returns earlier, while operations on
+        any stream may still read it, and the copy. So of the streams that hooks have run on, each waits for what the
+        others do now. The stream of the save already waits for the copy."""
+        device, streams = self._context.device, self._context.streams
+        if len(streams) < 2:
+            return
+        reached = [(stream, device.record(stream)) for stream in streams]
+        for waiting in streams:
+            for stream, event in reached:
+                if stream != waiting:
+                    device.wait(waiting, event)
