@@ -8,8 +8,9 @@ Needs torch, cmake, ninja, pybind11 and a compiler, nvcc for device code, pytest
 what is missing, and needs no network. Builds in place and works in build/gpu-proof; installs nothing. Each step is a
 process with a limit of its own, and a step that fails or hangs does not stop the others. Results go to $OUT, else to
 benchmarks/results/, as they come: they are there whenever the program is stopped. The verdicts are printed last, in
-less than 12,000 characters. Without a GPU it fails at once and writes no results. `--dry-run` goes through a part
-without a GPU: its figures mean nothing. Exit code 0: every step passed.
+less than 12,000 characters. Without a GPU it fails at once and writes no results. `--as-it-is` builds nothing and takes
+the native core that is there. `--dry-run` goes through a part without a GPU: its figures mean nothing. Exit code 0:
+every step passed.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def run_part(name: str, *, dry: bool, steps: Callable[[], Sequence[Step]] | None = None) -> int:
+def run_part(name: str, *, dry: bool, as_it_is: bool = False, steps: Callable[[], Sequence[Step]] | None = None) -> int:
     work = WORK / (f"dry-{name}" if dry else name)
     shutil.rmtree(work, ignore_errors=True)
     (work / "run").mkdir(parents=True)
@@ -148,7 +149,7 @@ def run_part(name: str, *, dry: bool, steps: Callable[[], Sequence[Step]] | None
     chosen = PARTS[name] if steps is None else steps()
     patience = DRY_PATIENCE if dry else 1
     patient = [replace(step, limit_s=patience * step.limit_s) for step in chosen]
-    part = Part(name, patient, Context(work, dry), results)
+    part = Part(name, patient, Context(work, dry, as_it_is), results)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _interrupt)
     code = 0
@@ -168,9 +169,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("part", choices=tuple(PARTS), metavar="PART", help=f"one of {', '.join(PARTS)}")
+    parser.add_argument("--as-it-is", action="store_true", help="build nothing")
     parser.add_argument("--dry-run", action="store_true", help="without a GPU, with tiny sizes")
     options = parser.parse_args(arguments)
-    return run_part(options.part, dry=options.dry_run)
+    return run_part(options.part, dry=options.dry_run, as_it_is=options.as_it_is)
 
 
 if __name__ == "__main__":

@@ -243,7 +243,6 @@ def settle(session: Session, network: Network) -> None:
     for count in itertools.count():
         network.step()
         session.step()
-        session.wait_for_plans()
         if settling_of(session).is_expected:
             return
         assert count < _MOST_STEPS, "the step does not settle"

@@ -272,7 +272,6 @@ def test_a_small_step_under_a_plan_is_not_warned_of(recwarn: pytest.WarningsReco
         def step() -> Session:
             with training.session(min_bytes="1KiB", recompute=False) as session:
                 training.step()
-            session.wait_for_plans()
             return session
 
         def small_step() -> Session:

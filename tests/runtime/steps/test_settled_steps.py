@@ -217,7 +217,6 @@ def run(session: Session, network: Network, steps: int) -> None:
     for _ in range(steps):
         network.step()
         session.step()
-        session.wait_for_plans()
 
 
 def test_a_write_to_a_save_that_the_gate_keeps_is_refused() -> None:

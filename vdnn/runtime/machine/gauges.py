@@ -28,10 +28,11 @@ class Gauges(ABC):
     """
 
     clock: str
-    has_exact_peaks: bool  # False: take_peaks returns an upper bound, which is the looser the longer the interval is
 
     def __init__(self) -> None:
         self.absent_bytes = 0
+        # The peak of a step that is read once, at its end, is its own only if it is above this.
+        self.peak_before_bytes = 0
 
     @abstractmethod
     def mark(self, stream: _C.Stream) -> Mark:
@@ -80,7 +81,6 @@ class VirtualGauges(Gauges):
     """Gauges of a virtual machine: exact, and the same on every machine that runs it."""
 
     clock = "virtual"
-    has_exact_peaks = True
 
     def __init__(self, machine: VirtualMachine) -> None:
         super().__init__()
@@ -140,7 +140,6 @@ class CudaGauges(Gauges):
     """
 
     clock = "device"
-    has_exact_peaks = False
 
     def __init__(self, torch_device: torch.device, device: _C.Device) -> None:
         super().__init__()
@@ -161,6 +160,7 @@ class CudaGauges(Gauges):
     def step_begins(self) -> None:
         self._intervals.step_begins(self._read)
         self._last = self._read()
+        self.peak_before_bytes = self._last.peak_bytes
 
     def step_ended(self) -> tuple[int, int]:
         peaks = self.take_peaks()

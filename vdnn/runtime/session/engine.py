@@ -33,7 +33,7 @@ from vdnn.runtime.steps.watch import StepWatch
 from vdnn.runtime.storage.counters import Counters
 from vdnn.runtime.storage.integrity import IntegrityCheck
 from vdnn.runtime.storage.managed_storage import ManagedStorage
-from vdnn.runtime.storage.transport import Integrity, Transport, TransportOptions
+from vdnn.runtime.storage.transport import Integrity, Transport, TransportOptions, streams_of_thread
 from vdnn.runtime.torch_internals.cuda_graphs import refuse_graphs_in
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.runtime.training_state.optimizer_state import OptimizerState
@@ -111,6 +111,7 @@ class Engine:
         self.has_warned = False
         self._installing = threading.Lock()
         self._entries: list[_Entry] = []
+        self._entered_streams: list[list[int]] = []  # different ones, each a handle for every CUDA device
         self._installed = contextlib.ExitStack()
 
     # Entering and leaving.
@@ -129,6 +130,18 @@ class Engine:
                     stack.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
                     self._installed = stack.pop_all()
             self._entries.append(_Entry(session, threading.get_ident()))
+        handles = streams_of_thread()
+        if handles and handles not in self._entered_streams:
+            with self.packer.lock:
+                self._entered_streams.append(handles)
+                for transport in self.transports.opened():
+                    self._adopt_entered(transport)
+
+    def _adopt_entered(self, transport: Transport) -> None:
+        """The program may allocate on the stream on which it entered the session, and save on others alone."""
+        if transport.torch_device.type == "cuda":
+            for handles in self._entered_streams:
+                transport.adopt_stream(handles[transport.torch_device.index or 0])
 
     def uninstall(self, session: object) -> None:
         with self._installing:
@@ -183,10 +196,6 @@ class Engine:
         if not self.packer.in_forked_child:
             with self.packer.lock:
                 self.steps.end_step()
-
-    def wait_for_plans(self) -> None:
-        with self.packer.lock:
-            self.steps.wait_for_plans()
 
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Called before the optimizer writes to its parameters."""
@@ -263,6 +272,7 @@ class Engine:
             if native is None:
                 return None
             transport = Transport(device, native, self._options.transport, owns_device=native is not given)
+            self._adopt_entered(transport)
         if self._options.integrity and not transport.fake:
             transport.integrity = IntegrityCheck(transport)
         return transport

@@ -181,19 +181,15 @@ class Session(contextlib.ContextDecorator):
 
     @property
     def recording(self) -> Recording | None:
-        """The saves and uses of one step, or of one micro-batch where each is planned by itself. None until one whole
-        step after the warm-up has run, and None in a session that does not measure."""
+        """The saves and uses of one step, or of one micro-batch where each is planned by itself: of the one that `plan`
+        was made from, and without a plan of the last that was recorded. None until one whole step after the warm-up has
+        run, and None in a session that does not measure."""
         return self._engine.steps.recording
 
     @property
     def plan(self) -> Plan | None:
         """The plan that the session follows, or None."""
         return self._engine.steps.plan
-
-    def wait_for_plans(self) -> None:
-        """Waits for the plans that are being made beside the training, so that the next step follows them: the same
-        steps then follow the same plans in every run. The training itself never waits."""
-        self._engine.wait_for_plans()
 
     @property
     def timeline(self) -> Timeline | None:
@@ -215,8 +211,7 @@ class Session(contextlib.ContextDecorator):
         steps = self._engine.steps
         use, planned = steps.plan_use, steps.predicted()
         if use is None or planned is None or use.last is Followed.OWN_SIZE:
-            recording = self.recording if planned is None else planned[0]
-            step = SavedStep(name, recording, self.plan, None, self.timeline, plan_use=use)
+            step = SavedStep(name, self.recording, self.plan, None, self.timeline, plan_use=use)
         else:
             step = SavedStep(name, planned[0], self.plan, planned[1], None, plan_use=use)
         step.save(run)

@@ -116,7 +116,6 @@ class Ladder:
         self.recorded = recorded
         self.rungs: list[Rung] = []
         self.last_used = 0
-        self.is_being_planned = False  # a plan is being made of a recorded step
         self.records_all = False  # the first save does not tell the size of a step: those that follow are recorded
 
     def choose(self, first: SaveKey) -> Rung | None:

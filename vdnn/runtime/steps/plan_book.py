@@ -70,7 +70,6 @@ class PlanBook:
         self._kinds = StepKinds()
         self._ladders: dict[Kind, Ladder] = {}
         self._begins: dict[Kind, Begin] = {}  # of the steps of each kind
-        self._being_planned: dict[Kind, Begin] = {}  # kinds that have no ladder yet, while their first plan is made
         self.tally = StepTally()
         self._made_before = 0  # at the last call of take_host_bytes()
         self._maker = None if self._planner is None else PlanMaker(self._planner, self.tally)
@@ -81,9 +80,9 @@ class PlanBook:
         return self._planner is not None
 
     @property
-    def is_awaited(self) -> bool:
-        """True if the training waits for its plans, and for what they need."""
-        return self._planner is not None and self._planner.is_awaited
+    def is_virtual(self) -> bool:
+        """True where time is virtual: all that a plan needs is there before the next step."""
+        return self._planner is not None and self._planner.profile is not None
 
     @property
     def latest(self) -> Plan | None:
@@ -94,13 +93,22 @@ class PlanBook:
     def rungs(self) -> list[Rung]:
         return [rung for ladder in self._ladders.values() for rung in ladder.rungs]
 
+    @property
+    def latest_recording(self) -> Recording | None:
+        """The step that the latest plan was made from; None if the plan is on no ladder any more."""
+        rung = self._latest_rung()
+        return None if rung is None else rung.recording
+
     def predicted(self) -> tuple[Recording, Timeline] | None:
         """The recording of the latest plan, and its predicted timeline; None if the plan is on no ladder any more."""
-        maker = self._maker
-        rung = None if maker is None else next((one for one in self.rungs if one.executor is maker.latest), None)
+        rung = self._latest_rung()
         if rung is None or self._planner is None:
             return None
         return rung.recording, simulate(rung.recording, rung.executor.plan, self._planner.costs(rung.timeline))
+
+    def _latest_rung(self) -> Rung | None:
+        maker = self._maker
+        return None if maker is None else next((one for one in self.rungs if one.executor is maker.latest), None)
 
     @property
     def use(self) -> PlanUse | None:
@@ -116,11 +124,6 @@ class PlanBook:
         """Forget the plans made so far: their recordings were not whole steps."""
         self._begin()
 
-    def wait(self) -> None:
-        """Waits for all plans that are being made."""
-        if self._maker is not None:
-            self._maker.work.wait()
-
     def choose(self, keys: SaveKeys, allocated_bytes: int) -> Executor | None:
         """The executor for the step of which `keys` has the first save; None if the step follows no plan. All steps
         follow a plan that the user gave; steps that differ from it report how. `allocated_bytes` are allocated now."""
@@ -129,10 +132,9 @@ class PlanBook:
         first, begin, maker = keys.first, keys.begin, self._maker
         if first is None or begin is None or maker is None:
             return None
-        maker.work.take_up()
         expected = self._kinds.expected(begin)
         ladder = None if expected is None else self._ladders.get(expected.kind)
-        is_new = ladder is None and begin not in self._being_planned.values()
+        is_new = ladder is None
         has_rung = ladder is not None and ladder.choose(first) is not None
         if expected and not has_rung and self._unplannable.has(expected.kind, first, allocated_bytes):
             self.records_step = False
@@ -214,20 +216,11 @@ class PlanBook:
         followed this plan. `earlier_bytes`: graphs of earlier steps held so many on the device."""
         self.tally.recorded()
         begin, kind, maker = keys.begin, keys.kind, self._maker
-        if maker is None or begin is None or kind in self._being_planned:
+        if maker is None or begin is None:
             return
-        if kind not in self._ladders:
-            self._being_planned[kind] = begin
         has_grown = followed is not None and followed.has_grown
         step = _Finished(measured, kind, begin, followed, has_grown, is_warm_up, earlier_bytes)
-
-        def read() -> tuple[Recording | None, Timeline | None]:
-            return measured.recording, measured.timeline
-
-        def use(found: tuple[Recording | None, Timeline | None]) -> None:
-            self._plan(maker, *found, step)
-
-        maker.work.add(read, use)
+        self._plan(maker, measured.recording, measured.timeline, step)
 
     def _plan(
         self,
@@ -239,7 +232,6 @@ class PlanBook:
         kind, followed = step.kind, step.followed
         ladder = self._ladders.get(kind)
         if recording is None or not recording.lifetimes:
-            self._being_planned.pop(kind, None)
             return
         first, like = first_save(recording), ladder or self._ladder_of(followed)
         predicted = None if like is None else like.recorded.predicted(first)
@@ -252,13 +244,10 @@ class PlanBook:
             rung = None if followed is None else ladder.rung_of(followed)
             if rung is not None and (rung.is_provisional or is_mistaken(rung, predicted, recording)):
                 wrong = rung
-            elif ladder.is_being_planned or not needs_plan(
-                ladder, rung, recording, is_planned=followed is not None, has_grown=step.has_grown
-            ):
+            elif not needs_plan(ladder, rung, recording, is_planned=followed is not None, has_grown=step.has_grown):
                 if rung is not None and step.has_grown:
                     maker.leave_room(rung)
                 return
-            ladder.is_being_planned = True
         new = RecordedSizes(recording, has_own_recomputes=has_own_recomputes, is_warm_up=step.is_warm_up)
         below = None if ladder is None else ladder.highest_without(wrong)
 
@@ -266,13 +255,9 @@ class PlanBook:
             self._uses += 1
             mine = self._ladder_for(kind, step.begin, new)
             mine.last_used = self._uses
-            mine.is_being_planned = False
             mine.replace(wrong, rung)
 
         def give_up(error: VdnnError) -> bool:
-            self._being_planned.pop(kind, None)
-            if ladder is not None:
-                ladder.is_being_planned = False
             if all(rung.source is Source.WARM_UP for rung in self.rungs):
                 if step.earlier_bytes and isinstance(error, BudgetError):
                     raise naming_earlier_graphs(error, step.earlier_bytes)
@@ -285,7 +270,6 @@ class PlanBook:
 
     def _ladder_for(self, kind: Kind, begin: Begin, recorded: RecordedSizes) -> Ladder:
         """The ladder of a kind; a new one that begins with these recorded steps if it has none, or none any more."""
-        self._being_planned.pop(kind, None)
         if kind not in self._ladders:
             while len(self._ladders) >= _MOST_KINDS:
                 oldest = min(self._ladders, key=lambda one: self._ladders[one].last_used)

@@ -1,6 +1,7 @@
-"""Makes the plans of a plan book, beside the training: from recorded steps, from what they tell of others, and again.
+"""Makes the plans of a plan book, between two hooks: from recorded steps, from what they tell of others, and again.
 
-Each function says what to plan, and gives the work to the planning thread. The training takes up the results.
+The training waits meanwhile. A thread beside it would take Python's lock from every operation that it issues: on an
+H200 a step took 3 to 13 times as long while a plan was made, and plans came ten steps late (decision 75).
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from vdnn.planning.planned_step import PlannedStep
 from vdnn.runtime.steps.executor import Executor
 from vdnn.runtime.steps.ladder import Rung, Source
 from vdnn.runtime.steps.planner import SLACK, BudgetPlanner
-from vdnn.runtime.steps.planning_thread import WorkBeside
 from vdnn.runtime.steps.recorded_sizes import Told
 from vdnn.runtime.steps.step_tally import StepTally
 from vdnn.runtime.torch_internals.spans import span
@@ -35,14 +35,12 @@ _FREE_OF_UNBALANCED = 0.06
 
 
 class PlanMaker:
-    """Makes plans for rungs. `work` is what was not taken up yet, `latest` the executor of the latest plan."""
+    """Makes plans for rungs. `latest` is the executor of the latest plan."""
 
     def __init__(self, planner: BudgetPlanner, tally: StepTally) -> None:
         self.planner = planner
-        self.work = WorkBeside(is_awaited=planner.is_awaited)
         self.latest: Executor | None = None
         self._tally = tally
-        self._planned_again: set[Rung] = set()  # not taken up yet
 
     def make_from(
         self,
@@ -55,22 +53,14 @@ class PlanMaker:
     ) -> None:
         """A rung for a recorded step; or for the step that covers it and the highest one below, if that can meet the
         budget. If no plan meets it, the error is raised, unless `give_up` returns True."""
-
-        def make() -> tuple[Recording, PlannedStep] | VdnnError:
-            try:
-                with span("plan"):
-                    return self._planned(recording, timeline, below)
-            except VdnnError as error:
-                return error
-
-        def take(made: tuple[Recording, PlannedStep] | VdnnError) -> None:
-            if isinstance(made, VdnnError):
-                if give_up(made):
-                    return
-                raise made
-            use(self._rung(*made, timeline, source))
-
-        self.work.add(make, take)
+        try:
+            with span("plan"):
+                made = self._planned(recording, timeline, below)
+        except VdnnError as error:
+            if give_up(error):
+                return
+            raise
+        use(self._rung(*made, timeline, source))
 
     def make_for(self, told: Told, timeline: Timeline | None, use: Callable[[Rung], None]) -> None:
         """A rung for a step that no rung serves well, if what was recorded tells enough of it."""
@@ -79,24 +69,17 @@ class PlanMaker:
         def fits(made: Recording) -> bool:
             return made.peak_bytes <= planner.budget_bytes(made)
 
-        def make() -> tuple[Recording, PlannedStep, bool, int] | None:
-            with span("plan"):
-                for recording, is_guess in told.steps(fits):
-                    free_bytes = int(_FREE_OF_GUESS * planner.budget_bytes(recording)) if is_guess else 0
-                    try:
-                        return recording, planner.planned(recording, timeline, free_bytes), is_guess, free_bytes
-                    except VdnnError:  # what was made may be larger than what comes
-                        continue
-            return None
-
-        def take(made: tuple[Recording, PlannedStep, bool, int] | None) -> None:
-            if made is not None:
-                recording, planned, is_guess, free_bytes = made
+        with span("plan"):
+            for recording, is_guess in told.steps(fits):
+                free_bytes = int(_FREE_OF_GUESS * planner.budget_bytes(recording)) if is_guess else 0
+                try:
+                    planned = planner.planned(recording, timeline, free_bytes)
+                except VdnnError:  # what was made may be larger than what comes
+                    continue
                 rung = self._rung(recording, planned, timeline, Source.GUESSED if is_guess else Source.MADE)
                 rung.tightened_bytes = free_bytes
                 use(rung)
-
-        self.work.add(make, take)
+                return
 
     def make_room(self, rung: Rung, allocated_bytes: int) -> None:
         """Plans a rung again if more is allocated at the first save than when its step was recorded, such as another
@@ -121,8 +104,6 @@ class PlanMaker:
         """Plans a rung again if a step that followed it took more than the budget: for that much less, or for the
         memory that was resident when the step began."""
         planner, recording, executor = self.planner, rung.recording, rung.executor
-        if rung in self._planned_again:
-            return
         now = with_resident(recording, resident_bytes)
         has_grown = now.resident_bytes > recording.resident_bytes and planner.is_feasible(now)
         if has_grown:
@@ -147,24 +128,11 @@ class PlanMaker:
 
     def _plan_again(self, rung: Rung, recording: Recording) -> None:
         """If no plan takes so little, the old one stays, which takes less than none."""
-        if rung in self._planned_again:
-            return
-        self._planned_again.add(rung)
-        timeline, tightened_bytes = rung.timeline, rung.tightened_bytes
-
-        def make() -> PlannedStep | None:
-            with contextlib.suppress(VdnnError), span("plan"):
-                return self.planner.planned(recording, timeline, tightened_bytes)
-            return None
-
-        def take(planned: PlannedStep | None) -> None:
-            self._planned_again.discard(rung)
-            if planned is not None:
-                self._tally.made_again()
-                rung.follow(recording, planned)
-                self.latest = rung.executor
-
-        self.work.add(make, take)
+        with contextlib.suppress(VdnnError), span("plan"):
+            planned = self.planner.planned(recording, rung.timeline, rung.tightened_bytes)
+            self._tally.made_again()
+            rung.follow(recording, planned)
+            self.latest = rung.executor
 
     def _planned(
         self, recording: Recording, timeline: Timeline | None, below: Recording | None

@@ -35,11 +35,6 @@ class BudgetPlanner:
     host_bytes: int | None
     profile: HardwareProfile | None
 
-    @property
-    def is_awaited(self) -> bool:
-        """True if the training waits for its plans: where time is virtual, another thread has none."""
-        return self.profile is not None
-
     def planned(self, recording: Recording, timeline: Timeline | None, tightened_bytes: int = 0) -> PlannedStep:
         """Make a plan for `tightened_bytes` less than the budget. The link's rates are measured from the copies in
         `timeline`, the recorded step's. Raises BudgetError, or VdnnError if the policy has no plan that fits."""

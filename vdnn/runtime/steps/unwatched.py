@@ -42,9 +42,6 @@ class UnwatchedSteps:
     def predicted(self) -> None:
         """Nothing was planned."""
 
-    def wait_for_plans(self) -> None:
-        """Does nothing: nothing is planned."""
-
     def resumed(self) -> None:
         """Does nothing: nothing is measured."""
 

@@ -28,7 +28,7 @@ from vdnn.runtime.steps.plan_guard import PlanGuard
 from vdnn.runtime.steps.recorder import Recorder
 from vdnn.runtime.steps.settling import Settling
 from vdnn.runtime.steps.step_guards import StepGuards
-from vdnn.runtime.steps.step_peaks import StepPeaks
+from vdnn.runtime.steps.step_peaks import peak_of
 from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView
@@ -60,7 +60,6 @@ class StepWatch:
         self._resident_bytes = 0  # allocated when the step began
         self._modules = modules
         self.budget = BudgetLedger()
-        self._peaks = StepPeaks()
         self.steps = 0  # the number of finished steps
         self._measured = MeasuredSteps()
         self.transport: Transport | None = None
@@ -96,16 +95,14 @@ class StepWatch:
 
     @property
     def recording(self) -> Recording | None:
-        """The last recorded step. May block until the device has passed its end."""
-        return self._measured.recording
+        """The step that the latest plan was made from: a later one may know fewer recipes. Without a plan the last
+        recorded step; then it may block until the device has passed its end."""
+        return self._plans.latest_recording or self._measured.recording
 
     @property
     def timeline(self) -> Timeline | None:
         """That of the last measured step. May block until the device has passed the step's end."""
         return self._measured.timeline
-
-    def wait_for_plans(self) -> None:
-        self._plans.wait()
 
     # Steps.
 
@@ -190,7 +187,7 @@ class StepWatch:
         begin, peaks = gauges.mark(transport.current_stream()), gauges.step_ended()
         earlier_bytes = self._guards.step_ended(step.guard, outliving)
         transport.release_sources()
-        step.peak_bytes = self._peaks.of(step, peaks[0], is_exact=gauges.has_exact_peaks)
+        step.peak_bytes = peak_of(step, peaks[0], gauges.peak_before_bytes)
         judged = self._plans.judged(step, transport.device.info.total_bytes, earlier_bytes)
         if judged is not None:
             self.budget.micro_batch_ended(step.peak_bytes, *judged)
@@ -310,7 +307,7 @@ class StepWatch:
             self.transport.set_windows(open_wide=executor is not None)
             host_bytes = self._plans.take_host_bytes()
             if host_bytes is not None:
-                self.transport.fit_host_memory(host_bytes, is_awaited=self._plans.is_awaited)
+                self.transport.fit_host_memory(host_bytes, is_awaited=self._plans.is_virtual)
         step.guard = self._guards.guard(self.transport, executor, self._resident_bytes, now_bytes)
         if executor is not None:
             executor.begin_step()

@@ -122,9 +122,9 @@ class Source:
 
     def _make_streams_wait(self) -> None:
         """[Note: Who allocated it] A storage returns to the stream that allocated it, and torch does not say which
-        stream that was. In plain PyTorch the graph holds it until backward; here it returns earlier, while operations on
-        any stream may still read it, and the copy. So of the streams that hooks have run on, each waits for what the
-        others do now. The stream of the save already waits for the copy."""
+        stream that was. In plain PyTorch the graph holds it until backward. Here it returns earlier, while operations
+        on any stream may still read it, and the copy. So of the streams of hooks, and of those on which sessions were
+        entered, each waits for what the others do now. The stream of the save already waits for the copy."""
         device, streams = self._context.device, self._context.streams
         if len(streams) < 2:
             return

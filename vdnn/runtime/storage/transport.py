@@ -50,6 +50,13 @@ def _current_stream_handle(device: torch.device) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
+def streams_of_thread() -> list[int]:
+    """This thread's current streams by their handles, one for each CUDA device; empty before torch begins with CUDA."""
+    if _raw_stream is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return []
+    return [_raw_stream(index) for index in range(torch.cuda.device_count())]
+
+
 @dataclass(frozen=True, slots=True)
 class TransportOptions:
     """Byte limits of one transport. A host budget of zero means the limit that the host itself sets."""
@@ -77,7 +84,7 @@ class ReleaseContext:
 
     device: _C.Device
     notes_releases: bool  # the device acts on notes of releases
-    streams: dict[_C.Stream, None]  # streams that hooks have run on, see [Note: Who allocated it]
+    streams: dict[_C.Stream, None]  # those of hooks and where sessions were entered, see [Note: Who allocated it]
     held: deque[HeldStorage]  # storages that were released but not freed
 
 
@@ -154,7 +161,10 @@ class Transport:
             stream = self._stream_of_torch()
             self.streams[stream] = None
             return stream
-        handle = _current_stream_handle(self.torch_device)
+        return self.adopt_stream(_current_stream_handle(self.torch_device))
+
+    def adopt_stream(self, handle: int) -> _C.Stream:
+        """A stream of torch's by its handle. From now on it waits for what was released early."""
         try:
             return self._adopted[handle]
         except KeyError:
