@@ -258,7 +258,9 @@ def test_a_budget_is_kept(place: Place) -> None:
     model.zero_grad(set_to_none=True)
     plain_peak_bytes = place.peak_bytes_of(step)
     model.zero_grad(set_to_none=True)
-    budget_bytes = int(0.7 * plain_peak_bytes)
+    # The workspaces of cuBLAS, one for each stream of the tests before this one, are larger than the step.
+    resident_bytes = place.allocated_bytes()
+    budget_bytes = resident_bytes + int(0.7 * (plain_peak_bytes - resident_bytes))
     session = place.open("auto", budget=budget_bytes)
     with session:
         for index in range(6):

@@ -153,6 +153,9 @@ class MarksAreTimes(Gauges):
     def mark(self, stream: Any) -> int:
         raise NotImplementedError
 
+    def fall_behind(self, stream: _C.Stream) -> None:
+        raise NotImplementedError
+
     def ns_between(self, begin: int, end: int) -> int:
         return end - begin
 

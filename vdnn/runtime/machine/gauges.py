@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from vdnn import _C
+from vdnn.runtime.machine.device_lag import DeviceLag
 from vdnn.runtime.machine.interval_peaks import IntervalPeaks, Reading
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 
@@ -37,6 +38,11 @@ class Gauges(ABC):
     @abstractmethod
     def mark(self, stream: _C.Stream) -> Mark:
         """Marks the point that `stream` has reached. Does not block."""
+
+    @abstractmethod
+    def fall_behind(self, stream: _C.Stream) -> None:
+        """Called before an interval whose time counts. Lets the device wait until the host has issued the interval, if
+        it would otherwise wait within it: then the interval's time is the device's, and not the host's."""
 
     @abstractmethod
     def ns_between(self, begin: Mark, end: Mark) -> int:
@@ -103,6 +109,9 @@ class VirtualGauges(Gauges):
         aside_ns = self._machine.aside_ns
         return self._device.now_ns(stream) if aside_ns is None else aside_ns
 
+    def fall_behind(self, stream: _C.Stream) -> None:
+        """Does nothing: virtual time is that of the device alone."""
+
     def ns_between(self, begin: Mark, end: Mark) -> int:
         return int(end - begin)
 
@@ -145,6 +154,7 @@ class CudaGauges(Gauges):
         super().__init__()
         self._device = device
         self._torch_device = torch_device
+        self._lag = DeviceLag(torch_device, device)
         self._intervals = IntervalPeaks(torch_device)
         self._last = self._read()
 
@@ -172,6 +182,9 @@ class CudaGauges(Gauges):
 
     def mark(self, stream: _C.Stream) -> Mark:
         return self._device.record(stream, timing=True)
+
+    def fall_behind(self, stream: _C.Stream) -> None:
+        self._lag.extend(stream)
 
     def ns_between(self, begin: Mark, end: Mark) -> int:
         return self._device.elapsed_ns(begin, end)

@@ -60,7 +60,9 @@ class Trial:
         if gauges is not None:
             gauges.take_peaks()
             self._before_bytes = gauges.allocated_bytes()
-            self._begin_mark = gauges.mark(self._managed.transport.current_stream())
+            stream = self._managed.transport.current_stream()
+            gauges.fall_behind(stream)
+            self._begin_mark = gauges.mark(stream)
 
     def _operand(self, packed: Any) -> torch.Tensor:
         """Unpack an operand. The recipe unpacks all of them before it computes, and that is not part of the cost."""

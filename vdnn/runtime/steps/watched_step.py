@@ -108,7 +108,8 @@ class WatchedStep:
         finally:
             end, own_peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
             if self.recorder is not None:
-                self.recorder.left(end)
+                gauges.fall_behind(transport.current_stream())
+                self.recorder.left(gauges.mark(transport.current_stream()))
             peak_bytes = max(peaks[0], own_peaks[0])
             self.peak_bytes = max(self.peak_bytes, peak_bytes)
             if self.meter is not None:
