@@ -11,6 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import vdnn
 from vdnn import _C
+from vdnn.runtime.session import engine as engine_room
 from vdnn.runtime.storage import transport as transport_room
 from vdnn.runtime.storage.transport import Transport, TransportOptions
 
@@ -111,3 +112,30 @@ def test_the_current_stream_of_a_gpu_is_read_at_every_call_and_made_known_once(m
     assert list(transport.streams) == [first, second]
     transport.close()
     device.close()
+
+
+def test_the_stream_on_which_a_session_was_entered_waits_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks may run on a side stream alone, while the program allocates on the one that it entered the session on.
+    Without this, a forward pass on a GPU read what the next tensor had overwritten."""
+    entered = [7]
+    monkeypatch.setattr(engine_room, "streams_of_thread", lambda: list(entered))
+    engine = vdnn.offload(device="sim")._engine
+    devices = [_C.SimDevice(), _C.SimDevice()]
+    early, late = (
+        Transport(torch.device("cuda", 0), one, TransportOptions(host_budget_bytes=1 << 20)) for one in devices
+    )
+    session = object()
+    engine.transports[torch.device("cuda", 0)] = early
+    engine.install(session)
+    engine.install(session)
+    assert list(early.streams) == [devices[0].adopt_stream(7)], "a transport that is open already"
+    entered[0] = 9
+    engine.install(session)
+    engine._adopt_entered(late)
+    assert list(late.streams) == [devices[1].adopt_stream(handle) for handle in (7, 9)], "one that is opened later"
+    for _ in range(3):
+        engine.uninstall(session)
+    engine.close()
+    late.close()
+    for device in devices:
+        device.close()

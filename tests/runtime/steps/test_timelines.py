@@ -153,7 +153,7 @@ class MarksAreTimes(Gauges):
     def mark(self, stream: Any) -> int:
         raise NotImplementedError
 
-    def fall_behind(self, stream: _C.Stream) -> None:
+    def fall_behind(self, stream: Any) -> None:
         raise NotImplementedError
 
     def ns_between(self, begin: int, end: int) -> int:
