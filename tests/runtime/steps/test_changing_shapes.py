@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ from torch import nn
 import vdnn
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
+from vdnn.runtime.steps import plan_maker
 from vdnn.runtime.steps.guard import TRANSIENTS
+from vdnn.runtime.steps.plan_maker import PlanMaker
+from vdnn.runtime.steps.step_tally import StepTally
 
 WIDTH = 128
 
@@ -192,3 +196,38 @@ def test_models_in_turn_have_ladders_of_their_own_and_room_for_the_state_of_late
         session = vdnn.offload(budget=budget_bytes, device=machine, min_bytes=0)
         assert max(peaks(session)) <= budget_bytes
         assert len(session._engine.steps._plans._ladders) == 2  # type: ignore[union-attr]
+
+
+def test_without_time_for_more_plans_smaller_steps_follow_those_of_larger_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the training waits for its plans. A plan for each of many lengths would take longer than the steps."""
+    lengths = random_lengths(40)
+    budget = budget_of(lengths, 0.6)
+    made = []
+    for may_improve in (True, False):
+        monkeypatch.setattr(PlanMaker, "may_improve", may_improve)
+        found = trained(lengths, budget)
+        assert max(found.peaks) <= budget
+        assert found.session is not None
+        use = found.session._engine.steps.plan_use
+        assert use is not None
+        made.append(use.made)
+    assert made[1] < made[0] / 2, made
+
+
+def test_plans_that_are_not_needed_take_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(plan_maker, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def maker(profile: object) -> PlanMaker:
+        return PlanMaker(SimpleNamespace(profile=profile), StepTally())  # type: ignore[arg-type]
+
+    real, virtual = maker(None), maker(object())
+    assert real.may_improve
+    for one in (real, virtual):
+        with one._planning():
+            now[0] += 1.0
+    assert (real.may_improve, virtual.may_improve) == (False, True)
+    now[0] = 9.9
+    assert not real.may_improve
+    now[0] = 10.1
+    assert real.may_improve

@@ -150,7 +150,7 @@ class PlanBook:
             return None
         if rung is None:
             rung = ladder.rungs[-1]
-        self.records_step |= rung.is_provisional or ladder.deserves_own(rung, first)
+        self.records_step |= rung.is_provisional or (ladder.deserves_own(rung, first) and maker.may_improve)
         maker.make_room(rung, allocated_bytes)
         self._uses += 1
         ladder.last_used = self._uses
@@ -176,7 +176,7 @@ class PlanBook:
     def _best_rung(self, ladder: Ladder, first: SaveKey, begin: Begin, maker: PlanMaker) -> Rung | None:
         """The rung that serves a step that begins so. A better one is made, if what was recorded tells of it."""
         rung = ladder.choose(first)
-        if rung is not None and not rung.is_far_above(first):
+        if rung is not None and not (rung.is_far_above(first) and maker.may_improve):
             return rung
         alike = [self._ladders[kind] for kind, one in self._begins.items() if one.is_like(begin)]
         told = ladder.recorded.tell(first, [one.recorded for one in alike if one is not ladder])

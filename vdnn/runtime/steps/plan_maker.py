@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from vdnn.bytesize import format_bytes
@@ -32,6 +33,8 @@ _MOST_TIGHTENINGS = 3
 _FREE_OF_GUESS = 0.05
 # The same, of a step whose storages grow and shrink while its size stays.
 _FREE_OF_UNBALANCED = 0.06
+# A plan for a step that has one already is made while all plans together took no more than this share of the time.
+_SHARE_OF_TIME = 0.1
 
 
 class PlanMaker:
@@ -41,6 +44,26 @@ class PlanMaker:
         self.planner = planner
         self.latest: Executor | None = None
         self._tally = tally
+        self._began_s = time.monotonic()
+        self._planning_s = 0.0
+
+    @property
+    def may_improve(self) -> bool:
+        """True if there is time for a plan of a step that a plan of a larger one serves. Lengths that change in every
+        step would otherwise get a plan in every step. Where time is virtual, plans take none."""
+        if self.planner.profile is not None:
+            return True
+        return self._planning_s <= _SHARE_OF_TIME * (time.monotonic() - self._began_s)
+
+    @contextlib.contextmanager
+    def _planning(self) -> Iterator[None]:
+        """A context around the search for a plan, whose time counts."""
+        began_s = time.monotonic()
+        try:
+            with span("plan"):
+                yield
+        finally:
+            self._planning_s += time.monotonic() - began_s
 
     def make_from(
         self,
@@ -54,7 +77,7 @@ class PlanMaker:
         """A rung for a recorded step; or for the step that covers it and the highest one below, if that can meet the
         budget. If no plan meets it, the error is raised, unless `give_up` returns True."""
         try:
-            with span("plan"):
+            with self._planning():
                 made = self._planned(recording, timeline, below)
         except VdnnError as error:
             if give_up(error):
@@ -69,7 +92,7 @@ class PlanMaker:
         def fits(made: Recording) -> bool:
             return made.peak_bytes <= planner.budget_bytes(made)
 
-        with span("plan"):
+        with self._planning():
             for recording, is_guess in told.steps(fits):
                 free_bytes = int(_FREE_OF_GUESS * planner.budget_bytes(recording)) if is_guess else 0
                 try:
@@ -128,7 +151,7 @@ class PlanMaker:
 
     def _plan_again(self, rung: Rung, recording: Recording) -> None:
         """If no plan takes so little, the old one stays, which takes less than none."""
-        with contextlib.suppress(VdnnError), span("plan"):
+        with contextlib.suppress(VdnnError), self._planning():
             planned = self.planner.planned(recording, rung.timeline, rung.tightened_bytes)
             self._tally.made_again()
             rung.follow(recording, planned)
