@@ -98,7 +98,8 @@ class Source:
     def discard(self) -> None:
         """Releases the storage without a copy."""
         if self.storage is not None:
-            self._make_streams_wait()
+            if self._context.streams:
+                self._make_streams_wait(self._context)
             self.others = StorageWeakRef(self.storage)  # type: ignore[no-untyped-call]
             self.storage = None
 
@@ -108,7 +109,8 @@ class Source:
         if storage is None:
             return
         facts, context = self._facts, self._context
-        self._make_streams_wait()
+        if context.streams:
+            self._make_streams_wait(context)
         if natively_held(storage._cdata) > 1 or _references_to(storage) > HELD_ONCE:
             # Another holder (the model, an optimizer, a cache, or a second save at another version, which shares the
             # Python object): the storage was copied and is not freed.
@@ -120,12 +122,13 @@ class Source:
         if context.notes_releases:
             context.device.note_access(facts.address, facts.nbytes, _C.Access.RELEASE, facts.stream, "storage released")
 
-    def _make_streams_wait(self) -> None:
+    @staticmethod
+    def _make_streams_wait(context: ReleaseContext) -> None:
         """[Note: Who allocated it] A storage returns to the stream that allocated it, and torch does not say which
         stream that was. In plain PyTorch the graph holds it until backward. Here it returns earlier, while operations
         on any stream may still read it, and the copy. So of the streams of hooks, and of those on which sessions were
         entered, each waits for what the others do now. The stream of the save already waits for the copy."""
-        device, streams = self._context.device, self._context.streams
+        device, streams = context.device, context.streams
         if len(streams) < 2:
             return
         reached = [(stream, device.record(stream)) for stream in streams]

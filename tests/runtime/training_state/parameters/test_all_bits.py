@@ -112,15 +112,12 @@ class CompilesItsStep(torch.optim.Optimizer):
             compiled(parameter.detach(), parameter.grad, state["mean"])
 
 
-def test_a_step_that_the_optimizer_compiles_has_the_bits_of_plain_pytorch(
-    manage: Manage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch._dynamo.config
-
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1000)  # one for each shape
+def test_a_step_that_the_optimizer_compiles_has_the_bits_of_plain_pytorch(manage: Manage) -> None:
+    from torch._dynamo import config
 
     def inside(managed: Any, model: nn.Module) -> Any:
         return manage(managed, model=model, parameters="all")
 
-    expected = train(CompilesItsStep, LOOPS["plain"])
-    assert same(expected, train(CompilesItsStep, LOOPS["plain"], inside, with_model=True))
+    with config.patch(recompile_limit=1000):  # one for each shape. Undone by pytest, the setting would be gone
+        expected = train(CompilesItsStep, LOOPS["plain"])
+        assert same(expected, train(CompilesItsStep, LOOPS["plain"], inside, with_model=True))
