@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 import vdnn
+from vdnn.planning.costs import profile_costs
+from vdnn.planning.simulate import simulate
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.steps import plan_maker
@@ -231,3 +233,20 @@ def test_plans_that_are_not_needed_take_a_tenth_of_the_time(monkeypatch: pytest.
     assert not real.may_improve
     now[0] = 10.1
     assert real.may_improve
+
+
+def test_the_recording_of_a_session_is_that_of_its_plan() -> None:
+    """Later steps are recorded too, and the plan does not belong to them. On a GPU a prediction failed by that."""
+    lengths = random_lengths(8)
+    budget = budget_of(lengths, 0.5)
+    with VirtualMachine("rtx-4090") as machine:
+        model, predicted = language_model(), 0
+        with vdnn.offload(budget=budget, device=machine, min_bytes=0) as session:
+            for length in lengths:
+                model(torch.arange(8 * length).view(8, length) % 500).square().mean().backward()
+                session.step()
+                if session.plan is not None:
+                    assert session.recording is not None
+                    timeline = simulate(session.recording, session.plan, profile_costs(machine.profile))
+                    predicted += timeline.peak_bytes <= budget
+    assert predicted >= 6
