@@ -241,6 +241,17 @@ def test_on_a_gpu_no_step_is_one_of_the_dry_run(name: str, tmp_path: Path) -> No
     assert set(same) <= {"hooks", "claims"}, "these need no GPU"
 
 
+@pytest.mark.parametrize("name", PARTS)
+def test_with_a_core_that_is_there_only_the_build_differs(name: str, tmp_path: Path) -> None:
+    usual, as_it_is = (
+        [one.command(Context(tmp_path, dry=False, as_it_is=given), 60) for one in PARTS[name]]
+        for given in (False, True)
+    )
+    differ = [one.name for one, first, second in zip(PARTS[name], usual, as_it_is, strict=True) if first != second]
+    assert differ == ["build"]
+    assert "--as-it-is" in as_it_is[1]
+
+
 def test_an_unknown_part_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         gpu_proof.main(["everything"])

@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 
 from benchmarks.harness import measure as measured_module
 from benchmarks.harness.cell_spec import CellSpec
-from benchmarks.harness.measure import digest_of, measure
+from benchmarks.harness.measure import _settle, digest_of, measure
 from benchmarks.harness.places import CudaPlace, MachinePlace
 from benchmarks.harness.session_figures import probed_link
 from benchmarks.harness.synthetic_data import DataOptions
@@ -294,3 +295,18 @@ def test_a_place_without_data_and_one_with_it_count_the_same_memory() -> None:
             model(x).sum().backward()
             peaks.append(place.memory().peak_bytes)
     assert peaks[0] == peaks[1]
+
+
+@pytest.mark.parametrize(("settles_after", "steps_run"), [(0, 0), (3, 3), (99, 14)])
+def test_a_session_on_a_gpu_gets_steps_until_one_is_settled(settles_after: int, steps_run: int) -> None:
+    settling = SimpleNamespace(is_expected=settles_after == 0)
+    run = 0
+
+    def times_ns(count: int) -> None:
+        nonlocal run
+        run += count
+        settling.is_expected = run >= settles_after
+
+    session = SimpleNamespace(_engine=SimpleNamespace(steps=SimpleNamespace(settling=settling)))
+    _settle(session, SimpleNamespace(times_ns=times_ns))  # type: ignore[arg-type]
+    assert run == steps_run

@@ -28,7 +28,7 @@ class Made(NamedTuple):
 
 class Told(NamedTuple):
     """The knowledge that recorded steps give of one that begins with `first`: lines of sizes that it is on, or one step
-    to guess from. A value, from which steps can be made on any thread."""
+    to guess from."""
 
     first: SaveKey
     lines: tuple[Line, ...]

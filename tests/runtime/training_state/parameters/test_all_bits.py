@@ -118,6 +118,6 @@ def test_a_step_that_the_optimizer_compiles_has_the_bits_of_plain_pytorch(manage
     def inside(managed: Any, model: nn.Module) -> Any:
         return manage(managed, model=model, parameters="all")
 
-    with config.patch(recompile_limit=1000):  # one for each shape. Undone by pytest, the setting would be gone
+    with config.patch(recompile_limit=1000):  # one for each shape; pytest's monkeypatch deletes the setting in the end
         expected = train(CompilesItsStep, LOOPS["plain"])
         assert same(expected, train(CompilesItsStep, LOOPS["plain"], inside, with_model=True))
