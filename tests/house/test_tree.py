@@ -1,4 +1,4 @@
-"""Rules of the tree: no names without meaning, files of readable length, ASCII text, settings that agree."""
+"""Rules of the tree: no names without meaning, ASCII text, settings that agree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ ROOMS = ("vdnn", "csrc", "tests", "benchmarks", "cmake")
 # Such a file collects functions without a home. Their concept has no name yet: find it.
 NAMELESS = re.compile(r"(^|_)(utils?|helpers?|common|misc|stuff|tools?)(_|$)")
 SUFFIXES = {".py", ".pyi", ".h", ".cpp", ".cu", ".cuh", ".cmake"}
-MAX_LINES = 350
 
 
 def sources(root: Path) -> Iterator[Path]:
@@ -29,12 +28,6 @@ def nameless(root: Path) -> list[str]:
     return sorted(str(path) for path, part in parts if NAMELESS.search(part.split(".")[0]))
 
 
-def too_long(root: Path) -> list[str]:
-    # A stub may be longer: it is one file because it describes one module.
-    code = [path for path in sources(root) if path.suffix != ".pyi"]
-    return [str(path) for path in code if len(path.read_text().splitlines()) > MAX_LINES]
-
-
 def not_ascii(root: Path) -> list[str]:
     return [str(path) for path in sources(root) if not path.read_bytes().isascii()]
 
@@ -47,7 +40,6 @@ def unintroduced(root: Path) -> list[str]:
 
 DETECTORS = {
     "nameless": (nameless, "vdnn/copy_utils.py", '"""What it is."""\n'),
-    "too_long": (too_long, "csrc/device/long.cpp", "// What it is.\n" * (MAX_LINES + 1)),
     "not_ascii": (not_ascii, "tests/house/test_dash.py", '"""What it is \u2014 here."""\n'),
     "unintroduced": (unintroduced, "vdnn/silent.py", "import os\n"),
 }
