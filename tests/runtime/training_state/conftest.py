@@ -17,7 +17,7 @@ from tests.drawn import draw_one
 from tests.fake_driver.control import FakeDriver
 from vdnn import _C
 from vdnn.runtime.session.session import Session
-from vdnn.runtime.storage.source import natively_held
+from vdnn.runtime.torch_internals.memory_holders import natively_held
 from vdnn.runtime.training_state.optimizer_state import state_of
 from vdnn.runtime.training_state.state_copies import Moving, StateCopies
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -23,6 +22,7 @@ from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.facts import StorageFacts
 from vdnn.runtime.storage.holders import HeldStorage
 from vdnn.runtime.storage.transport import ReleaseContext, Transport
+from vdnn.runtime.torch_internals.memory_holders import natively_held
 from vdnn.runtime.torch_internals.spans import in_span
 
 
@@ -34,7 +34,6 @@ def _references_of_one_variable() -> int:
 
 HELD_ONCE = _references_of_one_variable()
 _references_to = sys.getrefcount
-natively_held: Callable[[int], int] = torch._C._storage_Use_Count
 
 
 class Source:

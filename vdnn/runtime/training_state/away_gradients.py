@@ -26,8 +26,8 @@ from vdnn.runtime.torch_internals.gradient_reads import (
     watch_gradient,
 )
 from vdnn.runtime.torch_internals.local_shards import is_sharded
+from vdnn.runtime.torch_internals.memory_holders import gradient_is_held
 from vdnn.runtime.training_state.gradient_copies import Change, GradientCopies, GradientOnHost
-from vdnn.runtime.training_state.gradient_holders import is_held_elsewhere
 from vdnn.runtime.training_state.homes import device_of
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
@@ -273,7 +273,7 @@ class AwayGradients:
             copies = self.copies.of(device)
             if copies is None or holder_of(parameter) is not self or id(parameter) in self._hosts:
                 continue
-            if not may_leave(parameter, device, self._min_bytes) or is_held_elsewhere(parameter, self._parameters):
+            if not may_leave(parameter, device, self._min_bytes) or gradient_is_held(parameter, self._parameters):
                 continue
             gradient = whole_gradient(parameter)
             host = self._host_with(gradient, copies)

@@ -18,8 +18,8 @@ import torch
 
 from vdnn import _C
 from vdnn.errors import DriverError, VdnnError
-from vdnn.runtime.storage.source import natively_held
 from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.memory_holders import natively_held
 from vdnn.runtime.torch_internals.spans import span
 from vdnn.runtime.training_state.host_tensor import HostTensor
 from vdnn.runtime.training_state.state_tensors import bytes_of

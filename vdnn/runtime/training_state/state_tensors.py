@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from vdnn.runtime.torch_internals.gradient_reads import native_gradient
 from vdnn.runtime.torch_internals.local_shards import with_local_part
+from vdnn.runtime.torch_internals.memory_holders import Counts, value_is_held
 from vdnn.runtime.torch_internals.tensor_kinds import PLAIN_CLASSES, has_plain_storage, plain_part
 from vdnn.runtime.training_state.homes import device_of
 
@@ -86,6 +87,35 @@ def _movable(parameter: torch.Tensor, state: object, min_bytes: int) -> list[Pla
 
 def _references(places: list[Place]) -> list[int]:
     return [sys.getrefcount(place.tensor) for place in places]
+
+
+def states_are_held(optimizer: torch.optim.Optimizer) -> bool:
+    """True if somebody else holds the dict of all states."""
+    return _references_to(vars(optimizer), "state") > _REFERENCES
+
+
+def state_is_held(states: Any, parameter: torch.Tensor, hosts: Container[int]) -> bool:
+    """True if somebody else holds a part of the state of `parameter`. `hosts`: ids of host tensors, which are held
+    once more by us."""
+    if parameter not in states:
+        return False
+    if _references_to(states, parameter) > _REFERENCES:
+        return True
+    found = [(place.container, place.key) for place in places_in(states[parameter])]
+    for container, key in found:
+        ours = id(container[key]) in hosts
+        is_view = ours and container[key]._is_view()  # of the tensor that was made of the pinned memory
+        if value_is_held(container, key, Counts(ours, 0, 0, is_view)):
+            return True
+    return False
+
+
+def _references_to(container: Any, key: Any) -> int:
+    value = container[key]
+    return sys.getrefcount(value)
+
+
+_REFERENCES = _references_to({"alone": object()}, "alone")
 
 
 def lines_of_other_classes(optimizer: torch.optim.Optimizer) -> list[str]:

@@ -1,7 +1,7 @@
 """Defers the steps of one optimizer: each slice is stepped ahead of the first module that needs its parameters.
 
 [Note: Nobody sees what is not stepped] A deferred step is exact if nobody reads or writes its parameters, gradients and
-state ahead of it. What somebody else holds is stepped at once (held.py). What nobody holds is reached by its names
+state ahead of it. What somebody else holds is stepped at once (memory_holders). What nobody holds is reached by names
 only: functions that get a parameter, `parameter.grad` and `optimizer.state` step first what they read.
 """
 
@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from vdnn.errors import VdnnError
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.gradient_reads import holder_of, native_gradient, set_native_gradient, watch_gradient
+from vdnn.runtime.torch_internals.memory_holders import gradient_is_held, memory_is_held
 from vdnn.runtime.torch_internals.optimizer_reads import watch_state, watch_zero_grad
 from vdnn.runtime.torch_internals.parameter_guard import guard, guard_no_longer
 from vdnn.runtime.training_state.away_gradients import AwayGradients, gradient_anywhere
@@ -26,13 +27,13 @@ from vdnn.runtime.training_state.deferred.deferred_step import DeferredStep
 from vdnn.runtime.training_state.deferred.taken_gradients import TakenGradients
 from vdnn.runtime.training_state.deferred.use_order import UseOrder
 from vdnn.runtime.training_state.device_steps import DeviceSteps, Gradients
-from vdnn.runtime.training_state.held import gradient_is_held, memory_is_held, state_is_held, states_are_held
 from vdnn.runtime.training_state.homes import is_managed
 from vdnn.runtime.training_state.host_tensor import HostTensor
 from vdnn.runtime.training_state.interrupts import interrupts_wait
 from vdnn.runtime.training_state.moved_bytes import MovedBytes
 from vdnn.runtime.training_state.sliced_step import SlicedStep
 from vdnn.runtime.training_state.slices import is_one_decision, parameters_of, slices_in_order
+from vdnn.runtime.training_state.state_tensors import state_is_held, states_are_held
 
 
 class Copies(Protocol):

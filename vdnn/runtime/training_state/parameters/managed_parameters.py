@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
-from vdnn.runtime.storage.source import natively_held
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.function_modes import is_innermost
+from vdnn.runtime.torch_internals.memory_holders import natively_held
 from vdnn.runtime.training_state.homes import manage, manage_no_longer
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
