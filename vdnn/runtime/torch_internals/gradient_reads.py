@@ -44,7 +44,8 @@ def set_native_gradient(
 ) -> None:
     """`device` is where the gradient belongs, if the data of the parameter may be on the host meanwhile. Torch refuses
     two devices: for as long as it looks, the data are one element on `device`."""
-    if gradient is None or device is None or gradient.device != device or device == parameter.device:
+    is_elsewhere = device is not None and device != parameter.device
+    if not is_elsewhere or not isinstance(gradient, torch.Tensor) or gradient.device != device:
         _native.__set__(parameter, gradient)
         return
     with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():

@@ -1,12 +1,11 @@
-"""Hears of reads of `optimizer.state`, and of `Module.zero_grad`, which reads each gradient only to drop it.
+"""Hears of reads of `optimizer.state`.
 
-`state` is an ordinary attribute of an optimizer. A property of its base class goes ahead of it; the value stays in the
-instance's dict, where it was. Both are there while somebody asks.
+`state` is an ordinary attribute of an optimizer. A property of its base class goes ahead of it while somebody asks; the
+value stays in the instance's dict, where it was.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,7 +15,6 @@ import torch
 
 _lock = threading.Lock()
 _readers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[], None]] = weakref.WeakKeyDictionary()
-_droppers: dict[int, Callable[[torch.nn.Module], None]] = {}
 _STATE = "state"
 
 
@@ -58,31 +56,3 @@ def watch_state(optimizer: torch.optim.Optimizer, before_read: Callable[[], None
                 delattr(torch.optim.Optimizer, _STATE)
 
     return undo
-
-
-def watch_zero_grad(drop: Callable[[torch.nn.Module], None]) -> Callable[[], None]:
-    """From now on `drop(module)` is called before a module's `zero_grad` drops gradients. Returns what undoes it."""
-    key = id(drop)
-    with _lock:
-        if not _droppers:
-            torch.nn.Module.zero_grad = _dropping(torch.nn.Module.zero_grad)  # type: ignore[method-assign]
-        _droppers[key] = drop
-
-    def undo() -> None:
-        with _lock:
-            if _droppers.pop(key, None) is not None and not _droppers:
-                own: Any = torch.nn.Module.zero_grad
-                torch.nn.Module.zero_grad = own.__wrapped__  # type: ignore[method-assign]
-
-    return undo
-
-
-def _dropping(own: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(own)
-    def zero_grad(module: torch.nn.Module, set_to_none: bool = True) -> None:
-        if set_to_none:
-            for drop in list(_droppers.values()):
-                drop(module)
-        own(module, set_to_none)
-
-    return zero_grad

@@ -1,9 +1,10 @@
 """Keeps the gradients of one optimizer's parameters on the host, from where backward makes them to where they are read.
 
-[Note: Where a gradient is] A gradient is in the native field of its parameter or here, never in both when Python code
-of others runs. While it is here the field is empty, so autograd takes the gradient of the next micro-batch for the
-first one. The hook behind it fetches the sum and adds to it on the device, as autograd does. `parameter.grad` fetches
-first (gradient_reads). Nobody reads released memory: there is no tensor that has it.
+[Note: Where a gradient is] A gradient is in the native field of its parameter or here. While it is here the field is
+empty, so autograd takes the gradient of the next micro-batch for the first one. Our hook, which is called ahead of
+those of others (gradient_hooks), fetches the sum and adds to it on the device, as autograd does. `parameter.grad`
+fetches first (gradient_reads), and finds the whole sum, whatever is in the field. Nobody reads released memory: there
+is no tensor that has it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import torch
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
 from vdnn.runtime.storage.transport import Transport
-from vdnn.runtime.torch_internals.backward_ends import call_after_backward, in_backward
+from vdnn.runtime.torch_internals.backward_ends import call_after_backward, graph_task, in_backward
 from vdnn.runtime.torch_internals.clipping import Passes, replace_passes
+from vdnn.runtime.torch_internals.gradient_hooks import hear_first, hear_last, is_heard_last
 from vdnn.runtime.torch_internals.gradient_reads import (
     holder_of,
     native_gradient,
@@ -27,6 +29,7 @@ from vdnn.runtime.torch_internals.gradient_reads import (
 )
 from vdnn.runtime.torch_internals.local_shards import is_sharded
 from vdnn.runtime.torch_internals.memory_holders import gradient_is_held
+from vdnn.runtime.torch_internals.zero_grads import watch_zero_grads
 from vdnn.runtime.training_state.gradient_copies import Change, GradientCopies, GradientOnHost
 from vdnn.runtime.training_state.homes import device_of
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
@@ -58,7 +61,9 @@ class AwayGradients:
         self.most_bytes = 0  # on the host at one time
         self.stayed_bytes = 0  # because memory of the host or a copy was refused
         self._parameters: list[torch.Tensor] = []
-        self._in_parts: set[int] = set()  # ids of parameters with a sum here, and parts of another one in their field
+        # Parameters with a sum here, and parts of another one in their field, by id: the backward that makes these.
+        self._in_parts: dict[int, int] = {}
+        self._hooks: dict[int, list[Any]] = {}  # by id of the parameter: ours, and one behind others'
         self._reduced = ReducedGradients(self._parameters, self.bring_back, self.take_away)
         self.waiting: Waiting | None = None  # if steps of the optimizer are deferred
         self._read: deque[tuple[torch.Tensor, int]] = deque()  # with gradients that the program made return, and bytes
@@ -82,7 +87,7 @@ class AwayGradients:
                 # Other classes have an attribute `grad` of their own, or are not plain memory.
                 if parameter.requires_grad and (type(parameter) is torch.nn.Parameter or is_local_shard(parameter)):
                     self._watch(parameter, transport_for)
-            self._drop_at_zero_grad(optimizer)
+            self._undo.append(watch_zero_grads(self._drop))
             self._undo.append(self._reduced.watch())
             self._undo.append(replace_passes(passes))
         except BaseException:
@@ -93,24 +98,14 @@ class AwayGradients:
         if not self.copies.open(parameter.device, transport_for):
             return
         self._parameters.append(parameter)
-        handle: Any = parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
-        hooks: Any = parameter._post_accumulate_grad_hooks
-        hooks.move_to_end(handle.id, last=False)  # hooks of others see the whole sum
+        handle = hear_first(parameter, self._accumulated)
+        self._hooks[id(parameter)] = [handle]
         self._undo += (handle.remove, watch_gradient(parameter, self))
 
-    def _drop_at_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
-        """Lets `optimizer.zero_grad` drop what is away without a look at it, which would fetch it."""
-        own = optimizer.zero_grad
-
-        def zero_grad(set_to_none: bool = True) -> None:
-            if set_to_none:
-                for parameter in self._parameters:
-                    self._forget(parameter)
-            own(set_to_none=set_to_none)
-
-        attributes = vars(optimizer)
-        attributes["zero_grad"] = zero_grad
-        self._undo.append(lambda: attributes.pop("zero_grad", None))
+    def _drop(self, parameters: Iterable[torch.Tensor]) -> None:
+        """The program drops the gradients of `parameters`, and does not read them."""
+        for parameter in parameters:
+            self._forget(parameter)
 
     def leave(self) -> None:
         self._entries -= 1
@@ -120,6 +115,7 @@ class AwayGradients:
         for undo in self._undo:
             undo()
         self._undo, self._parameters = [], []
+        self._hooks.clear()
         self.copies.close()
 
     def bring_back(self) -> None:
@@ -144,6 +140,7 @@ class AwayGradients:
         nbytes = self.bytes_of(parameter)
         self.bring_back_one(parameter)
         if in_backward():  # autograd may be about to add to any of them
+            self._reduced.leave_later(parameter)
             return
         self._read = deque(read for read in self._read if read[0] is not parameter)
         self._read.append((parameter, nbytes))
@@ -151,20 +148,28 @@ class AwayGradients:
             self.take_away([self._read.popleft()[0]])
 
     def bring_back_one(self, parameter: torch.Tensor) -> None:
-        if not self.has(parameter):
-            return
-        gradient = self._fetched(parameter)
+        if self.has(parameter):
+            self._give(parameter, self._fetched(parameter))
+
+    def _give(self, parameter: torch.Tensor, fetched: torch.Tensor) -> None:
+        """Gives `parameter` the gradient that was here, in a sum with a part that a backward put into its field."""
+        device = device_of(parameter)
+        gradient, new = like(parameter, fetched), native_gradient(parameter)
         with interrupts_wait():
-            set_native_gradient(parameter, like(parameter, gradient), device_of(parameter))
+            if new is not None:
+                new = new.to(device)  # if torch made it where the data of the parameter are
+                # As autograd does: in place, unless the sum is part of a graph.
+                gradient = gradient + new if torch.is_grad_enabled() and new.requires_grad else gradient.add_(new)
+            set_native_gradient(parameter, gradient, device)
             self._forget(parameter)
 
     def write(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        device = device_of(parameter)
+        if isinstance(gradient, torch.Tensor) and gradient.device == parameter.device != device:
+            gradient = gradient.to(device)  # made like the parameter, which is on the host
+        set_native_gradient(parameter, gradient, device)  # raises as torch does, and then nothing has changed
         if self.waiting is not None:
             self.waiting.before_write(parameter)
-        device = device_of(parameter)
-        if gradient is not None and gradient.device == parameter.device != device:
-            gradient = gradient.to(device)  # made like the parameter, which is on the host
-        set_native_gradient(parameter, gradient, device)
         self._forget(parameter)
 
     def peek(self, parameter: torch.Tensor) -> torch.Tensor | None:
@@ -200,8 +205,7 @@ class AwayGradients:
         with interrupts_wait():
             for parameter, host, gradient in zip(parameters, moving.hosts, moving.tensors, strict=True):
                 if self._hosts.get(id(parameter)) is host:  # nobody read or wrote it in between
-                    set_native_gradient(parameter, like(parameter, gradient), device_of(parameter))
-                    self._forget(parameter)
+                    self._give(parameter, gradient)
             moving.tensors.clear()
 
     def abandon(self, moving: Moving) -> None:
@@ -229,42 +233,61 @@ class AwayGradients:
     # Backward and step.
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        """Called by autograd after it wrote a gradient to the native field."""
+        """Called by autograd after it wrote a gradient to the native field, ahead of the hooks of others."""
         if self._reduced.has(parameter) or is_sharded(parameter):
-            with interrupts_wait():
-                self._sum(parameter)
+            self._sum(parameter)
             self._reduced.leave_later(parameter)
             return
+        if self._awaits_parts(parameter):
+            return  # further parts come first, as in one sum
+        with interrupts_wait():
+            self._sum(parameter)
+            self._leave_behind_hooks(parameter)
+
+    def _awaits_parts(self, parameter: torch.Tensor) -> bool:
         away = away_of(parameter)
-        if away is not None and (away.in_parts or id(parameter) in self._in_parts) and self.has(parameter):
-            if id(parameter) not in self._in_parts and call_after_backward(lambda: self._last_part(parameter)):
-                self._in_parts.add(id(parameter))
-            if id(parameter) in self._in_parts:
-                return  # further parts come first, as in one sum
-        self._add(parameter)
+        if away is None or not self.has(parameter):
+            return False
+        task, known = graph_task(), self._in_parts.get(id(parameter))
+        if known == task:
+            return True
+        if not away.in_parts or not call_after_backward(lambda: self._last_part(parameter)):
+            return False
+        self._in_parts[id(parameter)] = task
+        return True
 
     def _last_part(self, parameter: torch.Tensor) -> None:
-        self._in_parts.discard(id(parameter))
-        self._add(parameter)
-
-    def _add(self, parameter: torch.Tensor) -> None:
-        """Adds what is in the native field to the sum that is here, and sends it away."""
+        self._in_parts.pop(id(parameter), None)
         with interrupts_wait():
             self._sum(parameter)
             self.take_away([parameter])
 
+    def _leave_behind_hooks(self, parameter: torch.Tensor) -> None:
+        """Sends the gradient of `parameter` away, behind the hooks of others if there are any: what they read is still
+        there."""
+        hooks = self._hooks[id(parameter)]
+        if is_heard_last(parameter, hooks[-1]):
+            if len(hooks) == 1:
+                self.take_away([parameter])
+            return
+        if len(hooks) == 1:
+            hooks.append(parameter.register_post_accumulate_grad_hook(self._heard_by_all))  # type: ignore[no-untyped-call]
+            self._undo.append(hooks[-1].remove)
+        else:
+            hear_last(parameter, hooks[-1])
+        self._reduced.leave_later(parameter)  # this time
+
+    def _heard_by_all(self, parameter: torch.Tensor) -> None:
+        if id(parameter) not in self._in_parts and not self._reduced.has(parameter):
+            self.take_away([parameter])
+
     def _sum(self, parameter: torch.Tensor) -> None:
-        host = self._hosts.get(id(parameter))
-        new = native_gradient(parameter)
-        if new is not None and new.device != device_of(parameter):  # torch copied it to where the parameter is
-            new = new.to(device_of(parameter))
-            set_native_gradient(parameter, new, device_of(parameter))
-        if host is not None and new is not None:
-            sum_before = like(parameter, self._fetched(parameter))
-            # As autograd does: in place, unless the sum is part of a graph.
-            total = sum_before + new if torch.is_grad_enabled() else sum_before.add_(new)
-            set_native_gradient(parameter, total, device_of(parameter))
-            self._forget(parameter)
+        """Adds what is in the native field to the sum that is here, on the device of the parameter."""
+        new, device = native_gradient(parameter), device_of(parameter)
+        if new is not None and new.device != device:  # torch copied it to where the parameter is
+            set_native_gradient(parameter, new.to(device), device)
+        if new is not None:
+            self.bring_back_one(parameter)
 
     def take_away(self, parameters: Iterable[torch.Tensor]) -> None:
         """Sends the gradients of `parameters` to the host, but for those that somebody else holds."""

@@ -20,8 +20,9 @@ from vdnn.errors import VdnnError
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.gradient_reads import holder_of, native_gradient, set_native_gradient, watch_gradient
 from vdnn.runtime.torch_internals.memory_holders import gradient_is_held, memory_is_held
-from vdnn.runtime.torch_internals.optimizer_reads import watch_state, watch_zero_grad
+from vdnn.runtime.torch_internals.optimizer_reads import watch_state
 from vdnn.runtime.torch_internals.parameter_guard import guard, guard_no_longer
+from vdnn.runtime.torch_internals.zero_grads import watch_zero_grads
 from vdnn.runtime.training_state.away_gradients import AwayGradients, gradient_anywhere
 from vdnn.runtime.training_state.deferred.deferred_step import DeferredStep
 from vdnn.runtime.training_state.deferred.taken_gradients import TakenGradients
@@ -82,17 +83,8 @@ class Deferral:
         self._copies.gradients.waiting = self
         self._undo.append(self._forget_gradients)
         self._undo.append(watch_state(optimizer, self.settle))
-        self._undo.append(watch_zero_grad(lambda module: self._drop(module.parameters())))
+        self._undo.append(watch_zero_grads(self._drop))
         self._watch(parameters_of(optimizer))
-        own, attributes = optimizer.zero_grad, vars(optimizer)
-
-        def zero_grad(set_to_none: bool = True) -> None:
-            if set_to_none:
-                self._drop(parameters_of(optimizer))
-            own(set_to_none=set_to_none)
-
-        attributes["zero_grad"] = zero_grad
-        self._undo.append(lambda: attributes.pop("zero_grad", None))
         self.order.enter()
         self._undo.append(self.order.leave)
 
@@ -231,9 +223,9 @@ class Deferral:
 
     def write(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
         with self._lock:
-            self.before_write(parameter)
             with torch._C.DisableTorchFunctionSubclass():
-                set_native_gradient(parameter, gradient)
+                set_native_gradient(parameter, gradient)  # raises as torch does, and then nothing has changed
+            self.before_write(parameter)
 
     def peek(self, parameter: torch.Tensor) -> torch.Tensor | None:
         pending = self._pending
@@ -241,7 +233,7 @@ class Deferral:
             return pending.gradients.peek(parameter)
         return native_gradient(parameter)
 
-    def _drop(self, parameters: Any) -> None:
+    def _drop(self, parameters: Iterable[torch.Tensor]) -> None:
         """The program drops the gradients of `parameters`, and does not read them."""
         with self._lock:
             pending = self._pending

@@ -17,6 +17,7 @@ from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.function_modes import is_innermost
+from vdnn.runtime.torch_internals.gradient_hooks import hear_first
 from vdnn.runtime.torch_internals.memory_holders import natively_held
 from vdnn.runtime.training_state.homes import manage, manage_no_longer
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
@@ -234,9 +235,7 @@ class ManagedParameters:
                     self._calls.uses.accumulated(away)
 
         parameter: Any = away.parameter
-        handle = parameter.register_post_accumulate_grad_hook(accumulated)
-        parameter._post_accumulate_grad_hooks.move_to_end(handle.id, last=False)
-        away.handles += (handle, parameter.register_hook(arrives))
+        away.handles += (hear_first(parameter, accumulated), parameter.register_hook(arrives))
 
     # While optimizers step.
 
