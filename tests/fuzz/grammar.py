@@ -18,7 +18,7 @@ Draw = Callable[[Random], tuple[Any, ...]]
 class Production(NamedTuple):
     name: str
     draw: Draw
-    build: Callable[[World, Statement], Callable[[], None]]
+    build: Callable[[Any, Statement], Any]  # from a world, the function that runs the statement
     arity: int = 1
     weight: float = 0.0  # its weight among operations; 0: the plot of a program places it, and it is never drawn
 

@@ -109,10 +109,10 @@ def _verdict_of_numbers(program: Program, recheck: int) -> Verdict:
             if verdict.kind is Kind.DIFFERENT and is_torchs_own(program, step, wanted, found):
                 return Verdict(Kind.SAME)
             if verdict.kind is not Kind.SAME:
-                said = _unless_said_later(verdict, wanted, found, enter)
-                if said.kind is Kind.DIFFERENT and is_lost_by_any_copy(program, step, wanted):
+                later = _unless_said_later(verdict, wanted, found, enter)
+                if later.kind is Kind.DIFFERENT and is_lost_by_any_copy(program, step, wanted):
                     return Verdict(Kind.LOST, step, verdict.what)
-                return said
+                return later
             if says_modified(found.error):
                 break  # both failed within a backward, and may have made different gradients by then
     return Verdict(Kind.SAME)
@@ -133,7 +133,7 @@ def is_torchs_own(program: Program, step: int, plain: Outcome, ours: Outcome) ->
     if ours.error is None or plain.error is not None:
         return False
     found = _under_hooks(program, step, lambda saved: saved)
-    return found.error is not None and _said(found.error) == _said(ours.error)
+    return found.error is not None and message_of(found.error) == message_of(ours.error)
 
 
 def is_lost_by_any_copy(program: Program, step: int, plain: Outcome) -> bool:
@@ -164,7 +164,7 @@ def _unless_said_later(verdict: Verdict, plain: Outcome, ours: Outcome, enter: E
             session.step()
     except RecomputeError as error:
         if may_refuse(error, plain):
-            return Verdict(Kind.REFUSED, verdict.step, f"{verdict.what}; behind it {_said(error)}")
+            return Verdict(Kind.REFUSED, verdict.step, f"{verdict.what}; behind it {message_of(error)}")
     return verdict
 
 
@@ -183,15 +183,15 @@ def finalizers_watched() -> Iterator[list[str]]:
 def compared(step: int, plain: Outcome, ours: Outcome) -> Verdict:
     if ours.error is not None and plain.error is None:
         kind = Kind.REFUSED if may_refuse(ours.error, plain) else Kind.DIFFERENT
-        return Verdict(kind, step, f"plain has no error, ours {_said(ours.error)}")
+        return Verdict(kind, step, f"plain has no error, ours {message_of(ours.error)}")
     if plain.error is not None:
         if ours.error is None:
-            return Verdict(Kind.DIFFERENT, step, f"ours has no error, plain {_said(plain.error)}")
+            return Verdict(Kind.DIFFERENT, step, f"ours has no error, plain {message_of(plain.error)}")
         # Which of two nodes of a backward fails first depends on where a write is found.
         is_other_node = says_modified(ours.error) and isinstance(plain.error, RuntimeError)
         if not is_other_node and _identity(plain.error) != _identity(ours.error):
             kind = Kind.REFUSED if may_refuse(ours.error, plain) else Kind.DIFFERENT
-            return Verdict(kind, step, f"plain {_said(plain.error)}, ours {_said(ours.error)}")
+            return Verdict(kind, step, f"plain {message_of(plain.error)}, ours {message_of(ours.error)}")
     pairs = list(zip(plain.trace, ours.trace, strict=False))
     is_modified = says_modified(ours.error)
     if not is_modified:
@@ -199,13 +199,13 @@ def compared(step: int, plain: Outcome, ours: Outcome) -> Verdict:
     if is_modified:
         # Ours may find the write earlier in the same backward, when it recomputes from a tensor that was written to.
         if len(ours.trace) > len(plain.trace):
-            return Verdict(Kind.DIFFERENT, step, f"ours went on behind the place where plain {_said(plain.error)}")
+            return Verdict(Kind.DIFFERENT, step, f"ours went on behind the place where plain {message_of(plain.error)}")
     elif len(plain.trace) != len(ours.trace):
         return Verdict(Kind.DIFFERENT, step, f"{len(plain.trace)} results, ours {len(ours.trace)}")
     for (label, wanted), (found_label, found) in pairs:
         if label != found_label or wanted != found:
             also = "" if label == found_label else f", ours {found_label}"
-            return Verdict(Kind.DIFFERENT, step, f"{label}{also}: {_apart(wanted, found)}")
+            return Verdict(Kind.DIFFERENT, step, f"{label}{also}: {apart(wanted, found)}")
     return Verdict(Kind.SAME)
 
 
@@ -236,15 +236,17 @@ def _identity(error: BaseException) -> tuple[object, ...]:
     return type(error).__name__, *(phrase in str(error) for phrase in _PHRASES)
 
 
-def _said(error: BaseException | None) -> str:
+def message_of(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {str(error)[:300]}"
 
 
-def _apart(wanted: bytes | None, found: bytes | None) -> str:
+def apart(wanted: bytes | None, found: bytes | None) -> str:
     """Describes the first number that differs."""
     if wanted is None or found is None or len(wanted) != len(found):
         sizes = ["none" if one is None else f"{len(one)} bytes" for one in (wanted, found)]
         return f"{sizes[0]}, ours {sizes[1]}"
+    if len(wanted) % 4:
+        return f"{wanted.hex()[:40]}, ours {found.hex()[:40]}"
     left, right = (torch.frombuffer(bytearray(one), dtype=torch.float32) for one in (wanted, found))
     differing = (left.view(torch.int32) != right.view(torch.int32)).nonzero().flatten()
     first = int(differing[0])

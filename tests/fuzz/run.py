@@ -14,18 +14,59 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from tests.fuzz.outcomes import Verdict
+    from tests.fuzz.program import Program
+
+GRAMMARS = ("steps", "training")
 _SECONDS_BETWEEN_LINES = 10.0
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The grammar that programs are drawn from, and a mode instead of the ones that their seeds draw."""
+
+    grammar: str = "steps"
+    mode: str | None = None
+
+    def program_of(self, seed: int) -> Program:
+        if self.grammar == "training":
+            from tests.fuzz.trainings import plot as trainings
+
+            return trainings.program_of(seed, self.mode)
+        from tests.fuzz import plot
+
+        return plot.program_of(seed, self.mode)
+
+    def verdict_of(self, program: Program) -> Verdict:
+        if self.grammar == "training":
+            from tests.fuzz.trainings import verdicts
+
+            return verdicts.verdict_of(program)
+        from tests.fuzz import outcomes
+
+        return outcomes.verdict_of(program)
+
+    def plain_errors(self, program: Program) -> list[BaseException | None]:
+        if self.grammar == "training":
+            from tests.fuzz.trainings import verdicts
+
+            return [one.error for one in verdicts.plain_outcomes(program)]
+        from tests.fuzz import outcomes
+
+        return [one.error for one in outcomes.plain_outcomes(program)]
 
 
 def main(arguments: list[str] | None = None) -> int:
     asked = _parsed(arguments)
+    drawn = Drawn(asked.grammar, asked.mode)
     if asked.seed is not None:
-        return _show(asked.seed, asked.mode)
+        return _show(asked.seed, drawn)
     if asked.shrink is not None:
-        return _shrink(asked.shrink, asked.mode)
-    return 1 if run_many(asked.first_seed, asked.programs, asked.workers, asked.mode).differences else 0
+        return _shrink(asked.shrink, drawn)
+    return 1 if run_many(asked.first_seed, asked.programs, asked.workers, drawn).differences else 0
 
 
 def _parsed(arguments: list[str] | None) -> argparse.Namespace:
@@ -33,6 +74,7 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--grammar", choices=GRAMMARS, default="steps", help="of single steps, or of whole trainings")
     parser.add_argument("--mode", help="instead of the one that the seed draws")
     parser.add_argument("--seed", type=int, help="show this program and how it comes out")
     parser.add_argument("--shrink", type=int, metavar="SEED", help="make this program smaller")
@@ -49,29 +91,27 @@ def prepare() -> None:
     warnings.simplefilter("ignore")
 
 
-def _show(seed: int, mode: str | None) -> int:
+def _show(seed: int, drawn: Drawn) -> int:
     prepare()
-    from tests.fuzz.outcomes import Kind, plain_outcomes, verdict_of, warnings_of_vdnn
-    from tests.fuzz.plot import program_of
+    from tests.fuzz.outcomes import Kind, warnings_of_vdnn
 
-    program = program_of(seed, mode)
+    program = drawn.program_of(seed)
     print(program.listing())
-    for step, outcome in enumerate(plain_outcomes(program)):
-        print(f"  plain, step {step}: {'' if outcome.error is None else repr(outcome.error)[:150]}")
+    for step, error in enumerate(drawn.plain_errors(program)):
+        print(f"  plain, step {step}: {'' if error is None else repr(error)[:150]}")
     with warnings_of_vdnn() as said:
-        verdict = verdict_of(program)
+        verdict = drawn.verdict_of(program)
     print(*said, verdict, sep="\n")
     return verdict.kind is Kind.DIFFERENT
 
 
-def _shrink(seed: int, mode: str | None) -> int:
+def _shrink(seed: int, drawn: Drawn) -> int:
     prepare()
     from tests.fuzz.outcomes import warnings_of_vdnn
-    from tests.fuzz.plot import program_of
     from tests.fuzz.shrink import shrunk
 
     with warnings_of_vdnn():
-        program, verdict = shrunk(program_of(seed, mode))
+        program, verdict = shrunk(drawn.program_of(seed), drawn.verdict_of)
     print(program.listing(), verdict, sep="\n")
     return 0
 
@@ -133,19 +173,16 @@ class Result:
     names: tuple[str, ...] = ()
 
 
-def result_of(seed: int, mode: str | None) -> Result:
-    from tests.fuzz.outcomes import verdict_of
-    from tests.fuzz.plot import program_of
-
-    program = program_of(seed, mode)
+def result_of(seed: int, drawn: Drawn) -> Result:
+    program = drawn.program_of(seed)
     try:
-        verdict = verdict_of(program)
+        verdict = drawn.verdict_of(program)
     except Exception as error:  # an error of the rig, or of the session at its exit
         return Result(seed, program.mode, "different", f"outside of a step: {type(error).__name__}: {error}")
     return Result(seed, program.mode, verdict.kind.value, str(verdict), tuple(sorted(program.names())))
 
 
-def _work(seeds: range, mode: str | None, results: Any, current: Any) -> None:
+def _work(seeds: range, drawn: Drawn, results: Any, current: Any) -> None:
     prepare()
     from tests.fuzz.outcomes import warnings_of_vdnn
 
@@ -153,22 +190,22 @@ def _work(seeds: range, mode: str | None, results: Any, current: Any) -> None:
         for seed in seeds:
             current.value = seed
             said.clear()
-            results.send(result_of(seed, mode))
+            results.send(result_of(seed, drawn))
     results.send(None)
 
 
 class _Worker:
     """A process that runs every n-th seed. If it dies, another process continues after the seed that it died of."""
 
-    def __init__(self, seeds: range, mode: str | None) -> None:
-        self._seeds, self._mode = seeds, mode
+    def __init__(self, seeds: range, drawn: Drawn) -> None:
+        self._seeds, self._drawn = seeds, drawn
         self._start(seeds)
 
     def _start(self, seeds: range) -> None:
         context = multiprocessing.get_context("spawn")
         self.results, sender = context.Pipe(duplex=False)
         self._current = context.Value("q", seeds.start, lock=False)
-        self._process = context.Process(target=_work, args=(seeds, self._mode, sender, self._current), daemon=True)
+        self._process = context.Process(target=_work, args=(seeds, self._drawn, sender, self._current), daemon=True)
         self._process.start()
         sender.close()
 
@@ -186,7 +223,7 @@ class _Worker:
             raise RuntimeError(f"a worker ended with status {status} by itself: see above")
         seed = self._current.value
         self._start(self._seeds[self._seeds.index(seed) + 1 :])
-        return Result(seed, self._mode or "drawn mode", "crash", f"the process died of signal {-status}")
+        return Result(seed, self._drawn.mode or "drawn mode", "crash", f"the process died of signal {-status}")
 
     def stop(self) -> None:
         self._process.terminate()
@@ -207,10 +244,10 @@ def _results(workers: list[_Worker]) -> Iterator[Result | None]:
         yield None
 
 
-def run_many(first_seed: int, programs: int, workers: int, mode: str | None) -> Summary:
+def run_many(first_seed: int, programs: int, workers: int, drawn: Drawn) -> Summary:
     summary = Summary(first_seed, programs)
     seeds = range(first_seed, first_seed + programs)
-    running = [_Worker(seeds[index::workers], mode) for index in range(workers)]
+    running = [_Worker(seeds[index::workers], drawn) for index in range(workers)]
     said = time.monotonic()
     try:
         for result in _results(running):

@@ -75,9 +75,9 @@ class _DrawnPlan(PlanPolicy):
         return make_plan(followed, "everything", lifetimes)
 
 
-def open_session(mode: str, device: Any, recheck: int = RECHECK) -> Session:
+def open_session(mode: str, device: Any, recheck: int = RECHECK, **options: Any) -> Session:
     if mode == "drawn":
-        return vdnn.offload(_DrawnPlan(), device=device, min_bytes=0, recheck=recheck)
+        return vdnn.offload(_DrawnPlan(), device=device, min_bytes=0, recheck=recheck, **options)
     if not is_planned(mode):
         return vdnn.offload(
             mode,
@@ -87,7 +87,7 @@ def open_session(mode: str, device: Any, recheck: int = RECHECK) -> Session:
             recheck=recheck,
         )
     share = mode.removeprefix("auto ")
-    session = vdnn.offload(Auto(_EFFORT), budget="min", device=device, min_bytes=0, recheck=recheck)
+    session = vdnn.offload(Auto(_EFFORT), budget="min", device=device, min_bytes=0, recheck=recheck, **options)
     if share != "min":
         steps = session._engine.steps
         assert isinstance(steps, StepWatch)
@@ -100,7 +100,7 @@ def open_session(mode: str, device: Any, recheck: int = RECHECK) -> Session:
     return session
 
 
-class _PlainDispatch(TorchDispatchMode):
+class PlainDispatch(TorchDispatchMode):
     """A dispatch mode that does as little as possible. A virtual machine is a dispatch mode too, and under any such
     mode autograd adds gradients in another order."""
 
@@ -114,7 +114,7 @@ class _PlainDispatch(TorchDispatchMode):
 
 def plain_for(mode: str) -> contextlib.AbstractContextManager[object]:
     """The context in which plain PyTorch runs, so that it can be compared with the mode."""
-    return _PlainDispatch() if is_planned(mode) else contextlib.nullcontext()
+    return PlainDispatch() if is_planned(mode) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

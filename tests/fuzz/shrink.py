@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from tests.fuzz.outcomes import Kind, Verdict, verdict_of
+from tests.fuzz.outcomes import Kind, Verdict
 from tests.fuzz.program import ALWAYS, Program, Statement, flattened, unwrapped, without
 
+Judge = Callable[[Program], Verdict]
 
-def shrunk(program: Program, verdict: Verdict | None = None) -> tuple[Program, Verdict]:
+
+def shrunk(program: Program, verdict_of: Judge) -> tuple[Program, Verdict]:
     """The smallest program found, and its verdict."""
-    found = verdict or verdict_of(program)
+    found = verdict_of(program)
     while found.kind is Kind.DIFFERENT:
         for smaller in _smaller(program):
-            verdict = _verdict_or_none(smaller)
+            verdict = _verdict_or_none(smaller, verdict_of)
             if verdict is not None and verdict.kind is Kind.DIFFERENT and verdict.sort == found.sort:
                 program, found = smaller, verdict
                 break
@@ -22,7 +24,7 @@ def shrunk(program: Program, verdict: Verdict | None = None) -> tuple[Program, V
     return program, found
 
 
-def _verdict_or_none(program: Program) -> Verdict | None:
+def _verdict_or_none(program: Program, verdict_of: Judge) -> Verdict | None:
     try:
         return verdict_of(program)
     except Exception:  # the program is not valid any more

@@ -1,0 +1,110 @@
+"""Runs a training plain and in sessions, from the same state, and reports where the two differ."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+
+from tests.fuzz.outcomes import Kind, Verdict, apart, finalizers_watched, message_of, says_modified
+from tests.fuzz.program import Program
+from tests.fuzz.sessions import PlainDispatch
+from tests.fuzz.trainings.ways import Way, may_refuse, sessions_of, way_of
+from tests.fuzz.trainings.world import PlannedError, StepOutcome, Trace, Training
+from vdnn.errors import OperandModifiedError, RecomputeError
+from vdnn.runtime.recompute.proofs import disabled_recipes
+
+
+def plain_outcomes(program: Program) -> list[StepOutcome]:
+    way = way_of(program.mode)
+    with PlainDispatch() if way.is_planned else contextlib.nullcontext():
+        training = Training(program, steps_on_cpu=way.steps_on_cpu)
+        return list(training.outcomes(lambda _: contextlib.nullcontext()))
+
+
+def verdict_of(program: Program) -> Verdict:
+    """Judges a program. Clears the state that earlier programs left in the process."""
+    disabled_recipes.clear()
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None:  # steps are not deferred in a process that has compiled code
+        dynamo.counters["frames"]["total"] = 0
+    with finalizers_watched() as raised:
+        gc.disable()
+        try:
+            verdict = _verdict_of_numbers(program)
+            gc.collect(0)  # everything that the program made
+        finally:
+            gc.enable()
+    if raised and verdict.kind is not Kind.DIFFERENT:
+        return Verdict(Kind.DIFFERENT, verdict.step, f"in a finalizer: {raised[0]}")
+    return verdict
+
+
+def _verdict_of_numbers(program: Program) -> Verdict:
+    """The first differing step decides. A program whose plain run does not repeat its own bits is not judged."""
+    plain = plain_outcomes(program)
+    verdict = _against_plain(program, way_of(program.mode), plain)
+    if verdict.kind is Kind.DIFFERENT and _first_difference(plain, plain_outcomes(program)) is not None:
+        return Verdict(Kind.SAME, what="plain does not repeat its own bits")
+    return verdict
+
+
+def _against_plain(program: Program, way: Way, plain: list[StepOutcome]) -> Verdict:
+    step = -1
+    try:
+        with sessions_of(way, program.seed) as open_session, contextlib.ExitStack() as stack:
+            training = Training(program, steps_on_cpu=way.steps_on_cpu)
+            outcomes = stack.enter_context(contextlib.closing(training.outcomes(open_session)))
+            for step, (wanted, found) in enumerate(zip(plain, outcomes, strict=True)):
+                verdict = compared(step, wanted, found, program, training)
+                if verdict.kind is not Kind.SAME:
+                    return verdict
+                if wanted.error is not None and not isinstance(wanted.error, PlannedError):
+                    # Both failed within a step. What each had done by then may differ.
+                    return Verdict(Kind.SAME)
+    except Exception as error:
+        return Verdict(Kind.DIFFERENT, step, f"outside of a step: {message_of(error)}")
+    return Verdict(Kind.SAME)
+
+
+def _first_difference(plain: list[StepOutcome], again: list[StepOutcome]) -> int | None:
+    for step, (one, other) in enumerate(zip(plain, again, strict=True)):
+        if one.trace != other.trace or type(one.error) is not type(other.error):
+            return step
+    return None
+
+
+def compared(step: int, plain: StepOutcome, ours: StepOutcome, program: Program, training: Training) -> Verdict:
+    if ours.error is not None and not _is_same(plain.error, ours.error):
+        refuses = _may_refuse(ours.error, program, training)
+        kind = Kind.REFUSED if refuses else Kind.DIFFERENT
+        return Verdict(kind, step, f"plain {message_of(plain.error)}, ours {message_of(ours.error)}")
+    if plain.error is not None and ours.error is None:
+        return Verdict(Kind.DIFFERENT, step, f"ours has no error, plain {message_of(plain.error)}")
+    found = _difference(plain.trace, ours.trace, is_cut=plain.error is not None)
+    return Verdict(Kind.SAME) if found is None else Verdict(Kind.DIFFERENT, step, found)
+
+
+def _is_same(plain: BaseException | None, ours: BaseException) -> bool:
+    if plain is None:
+        return False
+    if says_modified(plain) and (says_modified(ours) or isinstance(ours, OperandModifiedError)):
+        return True
+    return type(plain) is type(ours)
+
+
+def _may_refuse(error: BaseException, program: Program, training: Training) -> bool:
+    if isinstance(error, RecomputeError | OperandModifiedError) and training.unseen_writes:
+        return True
+    return may_refuse(error, program.listing())
+
+
+def _difference(plain: Trace, ours: Trace, *, is_cut: bool) -> str | None:
+    for (label, wanted), (found_label, found) in zip(plain, ours, strict=False):
+        if label != found_label:
+            return f"{label}, ours {found_label}"
+        if wanted != found:
+            return f"{label}: {apart(wanted, found)}"
+    if len(plain) != len(ours) and not is_cut:
+        return f"{len(plain)} results, ours {len(ours)}"
+    return None

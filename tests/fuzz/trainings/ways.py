@@ -1,0 +1,159 @@
+"""The ways of docs/training-state.md, the budgets of activations beside them, and what a session may refuse."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import weakref
+from collections.abc import Iterator
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import vdnn
+from tests.fuzz.sessions import RECHECK, open_session
+from vdnn import _C
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+
+if TYPE_CHECKING:
+    from tests.fuzz.trainings.world import Training
+
+# What is given to `vdnn.offload`, by name of the way. "parameters" needs the model as well.
+WAYS: dict[str, dict[str, Any]] = {
+    "state": {},
+    "deferred": {"optimizer_step": "deferred"},
+    "gradients": {"gradients": True},
+    "deferred gradients": {"optimizer_step": "deferred", "gradients": True},
+    "frozen": {"parameters": "frozen"},
+    "frozen gradients": {"parameters": "frozen", "gradients": True},
+    "deferred frozen gradients": {"optimizer_step": "deferred", "gradients": True, "parameters": "frozen"},
+    "frozen alone": {"parameters": "frozen"},
+    "all": {"parameters": "all"},
+    "on the cpu": {"optimizer_on": "cpu"},
+    "all on the cpu": {"parameters": "all", "optimizer_on": "cpu"},
+}
+_WEIGHTS = {"gradients": 2, "all": 4, "frozen": 1.5, "deferred gradients": 1.5, "all on the cpu": 1}
+# Over the simulated device no bytes are counted, so a budget is a policy there: nothing is offloaded, all activations
+# are, all are recomputed. A virtual machine counts, and has a plan for half of what the recorded step takes beyond the
+# least, or for the least.
+BUDGETS = {"none": 0.35, "medium": 0.3, "small": 0.3, "planned 50": 0.025, "planned min": 0.025}
+_POLICIES = {"none": "keep", "medium": "vdnn-all", "small": "recompute-all"}
+
+
+class Way(NamedTuple):
+    name: str
+    budget: str
+
+    @property
+    def is_planned(self) -> bool:
+        return self.budget.startswith("planned")
+
+    @property
+    def steps_on_cpu(self) -> bool:
+        return WAYS[self.name].get("optimizer_on") == "cpu"
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.budget}"
+
+
+def way_of(mode: str) -> Way:
+    return Way(*mode.split(", "))
+
+
+def draw_mode(random: Random) -> str:
+    name = random.choices(list(WAYS), [_WEIGHTS.get(one, 1) for one in WAYS])[0]
+    budget = random.choices(list(BUDGETS), list(BUDGETS.values()))[0]
+    if budget.startswith("planned") and WAYS[name].get("optimizer_on") == "cpu":
+        budget = "none"  # refused: a virtual machine has no clock for the CPU
+    return str(Way(name, budget))
+
+
+def _options(way: Way, training: Training) -> dict[str, Any]:
+    """What the session is given. A training without an optimizer or a model gets a session for activations alone."""
+    optimizers = [one for one in training.optimizers.values() if any(group["params"] for group in one.param_groups)]
+    options = dict(WAYS[way.name])
+    if way.name != "frozen alone":
+        if not optimizers:
+            return {}
+        options["optimizer"] = optimizers if len(optimizers) > 1 else optimizers[0]
+    if "parameters" in options:
+        if not training.nets:
+            return {}
+        options["model"] = training.whole()
+    return options
+
+
+@contextlib.contextmanager
+def sessions_of(way: Way, seed: int) -> Iterator[Any]:
+    """Yields a function that opens a session of this way for a training. At the end, the sessions that live on are
+    closed ahead of their device."""
+    opened: list[weakref.ref[Any]] = []
+
+    def remembered(session: Any) -> Any:
+        opened.append(weakref.ref(session))
+        return session
+
+    with contextlib.ExitStack() as closing:
+        open_one = closing.enter_context(_planned(way) if way.is_planned else _simulated(way, seed))
+        try:
+            yield lambda training: remembered(open_one(training))
+        finally:
+            for reference in opened:
+                session = reference()
+                if session is not None:
+                    session.close()
+
+
+@contextlib.contextmanager
+def _planned(way: Way) -> Iterator[Any]:
+    with VirtualMachine("titan-x", fake=False) as machine:
+        share = way.budget.removeprefix("planned ")
+        mode = "auto min" if share == "min" else f"auto {share}"
+        yield lambda training: open_session(mode, machine, RECHECK, **_options(way, training))
+
+
+@contextlib.contextmanager
+def _simulated(way: Way, seed: int) -> Iterator[Any]:
+    window = "256B" if seed % 2 else "2KiB"
+    limits = vdnn.Limits(offload_window=window, reload_window=window)
+    # How far copies run behind the program: not at all, as far as waits allow, or by chance. Every access is checked.
+    schedule = (_C.Schedule.EAGER, _C.Schedule.LAZY, _C.Schedule.RANDOM)[seed % 3]
+    checker: Any = _C.OrderingChecker(_C.SimDevice(schedule=schedule, seed=seed))
+
+    def opened(training: Training) -> Any:
+        return vdnn.offload(
+            _POLICIES[way.budget],
+            device=checker,
+            min_bytes=0,
+            limits=limits,
+            recheck=RECHECK,
+            **_options(way, training),
+        )
+
+    try:
+        yield opened
+    finally:
+        checker.close()
+    violations = checker.take_violations()
+    if violations:
+        raise AssertionError(f"{len(violations)} accesses out of order, the first: {violations[0]}")
+
+
+class Refusal(NamedTuple):
+    """An error that a session may raise where plain PyTorch has none."""
+
+    says: str
+    only_if: str  # a pattern that the listing of the program has
+    documented: str  # the words of docs/training-state.md
+
+
+REFUSALS = (
+    Refusal(
+        r"was moved or replaced by \.data, \.to\(\) or another conversion",
+        r"(frozen|all)[\s\S]*(replace_data|momentum\(.*'data'|load\('(assign|swap)'\))",
+        "`.to()` and `parameter.data = ...` inside are refused at the next call of the module",
+    ),
+)
+
+
+def may_refuse(error: BaseException, listing: str) -> bool:
+    return any(re.search(one.says, str(error)) and re.search(one.only_if, listing) for one in REFUSALS)
