@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vdnn.testing.deferred.extension import one_build_at_a_time
+from vdnn.testing.deferred.extension import key_of_build, one_build_at_a_time
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,11 +59,26 @@ def test_loaded_before_it_works() -> None:
         ("no-such-compiler", "there is no C++ compiler: 'no-such-compiler' is not on PATH"),
     ],
 )
-def test_what_it_is_built_with_is_asked_for_by_name(hidden: str, said: str) -> None:
+def test_what_it_is_built_with_is_asked_for_by_name(hidden: str, said: str, tmp_path: Path) -> None:
     hide = "import shutil\nwhich = shutil.which\n"
     hide += f"shutil.which = lambda name: None if name == {hidden!r} else which(name)\n"
-    environment = {} if hidden == "ninja" else {"CXX": hidden}
+    environment = {"VDNN_DEFERRED_BUILD": str(tmp_path), **({} if hidden == "ninja" else {"CXX": hidden})}
     assert said in run(hide + LOAD, **environment)
+
+
+def test_a_library_that_is_built_needs_no_tools_and_no_ninja_run() -> None:
+    hide = "import shutil\nshutil.which = lambda name: None\n"
+    assert run(f"{hide}{LOAD}print('loaded')") == "loaded"
+
+
+def test_a_library_of_other_sources_has_another_key(tmp_path: Path) -> None:
+    (tmp_path / "extension.cpp").write_text("int a;")
+    first = key_of_build(tmp_path)
+    assert key_of_build(tmp_path) == first
+    (tmp_path / "header.h").write_text("int b;")
+    second = key_of_build(tmp_path)
+    (tmp_path / "header.h").write_text("int c;")
+    assert len({first, second, key_of_build(tmp_path)}) == 3
 
 
 def test_a_lock_that_a_killed_build_left_stops_nobody(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Builds and loads the accelerator's extension against the installed torch, and registers it as device "deferred".
 
-The first build takes about half a minute. torch keeps it in its cache of extensions.
+The first build takes about half a minute. torch's cache of extensions keeps one library for each version of the
+sources, of torch and of Python, whichever checkout they are in.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import hashlib
 import os
 import shutil
 import sys
@@ -23,6 +25,7 @@ from vdnn.errors import VdnnError
 from vdnn.testing.deferred.recurrent import register_recurrent_layers
 
 _SOURCE = "extension.cpp"  # which includes the others
+_FLAGS = ["-O1", "-g0", "-std=c++20"]
 TORCH_TYPE = "deferred"
 
 
@@ -61,27 +64,58 @@ def _loaded_extension() -> Any:
     from torch.utils import backend_registration as backend
     from torch.utils import cpp_extension
 
-    _find_ninja()
-    _require_build_tools()
     folder = Path(__file__).parent
     name = f"vdnn_deferred_{torch.__version__.split('+')[0].replace('.', '_')}"
-    build = os.environ.get("VDNN_DEFERRED_BUILD") or cpp_extension._get_build_directory(name, verbose=False)
+    key = key_of_build(folder)
+    build = os.environ.get("VDNN_DEFERRED_BUILD") or cpp_extension._get_build_directory(
+        f"{name}_{key[:16]}", verbose=False
+    )
+    Path(build).mkdir(parents=True, exist_ok=True)
+    built = Path(build) / "built"  # has the key of the library beside it, once that is complete
     try:
-        with one_build_at_a_time(Path(build)), _torch_without_spaces():
-            extension = cpp_extension.load(
-                name,
-                [str(folder / _SOURCE)],
-                extra_cflags=["-O1", "-g0", "-std=c++20"],
-                extra_include_paths=[str(folder)],
-                build_directory=build,
-            )
-    except (RuntimeError, OSError) as error:
+        with one_build_at_a_time(Path(build)):
+            if built.is_file() and built.read_text() == key:
+                extension = cpp_extension._import_module_from_library(  # type: ignore[no-untyped-call]
+                    name, build, is_python_module=True
+                )
+            else:
+                extension = _build(name, folder, build)
+                built.write_text(key)
+    except (RuntimeError, OSError, ImportError) as error:
         raise VdnnError(f"the deferred accelerator could not be built: {error}") from error
     backend.rename_privateuse1_backend(TORCH_TYPE)
     torch._register_device_module(TORCH_TYPE, _device_module())  # type: ignore[no-untyped-call]
     backend.generate_methods_for_privateuse1_backend(for_storage=True)
     extension.recurrent_layers = register_recurrent_layers("PrivateUse1")
     return extension
+
+
+def key_of_build(folder: Path) -> str:
+    """A hash of all that the built library depends on. Equal sources in another folder have the same key."""
+    from torch.utils import cpp_extension
+
+    said = hashlib.sha256()
+    compiler = cpp_extension.get_cxx_compiler()  # type: ignore[no-untyped-call]
+    for fact in (torch.__version__, sys.implementation.cache_tag, compiler, *_FLAGS):
+        said.update(f"{fact}\n".encode())
+    for source in sorted([*folder.glob("*.cpp"), *folder.glob("*.h")]):
+        said.update(source.name.encode() + b"\n" + source.read_bytes())
+    return said.hexdigest()
+
+
+def _build(name: str, folder: Path, build: str) -> Any:
+    from torch.utils import cpp_extension
+
+    _find_ninja()
+    _require_build_tools()
+    with _torch_without_spaces():
+        return cpp_extension.load(
+            name,
+            [str(folder / _SOURCE)],
+            extra_cflags=_FLAGS,
+            extra_include_paths=[str(folder)],
+            build_directory=build,
+        )
 
 
 @contextlib.contextmanager
@@ -123,7 +157,7 @@ def _find_ninja() -> None:
 
 
 def _require_build_tools() -> None:
-    """Raises if ninja or a compiler is missing. torch runs ninja also for an existing build, to check for changes."""
+    """Raises if ninja or a compiler is missing. A library that is built already needs neither."""
     from torch.utils import cpp_extension
 
     if shutil.which("ninja") is None:
