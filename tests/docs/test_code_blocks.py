@@ -1,22 +1,23 @@
 """Every block of Python in the README and the docs runs as written, and so do the vdnn commands that they show.
 
-The blocks of a page run from top to bottom, in one interpreter and one empty folder, so later blocks may use earlier
-ones. A block of Python that begins with the comment "# NAME.py" is also written to that file. A block marked "output"
-is what the page prints.
+The blocks of a page run from top to bottom, in one process (tests/forked.py) and one empty folder, so later blocks may
+use earlier ones. A block of Python that begins with the comment "# NAME.py" is also written to that file. A block
+marked "output" is what the page prints.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import importlib
 import re
-import subprocess
+import runpy
+import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests import forked
 
 pytestmark = pytest.mark.slow
 
@@ -29,30 +30,29 @@ LONG = ("benchmarks.sweep", "plan_matrix", "max_batch")
 # Elapsed seconds, which depend on the machine that wrote the page.
 SECONDS = re.compile(r" *\b\d+\.\d\d s\b")
 
-# The driver gets a list of ("python" or "command", text). A command is a module run as `python -m` runs it, but in the
-# same process, because importing torch takes longer than most commands.
-DRIVER = """
-import importlib, json, pathlib, re, runpy, shlex, sys
-shown = {"__name__": "__main__"}
-for kind, text in json.loads(sys.argv[1]):
-    if kind == "python":
-        if named := re.match("# (.+)[.]py\\n", text):
-            pathlib.Path(named[1] + ".py").write_text(text)
-            module = importlib.import_module(named[1])
-            shown.update({name: value for name, value in vars(module).items() if not name.startswith("__")})
+
+def follow(steps: list[tuple[str, str]]) -> None:
+    """Runs the steps in this process. A command is a module run as `python -m` runs it, but in the same process,
+    because importing torch takes longer than most commands.
+    """
+    shown: dict[str, Any] = {"__name__": "__main__"}
+    for kind, text in steps:
+        if kind == "python":
+            if named := re.match("# (.+)[.]py\n", text):
+                Path(named[1] + ".py").write_text(text)
+                module = importlib.import_module(named[1])
+                shown.update({name: value for name, value in vars(module).items() if not name.startswith("__")})
+                continue
+            exec(compile(text, "a block of the page", "exec"), shown)
             continue
-        exec(compile(text, "a block of the page", "exec"), shown)
-        continue
-    words = shlex.split(text)
-    words = words[2:] if words[0] == "python" else words
-    sys.argv = words
-    try:
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
-    except SystemExit as ended:
-        if ended.code:
-            print(f"{text}: exit code {ended.code}", file=sys.stderr)
-            sys.exit(1)
-"""
+        words = shlex.split(text)
+        sys.argv = words[2:] if words[0] == "python" else words
+        try:
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        except SystemExit as ended:
+            if ended.code:
+                print(f"{text}: exit code {ended.code}", file=sys.stderr)
+                sys.exit(1)
 
 
 def steps_of(page: Path) -> list[tuple[str, str]]:
@@ -85,9 +85,7 @@ def named(page: Path) -> str:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if steps_of(page)], ids=named)
 def test_what_a_page_shows_runs(page: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", DRIVER, json.dumps(steps_of(page))]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
+    done = forked.run(follow, steps_of(page), folder=tmp_path, environment={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert not_printed(page, done.stdout) == [], done.stdout
 
@@ -95,8 +93,7 @@ def test_what_a_page_shows_runs(page: Path, tmp_path: Path) -> None:
 def test_a_block_that_names_a_file_is_that_file(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```python\n# mine.py\nx = 1\n```\n\n```python\nimport mine\nprint(mine.x + x, 'in 0.31 s')\n```\n")
-    command = [sys.executable, "-c", DRIVER, json.dumps(steps_of(page))]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = forked.run(follow, steps_of(page), folder=tmp_path)
     assert done.stdout == "2 in 0.31 s\n"
 
 
@@ -110,8 +107,9 @@ def test_a_page_whose_code_is_wrong_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```python\nx = 1\n```\n\n```\nvdnn no-such-command  # this\nmake test\n```\n")
     assert steps_of(page) == [("python", "x = 1\n"), ("command", "vdnn no-such-command")]
-    done = subprocess.run([sys.executable, "-c", DRIVER, json.dumps(steps_of(page))], cwd=ROOT, capture_output=True)
-    assert b"vdnn no-such-command: exit code 2" in done.stderr
+    done = forked.run(follow, steps_of(page), folder=tmp_path)
+    assert done.returncode == 1
+    assert "vdnn no-such-command: exit code 2" in done.stderr
 
 
 def test_pages_with_code_are_found() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from typing import Any
 
 import torch
@@ -59,3 +60,12 @@ def one_does_not_come(rank: int) -> None:
         if rank == 0:
             blocks()(next(batches(rank))).sum().backward()
             together.step()
+
+
+def nothing(rank: int) -> None:
+    """Has the module imported."""
+
+
+def one_waits_for_ever(rank: int) -> None:
+    if rank == 1:
+        threading.Event().wait()

@@ -2,15 +2,16 @@
 
 A job is a function of a module that every process can import, called as `function(rank, *arguments)` in each of them.
 Results are returned in the order of the ranks. If one rank raises, the others get some time to notice, and those that
-have not finished by then are ended and named.
+have not finished by then are named with the stacks of their threads, and ended.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import faulthandler
 import multiprocessing.connection
 import os
+import signal
 import tempfile
 import time
 import traceback
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests import forked
 from tests.patience import PATIENCE_S
 
 
@@ -36,14 +38,14 @@ class Ranks:
     """`count` processes that run jobs one after another, and no more jobs after one has failed."""
 
     def __init__(self, count: int = 2) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = forked.server()
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
         self._pipes: list[multiprocessing.connection.Connection] = []
         self.processes: list[Any] = []
         for rank in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, count, store), daemon=True)
+            process: Any = context.Process(target=_serve, args=(theirs, rank, count, store), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -66,7 +68,11 @@ class Ranks:
             }
             ready: list[Any] = multiprocessing.connection.wait(list(waiting), max(0.0, until - time.monotonic()))
             if not ready:
-                failed.update((rank, f"no answer after {limit_s} s") for rank in waiting.values())
+                failed.update(
+                    (rank, f"no answer after {limit_s} s\n{self._stack_of(rank)}") for rank in waiting.values()
+                )
+                for rank in waiting.values():
+                    self.processes[rank].kill()
                 break
             for pipe in ready:
                 rank = waiting[pipe]
@@ -82,6 +88,15 @@ class Ranks:
             self.close()
             raise RankFailed(failed)
         return [answers[rank] for rank in range(len(self._pipes))]
+
+    def _stack_of(self, rank: int) -> str:
+        """Returns the stacks of the threads of a rank that hangs."""
+        os.kill(self.processes[rank].pid, signal.SIGUSR1)
+        written = _stack_file(self._folder.name, rank)
+        until = time.monotonic() + 5
+        while time.monotonic() < until and "in <module>" not in written.read_text():
+            self.processes[rank].join(0.01)
+        return written.read_text()
 
     @property
     def closed(self) -> bool:
@@ -103,11 +118,17 @@ class Ranks:
         self._folder.cleanup()
 
 
+def _stack_file(folder: str, rank: int) -> Path:
+    return Path(folder) / f"stack-{rank}"
+
+
 def _serve(pipe: multiprocessing.connection.Connection, rank: int, count: int, store: str) -> None:
     """The loop of each process. A job that raises ends its process, as it would end a program."""
     os.environ.update(GLOO_SOCKET_IFNAME="lo", RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank))
     os.environ.update(LOCAL_WORLD_SIZE=str(count))
     torch.set_num_threads(1)
+    stacks = _stack_file(str(Path(store).parent), rank).open("w")
+    faulthandler.register(signal.SIGUSR1, file=stacks)
     try:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
         pipe.send((True, None))

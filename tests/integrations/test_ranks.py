@@ -42,6 +42,16 @@ def test_a_rank_that_never_comes_is_waited_for_no_longer_than_the_limit() -> Non
     assert "rank 0 of 2 cannot continue: the others did not agree on a plan within 2 s" in failure.value.said[0]
 
 
+def test_a_rank_that_hangs_is_named_with_its_stack() -> None:
+    ranks = Ranks(2)
+    ranks.run(agreeing.nothing)
+    with pytest.raises(RankFailed) as failure:
+        ranks.run(agreeing.one_waits_for_ever, limit_s=1)
+    assert list(failure.value.said) == [1]
+    assert "no answer after 1 s" in failure.value.said[1]
+    assert "in one_waits_for_ever" in failure.value.said[1]
+
+
 def plan(name: str) -> Plan:
     return Plan(name, "cpu", "", None, (), ())
 
