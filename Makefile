@@ -19,6 +19,9 @@ BUILD_TOOLS := setuptools==84.2.1 wheel==0.48.0 pybind11==3.1.0 cmake==4.4.4 nin
 
 PIP := $(PY) -m pip --disable-pip-version-check
 
+# Each process that a test starts would compile every module of vdnn again if no bytecode were kept.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Each of the two workers begins with one half of the files, so that what a file makes for all its tests is made once.
 PYTEST := $(PY) -m pytest -n 2 --dist worksteal
 CPP_FILES := find csrc tests vdnn/testing \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0
@@ -110,6 +113,7 @@ test-torch: build
 .PHONY: test-full
 test-full: build
 	$(PYTEST) --benchmark-disable -m full
+	VDNN_EXAMPLES=1 $(PYTEST) tests/planning
 	VDNN_DEFERRED_SEEDS=200 $(PYTEST) -m "" tests/deferred
 
 # Random training programs against plain PyTorch, bit for bit. `make test` runs 550 of them.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import assume
 
+from tests.drawn import for_examples, quick_and_full
 from tests.planning.recordings import LINKS, RESIDENT, any_recomputable_recording, chain, compressible, recomputable
 from tests.planning.reference.exhaustive import count_of_plans, shortest_steps
 from vdnn.errors import VdnnError
@@ -132,15 +133,12 @@ def shortest(recording: Recording, costs: LinkCosts, budget: int) -> int:
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=120,
-    deadline=None,
-    derandomize=True,
-    phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-@given(recording=any_recomputable_recording(4), costs=LINKS)
-def test_its_step_is_the_shortest_there_is(recording: Recording, costs: LinkCosts) -> None:
+@quick_and_full("examples", 15, 120)
+def test_its_step_is_the_shortest_there_is(examples: int) -> None:
+    for_examples(examples, assert_its_step_is_the_shortest, recording=any_recomputable_recording(4), costs=LINKS)
+
+
+def assert_its_step_is_the_shortest(recording: Recording, costs: LinkCosts) -> None:
     """auto's step is the shortest over all choices of recomputes with all offloads for each. The bound is not above
     it."""
     candidates = candidates_of(recording)

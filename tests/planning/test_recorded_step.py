@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies
 
+from tests.drawn import examples
 from tests.planning.recordings import LINKS, any_recomputable_recording, chain
 from vdnn.errors import InvalidArgumentError
 from vdnn.planning.costs import LinkCosts
@@ -15,7 +16,7 @@ from vdnn.planning.search.step_model import gaps_of_recomputed, make_link_model,
 from vdnn.step.recording import Recording
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(recording=any_recomputable_recording(7), costs=LINKS, data=strategies.data())
 def test_recomputes_make_the_step_that_the_reference_makes(
     recording: Recording, costs: LinkCosts, data: strategies.DataObject

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import assume
 
+from tests.drawn import for_examples, quick_and_full
 from tests.planning.recordings import LINKS, RESIDENT, any_recomputable_recording, chain, recomputable
 from tests.planning.reference.exhaustive import count_of_plans
 from tests.planning.test_recomputing import shortest
@@ -87,15 +88,12 @@ def test_what_there_is_no_room_to_recompute_is_moved() -> None:
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-@given(recording=any_recomputable_recording(4), costs=LINKS)
-def test_no_plan_is_below_it(recording: Recording, costs: LinkCosts) -> None:
+@quick_and_full("examples", 10, 60)
+def test_no_plan_is_below_it(examples: int) -> None:
+    for_examples(examples, assert_no_plan_is_below_it, recording=any_recomputable_recording(4), costs=LINKS)
+
+
+def assert_no_plan_is_below_it(recording: Recording, costs: LinkCosts) -> None:
     """No choice of recomputes and moves has a step below the bound. Some recomputes have inputs."""
     candidates = candidates_of(recording)
     assume(any((recompute := recording.lifetimes[one].recompute) and recompute.inputs for one in candidates))

@@ -7,6 +7,7 @@ import itertools
 
 from hypothesis import given, settings
 
+from tests.drawn import examples
 from tests.planning.recordings import RESIDENT, any_recomputable_recording, chain, recomputable
 from vdnn.planning.bound.recompute_moments import RecomputeMoments
 from vdnn.planning.gaps import gaps_of
@@ -63,7 +64,7 @@ def recomputed_at(recording: Recording, chosen: tuple[int, ...]) -> dict[int, in
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(recording=any_recomputable_recording(6))
 def test_whatever_fits_recomputes_at_these_moments(recording: Recording) -> None:
     """Tries each choice of recomputes under the least budget that it fits with any offloads."""

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.drawn import examples
 from tests.planning.policies.steps import made_plan, wild_recording
 from tests.planning.recordings import LINKS, chain
 from vdnn.errors import BudgetError
@@ -47,7 +48,7 @@ def peak_bytes(recording: Recording, plan: Plan) -> int:
 
 
 @planners
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(recording=wild_recording(), costs=LINKS, share=st.floats(0, 1))
 def test_a_plan_is_for_its_step_and_can_be_simulated(
     name: str, recording: Recording, costs: LinkCosts, share: float
@@ -68,7 +69,7 @@ def test_a_plan_is_for_its_step_and_can_be_simulated(
 
 
 @planners
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=8), costs=LINKS, share=st.floats(0, 1))
 def test_its_peak_is_the_footprint_of_its_absences(name: str, sizes: list[int], costs: LinkCosts, share: float) -> None:
     recording = chain(sizes, compute_ns=20)
@@ -77,7 +78,7 @@ def test_its_peak_is_the_footprint_of_its_absences(name: str, sizes: list[int], 
 
 
 @pytest.mark.parametrize("name", [name for name in planner_names() if name not in AIM_AT_NO_BUDGET])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(recording=wild_recording(), costs=LINKS)
 def test_what_nothing_can_meet_is_refused_and_what_fits_stays(
     name: str, recording: Recording, costs: LinkCosts

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.drawn import examples
 from tests.planning.policies.steps import made_plan
 from tests.planning.published.recomputed_chains import least_peak_bytes, recomputed
 from tests.planning.recordings import LINKS, any_recomputable_recording
@@ -25,7 +26,7 @@ ALL = (*RECOMPUTES_ONLY, "capuchin-full")
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(recording=any_recomputable_recording(6), costs=LINKS, share=st.floats(0, 1))
 def test_a_plan_is_of_the_step_with_its_recomputes(
     name: str, recording: Recording, costs: LinkCosts, share: float
@@ -49,7 +50,7 @@ def test_a_plan_is_of_the_step_with_its_recomputes(
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(recording=any_recomputable_recording(6), costs=LINKS)
 def test_what_fits_is_kept_and_what_nothing_can_meet_is_refused(
     name: str, recording: Recording, costs: LinkCosts
@@ -60,7 +61,7 @@ def test_what_fits_is_kept_and_what_nothing_can_meet_is_refused(
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(recording=any_recomputable_recording(4), costs=LINKS, share=st.floats(0, 1))
 def test_auto_is_at_least_as_fast(name: str, recording: Recording, costs: LinkCosts, share: float) -> None:
     least = least_bytes(recording)

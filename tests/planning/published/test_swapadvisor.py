@@ -7,6 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.drawn import examples
 from tests.planning.policies.steps import EVEN, absences_of, made_plan, used_twice, wild_recording
 from tests.planning.recordings import LINKS, chain
 from vdnn.planning.costs import LinkCosts
@@ -87,7 +88,7 @@ def test_about_one_gene_of_a_child_is_changed() -> None:
     assert set(changed(bytes([1] * 50), draw)) == {0, 1}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(recording=wild_recording(), costs=LINKS, share=st.floats(0, 1))
 def test_it_is_never_slower_than_belady_nor_over_the_budget(
     recording: Recording, costs: LinkCosts, share: float

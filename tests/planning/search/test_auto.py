@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import assume, given, settings
 
+from tests.drawn import examples, for_examples, quick_and_full
 from tests.planning.recordings import LINKS, any_recording, chain
 from tests.planning.reference.exhaustive import count_of_plans, shortest_steps
 from vdnn.errors import BudgetError
@@ -57,15 +58,12 @@ def test_the_same_recording_gives_the_same_plan() -> None:
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=1000,
-    deadline=None,
-    derandomize=True,
-    phases=[Phase.generate],  # shrinking a failing recording takes minutes
-    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-@given(recording=any_recording(4), costs=LINKS)
-def test_its_step_is_the_shortest_there_is(recording: Recording, costs: LinkCosts) -> None:
+@quick_and_full("examples", 80, 1000)
+def test_its_step_is_the_shortest_there_is(examples: int) -> None:
+    for_examples(examples, assert_its_step_is_the_shortest, recording=any_recording(4), costs=LINKS)
+
+
+def assert_its_step_is_the_shortest(recording: Recording, costs: LinkCosts) -> None:
     """The budgets are the least one, half way, and just below the peak with everything kept. The bound is not above any
     plan's step."""
     assume(1 < count_of_plans(recording) <= _MOST_PLANS)
@@ -82,7 +80,7 @@ def test_its_step_is_the_shortest_there_is(recording: Recording, costs: LinkCost
         assert bound.step_ns <= best
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(recording=any_recording(6), costs=LINKS)
 def test_no_plan_is_under_less_than_the_least(recording: Recording, costs: LinkCosts) -> None:
     assume(count_of_plans(recording) <= _MOST_PLANS)

@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings, strategies
 
+from tests.drawn import examples
 from tests.planning.recordings import LINKS, any_recording, chain
 from vdnn import _C
 from vdnn.errors import InvalidArgumentError
@@ -30,7 +31,7 @@ def peak_with(recording: Recording, model: _C.StepModel, flags: bytes) -> int:
     return model.peak_bytes([(index, gap.release_point, -1) for index, gap in enumerate(gaps) if flags[index]])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(recording=any_recording(7), costs=LINKS, data=strategies.data())
 def test_every_gap_of_a_cover_is_needed(recording: Recording, costs: LinkCosts, data: strategies.DataObject) -> None:
     gaps, model = gaps_of(recording), model_of(recording, costs)
@@ -45,7 +46,7 @@ def test_every_gap_of_a_cover_is_needed(recording: Recording, costs: LinkCosts, 
             assert peak_with(recording, model, without) > budget
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(recording=any_recording(7), costs=LINKS, seed=strategies.integers(0, 1000))
 def test_orders_have_every_gap_once(recording: Recording, costs: LinkCosts, seed: int) -> None:
     gaps, model, draw = gaps_of(recording), model_of(recording, costs), random.Random(seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies
 
+from tests.drawn import examples
 from tests.planning.recordings import LINKS, any_recording, chain
 from tests.planning.reference.schedule import schedule
 from vdnn.errors import InvalidArgumentError
@@ -17,7 +18,7 @@ from vdnn.planning.simulate import simulate
 from vdnn.step.recording import Recording
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(recording=any_recording(7), costs=LINKS, data=strategies.data())
 def test_schedule_and_time_are_those_of_the_reference(
     recording: Recording, costs: LinkCosts, data: strategies.DataObject
@@ -44,7 +45,7 @@ def test_schedule_and_time_are_those_of_the_reference(
     assert sorted(tuples_of_plan(gaps, plan)) == sorted(outcome.absences)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(recording=any_recording(5), costs=LINKS, data=strategies.data())
 def test_any_plan_takes_the_time_that_the_reference_says(
     recording: Recording, costs: LinkCosts, data: strategies.DataObject

@@ -7,6 +7,7 @@ import statistics
 
 import pytest
 
+from tests.drawn import quick_and_full
 from tests.planning.training.random_trainings import RandomTraining, random_training
 from vdnn.planning.training import copy_flow, unit_effects
 from vdnn.planning.training.copy_flow import CopyFlow
@@ -44,18 +45,18 @@ def best_of_random_placements(case: RandomTraining, step_time: StepTime, draw: r
     return best
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(40, 400, 40))])
-def test_no_placement_is_faster_than_its_bound(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@quick_and_full("seeds", range(8), range(400))
+def test_no_placement_is_faster_than_its_bound(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unit_effects, "LEAST_SLICE", _SLICE)  # so that small units step in slices, too
     ratios = []
-    for seed in range(first, first + 40):
+    for seed in seeds:
         case, draw = random_training(seed, 2 + seed % 4), random.Random(seed)
         for step_time in case.allowed.step_times(case.training):
             best_s = best_of_random_placements(case, step_time, draw, 200)
             if best_s < float("inf"):
                 ratios.append(best_s / bound_s(case, step_time))
                 assert ratios[-1] >= 1 - _TOLERANCE, (seed, step_time)
-    assert len(ratios) > 40
+    assert len(ratios) > len(seeds)
     assert statistics.median(ratios) < 1.1  # although the placements were drawn, not searched
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.drawn import quick_and_full
 from tests.planning.training.random_trainings import RandomTraining, random_training
 from tests.planning.training.test_training_cycles import GB, machine, unit
 from vdnn.errors import BudgetError, InvalidArgumentError
@@ -32,16 +33,17 @@ def planned(case: RandomTraining) -> TrainingStep | None:
         return None
 
 
-def test_no_plan_is_below_its_bound() -> None:
+@quick_and_full("count", 12, 40)
+def test_no_plan_is_below_its_bound(count: int) -> None:
     found = 0
-    for seed in range(40):
+    for seed in range(count):
         case = random_training(seed, 2)
         step = planned(case)
         if step is not None:
             found += 1
             bound_ns = training_bound(case.training, case.machine, case.budget_bytes, case.allowed)
             assert bound_ns <= step.step_ns, seed
-    assert found > 20
+    assert found > count // 2
 
 
 def search_misses(monkeypatch: pytest.MonkeyPatch, seeds: range) -> int:
@@ -57,13 +59,9 @@ def search_misses(monkeypatch: pytest.MonkeyPatch, seeds: range) -> int:
     return missed
 
 
-def test_the_search_finds_what_trying_all_placements_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert search_misses(monkeypatch, range(100, 120)) <= 0.05 * 20
-
-
-@pytest.mark.full
-def test_the_search_finds_what_trying_all_placements_finds_in_a_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert search_misses(monkeypatch, range(1000, 2000)) <= _MOST_MISSED * 1000
+@quick_and_full("seeds", range(100, 105), range(1000, 2000))
+def test_the_search_finds_what_trying_all_placements_finds(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
+    assert search_misses(monkeypatch, seeds) <= _MOST_MISSED * len(seeds)
 
 
 def test_an_estimate_is_never_longer_than_the_simulated_step() -> None:
@@ -106,18 +104,19 @@ def test_a_step_on_the_cpu_is_planned_only_if_it_is_allowed() -> None:
     assert any(one.state is State.CPU for one in allowed.placement.units)
 
 
-def test_a_plan_with_freedoms_is_never_slower_than_the_exact_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@quick_and_full("count", 6, 40)
+def test_a_plan_with_freedoms_is_never_slower_than_the_exact_one(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(searches, "_TRIED_THROUGH", 0)
     # So that the search stops early, as it does in large trainings.
-    monkeypatch.setattr(searches, "_WORK", 60)
+    monkeypatch.setattr(searches, "_WORK", 60 if count > 6 else 20)
     tried = 0
-    for seed in range(40):
-        case = random_training(seed, 3)
+    for seed in range(count):
+        case = random_training(seed, 3 if count > 6 else 2)
         exact, free = planned(case._replace(allowed=EXACT)), planned(case._replace(allowed=FREE))
         if exact is not None and free is not None:
             tried += 1
             assert free.step_ns <= exact.step_ns, seed
-    assert tried > 20
+    assert tried > count // 2
 
 
 def test_too_little_memory_is_refused_with_the_least() -> None:

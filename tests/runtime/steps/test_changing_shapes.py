@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import vdnn
+from tests.drawn import quick_and_full
 from vdnn.planning.costs import profile_costs
 from vdnn.planning.simulate import simulate
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
@@ -85,8 +86,9 @@ def budget_of(lengths: list[int], share: float) -> int:
     return int(share * max(trained([max(lengths)] * 2).peaks))
 
 
-def test_steps_of_any_length_keep_within_the_budget_and_cost_little() -> None:
-    lengths = random_lengths(20)
+@quick_and_full("steps", 12, 20)
+def test_steps_of_any_length_keep_within_the_budget_and_cost_little(steps: int) -> None:
+    lengths = random_lengths(steps)
     budget_bytes = budget_of(lengths, 0.6)
     plain, ours = trained(lengths), trained(lengths, budget_bytes)
     assert [peak for peak in ours.peaks if peak > budget_bytes] == []
@@ -142,9 +144,10 @@ def test_gradients_are_the_same_bits_at_every_length(share: float) -> None:
     assert all(map(torch.equal, plain.parameters, ours.parameters))
 
 
-def test_micro_batches_of_any_length_keep_within_the_budget() -> None:
+@quick_and_full("steps", 4, 7)
+def test_micro_batches_of_any_length_keep_within_the_budget(steps: int) -> None:
     """Each step is largest in another of its micro-batches. Each micro-batch follows a plan of its own."""
-    lengths = random_lengths(4 * 7)
+    lengths = random_lengths(4 * steps)
     budget_bytes = budget_of(lengths, 0.6)
     ours = trained(lengths, budget_bytes, micro_batches=4)
     assert [peak for peak in ours.peaks if peak > budget_bytes] == []
@@ -163,8 +166,9 @@ def test_a_step_between_two_recorded_ones_moves_nothing_if_it_fits() -> None:
     assert slowdowns(ours, lengths)[4:] == pytest.approx([1] * 4)
 
 
-def test_sizes_that_grow_slowly_are_planned_ahead() -> None:
-    lengths = list(range(256, 640, 24))
+@quick_and_full("last", 448, 640)
+def test_sizes_that_grow_slowly_are_planned_ahead(last: int) -> None:
+    lengths = list(range(256, last, 24))
     budget_bytes = budget_of(lengths, 0.7)
     ours = trained(lengths, budget_bytes)
     assert max(ours.peaks) <= budget_bytes
@@ -200,9 +204,12 @@ def test_models_in_turn_have_ladders_of_their_own_and_room_for_the_state_of_late
         assert len(session._engine.steps._plans._ladders) == 2  # type: ignore[union-attr]
 
 
-def test_without_time_for_more_plans_smaller_steps_follow_those_of_larger_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+@quick_and_full("steps, share", (16, 0.75), (40, 0.5))
+def test_without_time_for_more_plans_smaller_steps_follow_those_of_larger_ones(
+    monkeypatch: pytest.MonkeyPatch, steps: int, share: float
+) -> None:
     """On a GPU the training waits for its plans. A plan for each of many lengths would take longer than the steps."""
-    lengths = random_lengths(40)
+    lengths = random_lengths(steps)
     budget = budget_of(lengths, 0.6)
     made = []
     for may_improve in (True, False):
@@ -213,7 +220,7 @@ def test_without_time_for_more_plans_smaller_steps_follow_those_of_larger_ones(m
         use = found.session._engine.steps.plan_use
         assert use is not None
         made.append(use.made)
-    assert made[1] < made[0] / 2, made
+    assert made[1] < made[0] * share, made
 
 
 def test_plans_that_are_not_needed_take_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
