@@ -141,15 +141,28 @@ def _replace_data(world: Training, one: Statement) -> Run:
     return run
 
 
-@statement("set_gradient", lambda random: (random.randrange(2), random.randrange(8), random.random() < 0.5), 0.7)
+_GIVEN = ("none", "none", "full", "full", "a number", "another shape", "another dtype")
+
+
+@statement("set_gradient", lambda random: (random.randrange(2), random.randrange(8), random.choice(_GIVEN)), 0.8)
 def _set_gradient(world: Training, one: Statement) -> Run:
-    """Gives a parameter another gradient."""
-    part, number, has_one = one.args
+    """Gives a parameter another gradient, or what torch refuses as one."""
+    part, number, what = one.args
 
     def run() -> None:
-        parameter = world.parameter(part, number)
-        if parameter is not None and parameter.requires_grad:
-            parameter.grad = torch.full_like(parameter, 0.1) if has_one else None
+        parameter: Any = world.parameter(part, number)
+        if parameter is None or not parameter.requires_grad:
+            return
+        given: Any = None
+        if what == "a number":
+            given = 3
+        elif what != "none":
+            shape = (3, 3) if what == "another shape" else parameter.shape
+            given = torch.full(shape, 0.1, dtype=torch.float64 if what == "another dtype" else None)
+        try:
+            parameter.grad = given
+        except (RuntimeError, TypeError) as error:
+            world.trace.append((f"refused as a gradient: {error!r}", b""))
 
     return run
 

@@ -57,9 +57,13 @@ def _norm(clock: Clock, kind: str) -> nn.Module:
 class _Embedding(nn.Module):
     """Looks up rows by the batch's values. `tied`: the same weight is the head."""
 
-    def __init__(self, max_norm: float | None, padding: int | None, by_frequency: bool, tied: bool) -> None:
+    def __init__(
+        self, max_norm: float | None, padding: int | None, by_frequency: bool, tied: bool, sparse: bool
+    ) -> None:
         super().__init__()
-        self.table = nn.Embedding(10, COLUMNS, padding, max_norm, scale_grad_by_freq=by_frequency)
+        self.table = nn.Embedding(
+            10, COLUMNS, padding, max_norm, scale_grad_by_freq=by_frequency, sparse=sparse and not tied
+        )
         self.tied = tied
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,7 +75,13 @@ class _Embedding(nn.Module):
 
 
 def _draw_embedding(random: Random) -> tuple[Any, ...]:
-    return random.choice([None, 0.7, 1.5]), random.choice([None, 0]), random.random() < 0.3, random.random() < 0.4
+    return (
+        random.choice([None, 0.7, 1.5]),
+        random.choice([None, 0]),
+        random.random() < 0.3,
+        random.random() < 0.4,
+        random.random() < 0.08,
+    )
 
 
 @block("embedding", 2, _draw_embedding)

@@ -88,6 +88,9 @@ def _load(world: Training, one: Statement) -> Run:
         _, part, found = world.saved[0]
         net, optimizer = world.net(part), world.optimizer(part)
         if net is not None and what != "optimizer":
+            if what == "swap":  # refused by torch while a graph holds a parameter
+                world.values.clear()
+                world.losses.clear()
             torch.__future__.set_swap_module_params_on_conversion(what == "swap")
             try:
                 net.load_state_dict(copy.deepcopy(found["net"]), strict=False, assign=what == "assign")

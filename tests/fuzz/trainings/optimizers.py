@@ -11,6 +11,7 @@ from torch import nn
 
 from tests.fuzz.program import Statement
 from tests.fuzz.trainings.grammar import statement
+from tests.runtime.training_state.loops import SignOfMomentum
 
 if TYPE_CHECKING:
     from tests.fuzz.trainings.world import Run, Training
@@ -27,7 +28,12 @@ _KINDS: dict[str, Make] = {
     "rmsprop": lambda given, **form: _O.RMSprop(given, lr=1e-3, momentum=0.9, centered=True, **form),
     "nadam": lambda given, **form: _O.NAdam(given, lr=1e-2, **form),
     "adafactor": lambda given, **form: _O.Adafactor(given, lr=1e-2, **form),
+    "radam": lambda given, **form: _O.RAdam(given, lr=1e-2, **form),
+    "adadelta": lambda given, **form: _O.Adadelta(given, lr=0.5, **form),
+    "rprop": lambda given, **form: _O.Rprop(given, lr=1e-2, **form),
+    "asgd": lambda given, **form: _O.ASGD(given, lr=1e-2, **form),
     "muon": lambda given: _O.Muon(given, lr=1e-2),
+    "third party": lambda given: SignOfMomentum(given, lr=1e-2),
 }
 _FUSED = ("sgd", "momentum", "adamw", "amsgrad", "adam decayed", "adagrad")  # those with a fused kernel for the CPU
 _FORMS = ("loop", "foreach", "fused", "tensor lr")
@@ -35,12 +41,12 @@ GROUPS = ("one", "two", "each", "later")
 
 
 def draw_optimizer(random: Random) -> tuple[Any, ...]:
-    kind = random.choice([*_KINDS, "adamw", "momentum"])
+    kind = random.choice([*_KINDS, "adamw", "adamw", "momentum", "momentum", "sgd", "amsgrad"])
     return kind, random.choice(_FORMS), random.choice(["one", "one", *GROUPS])
 
 
 def _form(kind: str, form: str, steps_on_cpu: bool) -> dict[str, Any]:
-    if kind == "muon":
+    if kind in ("muon", "third party"):
         return {}
     if kind in _FUSED and (form == "fused" or steps_on_cpu):
         return {"fused": True}  # a step on the CPU takes the fused form, so plain takes it as well
@@ -72,6 +78,33 @@ def _optimizer(world: Training, one: Statement) -> Run:
         world.optimizers[part] = made
 
     return run
+
+
+_IN_HOOKS = 100  # from this number on, optimizers have one parameter each
+
+
+@statement("optimizers_in_hooks", lambda random: (random.choice(["sgd", "momentum", "adamw"]), random.random() < 0.6))
+def _optimizers_in_hooks(world: Training, one: Statement) -> Run:
+    """One optimizer for each parameter, which steps as soon as that gradient is accumulated."""
+    kind, forgets = one.args
+
+    def run() -> None:
+        for index, parameter in enumerate(world.parameters(0)):
+            if parameter.requires_grad:
+                made = _KINDS[kind]([parameter], **_form(kind, "loop", world.steps_on_cpu))
+                world.optimizers[_IN_HOOKS + index] = made
+                world.hooks.append(parameter.register_post_accumulate_grad_hook(_stepper(made, forgets)))
+
+    return run
+
+
+def _stepper(optimizer: torch.optim.Optimizer, forgets: bool) -> Callable[[torch.Tensor], None]:
+    def step(parameter: torch.Tensor) -> None:
+        optimizer.step()
+        if forgets:
+            optimizer.zero_grad()
+
+    return step
 
 
 def _groups(given: list[nn.Parameter], groups: str) -> Any:

@@ -38,7 +38,8 @@ class _Plot:
         self._slots = INPUT
 
     def body(self) -> list[Statement]:
-        plots = [self._one_net] * 5 + [self._gan, self._taught, self._two_losses, self._accumulated, self._accumulated]
+        plots = [self._one_net] * 5 + [self._gan, self._taught, self._two_losses, self._in_hooks]
+        plots += [self._accumulated] * 2
         early, loop = self.random.choice(plots)()
         for _ in range(self.random.choice([0, 0, 1, 1, 2, 3])):
             early.append(self._drawn(self.random.choice(_EARLY)))
@@ -60,6 +61,10 @@ class _Plot:
         passes = [one for _ in range(self.random.choice([2, 2, 3])) for one in self._pass(0)]
         step = self._step(0)._replace(when=When(self.random.choice([1, 1, 2])))
         return early, [self._zero(0)._replace(when=step.when), *passes, *self._clipped(0), step]
+
+    def _in_hooks(self) -> tuple[list[Statement], list[Statement]]:
+        early = [self._net(0, self.random.randint(1, 3)), self._drawn("optimizers_in_hooks")]
+        return early, [self._zero(0), *self._pass(0)]
 
     def _gan(self) -> tuple[list[Statement], list[Statement]]:
         early = [self._net(0, 2), self._net(1, 2), self._optimizer(0), self._optimizer(1)]

@@ -24,7 +24,7 @@ Trace = list[tuple[str, "bytes | None"]]
 # Makes the session of a training, or a context without one.
 Open = Callable[["Training"], contextlib.AbstractContextManager[Any]]
 
-STEPS = 7
+STEPS = 6
 # How a loop is divided into sessions: one around all steps; one that is entered for each step; a new one for every two
 # steps, closed or left to the collector; one that begins late or ends early.
 SESSIONS = ("one", "each step", "epochs", "open epochs", "late", "early")
@@ -148,7 +148,7 @@ class Training:
     def note_parameters(self) -> None:
         for part, net in self.nets.items():
             for index, one in enumerate(net.parameters()):
-                self.note(f"parameter {part}.{index}", one)
+                self.note(f"parameter {part}.{index}{'' if one.requires_grad else ', frozen'}", one)
 
     def note_buffers(self) -> None:
         for part, net in self.nets.items():
