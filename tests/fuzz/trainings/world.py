@@ -24,11 +24,11 @@ Trace = list[tuple[str, "bytes | None"]]
 # Makes the session of a training, or a context without one.
 Open = Callable[["Training"], contextlib.AbstractContextManager[Any]]
 
-STEPS = 6
+STEPS = 5
 # How a loop is divided into sessions: one around all steps; one that is entered for each step; a new one for every two
 # steps, closed or left to the collector; one that begins late or ends early.
 SESSIONS = ("one", "each step", "epochs", "open epochs", "late", "early")
-_LATE, _EARLY, _EPOCH = 2, 4, 2
+_LATE, _EARLY, _EPOCH = 2, 3, 2
 
 
 class PlannedError(Exception):
