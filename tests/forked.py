@@ -88,6 +88,12 @@ def run_script(script: Path, *arguments: str) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
+def run_module(name: str, *arguments: str) -> None:
+    """Runs the module as `python -m name arguments` does. For `start` and `run`."""
+    sys.argv = [name, *arguments]
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
 def run_code(code: str, *arguments: str) -> None:
     """Runs the code as `python -c code arguments` does. For `start` and `run`."""
     sys.argv = ["-c", *arguments]
@@ -108,6 +114,7 @@ def _enter(
         os.close(file)
     faulthandler.enable()
     faulthandler.dump_traceback_later(limit_s, exit=True)
+    multiprocessing.set_start_method(None, force=True)  # type: ignore[arg-type]  # as in a program that sets none
     os.environ.update(environment)
     os.chdir(folder)
     sys.path.insert(0, folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from benchmarks.on_a_gpu import build_in_place, machine_report, statistics_cost,
 from benchmarks.on_a_gpu.varying_shapes import Varied
 from benchmarks.shapes.cases import Case, Subject
 from benchmarks.shapes.figures import Executed
+from tests import forked
 from tests.benchmarks.test_places import MadeUpCuda
 from tests.fake_driver.control import LIBRARY
 from vdnn.report import Cell
@@ -279,10 +279,9 @@ def test_no_backward_pass_runs_before_a_fork_where_torch_is_built_for_a_gpu(monk
 
 
 @pytest.mark.parametrize("program", ["statistics_cost", "tiny_networks", "varying_shapes"])
-def test_without_a_gpu_a_program_says_how_to_try_it(program: str) -> None:
+def test_without_a_gpu_a_program_says_how_to_try_it(program: str, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    command = [sys.executable, "-m", f"benchmarks.on_a_gpu.{program}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=build_in_place.ROOT, timeout=120)
+    done = forked.run(forked.run_module, f"benchmarks.on_a_gpu.{program}", folder=tmp_path)
     assert done.returncode == 2
     assert f"{program}: torch sees no GPU here: --" in done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -33,7 +32,7 @@ from benchmarks.core.hook_cost import (
 )
 from benchmarks.core.peer_hooks import open_peers
 from benchmarks.progress import Progress
-from tests.patience import PATIENCE_S
+from tests.patience import run_to_its_end
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,7 +50,7 @@ MADE_UP_NS = {
 def calls() -> dict[str, float]:
     """Counted in a process of its own: what earlier tests did here must not count."""
     counter = [sys.executable, "-m", "tests.benchmarks.count_hook_calls"]
-    found = subprocess.run(counter, cwd=ROOT, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
+    found = run_to_its_end(counter, cwd=ROOT, check=True)
     counted: dict[str, float] = json.loads(found.stdout)
     return counted
 

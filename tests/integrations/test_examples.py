@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests import forked
+from tests.patience import run_to_its_end
 
 pytestmark = pytest.mark.slow
 
@@ -34,20 +36,44 @@ OF_TRAINER = ["--max_steps", "4", "--report_to", "none", "--vdnn_min_bytes", "4K
 def test_an_example_runs_and_moves_bytes(tmp_path: Path, name: str, libraries: list[str], arguments: list[str]) -> None:
     for library in libraries:
         pytest.importorskip(library)
-    start = [sys.executable]
-    if name == "ddp.py":
-        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     if name == "gpt_trainer.py":
         arguments = [*arguments, *OF_TRAINER, "--output_dir", str(tmp_path)]
-    said = subprocess.run(
-        [*start, str(EXAMPLES / name), *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    ranks = [as_torchrun_has(rank) for rank in range(2)] if name == "ddp.py" else [{}]
+    for said in run_together(EXAMPLES / name, arguments, tmp_path, ranks):
+        assert_moved(said)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return int(one.getsockname()[1])
+
+
+def as_torchrun_has(rank: int, port: int = free_port()) -> dict[str, str]:
+    """The environment that torchrun gives a rank of two. It starts an interpreter for each."""
+    named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    return {**{name: str(value) for name, value in named.items()}, "MASTER_ADDR": "localhost"}
+
+
+def run_together(
+    script: Path, arguments: list[str], folder: Path, environments: list[dict[str, str]]
+) -> list[forked.Ended]:
+    of_all = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    started = [
+        forked.start(forked.run_script, script, *arguments, folder=folder, environment={**of_all, **one})
+        for one in environments
+    ]
+    return [one.end() for one in started]
+
+
+@pytest.mark.full
+def test_torchrun_starts_the_example_of_ranks(tmp_path: Path) -> None:
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    assert_moved(run_to_its_end([*start, EXAMPLES / "ddp.py", "--device", "titan-x"], cwd=tmp_path, env=environment))
+
+
+def assert_moved(said: forked.Ended | subprocess.CompletedProcess[str]) -> None:
     assert said.returncode == 0, said.stderr
     moved = [int(count) for count in re.findall(r"offloaded (\d+) storages", said.stdout)]
     assert moved, said.stdout

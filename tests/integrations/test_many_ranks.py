@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 GATHERS_WITHOUT_DATA = pytest.mark.skipif(
     torch.__version__.startswith("2.10."), reason="torch 2.10 cannot gather tensors without data"
 )
-WIDTH, LAYERS, BATCH = 512, 8, 8192
+WIDTH, LAYERS, BATCH = 512, 4, 8192
 
 
 class Layer(nn.Module):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 WITHOUT = """
 import sys
@@ -20,11 +23,11 @@ except ImportError as error:
 @pytest.mark.parametrize(
     ("module", "library", "extra"), [("huggingface", "transformers", "hf"), ("lightning", "lightning", "lightning")]
 )
-def test_a_missing_library_is_named_with_its_extra(module: str, library: str, extra: str) -> None:
-    said = run(WITHOUT.format(module=module, library=library))
-    assert said == (
+def test_a_missing_library_is_named_with_its_extra(module: str, library: str, extra: str, tmp_path: Path) -> None:
+    said = forked.run(forked.run_code, WITHOUT.format(module=module, library=library), folder=tmp_path)
+    assert said.stdout == (
         f"LibraryMissingError vdnn.integrations.{module} needs {library}, which is not installed: run pip install "
-        f"'vdnn[{extra}]', or pip install {library}."
+        f"'vdnn[{extra}]', or pip install {library}.\n"
     )
 
 

@@ -163,7 +163,7 @@ NEEDS_A_PATH_WITHOUT_SPACES = pytest.mark.skipif(
 COMPILERS = [
     compile_layers,
     compile_whole,
-    pytest.param(compile_by_inductor, marks=[pytest.mark.slow, NEEDS_A_PATH_WITHOUT_SPACES]),
+    pytest.param(compile_by_inductor, marks=[pytest.mark.full, NEEDS_A_PATH_WITHOUT_SPACES]),
 ]
 
 

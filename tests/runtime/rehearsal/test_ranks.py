@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import vdnn
+from tests import forked
 from vdnn.errors import InvalidArgumentError
 from vdnn.hardware import load_profile
 from vdnn.planning.training.cycle import cycle_of
@@ -187,13 +185,14 @@ if rank == 0:
 
 @pytest.mark.slow
 def test_a_real_run_on_two_ranks_holds_the_shards_that_were_derived(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROGRAM]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    other = subprocess.Popen([*command, "1", str(tmp_path)], env=environment)
-    first = subprocess.run(
-        [*command, "0", str(tmp_path)], env=environment, capture_output=True, text=True, timeout=240, check=False
+    other, first = (
+        forked.start(
+            forked.run_code, PROGRAM, rank, str(tmp_path), folder=tmp_path, environment={"GLOO_SOCKET_IFNAME": "lo"}
+        )
+        for rank in ("1", "0")
     )
-    assert other.wait(60) == 0
+    first, other = first.end(), other.end()
+    assert other.returncode == 0, other.stderr
     assert first.returncode == 0, first.stderr
     seen = json.loads(first.stdout.splitlines()[-1])
     ranks = ranks_of(H100, 2, "fsdp2")

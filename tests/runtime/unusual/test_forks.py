@@ -6,12 +6,13 @@ because the test process may have threads.
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import tempfile
 import textwrap
+from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.fake_driver.control import LIBRARY
 
 pytestmark = pytest.mark.slow
@@ -76,9 +77,8 @@ def in_a_child(function):
 
 def _run(program: str, *arguments: str) -> None:
     source = _TRAINED + textwrap.dedent(program)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", source, *arguments], capture_output=True, text=True, check=False
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        done = forked.run(forked.run_code, source, *arguments, folder=Path(folder))
     assert done.returncode == 0, done.stderr[-2000:]
 
 
