@@ -169,7 +169,7 @@ def test_every_budget_is_kept_to_the_byte_with_the_bits_of_aot_eager(name: str) 
     assert found[2][1].saved_bytes < plain.saved_bytes
 
 
-@pytest.mark.full  # inductor compiles three times; aot_eager has the same choices, and test_compiled_moves.py inductor
+@pytest.mark.full  # inductor compiles three times, and aot_eager has the same choices
 def test_inductor_saves_what_was_chosen_and_gives_the_same_gradients() -> None:
     model, x = made("blocks")
     plain = stepped(model, x)

@@ -121,6 +121,7 @@ def test_without_host_memory_a_value_is_copied_to_ordinary_memory(monkeypatch: p
 
 
 @pytest.mark.slow
+@pytest.mark.full  # 19 s; in `make test` inductor compiles the model of transformers' Trainer (test_huggingface.py)
 def test_inductor_offloads_on_the_simulated_device_what_was_planned_with_the_same_bits() -> None:
     model, x = made("blocks")
     plain = stepped(model, x)
