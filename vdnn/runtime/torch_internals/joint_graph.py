@@ -18,6 +18,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from vdnn.errors import TorchMissingError
+from vdnn.runtime.torch_internals.written_inputs import keep_preimages, remove_unsaved_preimages
 
 try:
     from torch._functorch import config as functorch_config
@@ -236,6 +237,7 @@ def _cut(
     # A copy, because the partitioner writes to the graph and to the meta of its nodes.
     module = fx.GraphModule(joint, _copy(joint.graph))
     module.meta.update(joint.meta)
+    keep_preimages(module.graph, num_fwd_outputs)
     if pinned is not None:
         for node in module.graph.nodes:
             if "recompute" not in node.meta and pinned(node):
@@ -244,6 +246,7 @@ def _cut(
         forward, backward = min_cut_rematerialization_partition(
             module, inputs, num_fwd_outputs=num_fwd_outputs, **options
         )
+    remove_unsaved_preimages(forward)
     outputs = _outputs(forward.graph)
     ends = [*forward.graph.find_nodes(op="placeholder"), *outputs[:num_fwd_outputs]]
     before = {node.name for node in forward.graph.nodes if node.op == "call_function"}
