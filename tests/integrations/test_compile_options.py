@@ -139,10 +139,10 @@ def held_bytes(choice: RegionChoice) -> int:
     return choice.inputs_and_outputs_bytes + choice.saved_bytes
 
 
-def least_bytes(model: nn.Module, x: Tensor) -> int:
+def least_bytes(model: nn.Module, x: Tensor, *, offload: bool = True) -> int:
     """The least that an uncompiled region can hold, from the error that refuses one byte."""
     with pytest.raises(BackendCompilerFailed) as caught:
-        stepped(model, x, backend=eagerly(partitioner(1)))
+        stepped(model, x, backend=eagerly(BudgetPartitioner(1, load_profile("h100"), offloads=offload)))
     found = re.search(r"expected at least .* \((\d+) bytes\), which the compiled region", str(caught.value))
     assert found is not None
     return int(found[1])
@@ -261,6 +261,39 @@ def test_what_a_checkpoint_asks_to_recompute_stays_recomputed_with_its_dropout()
     assert lean.saved_bytes == chosen.regions[0].saved_bytes < plain.saved_bytes
     assert all(map(torch.equal, kept.values, plain.values))
     assert all(map(torch.equal, lean.values, plain.values))
+
+
+class SomeCheckpointed(nn.Module):
+    """Blocks with dropout, of which every second one is a checkpoint: torch saves the states of its generator."""
+
+    def __init__(self, checkpoints: int, others: int) -> None:
+        super().__init__()
+        self.inside = nn.ModuleList(Blocks(16, depth=1) for _ in range(checkpoints))
+        self.beside = nn.ModuleList(Blocks(16, depth=1) for _ in range(others))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.inside:
+            x = checkpoint(block, functional.dropout(x, 0.1), use_reentrant=False)
+        for block in self.beside:
+            x = block(x)
+        return x
+
+
+@pytest.mark.drawn(of=2)
+@pytest.mark.parametrize("offload", [True, False])
+@pytest.mark.parametrize(("checkpoints", "others"), [(1, 1), (2, 1), (1, 2), (2, 0)])
+def test_the_least_budget_that_a_refusal_names_is_met(checkpoints: int, others: int, offload: bool) -> None:
+    torch.manual_seed(0)
+    model, x = SomeCheckpointed(checkpoints, others), torch.randn(64, 16)
+    plain = stepped(model, x, backend="aot_eager")
+    profile = load_profile("h100")
+    least = least_bytes(model, x, offload=offload)
+    for budget in (least, least + 1):
+        chosen = BudgetPartitioner(budget, profile, offloads=offload)
+        assert all(map(torch.equal, stepped(model, x, backend=eagerly(chosen)).values, plain.values))
+        assert held_bytes(chosen.regions[0]) <= chosen.regions[0].peak_bytes <= budget
+    with pytest.raises(BackendCompilerFailed, match=rf"\({least} bytes\), which the compiled region"):
+        stepped(model, x, backend=eagerly(BudgetPartitioner(least - 1, profile, offloads=offload)))
 
 
 def test_a_budget_below_inputs_and_outputs_is_refused_with_what_they_take() -> None:

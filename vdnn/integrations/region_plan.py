@@ -15,7 +15,7 @@ from vdnn.errors import BudgetError
 from vdnn.hardware import HardwareProfile
 from vdnn.integrations.compiled_moves import Move, moves_of
 from vdnn.planning.costs import profile_costs
-from vdnn.planning.least_memory import least_bytes
+from vdnn.planning.footprint import offload_everything
 from vdnn.planning.policies.plan_policy import PlanRequest
 from vdnn.planning.search.auto_offload import AutoOffload
 from vdnn.planning.simulate import simulate
@@ -48,6 +48,11 @@ class RegionPlan:
     def held_bytes(self) -> int:
         return self.cut.held.total_bytes - self.offloaded_bytes
 
+    @property
+    def needed_bytes(self) -> int:
+        """The least budget that the plan fits."""
+        return max(self.peak_bytes, self.held_bytes)
+
 
 class RegionPlanner:
     """Plans cuts under one budget, on one card."""
@@ -70,10 +75,10 @@ class RegionPlanner:
         return graph_step(cut.forward.graph, cut.backward.graph, cut.saved, ends_bytes, times, joint_graph.is_view)
 
     def least_bytes(self, cut: Cut) -> int:
-        """The least budget that the cut can meet."""
+        """The least budget that the cut can meet: plan() finds a plan under it and under every larger one."""
         if not self.offloads:
             return cut.held.total_bytes
-        return min(least_bytes(self.step_of(cut).recording), cut.held.total_bytes)
+        return min(self._everything_away(cut, self.step_of(cut)).needed_bytes, cut.held.total_bytes)
 
     def plan(self, cut: Cut) -> RegionPlan | None:
         """The fastest step that was found, or None if the cut does not fit."""
@@ -87,14 +92,23 @@ class RegionPlanner:
             plan = AutoOffload(_EFFORT).plan(PlanRequest(recording, self._costs, self.budget_bytes))
         except BudgetError:
             return None
-        return self.replayed(cut, step, moves_of(step, plan))
+        return self.replayed(cut, step, moves_of(step, plan)) or self._fitting(self._everything_away(cut, step))
 
     def replayed(self, cut: Cut, step: GraphStep, moves: Iterable[Move]) -> RegionPlan | None:
         """The cut with these moves, or None if it is over the budget after all."""
-        moves = tuple(moves)
+        return self._fitting(self._simulated(cut, step, tuple(moves)))
+
+    def _simulated(self, cut: Cut, step: GraphStep, moves: tuple[Move, ...]) -> RegionPlan:
         timeline = simulate(step.recording, plan_of_moves(step, moves), self._costs)
-        made = RegionPlan(cut, step, moves, timeline.step_ns, timeline.peak_bytes)
-        return made if max(made.peak_bytes, made.held_bytes) <= self.budget_bytes else None
+        return RegionPlan(cut, step, moves, timeline.step_ns, timeline.peak_bytes)
+
+    def _everything_away(self, cut: Cut, step: GraphStep) -> RegionPlan:
+        """The cut with every value offloaded that can be."""
+        plan = make_plan(step.recording, "everything", offload_everything(step.recording), None)
+        return self._simulated(cut, step, tuple(moves_of(step, plan)))
+
+    def _fitting(self, plan: RegionPlan) -> RegionPlan | None:
+        return plan if plan.needed_bytes <= self.budget_bytes else None
 
 
 def plan_of_moves(step: GraphStep, moves: Iterable[Move]) -> Plan:

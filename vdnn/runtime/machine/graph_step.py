@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -106,12 +106,16 @@ def _read(
     places = {node: place for place, node in enumerate((*ahead, *behind))}
     given = [node for node in behind if node.op == "placeholder" and node.name in storage.names]
     made = [node for node in ahead if node.name in storage.names and node.op != "output"]
-    used = [places[user] for node in given for user in node.users]
-    if not used or not made:
+    if not made:
         return None
+    used = [places[user] for node in given for user in node.users]
+    latest = max(places[node] for node in made)
+    if not used:
+        # Torch calls the states of random generators something else in backward. Such a value is held to the end.
+        end = Place(len(ahead) + len(behind) - 1, _AFTER)
+        return _Read(replace(storage, can_leave=False), Place(latest, _AFTER), end, end, end)
     readers = [places[user] for node in made for user in _readers(node, is_view)]
     read = [places[user] for node in given for user in _readers(node, is_view)]
-    latest = max(places[node] for node in made)
     return _Read(
         storage,
         Place(latest, _AFTER),
