@@ -1,7 +1,7 @@
 """Runs a program in plain PyTorch and under sessions, in every way that a training's state leaves the device.
 
-A program is a generator: what it does up to its first `yield` happens before the session begins, the rest inside of it.
-It trains a `Training`, and appends to `found` what is to be compared, beside parameters, gradients and state.
+A program is a generator: what it does up to its first `yield` happens before the session begins, the rest inside of it,
+and what is behind a second `yield` after the session is closed. It trains a `Training`, and appends to `found` what is to be compared, beside parameters, gradients and state.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ def run(program: Program, way: str | None, manage: Manage, make: Any = adamw, **
         given = {"model": training.model} if "parameters" in WAYS[way] else {}
         inside = manage(training.optimizer, **WAYS[way], **given)
     with inside:
-        for _ in rest:
-            pass
-        state = training.optimizer.state_dict()["state"]
-        found = [*training.found, *(one.detach().clone() for one in training.model.parameters())]
-        found += [None if one.grad is None else one.grad.clone() for one in training.model.parameters()]
-    return [*found, state]
+        next(rest, None)
+    for _ in rest:
+        pass
+    parameters = list(training.model.parameters())
+    gradients = [None if one.grad is None else one.grad.clone() for one in parameters]
+    state = training.optimizer.state_dict()["state"]
+    return [*training.found, *(one.detach().clone() for one in parameters), *gradients, state]
 
 
 def check(program: Program, way: str, manage: Manage, make: Any = adamw, **options: bool) -> None:

@@ -136,7 +136,7 @@ class OptimizerState:
     def _put_on_device(self, optimizer: Optimizer) -> int:
         """Returns the bytes that the device refused."""
         refused_bytes = 0
-        for parameter in parameters_of(optimizer):
+        for parameter in list(optimizer.state):  # also of those in no group
             for place in self._at_host(optimizer, parameter):
                 try:
                     place.put(copied_to_device(place.tensor, device_of(parameter)))

@@ -35,7 +35,9 @@ class SlicedStep:
         self._own_step = own_step
         self.has_closure = callable(kwargs.get("closure", args[0] if args else None))
         self._args, self._kwargs, self.loss = _evaluated(args, kwargs)
-        self.groups: list[Group] = optimizer.param_groups
+        # As they are in the call: the program may change the list and its groups before the last slice is stepped.
+        self.groups: list[Group] = list(optimizer.param_groups)
+        self._names = [_names_of(group) for group in self.groups]
         self._options = [options_of(group) for group in self.groups]
         self._attributes = _attributes_of(optimizer)
         self._changed: dict[int, dict[str, Any]] = {}  # by group: its options after the first of its slices
@@ -43,27 +45,28 @@ class SlicedStep:
     def step(self, part: Slice) -> None:
         """Steps the parameters of `part`. The groups are whole again afterwards, whatever happens."""
         optimizer = self._optimizer
-        whole = [group["params"] for group in self.groups]
-        named = [group.get("param_names") for group in self.groups]
+        groups = optimizer.param_groups
+        whole = [(group["params"], group.get("param_names")) for group in self.groups]
         optimizer.__dict__.update(self._attributes)
         try:
             for index, parameters in part.parameters.items():
                 self._restore(index)
                 group = self.groups[index]
-                names = group.get("param_names")
-                if names is not None:
-                    by_parameter = dict(zip(map(id, whole[index]), names, strict=True))
-                    group["param_names"] = [by_parameter[id(parameter)] for parameter in parameters]
+                names = self._names[index]
+                if names:
+                    group["param_names"] = [names[id(parameter)] for parameter in parameters]
                 group["params"] = parameters
             optimizer.param_groups = [self.groups[index] for index in part.parameters]
             with without_modes(ReadsOutside):  # a step that the optimizer compiles would be compiled with it
                 self._own_step(*self._args, **self._kwargs)
         finally:
-            optimizer.param_groups = self.groups
-            for group, parameters, names in zip(self.groups, whole, named, strict=True):
+            optimizer.param_groups = groups
+            for group, (parameters, named) in zip(self.groups, whole, strict=True):
                 group["params"] = parameters
-                if names is not None:
-                    group["param_names"] = names
+                if named is None:
+                    group.pop("param_names", None)
+                else:
+                    group["param_names"] = named
         for index in part.parameters:
             self._changed.setdefault(index, options_of(self.groups[index]))
 
@@ -106,6 +109,12 @@ def _evaluated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any
 
 def _attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: value for name, value in vars(optimizer).items() if name not in _OF_TORCH}
+
+
+def _names_of(group: Group) -> dict[int, str]:
+    """The names of the parameters of a group, by id; empty if they have none."""
+    names = group.get("param_names")
+    return {} if names is None else dict(zip(map(id, group["params"]), names, strict=True))
 
 
 def _kept(value: Any) -> Any:
