@@ -98,20 +98,20 @@ def test_a_gradient_is_held_as_long_as_any_holder_of_it_lives(holder: str) -> No
 
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_value_is_held_as_long_as_any_holder_of_it_lives(holder: str) -> None:
-    state = {"mean": torch.randn(4), "others": [torch.randn(4)]}
-    assert not value_is_held(state, "mean")
-    assert not value_is_held(state["others"], 0)
-    held = HOLDERS[holder](state["mean"])  # type: ignore[arg-type]
-    assert value_is_held(state, "mean")
+    state: Any = {"mean": torch.randn(4), "others": [torch.randn(4)]}
+    assert not value_is_held(lambda: state["mean"])
+    assert not value_is_held(lambda: state["others"][0])
+    held = HOLDERS[holder](state["mean"])
+    assert value_is_held(lambda: state["mean"])
     del held
-    assert value_is_held(state, "mean") is (holder == "shared")
+    assert value_is_held(lambda: state["mean"]) is (holder == "shared")
 
 
 def test_a_known_holder_of_a_value_does_not_count() -> None:
     state = {"mean": torch.randn(4)}
     known = [state["mean"]]
-    assert value_is_held(state, "mean")
-    assert not value_is_held(state, "mean", Counts(1, 0))
+    assert value_is_held(lambda: state["mean"])
+    assert not value_is_held(lambda: state["mean"], Counts(1, 0))
     assert known
 
 
@@ -125,7 +125,7 @@ def test_a_debugger_and_a_profiler_are_no_holders(install: Any) -> None:
     before = sys.gettrace() if install is sys.settrace else sys.getprofile()
     install(trace)
     try:
-        found = gradient_is_held(parameter), value_is_held(state, "mean"), memory_is_held(alone)
+        found = gradient_is_held(parameter), value_is_held(lambda: state["mean"]), memory_is_held(alone)
     finally:
         install(before)
     assert found == (False, False, False)

@@ -1,7 +1,8 @@
 """Runs a program in plain PyTorch and under sessions, in every way that a training's state leaves the device.
 
 A program is a generator: what it does up to its first `yield` happens before the session begins, the rest inside of it,
-and what is behind a second `yield` after the session is closed. It trains a `Training`, and appends to `found` what is to be compared, beside parameters, gradients and state.
+and what is behind a second `yield` after the session is closed. It trains a `Training`, and appends to `found` what is
+to be compared, beside parameters, gradients and state.
 """
 
 from __future__ import annotations

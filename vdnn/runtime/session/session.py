@@ -25,7 +25,6 @@ from vdnn.runtime.training_state.gradient_passes import GradientPasses
 from vdnn.runtime.training_state.optimizer_state import OptimizerState
 from vdnn.runtime.training_state.parameters.managed_parameters import ManagedParameters
 from vdnn.runtime.training_state.slices import parameters_of
-from vdnn.runtime.training_state.state_tensors import lines_of_other_classes
 from vdnn.step.plan import Plan
 from vdnn.step.plan_use import Followed
 from vdnn.step.recording import Recording
@@ -223,10 +222,7 @@ class Session(contextlib.ContextDecorator):
         engine = self._engine
         recipe_lines = engine.tolerance.lines() + engine.rechecks.lines()
         for state in self._optimizer_states:
-            recipe_lines += state.moved.lines(state.name)
-            with contextlib.suppress(VdnnError):  # the optimizer is gone
-                recipe_lines += lines_of_other_classes(state.optimizer)
-            recipe_lines += state.gradients.lines(state.name)
+            recipe_lines += state.lines()
         if self._parameters is not None:
             recipe_lines += self._parameters.lines()
         return session_report(self._asked_for(), self.counters, engine.transports.opened(), engine.steps, recipe_lines)

@@ -135,11 +135,18 @@ def is_used_natively(tensor: torch.Tensor) -> bool:
     return used > 1 + has_node_before
 
 
-def value_is_held(container: Any, key: Any, known: Counts = NONE_MORE) -> bool:
-    """True if anything but `container[key]` holds that tensor or its memory. `known`: counts of holders that may."""
-    if _is_shared(container[key]):
+def value_is_held(get: Get, known: Counts = NONE_MORE) -> bool:
+    """True if anything but one container in Python, from which `get` reads it, holds a tensor or its memory. `known`:
+    counts of holders that may."""
+    if _is_shared(get()):
         return True
-    counts = _counts(functools.partial(_value_of, container, key))
+    counts = _counts(get)
+    return counts.exceed(_VALUE, known) and counts.exceed(_of_a_value(), known)
+
+
+def wrapper_is_held(get: Get, known: Counts = NONE_MORE) -> bool:
+    """The same for a tensor whose memory is that of others, such as a DTensor: only the tensor itself counts."""
+    counts = _counts_of_tensor(get)
     return counts.exceed(_VALUE, known) and counts.exceed(_of_a_value(), known)
 
 

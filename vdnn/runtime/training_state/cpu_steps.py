@@ -23,9 +23,9 @@ from vdnn.runtime.training_state.host_step import stand_in_for, step_on_host
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.parameters.stepped_parameters import away_now
 from vdnn.runtime.training_state.sliced_step import SlicedStep
-from vdnn.runtime.training_state.slices import Slice
+from vdnn.runtime.training_state.slices import Slice, parameters_of
 from vdnn.runtime.training_state.state_copies import Moving, StateCopies
-from vdnn.runtime.training_state.state_tensors import is_whole, places_in
+from vdnn.runtime.training_state.state_tensors import Place, is_held, is_whole, places_in
 
 Optimizer = torch.optim.Optimizer
 CopiesFor = Callable[[torch.device | None], StateCopies | None]
@@ -57,12 +57,24 @@ class CpuSteps:
         self._stand_ins: dict[int, torch.nn.Parameter] = {}
 
     def sliced(self, own_step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> SlicedStep:
-        """The step of which `own_step` is the unmodified function."""
+        """The step of which `own_step` is the unmodified function. Raises for what cannot be stepped on the CPU."""
 
         def on_host(*args: Any, **kwargs: Any) -> None:
             step_on_host(self._optimizer, own_step, self._stand_ins, args, kwargs)
 
-        return SlicedStep(self._optimizer, on_host, args, kwargs)
+        sliced = SlicedStep(self._optimizer, on_host, args, kwargs)  # evaluates a closure, which may make gradients
+        self._refuse_sparse_gradients()
+        return sliced
+
+    def _refuse_sparse_gradients(self) -> None:
+        for number, parameter in enumerate(parameters_of(self._optimizer)):
+            gradient = parameter.grad
+            if gradient is not None and gradient.layout is not torch.strided:
+                name = type(self._optimizer).__name__
+                raise VdnnError(
+                    f"{name} cannot be stepped on the CPU: the gradient of parameter {number}, of shape "
+                    f"{list(parameter.shape)}, is sparse. Use optimizer_on='device', or dense gradients."
+                )
 
     def steps(self, sliced: SlicedStep, slices: list[Slice]) -> Iterator[Slice]:
         """Yields each slice before its parameters change. Everything is on the device at the end; blocks."""
@@ -156,19 +168,22 @@ class CpuSteps:
     def _keep_state_of(self, parameter: torch.Tensor, copies: StateCopies, *, scalars_move: bool) -> None:
         """Pins the state that this step made. What cannot be pinned, and what is small, goes where a step on the device
         leaves it."""
-        for place in places_in(self._optimizer.state.get(parameter)):
+        for place in list(places_in(self._optimizer.state.get(parameter))):  # a generator would hold what it yields
             if place.tensor.device.type != "cpu":
                 continue
             if place.tensor.dim():
-                host = self._hosts.get(id(place.tensor)) or self._pinned_copy(place.tensor, copies)
+                host = self._hosts.get(id(place.tensor)) or self._pinned_copy(place, copies)
                 place.put(place.tensor.to(device_of(parameter)) if host is None else host.tensor)
             elif scalars_move:
                 place.put(place.tensor.to(device_of(parameter)))
 
-    def _pinned_copy(self, tensor: torch.Tensor, copies: StateCopies) -> HostTensor | None:
-        """A host tensor with the bytes of new state. None for small tensors, and where no memory can be pinned."""
-        if not is_whole(tensor, torch.device("cpu")) or tensor.nbytes < self._min_bytes:
+    def _pinned_copy(self, place: Place, copies: StateCopies) -> HostTensor | None:
+        """A host tensor with the bytes of new state. None for small tensors, for those that somebody else holds, and
+        where no memory can be pinned."""
+        is_small = place.tensor.nbytes < self._min_bytes
+        if is_small or not is_whole(place.tensor, torch.device("cpu")) or is_held(place):
             return None
+        tensor = place.tensor
         try:
             host = host_tensor_for(tensor, copies.transport)
         except (VdnnError, MemoryError):

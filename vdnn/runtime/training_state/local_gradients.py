@@ -17,7 +17,7 @@ from vdnn.runtime.torch_internals.local_shards import (
     with_local_part,
 )
 from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage, plain_part
-from vdnn.runtime.training_state.state_tensors import is_dense, is_whole
+from vdnn.runtime.training_state.state_tensors import has_lazy_bits, is_dense, is_whole
 
 
 def is_local_shard(parameter: torch.Tensor) -> bool:
@@ -38,7 +38,7 @@ def may_leave(parameter: torch.Tensor, device: torch.device, min_bytes: int) -> 
 
 def _is_plain_part(tensor: torch.Tensor, device: torch.device) -> bool:
     is_there = tensor.device == device and has_plain_storage(tensor) and not tensor.requires_grad
-    return is_there and tensor.dim() > 0 and tensor.nbytes > 0 and is_dense(tensor)
+    return is_there and tensor.dim() > 0 and tensor.nbytes > 0 and not has_lazy_bits(tensor) and is_dense(tensor)
 
 
 def whole_gradient(parameter: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,16 @@ from vdnn.runtime.training_state.refusals import refuse_what_mixes
 from vdnn.runtime.training_state.sliced_step import SlicedStep, stopped
 from vdnn.runtime.training_state.slices import Slice, parameters_of, slices_of
 from vdnn.runtime.training_state.state_copies import LARGEST_WINDOW_BYTES, StateCopies
-from vdnn.runtime.training_state.state_tensors import Place, bytes_of, bytes_of_first_state, leaving, places_in
+from vdnn.runtime.training_state.state_tensors import (
+    Place,
+    bytes_of,
+    bytes_of_first_state,
+    is_held,
+    lines_of_held,
+    lines_of_other_classes,
+    movable,
+    places_in,
+)
 from vdnn.user_warnings import warn
 
 TransportFor = Callable[[torch.device], Transport | None]
@@ -57,9 +66,11 @@ class OptimizerState:
         self._min_bytes = 0
         self._copies: dict[torch.device, StateCopies] = {}
         self._hosts: dict[int, HostTensor] = {}  # by id of the tensor, which the value holds
+        self._held: dict[int, dict[str, int]] = {}  # bytes that the program holds as well, by parameter's id and name
         self._reserved: dict[Transport, int] = {}  # host bytes by transport
         self._loading: LoadsInParts | None = None
         self._undo: Callable[[], None] | None = None
+        self._retry: Any = None  # the handle of a hook that takes out what was held as it was loaded
         self._forks = forks.count
 
     @property
@@ -86,7 +97,7 @@ class OptimizerState:
                 self._undo = replace_step(optimizer, self._step)
                 vars(optimizer)["__deepcopy__"] = self._deepcopy
             if self._loading is None:
-                self._loading = LoadsInParts(optimizer, self.take_out_part, self.take_out, self.slice_bytes)
+                self._loading = LoadsInParts(optimizer, self.take_out_part, self._take_out_loaded, self.slice_bytes)
             self.take_out()
         except BaseException:
             self.left()
@@ -111,6 +122,7 @@ class OptimizerState:
 
     def _left(self) -> None:
         self.owner = None
+        self._stop_retrying()
         if self._loading is not None:
             self._loading.remove()
             self._loading = None
@@ -230,6 +242,28 @@ class OptimizerState:
         self.take_out_part()
         self._forget_unused(self.optimizer)
 
+    def _take_out_loaded(self) -> None:
+        """The same behind a load. Torch loads the very tensors of a dict that are on the device already, and whoever
+        loads still holds that dict: those that nobody holds any longer leave before the next module is called."""
+        self.take_out()
+        if not self._held:
+            return
+
+        def again(module: torch.nn.Module, args: object) -> None:
+            if torch.compiler.is_compiling():
+                return
+            self._stop_retrying()
+            if self.owner is not None:
+                self.take_out()
+
+        self._stop_retrying()
+        self._retry = torch.nn.modules.module.register_module_forward_pre_hook(again)
+
+    def _stop_retrying(self) -> None:
+        retry, self._retry = self._retry, None
+        if retry is not None:
+            retry.remove()
+
     def take_out_part(self) -> None:
         """The same, while `optimizer.state` is a part of the state: other host tensors of ours may be elsewhere."""
         optimizer = self.optimizer
@@ -299,18 +333,24 @@ class OptimizerState:
         places: list[Place] = []
         hosts: list[HostTensor] = []
         transport = copies.transport
-        for place in leaving(optimizer, parameters, self._min_bytes):
-            if id(place.tensor) in self._hosts:
-                continue
-            host = fetched.get(id(place.tensor))
-            if host is None:
-                try:
-                    host = host_tensor_for(place.tensor, transport)
-                except (VdnnError, MemoryError):
-                    self.moved.stayed_bytes += place.tensor.untyped_storage().nbytes()
+        for parameter in parameters:
+            held: dict[str, int] = {}
+            for place in movable(optimizer.state.get(parameter), parameter, self._min_bytes):
+                if id(place.tensor) in self._hosts:
                     continue
-            places.append(place)
-            hosts.append(host)
+                host = fetched.get(id(place.tensor))
+                if is_held(place):
+                    held[str(place.key)] = place.tensor.untyped_storage().nbytes()
+                    continue
+                if host is None:
+                    try:
+                        host = host_tensor_for(place.tensor, transport)
+                    except (VdnnError, MemoryError):
+                        self.moved.stayed_bytes += place.tensor.untyped_storage().nbytes()
+                        continue
+                places.append(place)
+                hosts.append(host)
+            self._note_held(parameter, held)
         if not places:
             return
         if not copies.leave([place.tensor for place in places], hosts):
@@ -319,6 +359,20 @@ class OptimizerState:
         for place, host in zip(places, hosts, strict=True):
             self._hosts[id(host.tensor)] = host
             place.put(host.tensor)
+
+    def _note_held(self, parameter: torch.Tensor, held: dict[str, int]) -> None:
+        if held:
+            self._held[id(parameter)] = held
+        else:
+            self._held.pop(id(parameter), None)
+
+    def lines(self) -> list[str]:
+        """The lines of the report."""
+        lines = self.moved.lines(self.name)
+        optimizer = self._reference()
+        if optimizer is not None:
+            lines += lines_of_other_classes(optimizer) + lines_of_held(optimizer, self._held)
+        return lines + self.gradients.lines(self.name)
 
     # Deferred steps.
 

@@ -1,28 +1,30 @@
 """Finds the tensors in an optimizer's state, and which of them may leave the device.
 
 The state of a parameter is a dict; its values are tensors, or dicts and lists of them. A tensor leaves if it is plain
-memory of its parameter's device that nothing else is made of: scalars, tensors below the session's `min_bytes`, views
-and tensors of unknown classes stay, and so does whatever shares memory with the parameter, its gradient or another
-tensor of the state, or is in the states of several parameters. The local part of a DTensor leaves as a plain tensor
-does.
+memory of its parameter's device that nobody else holds: scalars, tensors below the session's `min_bytes`, views and
+tensors of unknown classes stay, and so does what is in the states of several parameters, or shares memory with a
+parameter, a gradient, a state_dict or whatever else a program holds. The local part of a DTensor leaves as a plain
+tensor does.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from vdnn.runtime.torch_internals.gradient_reads import native_gradient
+from vdnn.bytesize import format_bytes
 from vdnn.runtime.torch_internals.local_shards import with_local_part
-from vdnn.runtime.torch_internals.memory_holders import Counts, value_is_held
+from vdnn.runtime.torch_internals.memory_holders import Counts, value_is_held, wrapper_is_held
 from vdnn.runtime.torch_internals.tensor_kinds import PLAIN_CLASSES, has_plain_storage, plain_part
 from vdnn.runtime.training_state.homes import device_of
 
 _State = dict[Any, Any] | list[Any]
+_SHOWN = 3
 
 
 class Place(NamedTuple):
@@ -57,36 +59,25 @@ def places_in(state: object) -> Iterator[Place]:
             yield from places_in(value)
 
 
-def leaving(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor], min_bytes: int) -> list[Place]:
-    """The tensors in the state of `parameters` that may leave the device. A tensor that `optimizer` has in several
-    places, such as a table of a quantization for all parameters, may not."""
-    found = [place for one in parameters for place in _movable(one, optimizer.state.get(one), min_bytes)]
-    if all(references <= _HELD_ONCE for references in _references(found)):
-        return found
-    everywhere = places_in({name: value for name, value in vars(optimizer).items() if name != "param_groups"})
-    counts = Counter(id(place.tensor) for place in everywhere)
-    return [place for place in found if counts[id(place.tensor)] == 1]
-
-
-def _movable(parameter: torch.Tensor, state: object, min_bytes: int) -> list[Place]:
-    local = plain_part(parameter)
-    if local is None:
+def movable(state: object, parameter: torch.Tensor, min_bytes: int) -> list[Place]:
+    """The tensors in the state of `parameter` that may leave the device if nobody else holds them."""
+    if plain_part(parameter) is None:
         return []
-    found = [place for place in places_in(state) if is_whole(place.tensor, device_of(parameter))]
-    tensors = [place.tensor for place in found] + [local]
-    own = native_gradient(parameter)
-    gradient = None if own is None else plain_part(own)
-    tensors += [] if gradient is None else [gradient]
-    holders = Counter(one.untyped_storage()._cdata for one in tensors)
-    return [
-        place
-        for place in found
-        if holders[place.tensor.untyped_storage()._cdata] == 1 and place.tensor.untyped_storage().nbytes() >= min_bytes
-    ]
+    device = device_of(parameter)
+    found = [place for place in places_in(state) if is_whole(place.tensor, device)]
+    return [place for place in found if place.tensor.untyped_storage().nbytes() >= min_bytes]
 
 
-def _references(places: list[Place]) -> list[int]:
-    return [sys.getrefcount(place.tensor) for place in places]
+def is_held(place: Place) -> bool:
+    """True if anything but the state and this `place` holds the tensor or its memory."""
+    if place.whole is None:
+        return value_is_held(lambda: place.container[place.key], _A_PLACE)
+    return wrapper_is_held(lambda: place.container[place.key], _A_PLACE) or value_is_held(
+        lambda: place.container[place.key]._local_tensor, _A_PLACE
+    )
+
+
+_A_PLACE = Counts(1, 0)
 
 
 def states_are_held(optimizer: torch.optim.Optimizer) -> bool:
@@ -105,9 +96,13 @@ def state_is_held(states: Any, parameter: torch.Tensor, hosts: Container[int]) -
     for container, key in found:
         ours = id(container[key]) in hosts
         is_view = ours and container[key]._is_view()  # of the tensor that was made of the pinned memory
-        if value_is_held(container, key, Counts(ours, 0, 0, is_view)):
+        if value_is_held(functools.partial(_value_of, container, key), Counts(ours, 0, 0, is_view)):
             return True
     return False
+
+
+def _value_of(container: Any, key: Any) -> torch.Tensor:
+    return container[key]  # type: ignore[no-any-return]
 
 
 def _references_to(container: Any, key: Any) -> int:
@@ -126,13 +121,47 @@ def lines_of_other_classes(optimizer: torch.optim.Optimizer) -> list[str]:
     return [f"  {count} tensors of it stay on the device: {name} is no plain tensor" for name, count in kinds.items()]
 
 
+def lines_of_held(optimizer: torch.optim.Optimizer, held: Mapping[int, Mapping[str, int]]) -> list[str]:
+    """For the report: tensors of the state that stay because the program holds them as well. `held`: their bytes, by
+    parameter's id and name."""
+    groups: Any = optimizer.param_groups
+    known = [(id(one), name) for group in groups for one, name in zip(group["params"], _names(group), strict=True)]
+    labels = [f"parameter {index}{name}" for index, (_, name) in enumerate(known)]
+    names = [
+        f"{key} of {label}"
+        for (identity, _), label in zip(known, labels, strict=True)
+        for key in held.get(identity, ())
+    ]
+    if not names:
+        return []
+    nbytes = sum(sum(held.get(identity, {}).values()) for identity, _ in known)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    shown = ", ".join(names[:_SHOWN])
+    return [
+        f"  {format_bytes(nbytes)} of it stay on the device, because the program holds the same memory: {shown}{more}"
+    ]
+
+
+def _names(group: dict[str, Any]) -> list[str]:
+    """The names of the parameters of a group for a text, if they have any."""
+    names = group.get("param_names")
+    return [""] * len(group["params"]) if names is None else [f" ({name})" for name in names]
+
+
 def is_whole(tensor: torch.Tensor, device: torch.device) -> bool:
     """True if `tensor` is plain memory of `device` and all of its storage."""
     if not tensor.dim() or tensor.device != device or not has_plain_storage(tensor) or tensor.requires_grad:
         return False
+    if has_lazy_bits(tensor):
+        return False
     nbytes = tensor.untyped_storage().nbytes()
     is_exact = nbytes == tensor.numel() * tensor.element_size() and not tensor.storage_offset()
     return nbytes > 0 and is_exact and is_dense(tensor)
+
+
+def has_lazy_bits(tensor: torch.Tensor) -> bool:
+    """True if torch conjugates or negates the values as it reads them: their bytes are not the values."""
+    return tensor.is_conj() or tensor.is_neg()
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -154,6 +183,3 @@ def bytes_of_first_state(parameter: torch.Tensor, min_bytes: int) -> int:
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-
-
-_HELD_ONCE = _references(list(places_in({"alone": torch.zeros(1)})))[0]
