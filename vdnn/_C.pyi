@@ -324,6 +324,11 @@ class HostLimits(_Native):
 def host_limits(root: str = "/") -> HostLimits:
     """Reads /proc and /sys below `root`. A missing file leaves its fact unknown."""
 
+def free_parked() -> None:
+    """Frees what devices, pools and queues left that were dropped without close(). Waits for copies that still run. The
+    main thread does the same by itself, soon after they were dropped.
+    """
+
 def default_pinned_cap_bytes(limits: HostLimits) -> int:
     """Four fifths of the free host memory, by the tighter of machine and cgroup."""
 

@@ -10,6 +10,7 @@ void bind_device(pybind11::module_& module);
 void bind_sim_table(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_transfer(pybind11::module_& module);
+void bind_parked(pybind11::module_& module);
 void bind_codec(pybind11::module_& module);
 void bind_planning(pybind11::module_& module);
 void bind_training(pybind11::module_& module);

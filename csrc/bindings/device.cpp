@@ -3,6 +3,7 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <sstream>
 #include <vector>
 
@@ -26,7 +27,13 @@ using WithoutGil = py::call_guard<py::gil_scoped_release>;
 // run later find them closed and do nothing.
 class OpenDevices {
  public:
-  void add(const std::shared_ptr<Device>& device) { devices_.push_back(device); }
+  void add(const std::shared_ptr<Device>& device) {
+    if (devices_.size() == devices_.capacity()) {  // before it grows
+      const auto is_gone = [](const std::weak_ptr<Device>& weak) { return weak.expired(); };
+      devices_.erase(std::remove_if(devices_.begin(), devices_.end(), is_gone), devices_.end());
+    }
+    devices_.push_back(device);
+  }
   void close_all() noexcept {
     for (const auto& weak : devices_) {
       try {

@@ -13,6 +13,7 @@ PYBIND11_MODULE(_C, module) {
   vdnn::bind_sim_table(module);
   vdnn::bind_memory(module);
   vdnn::bind_transfer(module);
+  vdnn::bind_parked(module);
   vdnn::bind_planning(module);
   vdnn::bind_training(module);
   vdnn::bind_hooks(module);

@@ -70,7 +70,7 @@ PinnedPool::~PinnedPool() {
   auto leftovers = std::make_unique<Leftovers>();
   leftovers->device = device_;
   leftovers->slabs = std::move(slabs);
-  parked<Leftovers>().push(leftovers.release());
+  park(std::move(leftovers));
 }
 
 void PinnedPool::free_leftovers() {

@@ -72,8 +72,10 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   [[nodiscard]] static std::shared_ptr<PinnedPool> create(std::shared_ptr<Device> device, const PoolOptions& options);
   PinnedPool(const PinnedPool&) = delete;  // blocks refer to their pool
   PinnedPool& operator=(const PinnedPool&) = delete;
-  // Parks the slabs if close() was not called; the next pool of the process frees them.
+  // Parks the slabs if close() was not called.
   ~PinnedPool();
+  // Frees the slabs of pools that were destroyed without close(). The next pool of the process calls it, too.
+  static void free_leftovers();
 
   // With Growth::Now, blocks while memory is pinned and throws PinnedMemoryFull if that fails. With Growth::Later,
   // never blocks: if the pool is full, it returns null, counts a refusal and lets the pool's thread grow.
@@ -105,7 +107,6 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   void make_room(Lock& lock, std::uint64_t bytes);
   void grow_ahead();
   void ask_for_growth(std::uint64_t bytes);
-  static void free_leftovers();
 
   const std::shared_ptr<Device> device_;
   const PoolOptions options_;

@@ -1,4 +1,4 @@
-// Parks the references of a destroyed queue, and takes them over.
+// Takes over the references that destroyed queues parked.
 #include "transfer/leftovers.h"
 
 #include <iterator>
@@ -7,10 +7,6 @@
 #include "device/parked.h"
 
 namespace vdnn {
-
-void Leftovers::park(std::unique_ptr<Leftovers> leftovers) noexcept {
-  parked<Leftovers>().push(leftovers.release());
-}
 
 std::vector<Keepalive> Leftovers::take_all() {
   std::vector<Keepalive> finished;
@@ -28,7 +24,7 @@ std::vector<Keepalive> Leftovers::take_all() {
       }
     }
     if (running) {
-      park(std::move(owned));  // for the next queue
+      parked<Leftovers>().push(owned.release());  // for the next call; without a notice, which would repeat at once
       continue;
     }
     std::move(owned->keepalives.begin(), owned->keepalives.end(), std::back_inserter(finished));

@@ -1,7 +1,6 @@
 // The memory that running copies may still access after their queue was destroyed without close().
 //
-// A destructor must not wait for copies, so it parks these references; the next queue waits for the copies and takes
-// the references.
+// A destructor must not wait for copies, so it parks these references; take_all() waits for the copies.
 #pragma once
 
 #include <memory>
@@ -20,7 +19,6 @@ struct Leftovers {
   std::vector<std::shared_ptr<PinnedBlock>> blocks;
   Leftovers* next_returned = nullptr;
 
-  static void park(std::unique_ptr<Leftovers> leftovers) noexcept;
   // Waits for the copies of every parked queue and returns the references that are no longer needed.
   [[nodiscard]] static std::vector<Keepalive> take_all();
 };

@@ -6,6 +6,7 @@
 
 #include "device/errors.h"
 #include "device/owned_memory.h"
+#include "device/parked.h"
 #include "transfer/leftovers.h"
 
 namespace vdnn {
@@ -46,7 +47,7 @@ TransferQueue::~TransferQueue() {
   reloads_.move_to(*left);
   std::move(quarantine_.begin(), quarantine_.end(), std::back_inserter(left->keepalives));
   std::move(quarantined_blocks_.begin(), quarantined_blocks_.end(), std::back_inserter(left->blocks));
-  Leftovers::park(std::move(left));
+  park(std::move(left));
 }
 
 TransferQueue::Locked TransferQueue::lock() {

@@ -44,8 +44,8 @@ class TransferQueue {
   TransferQueue(std::shared_ptr<Device> device, std::shared_ptr<PinnedPool> pool, const QueueOptions& options);
   TransferQueue(const TransferQueue&) = delete;  // copies in flight refer to it
   TransferQueue& operator=(const TransferQueue&) = delete;
-  // Does not call the driver. Without close(), the memory that copies may still access is parked, and the next queue
-  // releases it. Must not run in a forked child, which can never wait for copies: see LeakInForkedChild.
+  // Does not call the driver. Without close(), the memory that copies may still access is parked; see leftovers.h.
+  // Must not run in a forked child, which can never wait for copies: see LeakInForkedChild.
   ~TransferQueue();
 
   // Copies [source, +bytes) to the host once `producer` has reached this point. `owner` is the stream on which the

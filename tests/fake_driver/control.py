@@ -7,6 +7,8 @@ driver calls: they need no context, are not counted and do not block on a stream
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 LIBRARY = Path(__file__).resolve().parents[2] / "build" / "testing" / "libvdnn_fake_driver.so"
@@ -110,6 +112,13 @@ class FakeDriver:
     def blocking_streams(self) -> int:
         """Streams created since the last reset that synchronise with the legacy default stream."""
         return int(self._library.fake_blocking_streams())
+
+    def calls_in(self, drop: Callable[[], object]) -> int:
+        """The number of driver calls while the native function `drop` runs. Python runs nothing of its own in between,
+        in particular not what it was asked to call back."""
+        count = functools.partial(self._library.fake_calls)
+        before, _, after = list(map(functools.partial.__call__, (count, functools.partial(drop), count)))
+        return int(after) - int(before)
 
     @property
     def call_count(self) -> int:

@@ -3,6 +3,7 @@
 
 #include <mutex>
 #include <shared_mutex>
+#include <utility>
 
 #include "codec/codec.h"
 #include "device/cuda/cuda_context.h"
@@ -70,7 +71,7 @@ CudaDevice::~CudaDevice() {
   if (state_->fork_guard.in_forked_child()) {
     [[maybe_unused]] const State* leaked = state_.release();  // see [Note: Leaked in a forked child]
   } else if (!state_->closed) {
-    parked<State>().push(state_.release());
+    park(std::move(state_));
   }
 }
 

@@ -1,8 +1,8 @@
 // A GPU, through the driver API.
 //
 // Shares the primary context with torch, so torch's pointers and stream handles can be used directly. close() frees
-// everything. A device that is destroyed without close() is parked, and the next device that is opened closes it,
-// because a destructor may run anywhere and must not call the driver.
+// everything. A device that is destroyed without close() is parked until close_parked(), which the next device that is
+// opened calls, because a destructor may run anywhere and must not call the driver.
 #pragma once
 
 #include <memory>
@@ -17,6 +17,8 @@ class CudaDevice final : public Device {
   // Throws DriverUnavailable, InvalidArgument (ordinal) or DriverFailure.
   CudaDevice(int ordinal, const std::string& library);
   ~CudaDevice() override;
+  // Closes the devices that were destroyed without close().
+  static void close_parked();
 
   [[nodiscard]] const DeviceInfo& info() const override;
   [[nodiscard]] Stream create_stream(std::string_view name) override;
@@ -40,7 +42,6 @@ class CudaDevice final : public Device {
 
  private:
   struct State;
-  static void close_parked();
   std::unique_ptr<State> state_;
 };
 

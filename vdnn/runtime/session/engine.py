@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -23,6 +23,7 @@ from vdnn.planning.policies import OnlinePolicy
 from vdnn.runtime.machine.tensor_device import TensorDevice
 from vdnn.runtime.recompute.rechecks import DEFAULT_ONE_IN, Rechecks
 from vdnn.runtime.recompute.tolerance import Tolerance
+from vdnn.runtime.session.abandoned import end_what_is_over, end_with_its_graphs
 from vdnn.runtime.session.function_transforms import hooks_that_step_aside
 from vdnn.runtime.session.hooks import Packer
 from vdnn.runtime.session.marked import marked_modules, marked_storages
@@ -39,6 +40,9 @@ from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.runtime.training_state.optimizer_state import OptimizerState
 from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
 from vdnn.user_warnings import warn
+
+_Given = ParamSpec("_Given")
+_Returned = TypeVar("_Returned")
 
 
 class Transports(dict[torch.device, Transport | None]):
@@ -82,18 +86,19 @@ class Engine:
     def __init__(self, options: EngineOptions) -> None:
         self.policy = options.policy
         self._options = options
-        self.transports = Transports(self._open_transport)
-        self.modules = ModuleWatch(marked_modules, self._call_begins)
+        self.transports = Transports(_weakly(self._open_transport))
+        self.modules = ModuleWatch(marked_modules, _weakly(self._call_begins))
         self._checked_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        packer_of_steps: list[weakref.ref[Packer]] = []  # the steps evict by the hooks, which need the steps
         self.steps: Steps = (
-            UnwatchedSteps(self.compare_hashes, recomputes=self.policy.recomputes)
+            UnwatchedSteps(_weakly(self.compare_hashes), recomputes=self.policy.recomputes)
             if options.steps is None
-            else StepWatch(options.steps, self.modules, self.compare_hashes, self._evict)
+            else StepWatch(options.steps, self.modules, _weakly(self.compare_hashes), _evict_by(packer_of_steps))
         )
         self.tolerance = Tolerance(options.tolerance)
         self.rechecks = Rechecks(options.recheck)
         self.parameter_saves = ParameterSaves() if options.has_parameters else None
-        self.packer = Packer(
+        self.packer = packer = Packer(
             self.policy,
             options.min_bytes,
             Counters(),
@@ -105,6 +110,7 @@ class Engine:
             self.rechecks,
             self.parameter_saves,
         )
+        packer_of_steps.append(weakref.ref(packer))
         self.optimizer_states: weakref.WeakSet[OptimizerState] = weakref.WeakSet()  # that have memory here
         self._passes_cpu = False  # tensors on the CPU, which no device of this session takes
         self.is_closed = False
@@ -114,11 +120,18 @@ class Engine:
         self._entered_streams: list[list[int]] = []  # different ones, each a handle for every CUDA device
         self._installed = contextlib.ExitStack()
 
+    def __del__(self) -> None:
+        """No session has this engine any more. Its hooks end with the last graph that needs them."""
+        packer: Packer | None = vars(self).get("packer")
+        if packer is not None:
+            end_with_its_graphs(packer)
+
     # Entering and leaving.
 
     def install(self, session: object) -> None:
         """`session` is entered on this thread. Installs torch's process-wide hooks at the first entry. They stay until
         the last thread leaves."""
+        _free_what_is_over()
         with self._installing:
             if not self._entries:
                 with contextlib.ExitStack() as stack:
@@ -148,6 +161,7 @@ class Engine:
             self._entries.remove(_Entry(session, threading.get_ident()))
             if not self._entries:
                 self._installed.close()
+        _free_what_is_over()
 
     def is_free_for(self, session: object) -> bool:
         """False while another session is inside on another thread, once this is closed, and in a forked child, which
@@ -169,7 +183,8 @@ class Engine:
 
     def close(self) -> None:
         """Waits for all copies and returns host memory and streams."""
-        for managed in list(self.optimizer_states):
+        opened = self.transports.opened()
+        for managed in [one for one in self.optimizer_states if one.is_in(opened)]:
             managed.gradients.bring_back()
             managed.bring_back()
         self.is_closed = True
@@ -219,9 +234,6 @@ class Engine:
         # A GPU's backward and its hooks run on threads of their own. There, look for a parameter of this session.
         parameters = optimizer.param_groups[0]["params"] if in_backward() else []
         return bool(parameters) and parameters[0].untyped_storage() in self.modules.parameters
-
-    def _evict(self, managed: ManagedStorage) -> None:
-        self.packer.offload_soon(managed)
 
     def compare_hashes(self) -> None:
         for check in self.checks():
@@ -296,6 +308,32 @@ class Engine:
             "vdnn.offload(device='sim') to try it on the CPU."
         )
         return None
+
+
+def _weakly(method: Callable[_Given, _Returned]) -> Callable[_Given, _Returned | None]:
+    """`method` of an engine, for the engine's own parts: they do not keep it alive, and graphs may hold them longer."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: _Given.args, **kwargs: _Given.kwargs) -> _Returned | None:
+        bound = reference()
+        return None if bound is None else bound(*args, **kwargs)
+
+    return call
+
+
+def _evict_by(packer: list[weakref.ref[Packer]]) -> Callable[[ManagedStorage], None]:
+    def evict(managed: ManagedStorage) -> None:
+        hooks = packer[0]()
+        if hooks is not None:
+            hooks.offload_soon(managed)
+
+    return evict
+
+
+def _free_what_is_over() -> None:
+    """Frees what sessions left that nobody can enter again, as far as it was not possible at once."""
+    end_what_is_over()
+    _C.free_parked()
 
 
 # Engines for later sessions, by their options: those of GPUs here, those of a TensorDevice on itself, as long as it

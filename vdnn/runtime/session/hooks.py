@@ -107,6 +107,7 @@ class Packer:
         self.storages = SavedStorages(modules, self.recipes, self.table)
         self.lookahead = self.storages.lookahead
         self.deferred = DeferredCopies()
+        self._parameters = parameters
         self._forks, self._has_cuda = forks.count, torch.cuda.is_available()
 
     def watch_modules(self) -> Iterator[Any]:
@@ -116,6 +117,33 @@ class Packer:
             yield self.recipes.norms
             yield torch.nn.modules.module.register_module_forward_pre_hook(self.recipes.before_module)
             yield torch.nn.modules.module.register_module_forward_hook(self.recipes.after_module, always_call=True)
+
+    # The end, see abandoned.py.
+
+    def is_in_hook(self) -> bool:
+        """True if this thread runs a hook of these."""
+        return bool(self.lock._is_owned())  # type: ignore[attr-defined]  # threading.Condition calls it, too
+
+    def leave_settled_step(self) -> None:
+        """From now on Python serves the running step."""
+        if self._watch is not None:
+            self._watch.settling.leave()
+
+    def cut(self) -> None:
+        """Cuts the cycles of references between the parts. Graphs may still use what was kept, and nothing else."""
+        for transport in self._transports.values():
+            if transport is not None:
+                transport.has_room = transport.integrity = None
+        self._transports = {}
+        del self.pack_hook, self.unpack_hook
+        if self._parameters is not None:
+            self._parameters.cut()
+        self.missing.cut()
+        if self.recipes is not None:
+            self.recipes.cut()
+        planned, self._planned = self._planned, None
+        if planned is not None:
+            planned.cut()
 
     @property
     def in_forked_child(self) -> bool:

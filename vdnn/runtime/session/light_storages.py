@@ -87,6 +87,10 @@ class LightStorages:
             ("dtype", "device"),
         )
 
+    def cut(self) -> None:
+        """There are no light storages, and there will be none."""
+        del self.mover
+
     # Called when the gate opens and closes.
 
     def begin(self, followed: Followed) -> None:

@@ -16,6 +16,7 @@ from vdnn.errors import VdnnError
 from vdnn.runtime.recompute.readers import Readers, may_be_overwritten
 from vdnn.runtime.steps.unwatched import Steps
 from vdnn.runtime.storage.discarded import Recomputable, missing_for
+from vdnn.runtime.storage.kept import unpack_without_hooks
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 
 
@@ -28,6 +29,10 @@ class Missing:
         self._readers = readers
         self.read = readers.by_source  # usually empty
         self._is_recomputing = False
+
+    def cut(self) -> None:
+        """Nothing is discarded, and nothing will be. See abandoned.py."""
+        self._unpack = unpack_without_hooks
 
     def recompute_for(self, managed: ManagedStorage) -> None:
         """Recomputes `managed` and, before it, every discarded storage that its recipe reads."""

@@ -63,6 +63,12 @@ class PlannedHooks:
             self._light.mover,
         )
 
+    def cut(self) -> None:
+        """The gate is closed for ever, and graphs may hold it: it no longer has anything that leads back to it."""
+        self._settling.cut()
+        self._light.cut()
+        del self.gate, self.recomputes
+
     # Called by the gate.
 
     def _save(self, tensor: torch.Tensor, index: int) -> object:

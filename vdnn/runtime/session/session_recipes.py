@@ -34,6 +34,7 @@ from vdnn.runtime.recompute.snapshots import Snapshots
 from vdnn.runtime.recompute.tolerance import Tolerance
 from vdnn.runtime.steps.unwatched import Steps
 from vdnn.runtime.storage.deferred_copies import AfterOperation
+from vdnn.runtime.storage.kept import unpack_without_hooks
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.storage.transport import Transport
@@ -94,6 +95,10 @@ class SessionRecipes:
         self._to_encode: AfterOperation[_Encoding] = AfterOperation()
         self._to_try: AfterOperation[_Encoding] = AfterOperation()
         self._local = threading.local()
+
+    def cut(self) -> None:
+        """No recipe will be followed. See abandoned.py."""
+        self._our_unpack = unpack_without_hooks
 
     @property
     def _gauges(self) -> Gauges | None:

@@ -73,6 +73,10 @@ class StepEnds:
         self._rounds = 0
         self._saved_since = False
 
+    def forget_gate(self) -> None:
+        """The gate keeps nothing any more that counts."""
+        self._gate = None
+
     def keeps_natively(self, gate: _C.Gate) -> None:
         """From now on the gate keeps saves of this step."""
         self._gate, self._serves_step = gate, True

@@ -81,6 +81,14 @@ class Settling:
         self._lesson: tuple[Lesson, _Habit] | None = None
         self._habits: weakref.WeakKeyDictionary[Executor, dict[SaveKey, _Habit]] = weakref.WeakKeyDictionary()
 
+    def cut(self) -> None:
+        """No step will be settled any more."""
+        if self.gate is not None:
+            self.gate.teach(None)
+        self.gate = self.light = self._lesson = None
+        self.manage_kept = lambda _: None
+        self._ends.forget_gate()
+
     # At the first save of a step.
 
     def script_for(self, first: SaveKey | None) -> StepScript | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 import torch
@@ -41,6 +41,9 @@ class GradientCopies:
 
     def close(self) -> None:
         self._copies = {}
+
+    def opened(self) -> Collection[StateCopies]:
+        return self._copies.values()
 
     def of(self, device: torch.device) -> StateCopies | None:
         return self._copies.get(device)

@@ -31,6 +31,12 @@ class HostTensor:
     def nbytes(self) -> int:
         return self.block.bytes
 
+    def moved_into(self, made: HostTensor) -> HostTensor:
+        """The same tensor, with its bytes in the memory of `made`. Blocks."""
+        if not isinstance(self.tensor, FakeTensor):
+            self.tensor.set_(made.tensor.copy_(self.tensor))  # type: ignore[call-overload]
+        return HostTensor(self.tensor, made.block, made.transport)
+
     def outlive_the_memory(self) -> None:
         """Gives the tensor memory of its own if others hold it: the pinned memory ends with the session."""
         if sys.getrefcount(self.tensor) > HELD_ONCE and not isinstance(self.tensor, FakeTensor):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -121,7 +121,7 @@ class OptimizerState:
             self._left()
 
     def _left(self) -> None:
-        self.owner = None
+        self.owner = self._transport_for = None
         self._stop_retrying()
         if self._loading is not None:
             self._loading.remove()
@@ -272,8 +272,32 @@ class OptimizerState:
             put_where_it_computes(optimizer, parameter)
             copies = self._copies_for(device_of(parameter))
             if copies is not None:
+                self._take_over(optimizer, parameter, copies)
                 self._leave(optimizer, [parameter], copies, {})
         self._finish()
+
+    def _take_over(self, optimizer: Optimizer, parameter: torch.Tensor, copies: StateCopies) -> None:
+        """Moves state out of memory that another device of the core has pinned, for a session that shares no engine
+        with this one: a device copies only from and to memory of its own. The host copies it; nothing is under way."""
+        for place in self._at_host(optimizer, parameter):
+            before = self._hosts[id(place.tensor)]
+            if before.transport.device is copies.transport.device:
+                continue
+            try:
+                made = host_tensor_for(place.tensor, copies.transport)
+            except (VdnnError, MemoryError):
+                self.moved.stayed_bytes += before.nbytes
+                place.put(copied_to_device(place.tensor, device_of(parameter)))
+                del self._hosts[id(place.tensor)]
+                before.outlive_the_memory()
+                continue
+            copies.settle_uses(made)
+            self._hosts[id(place.tensor)] = before.moved_into(made)
+
+    def is_in(self, transports: Collection[Transport]) -> bool:
+        """True if some of the state, or of the gradients, is in memory of these."""
+        opened = [copies.transport for copies in (*self._copies.values(), *self.gradients.copies.opened())]
+        return any(one in transports for one in (*opened, *(host.transport for host in self._hosts.values())))
 
     # The step.
 

@@ -47,6 +47,7 @@ class UseOrder:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        del self._before, self._behind  # whoever is called holds this
 
     def begin(self) -> None:
         """A round begins: the order of uses from now on is the next one's guess."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vdnn.runtime.storage.kept import unpack_without_hooks
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out
 from vdnn.runtime.torch_internals.tensor_kinds import outside_of_transforms
@@ -60,6 +61,11 @@ class ParameterSaves:
         """The hooks to install in place of `hooks.pack` and `hooks.unpack`."""
         self._pack, self._unpack = hooks.pack, hooks.unpack
         return self.pack, self.unpack
+
+    def cut(self) -> None:
+        """The engine is gone, and graphs still hold what was kept, and parameters."""
+        self._unpack = unpack_without_hooks
+        del self._pack
 
     def add(self, away: AwayParameter, streaming: Streaming) -> None:
         self._on_device[away.native_address] = (away, weakref.ref(streaming))

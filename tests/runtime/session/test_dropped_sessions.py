@@ -1,0 +1,223 @@
+"""Sessions that are left and dropped without close(): what they own is freed at once, without the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import open_fake_device
+from tests.fake_driver.control import FakeDriver
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.session.offload import offload
+from vdnn.runtime.session.session import Session
+from vdnn.step.plan import Plan
+
+_MANY = 2000
+
+
+@pytest.fixture(autouse=True)
+def _without_the_collector() -> Iterator[None]:
+    """What is not freed by its last reference is not freed."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Training:
+    """A perceptron, and its optimizer."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 32), nn.Tanh())
+        self.optimizer = torch.optim.Adam(self.model.parameters(), foreach=False)
+
+    def step(self) -> None:
+        self.model(torch.ones(8, 16)).square().sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def _plan() -> Plan:
+    training = Training()
+    with VirtualMachine("h100", fake=False) as machine:
+        with offload(budget="min", device=machine, min_bytes=0) as session:
+            for _ in range(3):
+                training.step()
+        assert session.plan is not None
+        return session.plan
+
+
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def _mappings() -> int:
+    """The mappings of this process: each slab of pinned memory and each stack of a thread is one or more."""
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+WAYS: dict[str, Callable[[Training], dict[str, Any]]] = {
+    "plain": lambda _: {},
+    "checked": lambda _: {"integrity": True},
+    "recomputes": lambda _: {"policy": "recompute-all"},
+    "plan": lambda _: {"plan": _plan()},
+    "optimizer": lambda training: {"optimizer": training.optimizer},
+    "on the CPU": lambda training: {"optimizer": training.optimizer, "optimizer_on": "cpu"},
+    "deferred": lambda training: {"optimizer": training.optimizer, "optimizer_step": "deferred"},
+    "gradients": lambda training: {"optimizer": training.optimizer, "gradients": True},
+    "all": lambda training: {"model": training.model, "optimizer": training.optimizer, "parameters": "all"},
+}
+
+
+def _engine_of(session: Session) -> weakref.ref[object]:
+    return weakref.ref(session._engine)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_session_that_is_dropped_frees_its_threads_and_its_memory(way: str) -> None:
+    def run(training: Training, options: dict[str, Any]) -> tuple[list[weakref.ref[object]], int]:
+        with offload(device="sim", min_bytes=0, **options) as session:
+            training.step()
+            training.step()
+            (transport,) = session._engine.transports.opened()
+            watched: list[Any] = [session._engine, session._engine.packer, transport.pool, transport.device]
+            return [weakref.ref(one) for one in watched], _threads()
+
+    training = Training()
+    options = WAYS[way](training)
+    before = _threads()
+    references, inside = run(training, options)
+    training.optimizer.state.clear()
+    del training
+    options.clear()
+    assert inside > before, "a session has threads of its own"
+    assert [reference() for reference in references] == [None] * len(references)
+    assert _threads() == before
+
+
+@pytest.mark.parametrize("way", ["plain", "checked", "recomputes", "plan"])
+def test_a_graph_keeps_what_it_needs_of_a_session_that_is_gone(way: str) -> None:
+    training, plain = Training(), Training()
+    plain.model.load_state_dict(training.model.state_dict())
+    options = WAYS[way](training)
+    before = _threads()
+    with offload(device="sim", min_bytes=0, **options) as session:
+        loss = training.model(torch.ones(8, 16)).square().sum()
+    engine, packer = _engine_of(session), weakref.ref(session._engine.packer)
+    del session
+    assert engine() is None
+    assert packer() is not None
+    loss.backward()
+    plain.model(torch.ones(8, 16)).square().sum().backward()
+    for one, other in zip(training.model.parameters(), plain.model.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.equal(one.grad, other.grad)
+    del loss
+    assert packer() is None
+    assert _threads() == before
+
+
+def test_a_graph_that_is_freed_inside_of_a_hook_frees_its_session_at_the_next_one() -> None:
+    """The last storage of the first session is freed while a hook of the same session runs."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    with offload(device="sim", min_bytes=0) as session:
+        kept = [model(torch.ones(2, 4))]
+    packer = weakref.ref(session._engine.packer)
+    hooks = packer()
+    del session
+    assert hooks is not None
+    with hooks.lock:  # as a hook does
+        kept.clear()
+    del hooks
+    assert packer() is not None
+    with offload(device="sim"):
+        pass
+    assert packer() is None
+
+
+def test_a_session_that_another_thread_drops_frees_what_it_owns() -> None:
+    references: list[weakref.ref[object]] = []
+
+    def work() -> None:
+        training = Training()
+        for _ in range(3):
+            with offload(device="sim", min_bytes=0) as session:
+                training.step()
+            references.append(_engine_of(session))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [reference() for reference in references] == [None] * 3
+
+
+def test_sessions_on_a_virtual_machine_that_share_nothing_are_freed() -> None:
+    training = Training()
+    with VirtualMachine("h100", fake=False) as machine:
+        references = []
+        for _ in range(3):
+            with offload("vdnn-all", device=machine, measure=True, min_bytes=0) as session:
+                training.step()
+                training.step()
+            references.append(_engine_of(session))
+            del session
+        assert [reference() for reference in references] == [None] * 3
+
+
+def test_the_ninth_kind_of_sessions_on_a_machine_frees_the_first() -> None:
+    training = Training()
+    with VirtualMachine("h100", fake=False) as machine:
+        references = []
+        for warmup in range(1, 10):
+            with offload(budget="1GiB", device=machine, warmup_steps=warmup, min_bytes=0) as session:
+                training.step()
+            references.append(_engine_of(session))
+            del session
+        assert references[0]() is None
+        assert all(reference() is not None for reference in references[1:])
+
+
+def test_a_dropped_session_returns_its_memory_to_the_driver(fake_driver: FakeDriver) -> None:
+    device = open_fake_device(fake_driver)
+    training = Training()
+    with offload(device=device, min_bytes=0) as session:
+        training.step()
+        assert fake_driver.live("pinned_ranges") > 0
+    del session
+    assert fake_driver.live("pinned_ranges") == 0
+    del device
+    assert fake_driver.leaks() == {}
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(_MANY, marks=pytest.mark.full)])
+@pytest.mark.parametrize("way", ["plain", "plan", "optimizer"])
+def test_many_sessions_in_turn_need_no_more_than_one(way: str, count: int) -> None:
+    """Counts threads and mappings, which the collector could free, after each session, and resident memory at the end
+    with the collector as Python has it."""
+    gc.enable()
+    training = Training()
+    options = WAYS[way](training)
+    threads, mappings, resident = 0, 0, 0
+    for number in range(count):
+        with offload(device="sim", min_bytes=0, **options):
+            training.step()
+        if number < min(100, count // 2):
+            threads, mappings, resident = _threads(), _mappings(), _resident_bytes()
+        else:
+            assert _threads() <= threads
+    assert _mappings() - mappings < 20
+    assert _resident_bytes() - resident < 20 << 20
