@@ -59,7 +59,7 @@ def _written(joint: fx.Graph, num_fwd_outputs: int) -> Iterator[fx.Node]:
 
 
 def _mutated_inputs(joint: fx.Graph, num_fwd_outputs: int) -> Iterator[Any]:
-    """What the outputs that torch copies back into inputs say of these inputs."""
+    """Descriptions of the inputs into which torch copies outputs."""
     described: Any = joint.output_node().meta.get("desc") or ()
     for one in list(described)[:num_fwd_outputs]:
         given = _written_by(one)
