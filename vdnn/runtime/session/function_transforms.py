@@ -5,6 +5,9 @@ the session's hooks while such a function runs, so its saves stay on the device.
 make_fx identifies tensors by identity. With hooks installed, autograd returns other tensor objects than those that were
 saved, and the tracer makes constants of tensors that it does not know. So the session's hooks are removed from the
 thread while make_fx traces, and installed again afterwards.
+
+A graph that is made meanwhile holds parameters themselves. If they were on the host between calls of modules, backward
+would find them there. So managed parameters return to the device before such a function runs, and stay.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ from typing import Any
 
 import torch
 import torch.fx.experimental.proxy_tensor as _proxies
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from vdnn._C import Gate
 from vdnn.runtime.session.hooks import Packer
+from vdnn.runtime.torch_internals.tensor_kinds import outside_of_transforms
+from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
 
 _autograd: Any = torch._C._autograd
 _disable: Callable[..., None] = _autograd._saved_tensors_hooks_disable
@@ -64,21 +70,38 @@ def _may_step_aside() -> bool:
     message = _autograd._saved_tensors_hooks_get_disabled_error_message()
     if message is not None:
         return str(message).startswith(_TORCH_FUNC_PREFIX)
-    return _innermost_of_a_session() is not None
+    hooks = _innermost_of_a_session()
+    if hooks is None:
+        return False
+    _let_parameters_stay(hooks, "torch.func")
+    return True
 
 
 def _innermost_of_a_session() -> tuple[Any, Any] | None:
     """The innermost hooks on this thread, if they are a session's."""
     innermost: tuple[Any, Any] | None = _autograd._top_saved_tensors_default_hooks(False)
-    if innermost is None or not isinstance(getattr(innermost[0], "__self__", None), (Packer, Gate)):
+    if innermost is None or not isinstance(_owner_of(innermost), (Packer, Gate, ParameterSaves)):
         return None
     return innermost
+
+
+def _owner_of(hooks: tuple[Any, Any]) -> object:
+    return getattr(hooks[0], "__self__", None)
+
+
+def _let_parameters_stay(hooks: tuple[Any, Any], name: str) -> None:
+    owner = _owner_of(hooks)
+    if isinstance(owner, ParameterSaves):
+        with outside_of_transforms():
+            owner.let_all_stay(f"{name} ran inside the session: its graphs hold parameters themselves")
 
 
 @contextlib.contextmanager
 def _step_aside_and_set_tracer(tracer: Any) -> Iterator[None]:
     removed: list[tuple[Any, Any]] = []
     while (hooks := _innermost_of_a_session()) is not None:
+        with _without_the_modes_of(tracer):
+            _let_parameters_stay(hooks, "make_fx")
         _autograd._pop_saved_tensors_default_hooks()
         removed.append(hooks)
     try:
@@ -87,3 +110,13 @@ def _step_aside_and_set_tracer(tracer: Any) -> Iterator[None]:
     finally:
         for hooks in reversed(removed):
             _autograd._push_saved_tensors_default_hooks(*hooks)
+
+
+@contextlib.contextmanager
+def _without_the_modes_of(tracer: Any) -> Iterator[None]:
+    """The tracer's modes are active already: copies of parameters are no part of what it traces."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_proxies.disable_proxy_modes_tracing())
+        if getattr(tracer, "fake_tensor_mode", None) is not None:
+            stack.enter_context(unset_fake_temporarily())
+        yield

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 
 from vdnn.runtime.torch_internals.backward_ends import graph_task
+from vdnn.runtime.torch_internals.tensor_kinds import outside_of_transforms
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
 
 _MARK = "vdnn"
@@ -46,7 +47,8 @@ class GraphUses:
             away.is_held = True
             away.users += 1
             self._held.append(away)
-        node = torch.autograd.graph.get_gradient_edge(parameter).node
+        with outside_of_transforms():  # inside of them, the parameter's view has no grad_fn
+            node = torch.autograd.graph.get_gradient_edge(parameter).node
         known: dict[str, object] = node.metadata  # type: ignore[assignment]  # a property, which torch says is a method
         if _MARK not in known:
             mark = _Mark()

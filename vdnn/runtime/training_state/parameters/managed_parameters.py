@@ -152,6 +152,7 @@ class ManagedParameters:
         if fetches is not None:
             self._streaming.fetches = fetches
         self._streaming.manage(self._away.values())
+        saves.managed_by(self)
         self._calls = ModuleCalls(self._away, self._streaming, self._let_stay, self._stop_looking)
         self._stack.enter_context(self._calls)
         if trained is not None:
@@ -251,6 +252,11 @@ class ManagedParameters:
         self._forget(away)
 
     # The end of one.
+
+    def let_all_stay(self, reason: str) -> None:
+        if self._calls is not None and self._away:
+            with interrupts_wait():
+                self._calls.give_all_back(reason)
 
     def _let_stay(self, away: AwayParameter, reason: str) -> None:
         """`away` returns to the device, or stays where the program moved it."""

@@ -198,6 +198,12 @@ class ModuleCalls:
         self.keep_writes(away)
         self._let_stay(away, reason)
 
+    def give_all_back(self, reason: str) -> None:
+        """All parameters return to the device, and nothing is fetched any longer."""
+        with self._streaming.lock, torch._C.DisableTorchFunction():
+            for away in list(self._away.values()):
+                self._give_back(away, reason)
+
     def keep_writes(self, away: AwayParameter) -> None:
         """Copies to the host what was written to the parameter on the device. Nothing holds it there any longer."""
         moving = away.on_device

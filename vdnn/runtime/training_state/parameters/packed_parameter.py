@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -18,6 +18,14 @@ from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
 
 if TYPE_CHECKING:
     from vdnn.runtime.training_state.parameters.streaming import Streaming
+
+
+class ParametersOfASession(Protocol):
+    """Manages the parameters of one session."""
+
+    def let_all_stay(self, reason: str) -> None:
+        """All of them return to the device and are managed no longer."""
+
 
 Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], torch.Tensor]
@@ -56,6 +64,16 @@ class ParameterSaves:
         self._pack: Pack = lambda tensor: tensor
         self._unpack: Unpack = lambda packed: packed
         self._on_device: dict[int, tuple[AwayParameter, weakref.ref[Streaming]]] = {}  # by address of their storage
+        self._managers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def managed_by(self, manager: ParametersOfASession) -> None:
+        """`manager` has parameters that these hooks pack."""
+        self._managers.add(manager)
+
+    def let_all_stay(self, reason: str) -> None:
+        """Returns all managed parameters to the device for good: hooks are about to be left out of graphs."""
+        for manager in list(self._managers):
+            manager.let_all_stay(reason)
 
     def around(self, hooks: Any) -> tuple[Pack, Unpack]:
         """The hooks to install in place of `hooks.pack` and `hooks.unpack`."""

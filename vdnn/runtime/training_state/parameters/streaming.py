@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from vdnn.runtime.torch_internals.backward_ends import call_after_backward
+from vdnn.runtime.torch_internals.tensor_kinds import outside_of_transforms
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
 from vdnn.runtime.training_state.parameters.order import UseOrder
 from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
@@ -59,7 +60,7 @@ class Streaming:
 
     def use(self, parameters: list[AwayParameter], phase: Hashable) -> None:
         """The current stream may use the copies of `parameters` from now on. Their data are still on the host."""
-        with self.lock, _ordinary_tensors():
+        with self.lock, outside_of_transforms(), _ordinary_tensors():
             used = {one.number for one in parameters}
             owners = {one.owner for one in parameters}
             for one in list(self._fetched.values()):
