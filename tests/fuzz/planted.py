@@ -1,4 +1,4 @@
-"""The faults of issue #14, planted again: each function undoes one fix."""
+"""The faults of issues #14 and #38, planted again: each function undoes one fix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ from vdnn.runtime.session.session_recipes import SessionRecipes
 from vdnn.runtime.steps.ends import StepEnds
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.packed_view import PackedView
-from vdnn.runtime.torch_internals import module_watch
+from vdnn.runtime.torch_internals import module_watch, zero_grads
+from vdnn.runtime.torch_internals.gradient_reads import set_native_gradient
+from vdnn.runtime.torch_internals.memory_holders import Counts
+from vdnn.runtime.training_state import away_gradients
+from vdnn.runtime.training_state.away_gradients import AwayGradients
+from vdnn.runtime.training_state.homes import device_of
+from vdnn.runtime.training_state.parameters import managed_parameters
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -150,3 +156,39 @@ def what_left_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         return run_trial(self, managed, one, original, gauges, is_quiet)
 
     monkeypatch.setattr(proofs.Proofs, "_run_trial", found_wrong)
+
+
+# Issue #38: training state.
+
+
+def hooks_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1: hooks that were registered ahead of the session run ahead of ours, and a read takes the sum on the host for
+    the whole gradient."""
+
+    def give(self: AwayGradients, parameter: torch.Tensor, fetched: torch.Tensor) -> None:
+        set_native_gradient(parameter, fetched, device_of(parameter))
+        self._forget(parameter)
+
+    for module in (away_gradients, managed_parameters):
+        monkeypatch.setattr(module, "hear_first", lambda one, hook: one.register_post_accumulate_grad_hook(hook))
+    monkeypatch.setattr(AwayGradients, "_give", give)
+
+
+def native_holders_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """7: DLPack and storage objects are not asked for."""
+    monkeypatch.setattr(
+        Counts,
+        "exceed",
+        lambda self, most, more: self.tensor > most.tensor or self.native_storage > most.native_storage,
+    )
+
+
+def gradients_of_entry_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8: `zero_grad` drops the gradients of all parameters that the optimizer ever had."""
+
+    def parameters_of(optimizer: torch.optim.Optimizer) -> Any:
+        known = vars(optimizer).setdefault("every_parameter", {})
+        known.update({id(one): one for group in optimizer.param_groups for one in group["params"]})
+        return list(known.values())
+
+    monkeypatch.setattr(zero_grads, "_parameters_of", parameters_of)

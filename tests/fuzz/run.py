@@ -40,14 +40,15 @@ class Drawn:
 
         return plot.program_of(seed, self.mode)
 
-    def verdict_of(self, program: Program) -> Verdict:
+    def verdict_of(self, program: Program, recheck: int = 1) -> Verdict:
+        """`recheck`: one step in this many is checked."""
         if self.grammar == "training":
             from tests.fuzz.trainings import verdicts
 
-            return verdicts.verdict_of(program)
+            return verdicts.verdict_of(program, recheck)
         from tests.fuzz import outcomes
 
-        return outcomes.verdict_of(program)
+        return outcomes.verdict_of(program, recheck)
 
     def plain_errors(self, program: Program) -> list[BaseException | None]:
         if self.grammar == "training":

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 KINDS = ("parameter", "parameter", "gradient", "gradient", "state", "buffer", "model", "optimizer")
 # Without `view` for a state: documented to lose its memory when the session is closed.
+_ALL = -1  # all of that kind in a net
 HOWS = ("itself", "detach", "data", "view", "numpy", "dlpack", "storage")
 
 
@@ -44,7 +45,7 @@ def reader(tensor: Tensor, how: str) -> Callable[[], Tensor]:
 
 
 def _draw_alias(random: Random) -> tuple[Any, ...]:
-    return random.choice(KINDS), random.choice(HOWS), random.randrange(2), random.randrange(8)
+    return random.choice(KINDS), random.choice(HOWS), random.randrange(2), random.choice([_ALL, _ALL, *range(6)])
 
 
 @statement("alias", _draw_alias, 2.5)
@@ -67,24 +68,28 @@ def _alias(world: Training, one: Statement) -> Run:
 def _targets(world: Training, what: str, part: int, number: int) -> list[Tensor]:
     """The tensors of that kind: one of them, or all of a state_dict()."""
     net, optimizer = world.net(part), world.optimizer(part)
-    parameter = world.parameter(part, number)
-    if net is None or parameter is None:
+    if net is None:
         return []
+    parameters = _chosen(list(net.parameters()), number)
     if what == "parameter":
-        return [parameter]
+        return parameters
     if what == "gradient":
-        return [] if parameter.grad is None else [parameter.grad]
+        return [one.grad for one in parameters if one.grad is not None]
     if what == "buffer":
-        buffers = list(net.buffers())
-        return [buffers[number % len(buffers)]] if buffers else []
+        return _chosen(list(net.buffers()), number)
     if what == "model":
         return list(net.state_dict().values())
     if optimizer is None:
         return []
     if what == "state":
-        return [one for one in optimizer.state.get(parameter, {}).values() if isinstance(one, Tensor)]
-    states = optimizer.state_dict()["state"].values()
-    return [one for state in states for one in state.values() if isinstance(one, Tensor)]
+        states = [optimizer.state.get(one, {}) for one in parameters]
+        return [one for state in states for one in state.values() if isinstance(one, Tensor)]
+    saved = optimizer.state_dict()["state"].values()
+    return [one for state in saved for one in state.values() if isinstance(one, Tensor)]
+
+
+def _chosen(found: list[Any], number: int) -> list[Any]:
+    return found if number == _ALL or not found else [found[number % len(found)]]
 
 
 @statement("read_aliases", weight=1.5)

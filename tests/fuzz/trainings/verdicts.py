@@ -9,7 +9,7 @@ import sys
 
 from tests.fuzz.outcomes import Kind, Verdict, apart, finalizers_watched, message_of, says_modified
 from tests.fuzz.program import Program
-from tests.fuzz.sessions import PlainDispatch
+from tests.fuzz.sessions import RECHECK, PlainDispatch
 from tests.fuzz.trainings.ways import Way, may_refuse, sessions_of, way_of
 from tests.fuzz.trainings.world import PlannedError, StepOutcome, Trace, Training
 from vdnn.errors import OperandModifiedError, RecomputeError, VdnnError
@@ -23,7 +23,7 @@ def plain_outcomes(program: Program) -> list[StepOutcome]:
         return list(training.outcomes(lambda _: contextlib.nullcontext()))
 
 
-def verdict_of(program: Program) -> Verdict:
+def verdict_of(program: Program, recheck: int = RECHECK) -> Verdict:
     """Judges a program. Clears the state that earlier programs left in the process."""
     disabled_recipes.clear()
     dynamo = sys.modules.get("torch._dynamo.utils")
@@ -32,7 +32,7 @@ def verdict_of(program: Program) -> Verdict:
     with finalizers_watched() as raised:
         gc.disable()
         try:
-            verdict = _verdict_of_numbers(program)
+            verdict = _verdict_of_numbers(program, recheck)
             gc.collect(0)  # everything that the program made
         finally:
             gc.enable()
@@ -41,19 +41,19 @@ def verdict_of(program: Program) -> Verdict:
     return verdict
 
 
-def _verdict_of_numbers(program: Program) -> Verdict:
+def _verdict_of_numbers(program: Program, recheck: int) -> Verdict:
     """The first differing step decides. A program whose plain run does not repeat its own bits is not judged."""
     plain = plain_outcomes(program)
-    verdict = _against_plain(program, way_of(program.mode), plain)
+    verdict = _against_plain(program, way_of(program.mode), plain, recheck)
     if verdict.kind is Kind.DIFFERENT and _first_difference(plain, plain_outcomes(program)) is not None:
         return Verdict(Kind.SAME, what="plain does not repeat its own bits")
     return verdict
 
 
-def _against_plain(program: Program, way: Way, plain: list[StepOutcome]) -> Verdict:
+def _against_plain(program: Program, way: Way, plain: list[StepOutcome], recheck: int) -> Verdict:
     step = -1
     try:
-        with sessions_of(way, program.seed) as open_session, contextlib.ExitStack() as stack:
+        with sessions_of(way, program.seed, recheck) as open_session, contextlib.ExitStack() as stack:
             training = Training(program, steps_on_cpu=way.steps_on_cpu)
             outcomes = stack.enter_context(contextlib.closing(training.outcomes(open_session)))
             for step, (wanted, found) in enumerate(zip(plain, outcomes, strict=True)):

@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import vdnn
-from tests.fuzz.sessions import RECHECK, open_session
+from tests.fuzz.sessions import open_session
 from vdnn import _C
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 
@@ -84,7 +84,7 @@ def _options(way: Way, training: Training) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def sessions_of(way: Way, seed: int) -> Iterator[Any]:
+def sessions_of(way: Way, seed: int, recheck: int) -> Iterator[Any]:
     """Yields a function that opens a session of this way for a training. At the end, the sessions that live on are
     closed ahead of their device."""
     opened: list[weakref.ref[Any]] = []
@@ -94,7 +94,7 @@ def sessions_of(way: Way, seed: int) -> Iterator[Any]:
         return session
 
     with contextlib.ExitStack() as closing:
-        open_one = closing.enter_context(_planned(way) if way.is_planned else _simulated(way, seed))
+        open_one = closing.enter_context(_planned(way, recheck) if way.is_planned else _simulated(way, seed, recheck))
         try:
             yield lambda training: remembered(open_one(training))
         finally:
@@ -105,25 +105,25 @@ def sessions_of(way: Way, seed: int) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _planned(way: Way) -> Iterator[Any]:
+def _planned(way: Way, recheck: int) -> Iterator[Any]:
     with VirtualMachine("titan-x", fake=False) as machine:
         share = way.budget.removeprefix("planned ")
         mode = "auto min" if share == "min" else f"auto {share}"
-        yield lambda training: open_session(mode, machine, RECHECK, **_options(way, training))
+        yield lambda training: open_session(mode, machine, recheck, **_options(way, training))
 
 
 @contextlib.contextmanager
-def _simulated(way: Way, seed: int) -> Iterator[Any]:
+def _simulated(way: Way, seed: int, recheck: int) -> Iterator[Any]:
     window = "256B" if seed % 2 else "2KiB"
     limits = vdnn.Limits(offload_window=window, reload_window=window)
     if seed % 4 == 3:  # each session makes a device of its own
-        yield functools.partial(_open, way, limits, "sim")
+        yield functools.partial(_open, way, limits, recheck, "sim")
         return
     # How far copies run behind the program: not at all, as far as waits allow, or by chance. Every access is checked.
     schedule = (_C.Schedule.EAGER, _C.Schedule.LAZY, _C.Schedule.RANDOM)[seed % 4]
     checker: Any = _C.OrderingChecker(_C.SimDevice(schedule=schedule, seed=seed))
     try:
-        yield functools.partial(_open, way, limits, checker)
+        yield functools.partial(_open, way, limits, recheck, checker)
     finally:
         checker.close()
     violations = checker.take_violations()
@@ -131,9 +131,9 @@ def _simulated(way: Way, seed: int) -> Iterator[Any]:
         raise AssertionError(f"{len(violations)} accesses out of order, the first: {violations[0]}")
 
 
-def _open(way: Way, limits: vdnn.Limits, device: Any, training: Training) -> Any:
+def _open(way: Way, limits: vdnn.Limits, recheck: int, device: Any, training: Training) -> Any:
     given = _options(way, training)
-    return vdnn.offload(_POLICIES[way.budget], device=device, min_bytes=0, limits=limits, recheck=RECHECK, **given)
+    return vdnn.offload(_POLICIES[way.budget], device=device, min_bytes=0, limits=limits, recheck=recheck, **given)
 
 
 class Refusal(NamedTuple):
