@@ -207,3 +207,24 @@ def test_a_hook_that_is_put_first_or_last_is_called_there() -> None:
     third.remove()
     parameter.sum().backward()
     assert heard == ["first", "second", "third", "first", "third", "second", "second"]
+
+
+@every_way
+def test_a_hook_hears_of_a_parameter_that_was_frozen_behind_its_forward(way: str, manage: Manage) -> None:
+    """torch calls it without a new gradient."""
+
+    def reads(training: Training, name: str, parameter: torch.Tensor) -> None:
+        training.found.append(None if parameter.grad is None else parameter.grad.clone())
+
+    def program(training: Training) -> Iterator[None]:
+        yield
+        register(training, reads)
+        for step in range(4):
+            loss = training.loss()
+            training.model.requires_grad_(step % 2 == 1)
+            loss.backward()
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+            training.model.requires_grad_(True)
+
+    check(program, way, manage)

@@ -270,7 +270,9 @@ class AwayGradients:
             if len(hooks) == 1:
                 self.take_away([parameter])
             return
-        if len(hooks) == 1:
+        if not parameter.requires_grad:
+            pass  # it was frozen behind its forward, and torch takes no hook of it
+        elif len(hooks) == 1:
             hooks.append(parameter.register_post_accumulate_grad_hook(self._heard_by_all))  # type: ignore[no-untyped-call]
             self._undo.append(hooks[-1].remove)
         else:
