@@ -84,8 +84,8 @@ def _targets(world: Training, what: str, part: int, number: int) -> list[Tensor]
     if what == "state":
         states = [optimizer.state.get(one, {}) for one in parameters]
         return [one for state in states for one in state.values() if isinstance(one, Tensor)]
-    saved = optimizer.state_dict()["state"].values()
-    return [one for state in saved for one in state.values() if isinstance(one, Tensor)]
+    saved = optimizer.state_dict()["state"]
+    return [one for number in sorted(saved) for one in saved[number].values() if isinstance(one, Tensor)]
 
 
 def _chosen(found: list[Any], number: int) -> list[Any]:

@@ -146,6 +146,11 @@ class Refusal(NamedTuple):
 
 REFUSALS = (
     Refusal(
+        r"cannot be stepped on the CPU: the gradient of parameter .* is sparse",
+        r"on the cpu[\s\S]*embedding\(",
+        "Refused with a sentence: parameters that share memory, DTensors, sparse gradients",
+    ),
+    Refusal(
         r"was moved or replaced by \.data, \.to\(\) or another conversion",
         r"(frozen|all)[\s\S]*(replace_data|momentum\(.*'data'|load\('(assign|swap)'\))",
         "`.to()` and `parameter.data = ...` inside are refused at the next call of the module",
