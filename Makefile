@@ -35,7 +35,7 @@ help:
 	@echo "make test-fast    the tests without those marked slow"
 	@echo "make test-torch   the tests that depend on torch, on another one: TORCH=torch==2.15.0 VENV=build/torch"
 	@echo "make test-full    every sample of torch's operation database in every mode, every schedule and budget"
-	@echo "make fuzz         100,000 random training programs, each against plain PyTorch, bit for bit"
+	@echo "make fuzz         100,000 random steps and 100,000 random trainings, each against plain PyTorch, bit for bit"
 	@echo "make stress       the C++ stress program under ThreadSanitizer, AddressSanitizer and UBSan; stress-deferred"
 	@echo "make stress-deferred  the runtime on the deferred accelerator under 10,000 seeds"
 	@echo "make lint         ruff, mypy, clang-format, clang-tidy"
@@ -116,10 +116,11 @@ test-full: build
 	VDNN_EXAMPLES=1 $(PYTEST) tests/planning
 	VDNN_DEFERRED_SEEDS=200 $(PYTEST) -m "" tests/deferred
 
-# Random training programs against plain PyTorch, bit for bit. `make test` runs 550 of them.
+# Random steps and random whole trainings against plain PyTorch, bit for bit. `make test` runs 550 of each.
 .PHONY: fuzz
 fuzz: build
 	$(PY) -m tests.fuzz.run --programs 100000 --workers 2
+	$(PY) -m tests.fuzz.run --grammar training --programs 100000 --workers 2
 
 .PHONY: figures
 figures: build
