@@ -16,7 +16,8 @@ def interrupts_wait() -> Iterator[None]:
     Other threads receive no signals, and handlers that are not functions of Python cannot be called later: there this
     does nothing."""
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    is_waiting = getattr(handler, "waits", False)  # for the end of the outer one
+    if is_waiting or threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
     received: list[tuple[int, FrameType | None]] = []
@@ -26,6 +27,7 @@ def interrupts_wait() -> Iterator[None]:
         if len(received) > 1:
             handler(number, frame)
 
+    wait.waits = True  # type: ignore[attr-defined]
     signal.signal(signal.SIGINT, wait)
     try:
         yield
