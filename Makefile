@@ -61,9 +61,15 @@ $(VENV)/with-torch: $(VENV)/made Makefile
 	$(PIP) install $(BUILD_TOOLS)
 	touch $@
 
-$(VENV)/with-everything: $(VENV)/with-torch pyproject.toml setup.py
-	VDNN_BUILD_TESTING=ON $(PIP) install --quiet --no-build-isolation --editable '.[dev]'
-	touch $@
+# The core compiles while pip works, which has one core busy and waits for downloads. Both builds hold a lock (setup.py),
+# so the one that pip asks for finds everything built. Bytecode of torch alone is made here: most of the other packages
+# is never imported.
+$(VENV)/with-everything: $(VENV)/made pyproject.toml setup.py Makefile
+	$(PIP) install $(BUILD_TOOLS)
+	VDNN_BUILD_TESTING=ON $(PY) setup.py --quiet build_ext --inplace & \
+	  $(PIP) install $(TORCH) && \
+	  VDNN_BUILD_TESTING=ON $(PIP) install --quiet --no-compile --no-build-isolation --editable '.[dev]' && wait $$!
+	touch $(VENV)/with-torch $@
 
 # Smaller environments, for the demo and for lint alone: without transformers, Lightning and the tests' packages.
 $(VENV)/with-demo: $(VENV)/with-torch pyproject.toml setup.py

@@ -14,6 +14,7 @@ build starts afresh, see docs/decisions/0002-wheels-are-built-afresh.md.
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import os
 import shutil
@@ -51,9 +52,11 @@ class CMakeBuild(build_ext):
             directory = Path(kept).resolve()
         directory.mkdir(parents=True, exist_ok=True)
         cmake = find_tool("cmake", "CMAKE_BIN_DIR")
-        subprocess.run([cmake, *self.configuration(directory)], check=True)
         jobs = str(os.cpu_count() or 1)
-        subprocess.run([cmake, "--build", str(directory), "--parallel", jobs], check=True)
+        with (directory / "vdnn.lock").open("w") as held:  # the kernel releases it when this process ends
+            fcntl.flock(held, fcntl.LOCK_EX)
+            subprocess.run([cmake, *self.configuration(directory)], check=True)
+            subprocess.run([cmake, "--build", str(directory), "--parallel", jobs], check=True)
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         self.copy_file(str(directory / "python" / target.name), str(target))

@@ -114,7 +114,7 @@ def _enter(
         os.close(file)
     faulthandler.enable()
     faulthandler.dump_traceback_later(limit_s, exit=True)
-    multiprocessing.set_start_method(None, force=True)  # type: ignore[arg-type]  # as in a program that sets none
+    multiprocessing.set_start_method(None, force=True)  # as in a program that sets none
     os.environ.update(environment)
     os.chdir(folder)
     sys.path.insert(0, folder)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.compiled.bits import BitsRow, table_of
 from benchmarks.compiled.measured import Backend, aot_eager, difference, equal_bits, measured_step
 from vdnn.hardware import load_profile
 from vdnn.integrations.compile_options import BudgetPartitioner
@@ -83,6 +82,8 @@ def test_a_step_that_computes_something_else_is_told_apart() -> None:
 
 
 def test_the_table_counts_what_is_equal_and_what_is_as_planned() -> None:
+    from benchmarks.compiled.bits import BitsRow, table_of  # imports all of inductor
+
     exact = BitsRow("one", "aot_eager", 1, 100, 200, 0, 50, 50, equal=True)
     wrong = BitsRow("two", "aot_eager", 1, 100, 200, 0, 50, 60, difference=0.5)
     broken = BitsRow("three", "aot_eager", error="RuntimeError: it has no graph")

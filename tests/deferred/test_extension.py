@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import fcntl
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from vdnn.testing.deferred.extension import key_of_build, one_build_at_a_time
 
 ROOT = Path(__file__).parents[2]
@@ -17,14 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 def run(program: str, **environment: str) -> str:
     """Runs the program in a process of its own. Returns the last line of its error, or else its output."""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        cwd=ROOT,
-        check=False,
-    )
+    done = forked.run(forked.run_code, program, folder=ROOT, environment=environment)
     return done.stderr.strip().splitlines()[-1] if done.returncode else done.stdout.strip()
 
 

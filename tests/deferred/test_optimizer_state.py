@@ -20,6 +20,9 @@ from tests.runtime.training_state.test_lives import one_step, state_bytes
 from vdnn.runtime.training_state import host_step
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 
+# Every combination has runs in tests/runtime/training_state, too; each run here draws others of them and of the modes.
+pytestmark = pytest.mark.drawn(of=2)
+
 ADAMW = OPTIMIZERS["adamw"]
 
 

@@ -24,6 +24,9 @@ from tests.runtime.training_state.parameters.frozen_loops import made
 from vdnn.runtime.training_state import host_step
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 
+# Every combination has runs in tests/runtime/training_state, too; each run here draws others of them and of the modes.
+pytestmark = pytest.mark.drawn(of=2)
+
 
 def trained(
     mode: Mode, seed: int, optimizer: str, loop: str, *, is_managed: bool, on: Any = "device", tied: bool = False

@@ -28,7 +28,7 @@ from vdnn.planning.search.prefix_cut import prefix_cut
 from vdnn.runtime.session.session import Session
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 
-SEEDS = range(int(os.environ.get("VDNN_DEFERRED_SEEDS", "20")))
+SEEDS = range(int(os.environ.get("VDNN_DEFERRED_SEEDS", "10")))
 
 Step = Callable[[], torch.Tensor | Sequence[torch.Tensor]]
 # Makes the step from models and inputs that are on the accelerator.

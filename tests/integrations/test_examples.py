@@ -38,7 +38,8 @@ def test_an_example_runs_and_moves_bytes(tmp_path: Path, name: str, libraries: l
         pytest.importorskip(library)
     if name == "gpt_trainer.py":
         arguments = [*arguments, *OF_TRAINER, "--output_dir", str(tmp_path)]
-    ranks = [as_torchrun_has(rank) for rank in range(2)] if name == "ddp.py" else [{}]
+    port = free_port()
+    ranks = [as_torchrun_has(rank, port) for rank in range(2)] if name == "ddp.py" else [{}]
     for said in run_together(EXAMPLES / name, arguments, tmp_path, ranks):
         assert_moved(said)
 
@@ -49,7 +50,7 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def as_torchrun_has(rank: int, port: int = free_port()) -> dict[str, str]:
+def as_torchrun_has(rank: int, port: int) -> dict[str, str]:
     """The environment that torchrun gives a rank of two. It starts an interpreter for each."""
     named = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
     return {**{name: str(value) for name, value in named.items()}, "MASTER_ADDR": "localhost"}

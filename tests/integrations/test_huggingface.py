@@ -4,8 +4,9 @@ bit."""
 from __future__ import annotations
 
 import inspect
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -18,14 +19,27 @@ from tests.runtime.rigs.side_by_side import same_bits
 from vdnn.errors import CombinationError
 from vdnn.integrations.offload_arguments import OffloadArguments
 
-transformers: Any = pytest.importorskip("transformers")
-pytest.importorskip("accelerate", reason="the Trainer needs accelerate: pip install 'vdnn[hf]'")
-from vdnn.integrations.huggingface import OffloadCallback, refuse_what_cannot_work  # noqa: E402
+if TYPE_CHECKING:
+    import transformers
+
+    from vdnn.integrations.huggingface import OffloadCallback, refuse_what_cannot_work
+elif not (find_spec("transformers") and find_spec("accelerate")):
+    pytest.skip("the Trainer needs transformers and accelerate: pip install 'vdnn[hf]'", allow_module_level=True)
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """Imports what takes three seconds here, and not in every collection."""
+    global OffloadCallback, refuse_what_cannot_work, transformers
+    import transformers
+
+    from vdnn.integrations.huggingface import OffloadCallback, refuse_what_cannot_work
+
 
 STEPS = 6
 Values = dict[str, torch.Tensor]
