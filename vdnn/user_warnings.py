@@ -21,6 +21,12 @@ def warn(message: str) -> None:
     warnings.warn(f"vdnn: {message}", VdnnWarning, stacklevel=_level_of_user())
 
 
+def line_of_user() -> str:
+    """The file and line of the user's program that runs now."""
+    frame = sys._getframe(_level_of_user() - 1)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 @functools.cache
 def _skipped() -> tuple[str, ...]:
     paths = sysconfig.get_paths()

@@ -151,7 +151,13 @@ class Session(contextlib.ContextDecorator):
                     state.defer_steps()
             if self._parameters is not None and engine.parameter_saves is not None:
                 trained = [one for state in self._optimizer_states for one in parameters_of(state.optimizer)]
-                self._parameters.enter(engine.transport_for, engine.parameter_saves, self._options.min_bytes, trained)
+                self._parameters.enter(
+                    engine.transport_for,
+                    engine.parameter_saves,
+                    self._options.min_bytes,
+                    trained,
+                    self._options.recheck,
+                )
             managed.pop_all()
 
     def close(self) -> None:

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
+from vdnn.runtime.torch_internals.data_reads import native_data, set_native_data
+
 _native: Any = torch._C.TensorBase.grad
 
 
@@ -49,12 +51,13 @@ def set_native_gradient(
         _native.__set__(parameter, gradient)
         return
     with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
-        data = parameter.data
-        parameter.data = torch.empty((), dtype=data.dtype, device=device).expand(parameter.size())
+        data = native_data(parameter)
+        one = torch.empty((), dtype=data.dtype, device=device)
+        set_native_data(parameter, one.expand(parameter.size()))
         try:
             _native.__set__(parameter, gradient)
         finally:
-            parameter.data = data
+            set_native_data(parameter, data)
 
 
 def _get(parameter: torch.Tensor) -> torch.Tensor | None:

@@ -37,6 +37,13 @@ class Guard(Protocol):
         """Called before a function gets `parameter`. The parameter is no longer guarded afterwards."""
 
 
+class UseGuard(Guard, Protocol):
+    """A guard that hears of the outcome of the function, too."""
+
+    def after_use(self, parameters: list[torch.Tensor], outcome: Any, error: Exception | None, *, writes: bool) -> bool:
+        """The function returned `outcome` or raised `error`. True: it is called once more."""
+
+
 _lock = threading.Lock()
 _guards: dict[int, tuple[Guard, weakref.ref[torch.Tensor]]] = {}  # by id of the parameter
 
@@ -52,11 +59,27 @@ class GuardedParameter(torch.nn.Parameter):
         if func in FACTS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        for parameter in list(_guarded_in((*args, *kwargs.values()))):
+        parameters = list(_guarded_in((*args, *kwargs.values())))
+        guards = {id(known[0]): known[0] for one in parameters if (known := _guards.get(id(one))) is not None}
+        asking: list[UseGuard] = [one for one in guards.values() if hasattr(one, "after_use")]  # type: ignore[misc]
+        for parameter in parameters:
             _ask(parameter)
         if any(_guarded_in((*args, *kwargs.values()))):
             raise RuntimeError(f"{func}: a parameter is still guarded")
-        return func(*args, **kwargs)
+        if not asking:
+            return func(*args, **kwargs)
+        outcome, error = None, None
+        try:
+            outcome = func(*args, **kwargs)
+        except RuntimeError as raised:  # such as two devices
+            error = raised
+        writes = _is_in_place(func)
+        again = [one.after_use(parameters, outcome, error, writes=writes) for one in asking]
+        if any(again):
+            return func(*args, **kwargs)
+        if error is not None:
+            raise error
+        return outcome
 
     # What looks at the class of the parameter ahead of its values.
 
@@ -71,6 +94,11 @@ class GuardedParameter(torch.nn.Parameter):
     def __repr__(self, **options: Any) -> str:  # type: ignore[override]
         _ask(self)
         return self.__repr__(**options)
+
+
+def _is_in_place(func: Callable[..., Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
 
 
 def _ask(parameter: torch.Tensor) -> None:

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 
 from vdnn.errors import VdnnError
-from vdnn.runtime.torch_internals.function_modes import without_modes
-from vdnn.runtime.training_state.parameters.reads_outside import ReadsOutside
 from vdnn.runtime.training_state.slices import Group, Slice, options_of
 
 _OF_TORCH = ("state", "param_groups")
@@ -57,8 +55,7 @@ class SlicedStep:
                     group["param_names"] = [names[id(parameter)] for parameter in parameters]
                 group["params"] = parameters
             optimizer.param_groups = [self.groups[index] for index in part.parameters]
-            with without_modes(ReadsOutside):  # a step that the optimizer compiles would be compiled with it
-                self._own_step(*self._args, **self._kwargs)
+            self._own_step(*self._args, **self._kwargs)
         finally:
             optimizer.param_groups = groups
             for group, (parameters, named) in zip(self.groups, whole, strict=True):

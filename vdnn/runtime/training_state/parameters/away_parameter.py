@@ -2,18 +2,28 @@
 
 [Note: Parameters on the host] While it is away, the parameter is a tensor on the CPU: the same object, whose data is
 the host copy. Whoever reads, saves or copies it needs to know nothing of vdnn, and gets its values. While its module
-runs, its data is the copy on the device, which nobody writes to; so it only comes in, and is dropped. An optimizer's
-step changes it, on a copy of its own that is written to the host behind the step (stepped_parameters).
+runs, its data is the copy on the device. That copy is dropped, or written to the host first if something wrote to it
+(writes). An optimizer's step changes it, on a copy of its own that is written to the host behind the step
+(stepped_parameters).
+
+[Note: One memory] Either the host copy or the copy on the device is the memory of the parameter, and `is_in_place` says
+which. The copy on the device stays in place while a module or a graph uses it, and while the program holds its memory:
+a view, `detach()`, a storage, numpy, DLPack. The host copy may be held by the program at any time, because it never
+changes its place; what is written to it is fetched by the next use.
 """
 
 from __future__ import annotations
 
+import operator
+import sys
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from vdnn.runtime.torch_internals.data_reads import set_native_data
+from vdnn.runtime.torch_internals.memory_holders import natively_held
 from vdnn.runtime.training_state.homes import managed
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.state_copies import Moving, StateCopies
@@ -22,8 +32,8 @@ from vdnn.runtime.training_state.state_copies import Moving, StateCopies
 class Manager(Protocol):
     """Manages parameters for one session."""
 
-    def drop(self, away: AwayParameter) -> None:
-        """Drops the copy on the device. The parameter's data are on the host then."""
+    def drop(self, away: AwayParameter) -> bool:
+        """Drops the copy on the device. The parameter's data are on the host then. False if it is in use there."""
 
     def stay(self, away: AwayParameter, data: torch.Tensor, reason: str) -> None:
         """`data` on the device are those of the parameter from now on. Nobody manages it any longer."""
@@ -45,7 +55,15 @@ class AwayParameter:
     is_trained: bool  # an optimizer of the session has it
     is_shared: bool  # used more than once in a graph, see graph_uses
     on_device: Moving | None = None
-    version: int = 0  # of the parameter when it was fetched
+    version: int = 0  # of the parameter when it was fetched, or when its copies were last equal
+    copy_version: int = 0  # the same of the copy on the device
+    is_in_place: bool = False  # the parameter's data are the copy on the device
+    is_exposed: bool = False  # the program took `.data` of the copy on the device: its writes are not counted
+    is_stepped: bool = False  # an optimizer has its data
+    host_holders: tuple[int, int] = (0, 0)  # of the memory of the host, if the program holds none of it
+    host_hash: int | None = None  # of the host copy, if the program holds its memory and this use is checked
+    hash_before: torch.Tensor | None = None  # of the copy on the device, if this use is checked
+    checks: int = 0  # uses that were checked when it was new
     has_arrived: bool = False
     users: int = 0  # calls of modules that run, and a graph that holds it
     is_held: bool = False  # by a graph
@@ -57,6 +75,27 @@ class AwayParameter:
     @property
     def nbytes(self) -> int:
         return self.host.nbytes
+
+    def put_in_place(self, moving: Moving) -> None:
+        """The copy on the device is the parameter's data from now on."""
+        with torch.inference_mode(False):
+            set_native_data(self.parameter, moving.tensors[0])
+        self.version, self.copy_version = self.parameter._version, moving.tensors[0]._version
+        self.is_in_place, self.is_exposed = True, False
+
+    def put_host_in_place(self) -> None:
+        """The host copy is the parameter's data from now on."""
+        with torch.inference_mode(False):
+            set_native_data(self.parameter, self.host.tensor)
+        self.is_in_place = self.is_exposed = False
+
+    def is_held_on_device(self) -> bool:
+        """True if the program holds memory of the copy on the device, which is in place. See [Note: One memory]."""
+        return self.on_device is not None and is_held(self.on_device.tensors[0], tensors=2)
+
+    def is_held_on_host(self) -> bool:
+        """True if the program holds memory of the host copy, while that on the device is in place."""
+        return any(map(operator.gt, holders_of(self.host.tensor), self.host_holders))
 
     @property
     def device(self) -> torch.device:
@@ -82,6 +121,21 @@ class AwayParameter:
         if storage == self.host.tensor.untyped_storage()._cdata:
             return True
         return self.on_device is not None and storage == self.on_device.tensors[0].untyped_storage()._cdata
+
+
+def is_held(tensor: torch.Tensor, *, tensors: int) -> bool:
+    """True if more than `tensors` tensors hold the memory of `tensor`, or anything else does."""
+    held, references = holders_of(tensor)
+    return held > _HELD_BY_ONE[0] + tensors - 1 or references > _HELD_BY_ONE[1]
+
+
+def holders_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """How often the storage is held by torch, numpy and DLPack, and how often its Python object."""
+    storage = tensor.untyped_storage()
+    return natively_held(storage._cdata), sys.getrefcount(storage)
+
+
+_HELD_BY_ONE = holders_of(torch.zeros(1))
 
 
 def away_of(parameter: torch.Tensor) -> AwayParameter | None:

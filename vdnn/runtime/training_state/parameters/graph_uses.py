@@ -29,7 +29,7 @@ class _Mark:
 class GraphUses:
     """`let_go(parameter)` is called when no graph holds it any longer."""
 
-    def __init__(self, let_go: Callable[[AwayParameter], None]) -> None:
+    def __init__(self, let_go: Callable[[AwayParameter], object]) -> None:
         self._let_go = let_go
         self._held: list[AwayParameter] = []
         self.found: set[str] = set()  # names of those that were found to be used again

@@ -16,20 +16,21 @@ from torch._subclasses.fake_tensor import FakeTensor
 from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
 from vdnn.runtime.storage.transport import Transport
-from vdnn.runtime.torch_internals.function_modes import is_innermost
+from vdnn.runtime.torch_internals.data_reads import native_data, set_native_data, watch_data_no_longer
 from vdnn.runtime.torch_internals.gradient_hooks import hear_first
-from vdnn.runtime.torch_internals.memory_holders import natively_held
+from vdnn.runtime.torch_internals.memory_holders import is_used_natively, memory_is_held, natively_held
+from vdnn.runtime.torch_internals.parameter_guard import guard_no_longer
 from vdnn.runtime.training_state.homes import manage, manage_no_longer
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
-from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, away_of
+from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, away_of, holders_of
 from vdnn.runtime.training_state.parameters.chosen import Leaving, choose
 from vdnn.runtime.training_state.parameters.data_parallel import refuse_data_parallel, watch_data_parallel
 from vdnn.runtime.training_state.parameters.mapped_memory import MappedBlock, MappedFiles
 from vdnn.runtime.training_state.parameters.module_calls import ModuleCalls
 from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
-from vdnn.runtime.training_state.parameters.reads_outside import ReadsOutside
 from vdnn.runtime.training_state.parameters.streaming import Streaming
+from vdnn.runtime.training_state.parameters.writes import DEFAULT_ONE_IN, Writes
 from vdnn.runtime.training_state.state_copies import StateCopies
 from vdnn.user_warnings import warn
 
@@ -50,7 +51,6 @@ class ManagedParameters:
         self._entries = 0
         self._host_bytes = self._mapped_bytes = 0
         self._stack = contextlib.ExitStack()
-        self._mode: ReadsOutside | None = None
         self._calls: ModuleCalls | None = None
         choose(model, 1)  # refuses what cannot be managed
         if are_trained:
@@ -64,16 +64,17 @@ class ManagedParameters:
         saves: ParameterSaves,
         min_bytes: int,
         trained: Iterable[torch.Tensor] = (),
+        check_one_in: int = DEFAULT_ONE_IN,
     ) -> None:
         """Copies the parameters to the host, and watches the calls of modules. Blocks while memory is pinned. `trained`
-        are those that the optimizers of the session have."""
+        are those that the optimizers of the session have. `check_one_in`: see writes."""
         self._entries += 1
         if self._entries > 1:
             return
         try:
             with interrupts_wait():
                 ids = frozenset(map(id, trained)) if self.are_trained else None
-                self._take_out(transport_for, saves, min_bytes, ids)
+                self._take_out(transport_for, saves, min_bytes, ids, Writes(check_one_in))
         except BaseException:
             self.leave()
             raise
@@ -92,7 +93,6 @@ class ManagedParameters:
             )
 
     def _return_all(self) -> int:
-        self._stop_looking()
         self._stack.close()
         if self._streaming is not None:
             self._streaming.begin()
@@ -120,7 +120,12 @@ class ManagedParameters:
     # Out and back.
 
     def _take_out(
-        self, transport_for: TransportFor, saves: ParameterSaves, min_bytes: int, trained: frozenset[int] | None
+        self,
+        transport_for: TransportFor,
+        saves: ParameterSaves,
+        min_bytes: int,
+        trained: frozenset[int] | None,
+        writes: Writes,
     ) -> None:
         chosen = choose(self._model, min_bytes, trained)
         self._refuse_a_second_session([one.parameter for one in chosen.leave])
@@ -144,22 +149,26 @@ class ManagedParameters:
                     self._stay[leaving.name] = "it is trained, and was not on the device as the session began"
                     continue
                 one = copies.setdefault(target, StateCopies(transport))
-                is_mapped = not is_trained and parameter.data in mapped
+                is_mapped = not is_trained and native_data(parameter) in mapped
+                if (
+                    not is_mapped
+                    and target == parameter.device
+                    and (memory_is_held(parameter) or is_used_natively(parameter))
+                ):
+                    self._stay[leaving.name] = "the program holds its memory, such as in a state_dict or a view"
+                    continue
                 self._take_one_out(leaving, one, is_mapped=is_mapped, is_trained=is_trained)
         window_bytes = min((one.window_bytes for one in copies.values()), default=0)
         fetches = None if self._streaming is None else self._streaming.fetches
-        self._streaming = Streaming(saves, window_bytes)
+        self._streaming = Streaming(saves, writes, window_bytes)
         if fetches is not None:
             self._streaming.fetches = fetches
         self._streaming.manage(self._away.values())
         saves.managed_by(self)
-        self._calls = ModuleCalls(self._away, self._streaming, self._let_stay, self._stop_looking)
+        self._calls = ModuleCalls(self._away, self._model, self._streaming, writes, self._let_stay)
         self._stack.enter_context(self._calls)
         if trained is not None:
             self._stack.callback(watch_data_parallel(one.parameter for one in self._away.values() if one.is_trained))
-        if self._away:
-            self._mode = ReadsOutside(self._calls.read, self._calls.read_in_graph)
-            self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _refuse_a_second_session(self, parameters: list[torch.nn.Parameter]) -> None:
         for one in parameters:
@@ -180,10 +189,11 @@ class ManagedParameters:
             self._stay[name] = f"torch cannot put a tensor of the CPU in the place of one of {home.type!r}"
             return
         if is_mapped:
-            data = parameter.data
+            data = native_data(parameter)
             host = HostTensor(data, MappedBlock(data.data_ptr(), data.nbytes), transport)  # type: ignore[arg-type]
         else:
-            whole = parameter.data if _is_whole(parameter.data) else parameter.data.clone()
+            data = native_data(parameter)
+            whole = data if _is_whole(data) else data.clone()
             try:
                 host = host_tensor_for(whole, transport)
             except (VdnnError, MemoryError):
@@ -211,13 +221,14 @@ class ManagedParameters:
             is_trained,
             leaving.is_tied,
         )
+        away.host_holders = holders_of(host.tensor)
         self._away[id(parameter)] = away
         manage(parameter, away)
         if is_trained and parameter.requires_grad:
             self._watch(away)
         self._host_bytes += host.nbytes
         self._mapped_bytes += host.nbytes if is_mapped else 0
-        parameter.data = host.tensor
+        set_native_data(parameter, host.tensor)
 
     def _watch(self, away: AwayParameter) -> None:
         """Hears of the gradient of `away`, ahead of whatever else hears of it."""
@@ -240,15 +251,19 @@ class ManagedParameters:
 
     # While optimizers step.
 
-    def drop(self, away: AwayParameter) -> None:
-        if self._calls is not None and self._streaming is not None and away.on_device is not None:
-            with self._streaming.lock:
-                self._calls.keep_writes(away)
-                self._streaming.drop(away)
+    def drop(self, away: AwayParameter) -> bool:
+        guard_no_longer(away.parameter)
+        if self._calls is None or self._streaming is None:
+            return True
+        with self._streaming.lock:
+            if not self._calls.in_step(away):
+                return False
+            self._streaming.drop(away)
+            return True
 
     def stay(self, away: AwayParameter, data: torch.Tensor, reason: str) -> None:
         self._stay[away.name] = reason
-        away.parameter.data = data
+        set_native_data(away.parameter, data)
         self._forget(away)
 
     # The end of one.
@@ -259,28 +274,38 @@ class ManagedParameters:
                 self._calls.give_all_back(reason)
 
     def _let_stay(self, away: AwayParameter, reason: str) -> None:
-        """`away` returns to the device, or stays where the program moved it."""
+        """`away` is on the device from now on, or stays where the program moved it."""
         self._stay[away.name] = reason
-        self._return(away)
+        self._return(away, is_to_be_used=True)
 
-    def _return(self, away: AwayParameter) -> int:
-        """Ends the management of one parameter. Returns the bytes that the device refused."""
+    def _return(self, away: AwayParameter, *, is_to_be_used: bool = False) -> int:
+        """Ends the management of one parameter. Returns the bytes that the device refused. `is_to_be_used`: a mapped
+        one goes to the device, too."""
         refused_bytes = 0
         with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
-            is_there = away.is_there()
-            self.drop(away)
-            if is_there and away.home is not None:
-                try:
-                    away.parameter.data = self._copied_back(away)
-                except (torch.OutOfMemoryError, VdnnError):
-                    refused_bytes = away.nbytes
-                    away.parameter.data = away.host.tensor.clone()
-            elif is_there and not away.is_mapped:
-                away.parameter.data = away.host.tensor.clone()
+            goes_home = away.home is not None or is_to_be_used
+            if away.is_in_place and not goes_home and self._calls is not None:
+                self._calls.in_step(away)  # a copy that the program holds stays
+            if not away.is_in_place and away.is_there():
+                if self._streaming is not None:
+                    self._streaming.drop(away)
+                if goes_home:
+                    try:
+                        set_native_data(away.parameter, self._copied_back(away))
+                    except (torch.OutOfMemoryError, VdnnError):
+                        refused_bytes = away.nbytes
+                        set_native_data(away.parameter, away.host.tensor.clone())
+                elif not away.is_mapped:
+                    set_native_data(away.parameter, away.host.tensor.clone())
         self._forget(away)
         return refused_bytes
 
     def _forget(self, away: AwayParameter) -> None:
+        guard_no_longer(away.parameter)
+        watch_data_no_longer(away.parameter)
+        if self._calls is not None:
+            self._calls.uses.forget(away)
+            away.users = 0
         if self._streaming is not None:
             self._streaming.forget(away)
         for handle in away.handles:
@@ -297,11 +322,9 @@ class ManagedParameters:
         away.copies.arrive_to_be_read(moving, "parameter returned")
         return moving.tensors[0]
 
-    def _stop_looking(self) -> None:
-        """The reads outside of modules are known. A mode can only be left while no other is inside of it."""
-        if self._mode is not None and is_innermost(self._mode):
-            mode, self._mode = self._mode, None
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+def _is_held(parameter: torch.Tensor) -> bool:
+    return memory_is_held(parameter) or is_used_natively(parameter)
 
 
 def _outlive_the_memory(host: torch.Tensor) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +14,20 @@ import torch
 from vdnn.errors import VdnnError
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.backward_ends import in_backward
-from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
+from vdnn.runtime.torch_internals.data_reads import native_data, watch_data, watch_data_no_longer
+from vdnn.runtime.torch_internals.parameter_access import watch_parameters_of
+from vdnn.runtime.torch_internals.tensor_kinds import outside_of_transforms
+from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, is_held
+from vdnn.runtime.training_state.parameters.graph_reads import GraphReads
 from vdnn.runtime.training_state.parameters.graph_uses import GraphUses
+from vdnn.runtime.training_state.parameters.reads_outside import reads_values
 from vdnn.runtime.training_state.parameters.streaming import Streaming
+from vdnn.runtime.training_state.parameters.writes import Found, Use, Writes
+from vdnn.user_warnings import line_of_user
 
 _BACKWARD = "backward"
-_LOOKED_AT = 2  # calls of one model in which reads outside of modules are looked for
+_LOOKED_AT = 2  # calls of one model behind which reads with a gradient are looked for
+_DEPTH = 3  # of lists and dicts in which a module may keep parameters of others
 
 
 @dataclass(slots=True)
@@ -38,46 +47,73 @@ class _Calls(threading.local):
 class ModuleCalls:
     """While entered, follows the calls of all modules. `away` are the managed parameters, by id.
 
-    `let_stay(parameter, reason)` ends the management of one. `looked` is called once reads outside are known.
+    `let_stay(parameter, reason)` ends the management of one.
     """
 
     def __init__(
         self,
         away: dict[int, AwayParameter],
+        model: torch.nn.Module,
         streaming: Streaming,
+        writes: Writes,
         let_stay: Callable[[AwayParameter, str], None],
-        looked: Callable[[], None],
     ) -> None:
         self._away = away
+        self._model = model
         self._streaming = streaming
+        self._writes = writes
         self._let_stay = let_stay
-        self._looked = looked
         self.uses = GraphUses(self._let_go)
+        streaming.let_go = self._let_go
         self._calls = _Calls()
         self._running = 0  # outermost calls, on all threads
+        # Those that a module is known to read without taking them from the module that has them.
         self._read_in: weakref.WeakKeyDictionary[torch.nn.Module, list[AwayParameter]] = weakref.WeakKeyDictionary()
         self._called: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
-        self._handles: list[Any] = []
+        self._read_outside: set[str] = set()  # names
+        self._held: set[str] = set()  # names of those whose memory on the device the program held
+        self._graph_reads = GraphReads(self.read_in_graph)
+        self._too_late: list[Use] = []  # written to on the host while they ran on the device
+        self._undo: list[Callable[[], object]] = []
         self._forks = forks.count
 
     def __enter__(self) -> ModuleCalls:
         hooks = torch.nn.modules.module
-        self._handles = [
+        for handle in (
             hooks.register_module_forward_pre_hook(self._before),
             hooks.register_module_forward_hook(self._after, always_call=True),
-        ]
+        ):
+            self._undo.append(handle.remove)
+        for module in self._model.modules():
+            if any(id(one) in self._away for one in module._parameters.values()):
+                self._undo.append(watch_parameters_of(module, self._taken))
+        for away in self._away.values():
+            watch_data(away.parameter, self)
+            self._undo.append(functools.partial(watch_data_no_longer, away.parameter))
+        self._graph_reads.begin(one.parameter for one in self._away.values())
+        self._undo.append(self._graph_reads.end)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        while self._undo:
+            self._undo.pop()()
 
     def lines(self) -> list[str]:
-        names = sorted({one.name for read in self._read_in.values() for one in read})
+        kept = self._writes.kept.items()
         return [
-            *(f"  parameter {name} is read outside of its module, and stays while its reader runs" for name in names),
+            *(
+                f"  parameter {name} is read outside of its module, and stays while its reader runs"
+                for name in sorted(self._read_outside)
+            ),
             *(f"  parameter {name} is used again, and stays until its gradient is there" for name in self.uses.found),
+            *(
+                f"  parameter {name} is written to while a module runs, {times} times, and copied out"
+                for name, times in kept
+            ),
+            *(
+                f"  parameter {name} stays on the device while the program holds its memory"
+                for name in sorted(self._held)
+            ),
         ]
 
     # Hooks.
@@ -102,11 +138,23 @@ class ModuleCalls:
         if not self._running and not in_backward():
             self.uses.release_dead()
             self._streaming.begin()
+            self._writes.call_begins()
+        self._graph_reads.end()  # also in a backward, for the modules of a checkpoint
         self._running += 1
         called = self._called.get(module, 0)
-        if called >= _LOOKED_AT:
-            self._looked()
+        if not called:
+            for part in module.modules():
+                self._look_into(part)
         self._called[module] = called + 1
+
+    def _look_into(self, module: torch.nn.Module) -> None:
+        """Finds parameters of other modules that `module` keeps in a list or dict of its own, where no hook hears of
+        their uses."""
+        own = {id(one) for one in module._parameters.values()}
+        found = [self._away.get(id(one)) for one in _parameters_in(vars(module)) if id(one) not in own]
+        if read := [one for one in found if one is not None]:
+            self._read_in[module] = read
+            self._read_outside |= {one.name for one in read}
 
     def _after(self, module: torch.nn.Module, args: object, output: object) -> None:
         if torch.compiler.is_compiling() or forks.count != self._forks:
@@ -116,39 +164,79 @@ class ModuleCalls:
             return
         while True:  # an exception may have skipped the exits of inner modules
             call = stack.pop()
+            if stack and call.module is module:
+                self._returned(output, stack[-1])
             self._leave(call)
             if call.module is module:
                 break
         if not stack:
             self._running = max(0, self._running - 1)
             if not self._running and not in_backward():
-                self._streaming.drop_unused()
+                self._end(module)
+        if self._too_late:
+            use = self._too_late[0]
+            self._too_late.clear()
+            raise VdnnError(
+                f"parameter {use.away.name} was written to on the host while {use.module} ran with its copy on the "
+                f"device, in the call at {line_of_user()}. The program took that memory between calls of modules, such "
+                "as by state_dict() or detach(). Write to it between calls, or to the parameter itself."
+            )
+
+    def _end(self, module: torch.nn.Module) -> None:
+        self._streaming.drop_unused()
+        if self._called.get(module, 0) < _LOOKED_AT:
+            self._graph_reads.begin(one.parameter for one in self._away.values())
+        lost = self._writes.call_ends()
+        for use in lost:
+            if id(use.away.parameter) in self._away:
+                self._give_back(use.away, Found.UNSEEN.value)
+        if lost:
+            raise VdnnError(
+                f"parameter {lost[0].away.name} was written to while {lost[0].module} ran, in the call at "
+                f"{line_of_user()}, in a way that torch does not count: by DLPack, an address, or a kernel. This write "
+                "is lost, and those of earlier calls may be. Write with operations of torch, or leave out parameters=, "
+                "and load the last checkpoint before you go on."
+            )
 
     # Parameters.
 
-    def read(self, tensor: torch.Tensor, is_written: bool) -> bool:
-        """A function is called with this parameter. True if it reads it on the host, between calls."""
-        away = self._away.get(id(tensor))
-        stack = self._calls.stack
-        if away is None:
-            return False
-        if not stack:
-            return not away.users and not in_backward()
-        with torch._C.DisableTorchFunction():
-            if is_written:
-                self._give_back(away, "it is written to, or its data are taken, while a module runs")
-            elif not away.users:
-                call = stack[-1]
-                self._read_in.setdefault(call.module, []).append(away)
-                self._bring([away], call)
-        return False
+    def _taken(self, parameter: torch.nn.Parameter) -> None:
+        """The program takes this parameter from a module."""
+        away = self._away.get(id(parameter))
+        if away is not None and not away.users and self._calls.stack and reads_values(2):
+            self._read(away)
+
+    def _read(self, away: AwayParameter) -> None:
+        """The module that runs reads a parameter of another one."""
+        if torch.compiler.is_compiling() or forks.count != self._forks:
+            return
+        self._read_outside.add(away.name)
+        self._bring([away], self._calls.stack[-1])
+
+    def _returned(self, output: object, caller: _Call) -> None:
+        """A module returns parameters to the one that called it, which reads them from now on."""
+        found = [self._away.get(id(one)) for one in _parameters_in(output)]
+        if returned := [one for one in found if one is not None]:
+            self._read_outside |= {one.name for one in returned}
+            self._bring(returned, caller)
+
+    def before_data_are_taken(self, parameter: torch.Tensor) -> None:
+        """The program reads `parameter.data`, and may write there."""
+        away = self._away.get(id(parameter))
+        if away is None or away.is_stepped:
+            return
+        if not away.users and self._calls.stack:
+            self._read(away)
+        if away.is_in_place:
+            away.is_exposed = True
+        elif away.on_device is not None:
+            self._streaming.drop(away)
 
     def read_in_graph(self, tensors: list[torch.Tensor]) -> None:
         """Between calls, a graph is made of these parameters."""
         with torch._C.DisableTorchFunction():
             for away in [self._away[id(one)] for one in tensors if id(one) in self._away]:
-                if away.parameter.requires_grad:
-                    self._give_back(away, "it is read between calls of modules, with its gradient")
+                self._give_back(away, "it is read between calls of modules, with its gradient")
 
     def _bring(self, wanted: list[AwayParameter], call: _Call) -> None:
         with torch._C.DisableTorchFunction():
@@ -156,8 +244,8 @@ class ModuleCalls:
                 if one.parameter.requires_grad and not one.is_trained:
                     self._give_back(one, "it was frozen as the session began, and is trained now")
                     wanted.remove(one)
-                elif not one.is_there():
-                    self._refuse(one)
+                elif not one.is_there() and not self._adopt(one):
+                    wanted.remove(one)
             if not wanted:
                 return
             with self._streaming.lock:
@@ -165,11 +253,9 @@ class ModuleCalls:
                 for one in wanted:
                     one.users += 1
                     call.used.append(one)
-                    moving = one.on_device
-                    if one.users == 1 and moving is not None:
-                        one.version = one.parameter._version
-                        with torch.inference_mode(False):
-                            one.parameter.data = moving.tensors[0]
+                    if one.on_device is not None and not one.is_in_place:
+                        one.put_in_place(one.on_device)
+                        self._writes.use_begins(one)
                     call.nodes.append(self.uses.used(one))
 
     def _leave(self, call: _Call) -> None:
@@ -177,25 +263,40 @@ class ModuleCalls:
             for one in call.used:
                 one.users = max(0, one.users - 1)
                 if not one.users:
-                    self._let_go(one)
+                    self._let_go(one, call.module)
             call.nodes.clear()
 
-    def _let_go(self, away: AwayParameter) -> None:
-        """Neither a module nor a graph holds the parameter on the device."""
-        if id(away.parameter) not in self._away:
-            return
-        with self._streaming.lock, torch._C.DisableTorchFunction():
-            if away.parameter._version != away.version:
-                self._give_back(away, "it is written to while its module runs")
-            elif away.is_there():
-                with torch.inference_mode(False):
-                    away.parameter.data = away.host.tensor
+    def _let_go(self, away: AwayParameter, module: torch.nn.Module | None = None) -> bool:
+        """Neither a module nor a graph holds the parameter on the device. Returns True if its data are on the host
+        then, see [Note: One memory]."""
+        if id(away.parameter) not in self._away or not away.is_in_place:
+            return not away.is_in_place
+        with self._streaming.lock, outside_of_transforms(), torch._C.DisableTorchFunction():
+            if not away.is_there():
+                return self._can_adopt(away) and self._adopt(away)
+            if away.is_held_on_device():
+                self._held.add(away.name)
+                return False
+            found = self._writes.use_ends(away, lambda: self._name_of(module))
+            if found is Found.UNSEEN:
+                self._give_back(away, found.value)
+                return False
+            away.put_host_in_place()
+            if found is Found.ON_HOST:
+                self._too_late.append(Use(away, self._name_of(module)))
+                self._streaming.drop(away)
+            return True
+
+    def _name_of(self, module: torch.nn.Module | None) -> str:
+        if module is None:
+            return "a graph"
+        names = (name for name, one in self._model.named_modules() if one is module)
+        return f"{next(names, '') or 'the model'} ({type(module).__name__})"
 
     def _give_back(self, away: AwayParameter, reason: str) -> None:
         for read in self._read_in.values():
             if away in read:
                 read.remove(away)
-        self.keep_writes(away)
         self._let_stay(away, reason)
 
     def give_all_back(self, reason: str) -> None:
@@ -204,22 +305,62 @@ class ModuleCalls:
             for away in list(self._away.values()):
                 self._give_back(away, reason)
 
-    def keep_writes(self, away: AwayParameter) -> None:
-        """Copies to the host what was written to the parameter on the device. Nothing holds it there any longer."""
-        moving = away.on_device
-        if moving is not None and away.users and away.parameter._version != away.version:
-            away.host.tensor.copy_(moving.tensors[0])
-        self.uses.forget(away)
-        away.users = 0
+    def in_step(self, away: AwayParameter) -> bool:
+        """An optimizer is about to step `away`. True: the host copy is the parameter's data, to be stepped on a copy.
+        False: they are on the device, in use, and are stepped there."""
+        if not away.is_in_place:
+            return True
+        with self._streaming.lock:
+            if away.users > away.is_held:
+                return False
+            self.uses.forget(away)
+            away.users = 0
+            return self._let_go(away)
 
-    def _refuse(self, away: AwayParameter) -> None:
-        raise VdnnError(
-            f"parameter {away.name} was moved or replaced by .data, .to() or another conversion while a session with "
-            "parameters= manages it. Convert the model before the session, or after it."
-        )
+    # Data that the program replaced.
+
+    @staticmethod
+    def _can_adopt(away: AwayParameter) -> bool:
+        data, host = native_data(away.parameter), away.host.tensor
+        is_alike = data.dtype == host.dtype and data.size() == host.size() and data.layout == host.layout
+        if not is_alike or data.device not in (host.device, away.device):
+            return False
+        return data.device == away.device or not is_held(data, tensors=2)
+
+    def _adopt(self, away: AwayParameter) -> bool:
+        """The program put other data in the place of the parameter's. Their values are those of the host copy from now
+        on, or the parameter stays on the device if the program holds their memory. True: it is still managed."""
+        if not self._can_adopt(away):
+            raise VdnnError(
+                f"parameter {away.name} was moved or replaced by .data, .to() or another conversion while a session "
+                "with parameters= manages it. Convert the model before the session, or after it."
+            )
+        data, host, moving = native_data(away.parameter), away.host, away.on_device
+        if is_held(data, tensors=2) or data.stride() != host.tensor.stride():
+            self._give_back(away, "the program put a tensor in its place that it holds")
+            return False
+        away.copies.settle_uses(host)
+        with torch.no_grad():
+            host.tensor.copy_(data)
+        away.put_host_in_place()
+        if moving is not None:
+            away.copy_version = moving.tensors[0]._version
+            self._streaming.drop(away)
+        return True
 
     def _phase(self) -> Hashable:
         if in_backward():
             return _BACKWARD
         root = self._calls.stack[0].module
         return id(root), root.training
+
+
+def _parameters_in(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.nn.Parameter):
+        yield value
+    elif depth and isinstance(value, dict):
+        for one in value.values():
+            yield from _parameters_in(one, depth - 1)
+    elif depth and isinstance(value, (list, tuple, set)):
+        for one in value:
+            yield from _parameters_in(one, depth - 1)

@@ -1,82 +1,75 @@
-"""Finds parameters that are read outside of their module, such as a tied head, in the first calls of a model.
+"""Tells whether a program that takes a parameter reads its values, from the instruction that follows.
 
-A function mode sees every function that the program calls with a tensor. Inside of a model's call, what reads a
-parameter that is away brings it to the device, and the module that runs is its reader from then on.
+A parameter that is taken outside of its module comes to the device, for as long as the module that takes it runs. Many
+programs take one for its dtype or its shape alone (`x.to(self.head.weight.dtype)`); those need no copy. What is not
+understood counts as a read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import dis
+import functools
+import sys
+from collections.abc import Iterator
+from types import CodeType, FrameType
 
 import torch
-from torch.overrides import TorchFunctionMode
 
-# Functions that tell facts of a tensor without its bytes. Hooks of modules call them for every parameter.
+from vdnn.runtime.torch_internals import parameter_access
+
+# Attributes and methods that need no values, and are the same on every device.
 _FACTS = frozenset(
-    getattr(torch.Tensor, name).__get__
-    for name in (
-        *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn", "_version"),
-        *("is_quantized", "is_nested", "is_meta", "is_cuda", "is_sparse", "_base"),
-    )
-) | frozenset(
-    getattr(torch.Tensor, name)
-    for name in (
-        *("size", "dim", "stride", "numel", "element_size", "untyped_storage", "storage_offset", "is_contiguous"),
-        *("is_floating_point", "is_complex", "data_ptr", "_is_zerotensor", "get_device", "__hash__", "requires_grad_"),
+    (
+        *("shape", "dtype", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn", "_version", "itemsize"),
+        *("is_quantized", "is_nested", "is_sparse", "_base", "nbytes", "size", "dim", "stride", "numel", "nelement"),
+        *("element_size", "storage_offset", "is_contiguous", "is_floating_point", "is_complex", "requires_grad_"),
+        *("ndimension", "_backward_hooks", "_post_accumulate_grad_hooks", "__class__"),
     )
 )
-_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
-Found = Callable[[torch.Tensor, bool], bool]
+_IN_BETWEEN_FILES = (parameter_access.__file__, torch.nn.modules.module.__file__)
+_IN_BETWEEN = frozenset(("CACHE", "NOP", "EXTENDED_ARG"))
 
 
-class ReadsOutside(TorchFunctionMode):
-    """Calls `found(tensor, is_written)` for every parameter that a function is given. It returns True for one that is
-    read on the host, because no module runs. If a graph is made of such ones, `read_in_graph` brings them to the
-    device, and the function is called there."""
-
-    def __init__(self, found: Found, read_in_graph: Callable[[list[torch.Tensor]], None]) -> None:
-        super().__init__()
-        self._found = found
-        self._read_in_graph = read_in_graph
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in _FACTS:
-            return func(*args, **kwargs)
-        # What has .data may write to it, and nobody would see that.
-        may_write = func == _DATA or _is_in_place(func)
-        parameters = enumerate(_parameters_in((*args, *kwargs.values())))
-        on_host = [one for number, one in parameters if self._found(one, may_write and not number)]
-        if not on_host or may_write or not torch.is_grad_enabled():
-            return func(*args, **kwargs)
-        try:
-            outcome = func(*args, **kwargs)
-        except RuntimeError:  # the others are on the device
-            self._read_in_graph(on_host)
-            return func(*args, **kwargs)
-        if not _is_in_graph(outcome):
-            return outcome
-        self._read_in_graph(on_host)
-        return func(*args, **kwargs)
+def reads_values(depth: int = 1) -> bool:
+    """False if the program takes facts only. `depth`: of the frame of the dict of parameters that it called."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and frame.f_code.co_filename in _IN_BETWEEN_FILES:
+        frame = frame.f_back
+    return frame is None or _reads_values(frame.f_code, frame.f_lasti)
 
 
-def _is_in_graph(outcome: object) -> bool:
-    if isinstance(outcome, torch.Tensor):
-        return outcome.grad_fn is not None
-    return isinstance(outcome, (list, tuple)) and any(map(_is_in_graph, outcome))
+@functools.lru_cache(maxsize=4096)
+def _reads_values(code: CodeType, offset: int) -> bool:
+    following = _instructions(code, offset)
+    next(following, None)
+    after = next(following, None)
+    if after is None:
+        return True
+    if _is_variable(after, "STORE"):  # `for parameter in ...`
+        uses = [*_after_loads(code, str(after.argval))]
+        return not uses or not all(map(_is_fact, uses))
+    return not _is_fact(after)
 
 
-def _is_in_place(func: Callable[..., Any]) -> bool:
-    name = getattr(func, "__name__", "")
-    return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
+def _instructions(code: CodeType, offset: int = 0) -> Iterator[dis.Instruction]:
+    return (one for one in dis.get_instructions(code) if one.offset >= offset and one.opname not in _IN_BETWEEN)
 
 
-def _parameters_in(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.nn.Parameter):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _parameters_in(value)
+def _is_fact(instruction: dis.Instruction | None) -> bool:
+    is_access = instruction is not None and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
+    return is_access and instruction is not None and instruction.argval in _FACTS
+
+
+def _is_variable(instruction: dis.Instruction, kind: str) -> bool:
+    return instruction.opname in (f"{kind}_FAST", f"{kind}_NAME", f"{kind}_DEREF")
+
+
+def _after_loads(code: CodeType, name: str) -> Iterator[dis.Instruction | None]:
+    """The instruction behind each one that loads the variable; None behind others that have to do with it."""
+    before: dis.Instruction | None = None
+    for one in _instructions(code):
+        if before is not None and before.argval == name and not before.opname.startswith("STORE"):
+            yield one if before.opname.startswith("LOAD_FAST") or _is_variable(before, "LOAD") else None
+        elif before is not None and isinstance(before.argval, tuple) and name in before.argval:
+            yield None
+        before = one

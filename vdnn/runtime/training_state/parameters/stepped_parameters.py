@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import torch
 
+from vdnn.runtime.torch_internals.data_reads import native_data, set_native_data
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, away_of
 from vdnn.runtime.training_state.state_copies import Moving, StateCopies
 
@@ -34,7 +35,8 @@ class SteppedParameters:
         """Releases copies that were not stepped."""
         moving, self._moving = self._moving, None
         for away, _ in zip(self._away, self._lent, strict=False):
-            away.parameter.data = away.host.tensor
+            away.put_host_in_place()
+            away.is_stepped = False
         self._lent.clear()
         if moving is not None:
             copies.abandon(moving)
@@ -48,7 +50,8 @@ class SteppedParameters:
         self._moving = None
         with torch.no_grad(), torch._C.DisableTorchFunction():
             for away, tensor in zip(self._away, moving.tensors, strict=True):
-                away.parameter.data = tensor
+                set_native_data(away.parameter, tensor)
+                away.is_stepped = True
                 self._lent.append(tensor)
         moving.tensors.clear()
 
@@ -59,26 +62,26 @@ class SteppedParameters:
             return
         with torch.no_grad(), torch._C.DisableTorchFunction():
             for away, tensor in zip(self._away, lent, strict=True):
-                data = away.parameter.data
+                away.is_stepped = False
+                data = native_data(away.parameter)
                 if data.untyped_storage()._cdata != tensor.untyped_storage()._cdata:  # the optimizer replaced them
                     tensor.copy_(data)
-                    away.parameter.data = tensor
+                    set_native_data(away.parameter, tensor)
             if copies.leave(lent, [away.host for away in self._away]):
                 for away in self._away:
-                    away.parameter.data = away.host.tensor
+                    away.put_host_in_place()
                 return
             for away, tensor in zip(self._away, lent, strict=True):
                 away.manager.stay(away, tensor, "its copy to the host was refused after a step")
 
 
 def away_now(parameter: torch.Tensor) -> AwayParameter | None:
-    """`parameter` if its data are on the host. A copy on the device of before is dropped, and a parameter that the
-    program moved stays where it is."""
+    """`parameter` if its data are on the host. A copy on the device of before is dropped, unless it is in use: then the
+    step is made there. A parameter that the program moved stays where it is."""
     away = away_of(parameter)
     if away is None:
         return None
     if not away.is_there():
-        away.manager.stay(away, parameter.data, "it was moved or replaced")
+        away.manager.stay(away, native_data(parameter), "it was moved or replaced")
         return None
-    away.manager.drop(away)
-    return away
+    return away if away.manager.drop(away) else None

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from vdnn.runtime.torch_internals.backward_ends import call_after_backward
+from vdnn.runtime.torch_internals.data_reads import native_data
 from vdnn.runtime.torch_internals.tensor_kinds import outside_of_transforms
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
 from vdnn.runtime.training_state.parameters.order import UseOrder
 from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
+from vdnn.runtime.training_state.parameters.writes import Writes
 from vdnn.runtime.training_state.state_copies import Moving, StateCopies
 
 _BACKWARD = "backward"
@@ -36,7 +38,9 @@ class Fetches:
 class Streaming:
     """The copies on the device of the parameters of one session. Its methods run on any thread."""
 
-    def __init__(self, saves: ParameterSaves, window_bytes: int) -> None:
+    def __init__(self, saves: ParameterSaves, writes: Writes, window_bytes: int) -> None:
+        self.let_go: Callable[[AwayParameter], bool] = lambda away: True  # True: its data are on the host now
+        self._writes = writes
         self.fetches = Fetches()
         self.lock = threading.RLock()
         self._saves = saves
@@ -68,6 +72,8 @@ class Streaming:
                 if not one.users and not is_wanted:
                     self.drop(one)
             for one in parameters:
+                if not one.is_in_place and one.parameter._version != one.version:
+                    self.drop(one)  # the host copy was written to since
                 self._fetch(one, is_ahead=False)
                 self._arrive(one)
                 self._order.used(phase, one.number)
@@ -77,12 +83,12 @@ class Streaming:
         """The copy on the device of a parameter that a backward uses."""
         with self.lock:
             if away.number not in self._known:
-                return away.parameter.data  # it went back to the device
+                return native_data(away.parameter)  # it went back to the device
             if not self._backward_ends:
                 self._backward_ends = call_after_backward(self._backward_ended)
             self.use([away], _BACKWARD)
             moving = away.on_device
-            return away.parameter.data if moving is None else moving.tensors[0]
+            return native_data(away.parameter) if moving is None else moving.tensors[0]
 
     def _backward_ended(self) -> None:
         with self.lock:
@@ -135,6 +141,7 @@ class Streaming:
             return
         away.copies.arrive_to_be_read(moving, "parameter")
         away.has_arrived = True
+        away.copy_version = moving.tensors[0]._version
         away.native_address = moving.tensors[0].untyped_storage()._cdata
         self._saves.add(away, self)
 
@@ -158,16 +165,16 @@ class Streaming:
                 self.drop(one)
 
     def drop(self, away: AwayParameter) -> None:
-        """Releases the copy on the device. Its memory is not reused before the copy and all issued uses are over."""
+        """Releases the copy on the device, unless it is the parameter's memory, see [Note: One memory]. Keeps what was
+        written to it. The memory is not reused before the copy and all issued uses are over."""
         with self.lock, torch._C.DisableTorchFunction():
-            moving, is_there = away.on_device, away.is_there()
+            if (away.is_in_place and not self.let_go(away)) or away.on_device is None:
+                return
+            if away.has_arrived:
+                self._writes.use_ends(away, lambda: "a backward")
+            moving, away.on_device = away.on_device, None
             self._fetched.pop(away.number, None)
             self._saves.remove(away)
-            away.on_device = None
-            if moving is None:
-                return
-            if is_there:
-                away.parameter.data = away.host.tensor
             away.copies.drop(moving, "parameter")
 
 

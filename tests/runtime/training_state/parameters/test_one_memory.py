@@ -1,0 +1,330 @@
+"""A parameter has one memory: whoever writes to it or holds it, on the host or on the device, sees what plain PyTorch
+shows (#38). What left the device is poisoned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.runtime.training_state.conftest import Manage
+from tests.runtime.training_state.parameters.writing_programs import (
+    MODELS,
+    WIDTH,
+    Inside,
+    Writing,
+    batches,
+    made,
+    optimizer_of,
+    plain,
+    same,
+    train,
+    with_linear,
+)
+from vdnn.errors import VdnnError
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+@pytest.fixture
+def all_away(manage: Manage) -> Inside:
+    return lambda model, optimizer: manage(optimizer, model=model, parameters="all")
+
+
+@pytest.fixture
+def frozen_away(manage: Manage) -> Inside:
+    return lambda model, optimizer: manage(None, model=model, parameters="frozen")
+
+
+# Writes, from the first and from the third call on.
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_training_that_writes_to_its_parameters_has_the_bits_of_plain_pytorch(model: str, all_away: Inside) -> None:
+    assert same(train(made(model)), train(made(model), all_away))
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if name.startswith(("write", "follow", "max-norm"))])
+def test_frozen_parameters_that_are_written_to_have_the_bits_too(model: str, frozen_away: Inside) -> None:
+    def frozen() -> nn.Module:
+        one = made(model)
+        for parameter in list(one.parameters())[2:]:
+            parameter.requires_grad_(False)
+        return one
+
+    assert same(train(frozen()), train(frozen(), frozen_away))
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}, {"foreach": False}])
+def test_every_form_of_the_step_goes_on_from_what_was_written(options: dict[str, bool], all_away: Inside) -> None:
+    assert same(train(made("write-data"), **options), train(made("write-data"), all_away, **options))
+
+
+# Aliases.
+
+ALIASES: dict[str, Callable[[nn.Parameter], torch.Tensor]] = {
+    "detach": lambda weight: weight.detach(),
+    "data": lambda weight: weight.data,
+    "view": lambda weight: weight.detach().view(-1),
+    "numpy": lambda weight: torch.from_numpy(weight.detach().numpy()),
+    "dlpack": lambda weight: torch.from_dlpack(weight.detach()),
+    "storage": lambda weight: torch.empty(0).set_(weight.untyped_storage()),  # type: ignore[call-overload]
+}
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+@pytest.mark.parametrize("taken", ["before", "between", "inside"])
+@pytest.mark.parametrize("what", ["all", "frozen"])
+def test_an_alias_of_a_parameter_sees_it_and_writes_to_it(what: str, taken: str, alias: str, manage: Manage) -> None:
+    def run(inside: Inside) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model, kept = with_linear(nn.Linear(WIDTH, WIDTH)), list[torch.Tensor]()
+        model.requires_grad_(what == "all")
+        model[2].requires_grad_(True)  # type: ignore[index]
+        weight: Any = model.get_parameter("1.weight")
+        take = partial(ALIASES[alias], weight)
+        optimizer = optimizer_of(model)
+        if taken == "inside":
+            model[1].register_forward_hook(lambda *_: None if kept else kept.append(take()))  # type: ignore[index]
+        if taken == "before":
+            kept.append(take())
+        found = []
+        with inside(model, optimizer):
+            if taken == "between":
+                kept.append(take())
+            for batch in batches():
+                loss = model(batch).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                kept[0].mul_(0.9)
+                found += [loss.detach(), kept[0].clone(), weight.detach().clone()]
+        return found
+
+    inside: Inside = lambda model, optimizer: manage(optimizer, model=model, parameters=what)  # noqa: E731
+    assert same(run(plain), run(inside))
+
+
+def test_a_state_dict_from_before_is_named_and_still_the_parameters(manage: Manage) -> None:
+    model = with_linear()
+    optimizer, saved = optimizer_of(model), model.state_dict()
+    with manage(optimizer, model=model, parameters="all") as session:
+        for batch in batches():
+            model(batch).square().mean().backward()
+            optimizer.step()
+            assert all(map(torch.equal, saved.values(), model.state_dict().values()))
+        report = session.report()
+    assert "parameter 0.weight stays on the device: the program holds its memory" in report
+    assert all(map(torch.equal, saved.values(), model.state_dict().values()))
+
+
+def test_what_the_program_holds_of_a_copy_leaves_once_it_is_let_go(manage: Manage) -> None:
+    model = with_linear()
+    kept: list[torch.Tensor] = []
+    model[0].register_forward_hook(lambda module, *_: kept.append(module.weight.detach()))  # type: ignore[index,arg-type]
+    optimizer, weight = optimizer_of(model), model.get_parameter("0.weight")
+    with manage(optimizer, model=model, parameters="all") as session:
+        model(batches()[0]).sum().backward()
+        assert weight.data_ptr() == kept[0].data_ptr()
+        assert "parameter 0.weight stays on the device while the program holds its memory" in session.report()
+        address = weight.data_ptr()
+        kept.clear()
+        optimizer.step()
+        assert weight.data_ptr() != address
+
+
+@pytest.mark.parametrize("kind", ["swapped", "copied"])
+def test_an_average_that_is_put_in_place_and_taken_out_again_has_the_bits(kind: str, all_away: Inside) -> None:
+    """As many EMA classes do: apply_shadow() and restore()."""
+
+    def run(inside: Inside) -> list[torch.Tensor]:
+        torch.manual_seed(4)
+        model = with_linear()
+        optimizer = optimizer_of(model)
+        found = []
+        with inside(model, optimizer):
+            shadow = {name: one.data.clone() for name, one in model.named_parameters()}
+            for batch in batches():
+                model(batch).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                for name, one in model.named_parameters():
+                    shadow[name] = 0.9 * shadow[name] + 0.1 * one.data
+                backup = {
+                    name: one.data if kind == "swapped" else one.data.clone() for name, one in model.named_parameters()
+                }
+                for name, one in model.named_parameters():
+                    one.data = shadow[name] if kind == "swapped" else shadow[name].clone()
+                with torch.no_grad():
+                    found.append(model(batch))
+                for name, one in model.named_parameters():
+                    one.data = backup[name]
+                found.append(model(batch).detach())
+        return found + [one.detach() for one in model.parameters()]
+
+    assert same(run(plain), run(all_away))
+
+
+# Hooks and steps in unusual places.
+
+
+@pytest.mark.parametrize("when", ["before", "inside"])
+@pytest.mark.parametrize("micro_batches", [1, 2, 3])
+def test_a_hook_behind_the_accumulation_sees_the_sum_of_plain_pytorch(
+    when: str, micro_batches: int, all_away: Inside
+) -> None:
+    def run(inside: Inside) -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        model = with_linear(nn.Linear(WIDTH, WIDTH))
+        optimizer, found = optimizer_of(model), list[torch.Tensor]()
+
+        def log() -> None:
+            for one in model.parameters():
+                one.register_post_accumulate_grad_hook(lambda p: found.append(p.grad.clone()))  # type: ignore[union-attr]
+
+        if when == "before":
+            log()
+        with inside(model, optimizer):
+            if when == "inside":
+                log()
+            for number, batch in enumerate(batches()):
+                model(batch).square().mean().backward()
+                if number % micro_batches == micro_batches - 1:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return found + [one.detach() for one in model.parameters()]
+
+    assert same(run(plain), run(all_away))
+
+
+@pytest.mark.parametrize("kind", ["forward-hook", "module-hook", "inside"])
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}])
+def test_a_step_while_a_module_runs_is_the_optimizers(kind: str, options: dict[str, bool], manage: Manage) -> None:
+    """Greedy training, layer by layer: backward and a step in a forward hook, or in forward itself."""
+
+    class Greedy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.full((WIDTH,), 1.5))
+            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+            self.step: Callable[[nn.Module, torch.Tensor], object] | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x.detach() * self.scale).tanh()
+                if self.step is not None:
+                    self.step(layer, x)
+            return x
+
+    def run(inside: Any) -> list[torch.Tensor]:
+        torch.manual_seed(6)
+        model = Greedy()
+        optimizers = [torch.optim.Adam(one.parameters(), lr=1e-2, **options) for one in model.layers]
+        optimizers[0].add_param_group({"params": [model.scale]})
+        known = dict(zip(model.layers, optimizers, strict=True))
+        found = []
+
+        def step(layer: nn.Module, outcome: torch.Tensor) -> None:
+            loss = outcome.square().mean()
+            loss.backward(retain_graph=kind != "inside")
+            known[layer].step()
+            optimizers[0].step()
+            known[layer].zero_grad()
+            found.append(loss.detach())
+
+        if kind == "inside":
+            model.step = step
+        elif kind == "forward-hook":
+            for layer in model.layers:
+                layer.register_forward_hook(lambda module, args, outcome: step(module, outcome))
+        with inside(model, optimizers):
+            handle: Any = None
+            if kind == "module-hook":
+                hooks = torch.nn.modules.module
+                handle = hooks.register_module_forward_hook(
+                    lambda module, args, outcome: step(module, outcome) if module in known else None
+                )
+            for batch in batches():
+                found.append(model(batch).detach())
+            if handle is not None:
+                handle.remove()
+        return found + [one.detach() for one in model.parameters()]
+
+    managed = lambda model, optimizers: manage(optimizers, model=model, parameters="all")  # noqa: E731
+    assert same(run(plain), run(managed))
+
+
+# What torch does not count.
+
+
+def _through_dlpack(weight: torch.Tensor) -> None:
+    # A consumer of its own, which has no version counter in common with the parameter.
+    torch.from_dlpack(torch.utils.dlpack.to_dlpack(weight.detach())).mul_(0.9)
+
+
+def _through_its_address(weight: torch.Tensor) -> None:
+    import ctypes
+
+    values = (ctypes.c_float * 4).from_address(weight.data_ptr())
+    for index in range(4):
+        values[index] = 0.5 * values[index]
+
+
+UNSEEN: dict[str, Callable[[torch.Tensor], object]] = {
+    "dlpack": _through_dlpack,
+    "numpy": lambda weight: weight.detach().numpy().__imul__(0.9),
+    "storage": lambda weight: torch.empty(0).set_(weight.untyped_storage()).mul_(0.9),  # type: ignore[call-overload]
+    "address": _through_its_address,
+}
+
+
+@pytest.mark.parametrize("write", UNSEEN)
+def test_a_write_that_torch_does_not_count_is_kept_where_every_use_was_checked(write: str, manage: Manage) -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(2)
+        return with_linear(Writing(UNSEEN[write], first=0))
+
+    def inside(model: nn.Module, optimizer: Any) -> Any:
+        return manage(optimizer, model=model, parameters="all")
+
+    assert same(train(model()), train(model(), inside))
+
+
+@pytest.mark.parametrize("write", UNSEEN)
+def test_one_that_is_found_late_is_refused_with_names_and_the_line(write: str, manage: Manage) -> None:
+    torch.manual_seed(2)
+    model = with_linear(Writing(UNSEEN[write], first=4))
+    optimizer = optimizer_of(model)
+    with manage(optimizer, model=model, parameters="all", recheck=4):
+
+        def go_on() -> None:
+            for batch in batches(4 + 2 * 4):
+                model(batch).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        with pytest.raises(VdnnError, match=r"parameter 1\.weight was written to while 1 \(Writing\) ran") as raised:
+            go_on()
+        assert f"{__file__}:" in str(raised.value)
+        model(batches()[0]).sum().backward()
+        optimizer.step()  # the parameter stays on the device from now on
+
+
+@pytest.mark.parametrize("alias", ["detach", "data", "numpy"])
+def test_a_write_on_the_host_that_comes_too_late_for_a_module_is_refused(alias: str, manage: Manage) -> None:
+    torch.manual_seed(2)
+    kept: list[torch.Tensor] = []
+    model = with_linear(Writing(lambda weight: kept[0].mul_(0.5), first=1))
+    optimizer, weight = optimizer_of(model), model.get_parameter("1.weight")
+    with manage(optimizer, model=model, parameters="all"):
+        model(batches()[0]).square().mean().backward()
+        kept.append(ALIASES[alias](weight))  # type: ignore[arg-type]
+        expected = 0.5 * kept[0]
+        with pytest.raises(VdnnError, match=r"parameter 1\.weight was written to on the host while 1 \(Writing\) ran"):
+            model(batches()[1])
+        assert torch.equal(weight, expected)
+    assert torch.equal(weight, expected)

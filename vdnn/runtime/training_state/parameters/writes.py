@@ -1,0 +1,173 @@
+"""Finds writes to copies of parameters on the device, whoever made them, and keeps them.
+
+[Note: Who wrote] A copy on the device differs from the host copy if the version of the parameter, or that of the copy,
+has changed, or if the program took `.data`. At the end of each use such a copy is written over the host copy. Writes
+that torch does not count (DLPack, an address, a kernel of somebody's own) show in a hash of the bytes at both ends of a
+use. The first uses of a parameter are checked so, and then all uses in one call of the model of every `one_in`, drawn
+from a seed, for as long as the session lasts. A write that is found in the first uses is kept: every use before was
+checked. Found later it is refused, because uses before have lost it.
+
+Memory of the host that the program holds may be written to while a module runs with the copy on the device. Such a
+write comes too late for the module, so it is refused. A version that has changed does not say which of the two memories
+was written to, so the copy on the device is hashed in each use for as long as the program holds the other one.
+
+[Note: Cost of checks] A checked use reads the copy twice on the device. In the first uses the host waits for the result
+of each, later once at the end of the call of the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+import weakref
+import zlib
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+
+from vdnn.errors import DriverError
+from vdnn.runtime.storage.integrity import HashPairs
+from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
+
+
+class Found(Enum):
+    """What has to be done about a write."""
+
+    UNSEEN = "it is written to while a module runs, in a way that torch does not count"  # and it was kept
+    ON_HOST = "it is written to on the host while a module runs with its copy on the device"  # and it came too late
+
+
+DEFAULT_ONE_IN = 64
+_FIRST = 2  # uses of a parameter that are checked when it is new
+
+
+class Use(NamedTuple):
+    """A use of a parameter by a module."""
+
+    away: AwayParameter
+    module: str
+
+
+class Writes:
+    """The writes of one session. `one_in` 0: nothing is hashed."""
+
+    def __init__(self, one_in: int = DEFAULT_ONE_IN, seed: int = 0) -> None:
+        self._one_in = one_in
+        self._random = random.Random(seed)
+        self._calls = 0
+        self._next = self._one_of_window(0)
+        self._is_checking = False
+        self._pairs: weakref.WeakKeyDictionary[Transport, HashPairs[Use]] = weakref.WeakKeyDictionary()
+        self.kept: dict[str, int] = {}  # how often writes to a parameter were kept, by name
+
+    @property
+    def compared(self) -> int:
+        return sum(pairs.compared for pairs in self._pairs.values())
+
+    # Calls of the model.
+
+    def call_begins(self) -> None:
+        if not self._one_in:
+            return
+        self._is_checking = self._calls == self._next
+        self._calls += 1
+        if self._calls % self._one_in == 0:
+            self._next = self._one_of_window(self._calls)
+
+    def call_ends(self) -> list[Use]:
+        """The uses of this call in which a parameter was written to in a way that torch does not count, where earlier
+        uses were not checked. Blocks if the call was checked."""
+        if not self._is_checking:
+            return []
+        self._is_checking = False
+        return [use for pairs in list(self._pairs.values()) for use in pairs.differing()[1]]
+
+    def _one_of_window(self, begin: int) -> int:
+        return begin + self._random.randrange(self._one_in) if self._one_in else -1
+
+    # One use.
+
+    def use_begins(self, away: AwayParameter) -> None:
+        """The copy on the device was put in place."""
+        transport = away.copies.transport
+        away.hash_before = away.host_hash = None
+        if transport.fake or away.on_device is None:
+            return
+        is_checked = bool(self._one_in) and (away.checks < _FIRST or self._is_checking)
+        is_held = not away.is_mapped and away.is_held_on_host()
+        if is_checked and is_held:
+            away.host_hash = _hash_of(away.host.tensor)
+        if transport.has_kernels and (is_checked or is_held):
+            with contextlib.suppress(DriverError, torch.OutOfMemoryError):  # this use is not checked
+                address = away.on_device.addresses[0]
+                away.hash_before = self._of(transport).hash(address, away.nbytes, transport.current_stream())
+
+    def use_ends(self, away: AwayParameter, module: Callable[[], str]) -> Found | None:
+        """Keeps what was written to the copy on the device, whose holders have let it go."""
+        moving = away.on_device
+        if moving is None:
+            return None
+        before, away.hash_before = away.hash_before, None
+        host_hash, away.host_hash = away.host_hash, None
+        is_counted = away.is_in_place and away.parameter._version != away.version
+        is_changed = away.copy_version != moving.tensors[0]._version or (away.is_in_place and away.is_exposed)
+        is_counted_on_host = is_counted and not is_changed and before is not None and away.is_held_on_host()
+        if (is_counted_on_host and not self._differs(away, before)) or (
+            host_hash is not None and host_hash != _hash_of(away.host.tensor)
+        ):
+            return Found.ON_HOST
+        if is_counted or is_changed:
+            self._write_back(away)
+            self.kept[away.name] = self.kept.get(away.name, 0) + 1
+            return None
+        if before is None or not away.is_in_place:
+            return None
+        return self._checked(away, before, module)
+
+    @staticmethod
+    def _write_back(away: AwayParameter) -> None:
+        """Writes the copy on the device over that on the host. Blocks, because the program may read it next."""
+        moving, copies = away.on_device, away.copies
+        if moving is None:
+            return
+        if away.is_mapped:
+            away.host.tensor.copy_(moving.tensors[0])
+        else:
+            copies.settle(copies.mirror([moving.tensors[0]], [away.host]))
+        away.version, away.copy_version = away.parameter._version, moving.tensors[0]._version
+
+    def _checked(self, away: AwayParameter, before: torch.Tensor, module: Callable[[], str]) -> Found | None:
+        if away.checks < _FIRST:
+            away.checks += 1
+            return Found.UNSEEN if self._differs(away, before) else None
+        transport, moving = away.copies.transport, away.on_device
+        if self._is_checking and moving is not None:
+            with contextlib.suppress(DriverError, torch.OutOfMemoryError):
+                stream, address = transport.current_stream(), moving.addresses[0]
+                self._of(transport).compare(Use(away, module()), before, address, away.nbytes, stream)
+        return None
+
+    def _differs(self, away: AwayParameter, before: torch.Tensor | None) -> bool:
+        """True if the copy on the device was written to since `before`. Blocks. False if it cannot be said."""
+        transport, moving = away.copies.transport, away.on_device
+        if moving is None or before is None:
+            return False
+        with contextlib.suppress(DriverError, torch.OutOfMemoryError), torch.no_grad():
+            after = self._of(transport).hash(moving.addresses[0], away.nbytes, transport.current_stream())
+            return bool((before != after).item())
+        return False
+
+    def _of(self, transport: Transport) -> HashPairs[Use]:
+        pairs = self._pairs.get(transport)
+        if pairs is None:
+            pairs = self._pairs[transport] = HashPairs(transport)
+        return pairs
+
+
+def _hash_of(host: torch.Tensor) -> int:
+    nbytes = host.untyped_storage().nbytes()
+    return zlib.crc32((ctypes.c_char * nbytes).from_address(host.untyped_storage().data_ptr()))
