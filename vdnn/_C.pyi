@@ -579,8 +579,8 @@ class RecomputedStep(_Native):
     @property
     def compute_ns(self) -> list[int]: ...
     @property
-    def gaps(self) -> list[tuple[int, int, int, int, int, int]]:
-        """(lifetime, bytes, release point, use or -1, first interval, last interval), in the order of gaps_of()."""
+    def gaps(self) -> list[tuple[int, int, int, int, int | None, int, int]]:
+        """The fields of each Gap, in the order of gaps_of()."""
     def model(self, link: LinkModel) -> StepModel: ...
 
 class RecordedStep(_Native):

@@ -128,15 +128,19 @@ std::unique_ptr<RecordedStep> make_recorded_step(std::vector<std::int64_t> compu
       std::move(lifetimes));
 }
 
-// For each gap: storage, bytes, release point, use or -1, first interval, last interval.
-std::vector<std::tuple<std::int32_t, std::int64_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t>> gaps_of(
-    const RecomputedStep& step) {
-  std::vector<std::tuple<std::int32_t, std::int64_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t>> tuples;
+// For each gap the fields of vdnn.planning.gaps.Gap.
+using GapTuple = std::tuple<std::int32_t, std::int32_t, std::int64_t, std::int32_t, std::optional<std::int32_t>,
+                            std::int32_t, std::int32_t>;
+
+std::vector<GapTuple> gaps_of(const RecomputedStep& step) {
+  std::vector<GapTuple> tuples;
   tuples.reserve(step.shape.gaps.size());
+  std::vector<std::int32_t> numbers(step.shape.storages.size(), 0);
   for (std::size_t index = 0; index < step.shape.gaps.size(); ++index) {
     const StepGap& gap = step.shape.gaps[index];
-    tuples.emplace_back(gap.storage, step.shape.storages[gap.storage].bytes, step.release_points[index], gap.use,
-                        gap.first, gap.last);
+    const std::optional<std::int32_t> use = gap.use < 0 ? std::nullopt : std::optional(gap.use);
+    tuples.emplace_back(gap.storage, numbers[gap.storage]++, step.shape.storages[gap.storage].bytes,
+                        step.release_points[index], use, gap.first, gap.last);
   }
   return tuples;
 }

@@ -17,6 +17,7 @@ from vdnn.planning.least_memory import least_bytes
 from vdnn.planning.policies import PlanPolicy, PlanRequest
 from vdnn.planning.recomputing import candidates_of, planned_recompute, with_recomputes
 from vdnn.planning.search.auto import Auto
+from vdnn.planning.search.effort import Effort
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.steps.planner import BudgetPlanner
@@ -25,7 +26,7 @@ from vdnn.step.plan import Action, Plan, PlannedLifetime, make_plan
 from vdnn.step.recording import Recording
 
 # The search effort of auto: tiny steps need no more.
-_EFFORT = 0.02
+_EFFORT = Effort(moves=0.02, most_trials=14)
 Enter = Callable[[], contextlib.AbstractContextManager[Any]]
 # Every step is checked, so a wrong recompute is found in its own step, or else the fuzzer finds it.
 RECHECK = 1

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from vdnn.bytesize import format_bytes
 from vdnn.errors import RankError, VdnnError
 from vdnn.planning.budget import parse_budget
-from vdnn.planning.catalogue import make_planner
+from vdnn.planning.catalogue import make_quick_planner
 from vdnn.planning.simulate import simulate
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.limits import Limits
@@ -140,7 +140,7 @@ def offload_together(
         )
     profile = device.profile if isinstance(device, VirtualMachine) else None
     wanted = None if budget is None else parse_budget(budget)
-    planner = BudgetPlanner(make_planner(policy), wanted, limits.host_bytes, profile)
+    planner = BudgetPlanner(make_quick_planner(policy), wanted, limits.host_bytes, profile)
     return TogetherSession(planner, warmup_steps, limit_s, {**options, "device": device, "limits": limits})
 
 

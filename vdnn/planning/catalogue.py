@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from vdnn.planning.policies.keep_all import KeepAll, KeepAllPlan
+from vdnn.planning.policies.plan_policy import PlanPolicy
 from vdnn.planning.policies.recompute_all import RecomputeAll
 from vdnn.planning.policies.registry import (
     has_online,
@@ -33,6 +34,7 @@ from vdnn.planning.published.swapadvisor import SwapAdvisor
 from vdnn.planning.published.tflms import Tflms
 from vdnn.planning.search.auto import Auto
 from vdnn.planning.search.auto_offload import AutoOffload
+from vdnn.planning.search.effort import QUICK
 from vdnn.planning.search.prefix_cut import PrefixCut
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "has_planner",
     "make_planner",
     "make_policy",
+    "make_quick_planner",
     "planner_names",
     "policy_names",
     "register_policy",
@@ -66,3 +69,8 @@ register_policy("chen-recursive", planner=ChenRecursive)
 register_policy("megengine-sublinear", planner=MegengineSublinear)
 register_policy("capuchin-full", planner=CapuchinFull)
 register_policy("dtr", planner=Dtr)
+
+
+def make_quick_planner(policy: str | PlanPolicy) -> PlanPolicy:
+    """The planner of a session, whose training waits for each plan: `auto` searches quickly."""
+    return Auto(QUICK) if policy == "auto" else make_planner(policy)

@@ -14,19 +14,17 @@ from vdnn.errors import BudgetError
 from vdnn.planning.policies.plan_policy import PlanPolicy, PlanRequest
 from vdnn.planning.recomputing import candidates_of, planned_recompute, with_recomputes
 from vdnn.planning.search.auto_offload import AutoOffload
+from vdnn.planning.search.effort import FULL, Effort
 from vdnn.planning.search.recompute_choice import RecomputeChoice
 from vdnn.step.plan import Plan
 
-_FINALISTS = 3
 _LONG = 1500  # steps with more points get one finalist only
 
 
 class Auto(PlanPolicy):
-    """`effort` scales how long the search takes."""
-
-    def __init__(self, effort: float = 1.0) -> None:
+    def __init__(self, effort: Effort = FULL) -> None:
         self._effort = effort
-        self._moves = AutoOffload(effort)
+        self._moves = AutoOffload(effort.moves)
 
     @property
     def name(self) -> str:
@@ -49,7 +47,7 @@ class Auto(PlanPolicy):
         yield moved
         if request.budget_bytes is None or not moved.offloaded_bytes or not candidates_of(request.recording):
             return
-        finalists = _FINALISTS if len(request.recording.points) <= _LONG else 1
+        finalists = self._effort.finalists if len(request.recording.points) <= _LONG else 1
         for one in RecomputeChoice(request, self._effort).best(finalists):
             plan = self.with_recomputes(request, one.chosen)
             if plan is not None:

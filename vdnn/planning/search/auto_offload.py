@@ -70,6 +70,7 @@ class AutoOffload(PlanPolicy):
 
     def _best(self, request: PlanRequest, budget_bytes: int, gaps: Sequence[Gap], model: _C.StepModel) -> _Candidate:
         recording = request.recording
+        computed_ns, least = recording.compute_ns, least_bytes(recording)
         effort = round(self._effort * _EFFORT / len(recording.points))
         effort = max(_LEAST_EVALUATIONS, min(_MOST_EVALUATIONS, effort))
         compute_ns = [point.compute_ns for point in recording.points]
@@ -83,12 +84,12 @@ class AutoOffload(PlanPolicy):
             return _Candidate(outcome.step_ns, _bytes_of(gaps, outcome.absences), outcome.absences)
 
         at_once = (model.evaluate(one.may_leave, budget_bytes) for one in (starts[0], *covers(budget_bytes)))
-        candidates = [candidate(one) for one in at_once if one is not None and one.step_ns <= recording.compute_ns]
+        candidates = [candidate(one) for one in at_once if one is not None and one.step_ns <= computed_ns]
         if candidates:
             return min(candidates)  # nothing is slowed down, so nothing can be faster
-        for rung_bytes in (*_ladder(request, budget_bytes), budget_bytes):
+        for rung_bytes in (*_ladder(least, recording.peak_bytes, budget_bytes), budget_bytes):
             share = effort // 2 if rung_bytes == budget_bytes else effort // (2 * _RUNGS)
-            search = Search(model, gaps, rung_bytes, recording.compute_ns, share)
+            search = Search(model, gaps, rung_bytes, computed_ns, share)
             found = search.run([*starts, *covers(rung_bytes)])
             if found is not None:
                 candidates.append(candidate(found.outcome))
@@ -97,7 +98,7 @@ class AutoOffload(PlanPolicy):
             if model.peak_bytes(absences) <= budget_bytes:
                 candidates.append(_Candidate(model.replay(absences).step_ns, _bytes_of(gaps, absences), absences))
         best = min(candidates)
-        if best.step_ns > recording.compute_ns:
+        if best.step_ns > computed_ns:
             absences, step_ns = polish(model, gaps, budget_bytes, best.absences, best.step_ns, effort // 4)
             best = _Candidate(step_ns, _bytes_of(gaps, absences), absences)
         return best
@@ -107,9 +108,8 @@ def _bytes_of(gaps: Sequence[Gap], absences: Sequence[AbsenceTuple]) -> int:
     return sum(gaps[gap].nbytes for gap, _, _ in absences)
 
 
-def _ladder(request: PlanRequest, budget_bytes: int) -> Iterator[int]:
-    """The rungs below the budget. The rungs themselves do not depend on the budget."""
-    least, most = least_bytes(request.recording), request.recording.peak_bytes
+def _ladder(least: int, most: int, budget_bytes: int) -> Iterator[int]:
+    """The rungs below the budget, from the least of the step to its most. They do not depend on the budget."""
     for rung in range(_RUNGS):
         rung_bytes = least + (most - least) * rung // _RUNGS
         if rung_bytes < budget_bytes:
@@ -127,6 +127,6 @@ def first_choices(compute_ns: Sequence[int], gaps: Sequence[Gap], costs: LinkCos
     """Choices from which a short search begins, with no time for covers. `compute_ns` has the time of every interval
     of the step."""
     yield from all_gaps(gaps)
-    times = absence_times(compute_ns, gaps, costs)
+    lengths = [length / copies for length, copies in absence_times(compute_ns, gaps, costs)]
     for least in _LENGTHS:
-        yield Choice(bytes([length >= least * copies for length, copies in times]))
+        yield Choice(bytes([length >= least for length in lengths]))

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from vdnn.planning.policies.plan_policy import PlanRequest
 from vdnn.planning.recomputing import candidates_of, cost_ns
 from vdnn.planning.search.auto_offload import first_choices
+from vdnn.planning.search.effort import Effort
 from vdnn.planning.search.local_search import Search
 from vdnn.planning.search.step_model import gaps_of_recomputed, make_link_model, make_recorded_step
 
 # Trials for a step of one point; longer steps get fewer.
 _EFFORT = 120_000
-_MOST_TRIALS, _LEAST_TRIALS = 400, 14
+_LEAST_TRIALS = 14
 # A choice that cannot meet the budget is found at once, and counts as this part of a trial.
 _INFEASIBLE_SHARE = 1 / 8
-_MOVES = 40  # evaluations of moves in a trial
 _SHARES = 8  # at first, multiples of 1/8 of the candidates are tried
 _MOST_POINTS = 500  # if the steps of all choices have at most this many points, every choice is a finalist
 _GROUPS = 16  # at first, 1/16 of the candidates are added or removed together
@@ -46,17 +46,18 @@ class RecomputeTrial:
 
 
 class RecomputeChoice:
-    """The search for one request, which has to have a budget. `effort` scales how long the search takes."""
+    """The search for one request, which has to have a budget."""
 
-    def __init__(self, request: PlanRequest, effort: float) -> None:
+    def __init__(self, request: PlanRequest, effort: Effort) -> None:
         if request.budget_bytes is None:
             raise RuntimeError("RecomputeChoice: expected a request with a budget, got none")
         self._request = request
         self._budget_bytes = request.budget_bytes
         self._step = make_recorded_step(request.recording)
         self._link = make_link_model(request.costs)
-        trials = round(effort * _EFFORT / len(request.recording.points))
-        self._left: float = max(_LEAST_TRIALS, min(round(effort * _MOST_TRIALS), trials))
+        trials = round(effort.trials * _EFFORT / len(request.recording.points))
+        self._left: float = max(_LEAST_TRIALS, min(effort.most_trials, trials))
+        self._moves = effort.moves_a_trial
         self._tried: dict[frozenset[int], RecomputeTrial | None] = {}
         self._candidates = candidates_of(request.recording)
         lifetimes = request.recording.lifetimes
@@ -181,7 +182,7 @@ class RecomputeChoice:
         if recomputed.least_bytes > self._budget_bytes:
             return None
         gaps = gaps_of_recomputed(recomputed)
-        search = Search(recomputed.model(self._link), gaps, self._budget_bytes, recomputed.step_ns, _MOVES)
+        search = Search(recomputed.model(self._link), gaps, self._budget_bytes, recomputed.step_ns, self._moves)
         found = search.run(list(first_choices(recomputed.compute_ns, gaps, self._request.costs)))
         if found is None:
             return None

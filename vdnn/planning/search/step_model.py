@@ -74,12 +74,7 @@ def _tuple_of(recompute: Recompute) -> tuple[tuple[int, ...], int, int, int, int
 
 def gaps_of_recomputed(recomputed: _C.RecomputedStep) -> tuple[Gap, ...]:
     """The gaps of a step with its recomputes."""
-    found: list[Gap] = []
-    numbers: dict[int, int] = {}
-    for lifetime, nbytes, release_point, use, first, last in recomputed.gaps:
-        number = numbers[lifetime] = numbers.get(lifetime, -1) + 1
-        found.append(Gap(lifetime, number, nbytes, release_point, None if use < 0 else use, first, last))
-    return tuple(found)
+    return tuple(map(Gap._make, recomputed.gaps))
 
 
 def absences_by_gap(gaps: Sequence[Gap], absences: Iterable[AbsenceTuple]) -> dict[Gap, Absence]:

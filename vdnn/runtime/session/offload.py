@@ -15,7 +15,7 @@ import torch
 
 from vdnn import _C
 from vdnn.planning.budget import Budget, parse_budget
-from vdnn.planning.catalogue import has_online, has_planner, make_planner, make_policy
+from vdnn.planning.catalogue import has_online, has_planner, make_policy, make_quick_planner
 from vdnn.planning.policies import OnlinePolicy, PlanPolicy
 from vdnn.runtime.machine.gauges import CudaGauges, Gauges, VirtualGauges
 from vdnn.runtime.machine.tensor_device import TensorDevice
@@ -231,14 +231,14 @@ def _policies(
     if is_planned:
         return make_policy("vdnn-all"), None
     if isinstance(policy, OnlinePolicy):
-        planned: PlanPolicy | None = None if budget is None else make_planner("auto")
+        planned: PlanPolicy | None = None if budget is None else make_quick_planner("auto")
         online = policy
     elif isinstance(policy, PlanPolicy):
         planned, online = policy, make_policy("vdnn-all")
     else:
         online = make_policy(policy if has_online(policy) else "vdnn-all")  # type: ignore[arg-type]
         needs_none = has_online(policy) and budget is None  # type: ignore[arg-type]
-        planned = None if needs_none or not has_planner(policy) else make_planner(policy)  # type: ignore[arg-type]
+        planned = None if needs_none or not has_planner(policy) else make_quick_planner(policy)  # type: ignore[arg-type]
         if policy == "auto" and budget is None and not _has_clock(device):
             planned = None
     if planned is None:

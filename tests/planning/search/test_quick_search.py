@@ -1,0 +1,92 @@
+"""A training waits for its plans: a session searches a fraction as long as `vdnn plan`, for nearly the same steps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import vdnn
+from vdnn.hardware import load_profile
+from vdnn.planning.costs import profile_costs
+from vdnn.planning.planned_step import PlannedStep, plan_step
+from vdnn.planning.search import auto_offload, recompute_choice
+from vdnn.planning.search.auto import Auto
+from vdnn.planning.search.effort import QUICK
+from vdnn.planning.search.local_search import Search
+from vdnn.step.recording import Recording
+
+_MACHINE = "h100"
+_COSTS = profile_costs(load_profile(_MACHINE))
+_SHARES = (0.75, 0.6)  # of the peak of the step with everything kept
+_FEWER, _LONGER = 3, 1.005  # times
+
+
+def trained(steps: int, **options: object) -> vdnn.Session:
+    """An encoder whose attention and wide layers may be recomputed or moved, on a virtual machine."""
+    with vdnn.VirtualMachine(_MACHINE) as machine:
+        model = nn.Sequential(
+            *(nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True, norm_first=True) for _ in range(3))
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batch = torch.randn(16, 512, 1024)
+        with vdnn.offload(device=machine, min_bytes=0, **options) as session:  # type: ignore[call-overload]
+            for _ in range(steps):
+                model(batch).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return session  # type: ignore[no-any-return]
+
+
+@functools.cache
+def recorded() -> Recording:
+    recording = trained(2, policy="keep", measure=True).recording
+    assert recording is not None
+    return recording
+
+
+@pytest.fixture
+def evaluations(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+    """Returns the evaluations of moves since the last call."""
+    counts = [0]
+
+    class Counted(Search):
+        def run(self, starts):  # type: ignore[no-untyped-def]
+            found = super().run(starts)
+            counts.append(self.evaluated)
+            return found
+
+    for module in (auto_offload, recompute_choice):
+        monkeypatch.setattr(module, "Search", Counted)
+
+    def taken() -> int:
+        total = sum(counts)
+        counts.clear()
+        return total
+
+    yield taken
+
+
+def planned(share: float, policy: str | Auto) -> PlannedStep:
+    recording = recorded()
+    return plan_step(recording, _COSTS, round(share * recording.peak_bytes), policy)
+
+
+@pytest.mark.parametrize("share", _SHARES)
+def test_a_quick_search_finds_nearly_the_same_step(share: float, evaluations: Callable[[], int]) -> None:
+    full = planned(share, "auto")
+    many = evaluations()
+    quick = planned(share, Auto(QUICK))
+    assert quick.fits and 1 < quick.slowdown <= _LONGER * full.slowdown
+    assert _FEWER * evaluations() < many
+
+
+def test_a_session_searches_quickly(evaluations: Callable[[], int]) -> None:
+    planned(_SHARES[-1], "auto")
+    many = evaluations()
+    session = trained(3, budget=round(_SHARES[-1] * recorded().peak_bytes))
+    assert session.plan is not None and session.plan.offloaded_bytes
+    assert 0 < _FEWER * evaluations() < 2 * many  # the plan of the warm-up, and that of the step after it

@@ -1,0 +1,24 @@
+"""How long the search of `auto` takes: in full, as for `vdnn plan`, or quickly, while a training waits for its plan.
+
+Which storages are recomputed decides more than the last moves: a quick search tries nearly as many choices of them as a
+full one, each with fewer moves, and then moves less of fewer finalists.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Effort(NamedTuple):
+    """`moves` scales the evaluations of moves, `trials` the choices of recomputes that are tried, at most
+    `most_trials`. Each of these is a search of `moves_a_trial` evaluations. The best `finalists` get a whole one."""
+
+    moves: float = 1.0
+    trials: float = 1.0
+    most_trials: int = 400
+    moves_a_trial: int = 40
+    finalists: int = 3
+
+
+FULL = Effort()
+QUICK = Effort(moves=0.1, most_trials=100, moves_a_trial=12, finalists=2)
