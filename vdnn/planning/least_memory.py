@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from vdnn.bytesize import format_bytes
 from vdnn.errors import BudgetError
@@ -35,6 +36,21 @@ def _least_peaks(recording: Recording) -> list[int]:
     return [
         point.peak_bytes + absent for point, absent in zip(recording.points, itertools.accumulate(change), strict=False)
     ]
+
+
+def as_if_feasible(recording: Recording, budget_bytes: int) -> Recording:
+    """The same step, with as much less memory in each interval that no plan brings under the budget: a plan of it meets
+    the budget in all the others."""
+    over = [max(0, peak - budget_bytes) for peak in _least_peaks(recording)]
+    points = tuple(
+        replace(
+            point,
+            peak_bytes=point.peak_bytes - before,
+            allocated_bytes=point.allocated_bytes - max(before, behind),
+        )
+        for point, before, behind in zip(recording.points, over, [*over[1:], 0], strict=True)
+    )
+    return replace(recording, points=points)
 
 
 def require_feasible(recording: Recording, peaks: Sequence[int], budget_bytes: int) -> None:

@@ -193,6 +193,17 @@ def with_resident(recording: Recording, resident_bytes: int) -> Recording:
     return replace(recording, resident_bytes=resident_bytes, points=points)
 
 
+def with_more_resident(recording: Recording, more_bytes: int) -> Recording:
+    """The same step with `more_bytes` more allocated when it begins, as a later one has them. Of these its end has what
+    the step itself left besides gradients (the optimizer's state, in a first step) already."""
+    later = with_resident(recording, recording.resident_bytes + more_bytes)
+    *points, end = later.points
+    left_bytes = recording.points[-1].allocated_bytes - recording.resident_bytes - recording.parameter_bytes
+    there_bytes = min(more_bytes, max(0, left_bytes))
+    end = replace(end, allocated_bytes=end.allocated_bytes - there_bytes, peak_bytes=end.peak_bytes - there_bytes)
+    return replace(later, points=with_whole_peaks([*points, end]))
+
+
 def first_point(recording: Recording) -> Point:
     """The first save."""
     return next(point for point in recording.points if point.key is not None)

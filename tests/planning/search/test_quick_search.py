@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ _SHARES = (0.75, 0.6)  # of the peak of the step with everything kept
 _FEWER, _LONGER = 3, 1.005  # times
 
 
-def trained(steps: int, **options: object) -> vdnn.Session:
+def trained(steps: int, **options: Any) -> vdnn.Session:
     """An encoder whose attention and wide layers may be recomputed or moved, on a virtual machine."""
     with vdnn.VirtualMachine(_MACHINE) as machine:
         model = nn.Sequential(
@@ -33,12 +34,12 @@ def trained(steps: int, **options: object) -> vdnn.Session:
         )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         batch = torch.randn(16, 512, 1024)
-        with vdnn.offload(device=machine, min_bytes=0, **options) as session:  # type: ignore[call-overload]
+        with vdnn.offload(device=machine, min_bytes=0, **options) as session:
             for _ in range(steps):
                 model(batch).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-    return session  # type: ignore[no-any-return]
+    return session
 
 
 @functools.cache
@@ -67,7 +68,7 @@ def evaluations(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
         counts.clear()
         return total
 
-    yield taken
+    return taken
 
 
 def planned(share: float, policy: str | Auto) -> PlannedStep:
@@ -80,7 +81,8 @@ def test_a_quick_search_finds_nearly_the_same_step(share: float, evaluations: Ca
     full = planned(share, "auto")
     many = evaluations()
     quick = planned(share, Auto(QUICK))
-    assert quick.fits and 1 < quick.slowdown <= _LONGER * full.slowdown
+    assert quick.fits
+    assert 1 < quick.slowdown <= _LONGER * full.slowdown
     assert _FEWER * evaluations() < many
 
 
@@ -88,5 +90,6 @@ def test_a_session_searches_quickly(evaluations: Callable[[], int]) -> None:
     planned(_SHARES[-1], "auto")
     many = evaluations()
     session = trained(3, budget=round(_SHARES[-1] * recorded().peak_bytes))
-    assert session.plan is not None and session.plan.offloaded_bytes
+    assert session.plan is not None
+    assert session.plan.offloaded_bytes
     assert 0 < _FEWER * evaluations() < 2 * many  # the plan of the warm-up, and that of the step after it

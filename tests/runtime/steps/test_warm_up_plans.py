@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
 import torch
 
 import vdnn
 from tests.runtime.rigs.networks import perceptron
+from vdnn.errors import BudgetError
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.step.plan import Plan
 
@@ -53,3 +59,50 @@ def test_a_first_step_that_no_plan_fits_ends_nothing() -> None:
     assert plans[0] is None
     assert plans[2] is not None
     assert max(peaks[1:]) <= BUDGET_BYTES
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "adam": torch.optim.Adam,
+    "adam one by one": partial(torch.optim.Adam, foreach=False),
+    "adam foreach": partial(torch.optim.AdamW, foreach=True, amsgrad=True),
+    "centered": partial(torch.optim.RMSprop, momentum=0.9, centered=True, foreach=True),
+    "adadelta": torch.optim.Adadelta,
+}
+WAYS: dict[str, Callable[[torch.nn.Module, torch.optim.Optimizer], dict[str, Any]]] = {
+    "activations": lambda model, optimizer: {},
+    "optimizer": lambda model, optimizer: {"optimizer": optimizer},
+    "gradients": lambda model, optimizer: {"optimizer": optimizer, "gradients": True},
+    "parameters": lambda model, optimizer: {"model": model, "optimizer": optimizer, "parameters": "all"},
+}
+
+
+def peaks_with(optimizer: str, way: str, budget_bytes: int, steps: int) -> list[int]:
+    peaks = []
+    with VirtualMachine("titan-x") as machine:
+        model = perceptron(64, 8)
+        stepped = OPTIMIZERS[optimizer](model.parameters())
+        options = WAYS[way](model, stepped)
+        with vdnn.offload(budget=budget_bytes, device=machine, min_bytes=0, **options):
+            for _ in range(steps):
+                machine.reset_peak()
+                model(torch.zeros(256, 64)).square().sum().backward()
+                stepped.step()
+                stepped.zero_grad()
+                peaks.append(machine.peak_bytes)
+    return peaks
+
+
+@pytest.mark.parametrize("larger", [1.0, 1.06])
+@pytest.mark.parametrize(
+    ("optimizer", "way"),
+    [*((one, "activations") for one in OPTIMIZERS), *(("adam", one) for one in WAYS if one != "activations")],
+)
+def test_the_optimizers_state_appears_and_all_steps_keep_within_the_budget(
+    optimizer: str, way: str, larger: float
+) -> None:
+    """The first step ends with the state that later ones begin with. It does not count twice."""
+    with pytest.raises(BudgetError) as refused:
+        peaks_with(optimizer, way, 64 << 10, 3)
+    budget_bytes = int(larger * refused.value.least_bytes)
+    assert max(peaks_with(optimizer, way, budget_bytes, 4)) <= budget_bytes

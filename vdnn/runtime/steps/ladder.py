@@ -57,6 +57,7 @@ class Rung:
         self.tightenings = 0
         self.steps = 0  # that followed it
         self.has_warned = False
+        self.is_over_somewhere = False  # no plan met the budget with what was resident
         self._served: list[SaveKey] = []  # first saves of larger steps that it served
         self.follow(recording, planned)
 

@@ -21,7 +21,7 @@ from vdnn.runtime.steps.planner import SLACK, BudgetPlanner
 from vdnn.runtime.steps.recorded_sizes import Told
 from vdnn.runtime.steps.step_tally import StepTally
 from vdnn.runtime.torch_internals.spans import span
-from vdnn.step.made_steps import covering, first_point, with_resident
+from vdnn.step.made_steps import covering, first_point, with_more_resident
 from vdnn.step.recording import Recording
 from vdnn.step.timeline import Timeline
 from vdnn.user_warnings import warn
@@ -32,7 +32,7 @@ _MOST_TIGHTENINGS = 3
 # The share of the budget that the plan of a guessed step leaves free.
 _FREE_OF_GUESS = 0.05
 # The same, of a step whose storages grow and shrink while its size stays.
-_FREE_OF_UNBALANCED = 0.06
+_FREE_OF_UNBALANCED = 0.07
 # A plan for a step that has one already is made while all plans together took no more than this share of the time.
 _SHARE_OF_TIME = 0.1
 
@@ -106,14 +106,18 @@ class PlanMaker:
 
     def make_room(self, rung: Rung, allocated_bytes: int) -> None:
         """Plans a rung again if more is allocated at the first save than when its step was recorded, such as another
-        optimizer's state, and the plan would exceed the budget by it."""
+        optimizer's state, and the plan would exceed the budget by it. If no plan meets the budget then, it is planned,
+        once, to meet it wherever that is possible: what is resident now may leave before the peak, as in the second
+        step of a session that streams parameters."""
         recording = rung.recording
         budget_bytes = self.planner.fixed_bytes(recording.device_bytes)
         more_bytes = allocated_bytes - first_point(recording).allocated_bytes
         if budget_bytes is None or more_bytes <= 0 or rung.peak_bytes + more_bytes <= budget_bytes:
             return
-        now = with_resident(recording, recording.resident_bytes + more_bytes)
-        self._plan_again(rung, now)
+        now = with_more_resident(recording, more_bytes)
+        where_possible = not (rung.is_over_somewhere or self.planner.is_feasible(now))
+        rung.is_over_somewhere |= where_possible
+        self._plan_again(rung, now, where_possible=where_possible)
 
     def leave_room(self, rung: Rung) -> None:
         """Plans a rung again, once, with more of the budget free. Some storages of a step that followed it were larger
@@ -127,7 +131,7 @@ class PlanMaker:
         """Plans a rung again if a step that followed it took more than the budget: for that much less, or for the
         memory that was resident when the step began."""
         planner, recording, executor = self.planner, rung.recording, rung.executor
-        now = with_resident(recording, resident_bytes)
+        now = with_more_resident(recording, resident_bytes - recording.resident_bytes)
         has_grown = now.resident_bytes > recording.resident_bytes and planner.is_feasible(now)
         if has_grown:
             rung.recording = recording = now
@@ -149,10 +153,12 @@ class PlanMaker:
         _warn_tightened(rung, peak_bytes, over_bytes)
         self._plan_again(rung, recording)
 
-    def _plan_again(self, rung: Rung, recording: Recording) -> None:
+    def _plan_again(self, rung: Rung, recording: Recording, *, where_possible: bool = False) -> None:
         """If no plan takes so little, the old one stays, which takes less than none."""
         with contextlib.suppress(VdnnError), self._planning():
-            planned = self.planner.planned(recording, rung.timeline, rung.tightened_bytes)
+            planned = self.planner.planned(
+                recording, rung.timeline, rung.tightened_bytes, where_possible=where_possible
+            )
             self._tally.made_again()
             rung.follow(recording, planned)
             self.latest = rung.executor

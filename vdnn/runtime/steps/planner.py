@@ -13,7 +13,7 @@ from vdnn.errors import VdnnError
 from vdnn.hardware import HardwareProfile
 from vdnn.planning.budget import Budget, bytes_without_budget
 from vdnn.planning.costs import LinkCosts, measured_costs, profile_costs
-from vdnn.planning.least_memory import least_bytes, require_feasible_budget
+from vdnn.planning.least_memory import as_if_feasible, least_bytes, require_feasible_budget
 from vdnn.planning.planned_step import PlannedStep, plan_step
 from vdnn.planning.policies import PlanPolicy
 from vdnn.step.plan import Plan
@@ -35,11 +35,15 @@ class BudgetPlanner:
     host_bytes: int | None
     profile: HardwareProfile | None
 
-    def planned(self, recording: Recording, timeline: Timeline | None, tightened_bytes: int = 0) -> PlannedStep:
+    def planned(
+        self, recording: Recording, timeline: Timeline | None, tightened_bytes: int = 0, *, where_possible: bool = False
+    ) -> PlannedStep:
         """Make a plan for `tightened_bytes` less than the budget. The link's rates are measured from the copies in
-        `timeline`, the recorded step's. Raises BudgetError, or VdnnError if the policy has no plan that fits."""
-        budget_bytes = self.budget_bytes(recording)
-        costs = self.costs(timeline)
+        `timeline`, the recorded step's. Raises BudgetError, or VdnnError if the policy has no plan that fits. With
+        `where_possible` it meets the budget in all intervals of the step in which a plan can."""
+        costs, budget_bytes = self.costs(timeline), self.budget_bytes(recording)
+        if where_possible:
+            recording = as_if_feasible(recording, budget_bytes)
         require_feasible_budget(recording, budget_bytes)
         target_bytes = self.target_bytes(recording, tightened_bytes)
         # For the budget "min" the plan with the lowest peak is accepted.
