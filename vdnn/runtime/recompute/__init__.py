@@ -6,7 +6,8 @@ and observe_parameters supply the facts that the graph lacks: which outputs are 
 the settings of torch under which an operation ran, and the version of a leaf that it read.
 """
 
-from vdnn.runtime.recompute.finder import find_recipe, owner_recipe
+from vdnn.runtime.recompute.compiled_search import find_recipe
+from vdnn.runtime.recompute.finder import owner_recipe
 from vdnn.runtime.recompute.flag_epochs import observe_flags
 from vdnn.runtime.recompute.layouts import UnknownLayoutError
 from vdnn.runtime.recompute.leaf_versions import observe, observe_parameters

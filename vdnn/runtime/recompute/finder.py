@@ -1,15 +1,18 @@
-"""Finds recipes: walks the graph from a tensor's node back to values that are saved, and to leaves.
+"""Searches for recipes: walks the graph from a tensor's node back to values that are saved, and to leaves.
 
 For each operand the search takes the first of these that exists: the save of the node that reads the operand; another
 node's save of the same output (noted at the node that made it); the save that the producing node made of its own
 output; a recipe for the output. It skips stale saves, and saves in the storage that is to be recomputed.
+
+Everything that the result depends on is read through the methods under "Reads of the graph". compiled_search.py
+overrides them, to write down what was asked and answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,59 +29,64 @@ from vdnn.runtime.storage.kept import KeptTensor
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage
 
-_LEAF = "torch::autograd::AccumulateGrad"
+LEAF = "torch::autograd::AccumulateGrad"
 _OWNER_DISTANCE = 4  # nodes between a later save and the node that made a save without a grad_fn
 _OWNER_NODES = 24
 _FREE_PER_DEPTH = 6  # views between two operations; keeps the walk short
 
 
 @dataclass(slots=True, eq=False)
-class _Computed:
+class Computed:
     """A value that a step computes. `height` is the longest chain of operations that ends in it, without views."""
 
     operation: Operation
     call: Call
-    inputs: tuple[_Value | None, ...]
+    inputs: tuple[Value | None, ...]
     height: int
     flags: Flags | None  # None for a view
 
 
 @dataclass(slots=True, eq=False)
-class _Available:
+class Available:
     """A value that the recipe can read."""
 
     given: Given
     height: int = 0
 
 
-_Value = _Computed | _Available
+Value = Computed | Available
+Edges = tuple[tuple[Node | None, int], ...]
 
 
-def find_recipe(
-    tensor: torch.Tensor, node: Node | None, our_unpack: Unpack, *, max_depth: int, expensive: bool = False
-) -> Recipe | None:
-    """A recipe for `tensor`, whose grad_fn is `node`, with at most `max_depth` operations in a row. None if the graph
-    does not give one. `our_unpack` is the unpack hook by which saves of ours are recognized. With `expensive`, recipes
-    may contain convolutions, matrix products, embeddings and attention.
+class Wanted(NamedTuple):
+    """The tensor that a recipe has to make, and its node. See [Note: Result of a recipe]."""
 
-    For a tensor that does not fill its storage the recipe makes the tensor that it is a view of. See
-    [Note: Result of a recipe].
-    """
-    wanted = tensor
+    tensor: torch.Tensor
+    node: Node
+
+
+def wanted_for(tensor: torch.Tensor, node: Node | None) -> Wanted | None:
+    """What a recipe for `tensor`, whose grad_fn is `node`, has to make; None if there can be no recipe."""
     if not _fills_storage(tensor):
         base = tensor._base
         if base is None or not _fills_storage(base):
             return None
-        wanted, node = base, base.grad_fn
-    if node is None:
+        tensor, node = base, base.grad_fn
+    return None if node is None else Wanted(tensor, node)
+
+
+def search_recipe(wanted: Wanted, search: Search) -> tuple[Recipe, list[Value]] | None:
+    """The recipe, and its values in the order of their evaluation. None if the graph does not give a recipe."""
+    tensor, node = wanted
+    operation = search.operation_of(node)
+    if operation is None or (tensor._version and tensor._version > writes_shown(node, operation)):
         return None
-    geometry = (wanted.dtype, wanted.size(), wanted.stride())
-    search = _Search(our_unpack, max_depth, expensive, wanted.untyped_storage()._cdata)
-    operation = operation_of(node)
-    if operation is None or (wanted._version and wanted._version > _writes_shown(node, operation)):
+    result = search.computed(node, operation, tensor.output_nr, search.max_depth)
+    if result is None:
         return None
-    result = search.computed(node, operation, wanted.output_nr, max_depth)
-    return None if result is None else _recipe(result, geometry, tuple(search.nodes))
+    order = evaluation_order(result)
+    recipe = _recipe(result, order, (tensor.dtype, tensor.size(), tensor.stride()), tuple(search.nodes))
+    return None if recipe is None else (recipe, order)
 
 
 def owner_recipe(packed: Packed, node: Node | None, our_unpack: Unpack) -> Recipe | None:
@@ -94,9 +102,11 @@ def owner_recipe(packed: Packed, node: Node | None, our_unpack: Unpack) -> Recip
             seen += 1
             operation = indices_of(one)
             if operation is not None and saved_in(one, "result1", our_unpack) is packed:
-                search = _Search(our_unpack, 1, False, packed.managed.native_address)
+                search = Search(our_unpack, 1, False, packed.managed.native_address)
                 result = search.computed(one, operation, 0, 1, of_indices=packed.geometry)
-                return None if result is None else _recipe(result, packed.geometry, tuple(search.nodes))
+                if result is None:
+                    return None
+                return _recipe(result, evaluation_order(result), packed.geometry, tuple(search.nodes))
             further += [producer for producer, _ in one.next_functions if producer is not None]
         if seen > _OWNER_NODES:
             return None
@@ -105,16 +115,16 @@ def owner_recipe(packed: Packed, node: Node | None, our_unpack: Unpack) -> Recip
 
 
 @dataclass(slots=True)
-class _Search:
+class Search:
     """The search for one recipe. Holds graph nodes while it exists."""
 
     unpack: Unpack
     max_depth: int
     expensive: bool
     avoided: int  # the native address of the storage that is to be recomputed
-    known: dict[tuple[Node, int], _Value] = field(default_factory=dict)
+    known: dict[tuple[Node, int], Value] = field(default_factory=dict)
     tried: dict[tuple[Node, int], int] = field(default_factory=dict)  # the largest `left` for which no recipe was found
-    found: dict[int, _Available] = field(default_factory=dict)  # by the identity of the view or tensor
+    found: dict[int, Available] = field(default_factory=dict)  # by the identity of the view or tensor
     nodes: list[int] = field(default_factory=list)  # the sequence numbers of those whose settings were asked for
     steps_left: int = 0
 
@@ -123,7 +133,7 @@ class _Search:
 
     def computed(
         self, node: Node, operation: Operation, output_nr: int, left: int, *, of_indices: Geometry | None = None
-    ) -> _Computed | None:
+    ) -> Computed | None:
         """An output of `node`, computed with at most `left` operations in a row; None if that is not possible."""
         own = operation.length
         self.steps_left -= 1
@@ -134,17 +144,17 @@ class _Search:
         flags = None
         if operation.cost is not Cost.FREE:
             self.nodes.append(node._sequence_nr())
-            flags = flags_of(node, at_save=operation.must_be_seen)
-            if flags is None or (operation.on_cudnn and _is_on_cuda(node, output_nr) and times_convolutions(flags)):
+            flags = self.flags_of(node, operation, output_nr)
+            if flags is None:
                 return None
-        scalars = scalars_of(node, operation.scalars)
-        facts = facts_of(node, operation.facts)
+        scalars = self.scalars_of(node, operation.scalars)
+        facts = self.facts_of(node, operation.facts)
         if scalars is None or facts is None:
             return None
         inputs = self._inputs(node, operation, left - own)
         if inputs is None:
             return None
-        output = node._input_metadata[output_nr]
+        output = self.output_of(node, output_nr)
         if output.is_nested_tensor:
             return None
         dtype, shape = (output.dtype, torch.Size(output.shape)) if of_indices is None else of_indices[:2]
@@ -152,60 +162,49 @@ class _Search:
             return None  # the CPU's complex division in place differs in the last bit from the one out of place
         call = Call(scalars + facts, dtype, shape, output.device, output_nr)
         height = own + max((one.height for one in inputs if one is not None), default=0)
-        return _Computed(operation, call, inputs, height, flags)
+        return Computed(operation, call, inputs, height, flags)
 
-    def _inputs(self, node: Node, operation: Operation, left: int) -> tuple[_Value | None, ...] | None:
-        edges = node.next_functions
+    def _inputs(self, node: Node, operation: Operation, left: int) -> tuple[Value | None, ...] | None:
+        edges = self.edges_of(node)
         arguments = operation.arguments
         if operation.takes_every_edge:
             arguments = tuple(Argument(edge=index) for index in range(len(edges)))
-        inputs: list[_Value | None] = []
+        inputs: list[Value | None] = []
         for argument in arguments:
             value = self._argument(node, edges, argument, left)
-            if value is None and (argument.is_absent is None or not argument.is_absent(node)):
+            if value is None and (argument.is_absent is None or not self.is_absent(node, argument.is_absent)):
                 return None
             inputs.append(value)
         return tuple(inputs)
 
-    def _argument(
-        self, node: Node, edges: tuple[tuple[Node | None, int], ...], argument: Argument, left: int
-    ) -> _Value | None:
+    def _argument(self, node: Node, edges: Edges, argument: Argument, left: int) -> Value | None:
         if argument.slot is not None:
-            packed = saved_in(node, argument.slot, self.unpack)
-            if packed is not None and self._is_usable(packed):
-                return self._available(packed)
-            number = None if packed is not None else number_in(node, argument.slot)
-            if number is not None:
-                return _Available(Constant(number))
+            given = self.given_in(node, argument.slot)
+            if given is not None:
+                return self._available(given)
         if argument.edge is None or argument.edge >= len(edges):
             return None
-        producer: Any
-        producer, output_nr = edges[argument.edge]
+        producer, output_nr = self.producer(node, edges, argument.edge)
         if producer is None:
             return None
-        if producer.name() == _LEAF:
-            leaf: torch.Tensor = producer.variable
-            version = version_read(leaf, node)
-            if version is None or not has_plain_storage(leaf):
-                return None
-            return self._available(Leaf(leaf, version, leaf.untyped_storage()._cdata))
+        if producer.name() == LEAF:
+            leaf = self.leaf_of(producer, node)
+            return None if leaf is None else self._available(leaf)
         return self._output(producer, output_nr, left)
 
-    def _output(self, node: Node, output_nr: int, left: int) -> _Value | None:
+    def _output(self, node: Node, output_nr: int, left: int) -> Value | None:
         key = (node, output_nr)
         known = self.known.get(key)
         if known is not None:
             return known if known.height <= left else None
         if self.tried.get(key, -1) >= left:
             return None
-        value: _Value | None = None
-        packed = noted_save(node, output_nr)
-        if packed is None or not self._is_usable(packed):
-            packed = saved_output(node, output_nr, self.unpack)
-        if packed is not None and self._is_usable(packed):
+        value: Value | None = None
+        packed = self.saved_output(node, output_nr)
+        if packed is not None:
             value = self._available(packed)
         else:
-            operation = operation_of(node)
+            operation = self.operation_of(node)
             if operation is not None:
                 value = self.computed(node, operation, output_nr, left)
         if value is None:
@@ -214,31 +213,93 @@ class _Search:
             self.known[key] = value
         return value
 
-    def _is_usable(self, packed: Packed) -> bool:
-        if isinstance(packed, PackedView):
-            managed = packed.managed
-            return managed.witness._version == managed.version and managed.native_address != self.avoided
-        if not isinstance(packed, tuple):  # a parameter that a session manages
-            return False
-        tensor, version = packed
-        return (
-            tensor._version == version and has_plain_storage(tensor) and tensor.untyped_storage()._cdata != self.avoided
-        )
-
-    def _available(self, given: PackedView | KeptTensor | Leaf) -> _Available:
+    def _available(self, given: Given) -> Available:
+        if isinstance(given, Constant):
+            return Available(given)
         held = given if isinstance(given, PackedView) else given[0]
         found = self.found.get(id(held))
         if found is None:
-            found = self.found[id(held)] = _Available(given)
+            found = self.found[id(held)] = Available(given)
         return found
 
+    # Reads of the graph.
 
-def _is_on_cuda(node: Node, output_nr: int) -> bool:
+    def operation_of(self, node: Node) -> Operation | None:
+        return operation_of(node)
+
+    def flags_of(self, node: Node, operation: Operation, output_nr: int) -> Flags | None:
+        """The settings under which the operation ran, if they are known and determine what it computes."""
+        flags = flags_of(node, at_save=operation.must_be_seen)
+        if flags is not None and operation.on_cudnn and is_on_cuda(node, output_nr) and times_convolutions(flags):
+            return None
+        return flags
+
+    def scalars_of(self, node: Node, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+        return scalars_of(node, names)
+
+    def facts_of(self, node: Node, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+        return facts_of(node, names)
+
+    def output_of(self, node: Node, output_nr: int) -> Any:
+        """What autograd knows of this output: dtype, shape, device."""
+        return node._input_metadata[output_nr]
+
+    def edges_of(self, node: Node) -> Edges:
+        return node.next_functions
+
+    def producer(self, node: Node, edges: Edges, index: int) -> tuple[Node | None, int]:
+        return edges[index]
+
+    def is_absent(self, node: Node, test: Callable[[Node], bool]) -> bool:
+        return test(node)
+
+    def given_in(self, node: Node, slot: str) -> PackedView | KeptTensor | Constant | None:
+        """The value that the node saved in this slot, if a recipe can read it."""
+        packed = saved_in(node, slot, self.unpack)
+        if packed is not None:
+            return packed if is_usable(packed, self.avoided) else None
+        number = number_in(node, slot)
+        return None if number is None else Constant(number)
+
+    def leaf_of(self, producer: Node, reader: Node) -> Leaf | None:
+        """The leaf behind this edge of `reader`, if it still has the version that `reader` read."""
+        leaf: torch.Tensor = producer.variable  # type: ignore[attr-defined]
+        return leaf_read(leaf, reader)
+
+    def saved_output(self, node: Node, output_nr: int) -> Packed | None:
+        """A save of this output that a recipe can read."""
+        packed = noted_save(node, output_nr)
+        if packed is None or not is_usable(packed, self.avoided):
+            packed = saved_output(node, output_nr, self.unpack)
+        return packed if packed is not None and is_usable(packed, self.avoided) else None
+
+
+def is_usable(packed: Packed, avoided: int) -> bool:
+    """True if a recipe can read the save: it is not stale, and not in the storage that is to be recomputed.
+
+    `avoided` is the native address of that storage."""
+    if isinstance(packed, PackedView):
+        managed = packed.managed
+        return managed.witness._version == managed.version and managed.native_address != avoided
+    if not isinstance(packed, tuple):  # a parameter that a session manages
+        return False
+    tensor, version = packed
+    return tensor._version == version and has_plain_storage(tensor) and tensor.untyped_storage()._cdata != avoided
+
+
+def leaf_read(leaf: torch.Tensor, reader: Node) -> Leaf | None:
+    version = version_read(leaf, reader)
+    if version is None or not has_plain_storage(leaf):
+        return None
+    return Leaf(leaf, version, leaf.untyped_storage()._cdata)
+
+
+def is_on_cuda(node: Node, output_nr: int) -> bool:
     device: torch.device = node._input_metadata[output_nr].device
     return device.type == "cuda"
 
 
-def _writes_shown(node: Node, operation: Operation | None) -> int:
+def writes_shown(node: Node, operation: Operation | None) -> int:
     """The largest number of in-place writes to a node's output that the graph can account for.
 
     A tensor with more writes was also written without a graph, or through detach. Its value is not what the node makes.
@@ -248,7 +309,7 @@ def _writes_shown(node: Node, operation: Operation | None) -> int:
         count += operation.may_be_in_place
         edges = node.next_functions
         producer = edges[0][0] if edges else None
-        if producer is None or producer.name() == _LEAF:
+        if producer is None or producer.name() == LEAF:
             break
         node, operation = producer, operation_of(producer)
     return count
@@ -268,11 +329,15 @@ def _fills_storage(tensor: torch.Tensor) -> bool:
 # Turning values into the steps of a recipe.
 
 
-def _recipe(wanted: _Computed, geometry: Geometry, nodes: tuple[int, ...]) -> Recipe | None:
-    order: list[_Value] = []
+def evaluation_order(wanted: Computed) -> list[Value]:
+    order: list[Value] = []
     _visit(wanted, order, set())
-    given = [value for value in order if isinstance(value, _Available)]
-    computed = [value for value in order if isinstance(value, _Computed)]
+    return order
+
+
+def _recipe(wanted: Computed, order: list[Value], geometry: Geometry, nodes: tuple[int, ...]) -> Recipe | None:
+    given = [value for value in order if isinstance(value, Available)]
+    computed = [value for value in order if isinstance(value, Computed)]
     ran_under = {value.flags for value in computed if value.flags is not None}
     if len(ran_under) > 1:
         return None
@@ -289,7 +354,7 @@ def _recipe(wanted: _Computed, geometry: Geometry, nodes: tuple[int, ...]) -> Re
     names = [one.name for one in reversed(operations) if one.cost is not Cost.FREE] or [operations[-1].name]
     return Recipe(
         name=" <- ".join(dict.fromkeys(names)),
-        signature=_signature(steps, [value.given for value in given], geometry, flags),
+        signature=signature_of(steps, [value.given for value in given], geometry, flags),
         operands=tuple(value.given for value in given if isinstance(value.given, PackedView)),
         operand_depths=tuple(depths[id(value)] for value in given if isinstance(value.given, PackedView)),
         depth=wanted.height,
@@ -302,11 +367,11 @@ def _recipe(wanted: _Computed, geometry: Geometry, nodes: tuple[int, ...]) -> Re
     )
 
 
-def _depths(order: list[_Value]) -> dict[int, int]:
+def _depths(order: list[Value]) -> dict[int, int]:
     """The number of operations on the longest path from a value to the result, by the value's identity."""
     depths: dict[int, int] = {}
     for value in reversed(order):
-        if isinstance(value, _Computed):
+        if isinstance(value, Computed):
             depth = depths.get(id(value), 0) + value.operation.length
             for one in value.inputs:
                 if one is not None:
@@ -314,18 +379,18 @@ def _depths(order: list[_Value]) -> dict[int, int]:
     return depths
 
 
-def _visit(value: _Value, order: list[_Value], seen: set[int]) -> None:
+def _visit(value: Value, order: list[Value], seen: set[int]) -> None:
     if id(value) in seen:
         return
     seen.add(id(value))
-    if isinstance(value, _Computed):
+    if isinstance(value, Computed):
         for one in value.inputs:
             if one is not None:
                 _visit(one, order, seen)
     order.append(value)
 
 
-def _signature(steps: tuple[Step, ...], given: list[Given], geometry: Geometry, flags: Flags) -> Signature:
+def signature_of(steps: tuple[Step, ...], given: Sequence[Given], geometry: Geometry, flags: Flags) -> Signature:
     """The facts for which a trial of the recipe holds."""
     chain = tuple((step.operation.name, step.call, step.inputs) for step in steps)
     return Signature(chain, tuple(_geometry_of(one) for one in given), geometry, flags)

@@ -11,6 +11,7 @@ that is saved: a save is noted by a weak reference, a fact is a plain number.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Hashable
 from typing import Any
 
 from vdnn.runtime.recompute.operation import Node
@@ -43,6 +44,11 @@ def noted_save(node: Node, output_nr: int) -> Packed | None:
         found: PackedView | None = holder
         return found
     return holder, version
+
+
+def key_of_note(name: str) -> Hashable:
+    """The key of a fact in a node's `metadata`."""
+    return (_MARK, name)
 
 
 def note_fact(node: Node, name: str, value: object) -> None:

@@ -56,9 +56,7 @@ def is_empty(node: Node, slot: str, beside: str = "input") -> bool:
 
 def saved_output(node: Node, output_nr: int, unpack: Unpack) -> Packed | None:
     """An output that the node itself saved."""
-    if output_nr >= len(_RESULTS) or node.name().count("Backward") > 1:
-        # A node of a double backward (TanhBackwardBackward0, SoftmaxBackwardDataBackward0) saves the output of a
-        # forward, which is its own input.
+    if not may_save_output(node, output_nr):
         return None
     for name in _RESULTS[output_nr]:
         found = _read(node, name, unpack)
@@ -67,10 +65,18 @@ def saved_output(node: Node, output_nr: int, unpack: Unpack) -> Packed | None:
     return None
 
 
+def may_save_output(node: Node, output_nr: int) -> bool:
+    """True if nodes of this class save this output of theirs."""
+    # A node of a double backward (TanhBackwardBackward0, SoftmaxBackwardDataBackward0) saves the output of a forward,
+    # which is its own input.
+    is_double = node.name().count("Backward") > 1
+    return output_nr < len(_RESULTS) and not is_double and any(hasattr(type(node), one) for one in _RESULTS[output_nr])
+
+
 def scalars_of(node: Node, names: tuple[str, ...]) -> tuple[Any, ...] | None:
     """The scalars that the node saved, in the order of `names`; None if it lacks one."""
     try:
-        return tuple(_signed(getattr(node, "_saved_" + name)) for name in names)
+        return tuple(signed(getattr(node, "_saved_" + name)) for name in names)
     except (AttributeError, RuntimeError):
         return None
 
@@ -95,10 +101,10 @@ def _read(node: Node, name: str, unpack: Unpack) -> Packed | None:
     return found
 
 
-def _signed(value: Any) -> Any:
+def signed(value: Any) -> Any:
     """The value as a signed number: torch gives negative ones as unsigned."""
     if type(value) is int:
         return value if value < _UNSIGNED_FROM else value - (_UNSIGNED_FROM << 1)
     if isinstance(value, (tuple, list)):
-        return tuple(_signed(one) for one in value)
+        return tuple(signed(one) for one in value)
     return value

@@ -20,6 +20,12 @@ def operation_of(node: Node) -> Operation | None:
     return found(node)
 
 
+def is_chosen_by_its_node(node: Node) -> bool:
+    """True if the operation depends on more than the name of the node."""
+    found = _TABLE.get(node.name())
+    return found is not None and not isinstance(found, Operation)
+
+
 def indices_of(node: Node) -> Operation | None:
     """The operation that made the integers that the node saved along with its output."""
     found = reductions.INDICES.get(node.name())

@@ -1,0 +1,83 @@
+"""Compares each recipe of a compiled search with the one that the search itself finds for the same tensor.
+
+`shadowing` is on in all tests of recipes and in the random programs (see their conftest).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from vdnn.runtime.recompute import compiled_search
+from vdnn.runtime.recompute.finder import Search, Wanted, search_recipe
+from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe, Unpack
+from vdnn.runtime.storage.packed_view import PackedView
+
+
+@dataclass
+class Shadow:
+    """Counts of one test. `differences` has a sentence for each recipe that differs."""
+
+    compared: int = 0
+    searched: int = 0
+    differences: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def shadowing() -> Iterator[Shadow]:
+    """While entered, every recipe of a program is compared. Raises AssertionError at the end if one differs."""
+    shadow = Shadow()
+    run = compiled_search._Programs.run
+
+    def compared(self: Any, wanted: Wanted, unpack: Unpack, avoided: int, *rest: Any) -> Recipe | None:
+        recipe = run(self, wanted, unpack, avoided, *rest)
+        if recipe is None:
+            shadow.searched += 1
+            return None
+        shadow.compared += 1
+        max_depth, expensive = self.limits
+        found = search_recipe(wanted, Search(unpack, max_depth, expensive, avoided))
+        complaint = "the search finds none" if found is None else difference_of_recipes(recipe, found[0])
+        if complaint:
+            shadow.differences.append(f"{recipe.name}: {complaint}")
+        return recipe
+
+    compiled_search._Programs.run = compared  # type: ignore[method-assign]
+    try:
+        yield shadow
+    finally:
+        compiled_search._Programs.run = run  # type: ignore[method-assign]
+    assert not shadow.differences, shadow.differences[:5]
+
+
+def difference_of_recipes(one: Recipe, other: Recipe) -> str:
+    """The name of the first field that differs; empty if the recipes are equal."""
+    for name in ("name", "operand_depths", "depth", "is_cheap", "geometry", "flags", "nodes", "signature"):
+        if getattr(one, name) != getattr(other, name):
+            return f"{name}: {getattr(one, name)} instead of {getattr(other, name)}"
+    for name in ("given", "operands"):
+        ours, theirs = getattr(one, name), getattr(other, name)
+        if len(ours) != len(theirs) or not all(map(_is_same, ours, theirs)):
+            return name
+    if len(one.steps) != len(other.steps):
+        return "steps"
+    for ours, theirs in zip(one.steps, other.steps, strict=True):
+        if ours.operation is not theirs.operation or ours[2:] != theirs[2:]:
+            return f"step {ours.operation.name}"
+        if ours.call != theirs.call or repr(ours.call) != repr(theirs.call):
+            return f"call {ours.call} instead of {theirs.call}"
+    return ""
+
+
+def _is_same(one: Given, other: Given) -> bool:
+    if isinstance(one, PackedView):
+        return one is other or (
+            isinstance(other, PackedView) and one.managed is other.managed and one.geometry == other.geometry
+        )
+    if isinstance(one, Constant) or isinstance(other, Constant):
+        return type(one) is type(other) and type(one[0]) is type(other[0]) and repr(one[0]) == repr(other[0])
+    if isinstance(other, PackedView) or isinstance(one, Leaf) is not isinstance(other, Leaf):
+        return False
+    return one[0] is other[0] and one[1:] == other[1:]

@@ -1,0 +1,485 @@
+"""Finds recipes by compiled searches: straight-line code that asks what an earlier search asked, and nothing else.
+
+A search for a recipe is a function of its reads of the graph: types of nodes, edges, saved scalars, saves and their
+versions, settings. The first search that finds a recipe of some structure writes its reads down (Trace), and a program,
+a function of Python, is made of them. In later steps, and at other places with the same structure, the program reads
+the same things from the nodes at hand. It returns the recipe that the search would find, or None at the first answer
+that differs. Then the search itself decides, and its reads become one more program.
+
+[Note: What is compiled] The program fixes the structure: types of nodes, which argument comes from which save, edge or
+leaf, which of them are the same. Values are read anew from the nodes at hand: scalars, facts of calls, sizes, dtypes,
+settings. Together they are the key of a `_Template`, which has the steps and the signature for these values. So one
+program serves every layer and every length that have the same structure, and no fact is taken from an earlier step.
+
+A search that read something that a program cannot ask again (a custom class of nodes, a branch that failed) is not
+compiled. tests/runtime/recompute/shadow.py compares each answer of a program with that of the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from vdnn.runtime.recompute.backend_flags import Flags, backend_flags, times_convolutions
+from vdnn.runtime.recompute.finder import (
+    LEAF,
+    Available,
+    Computed,
+    Edges,
+    Search,
+    Value,
+    Wanted,
+    is_on_cuda,
+    is_usable,
+    leaf_read,
+    search_recipe,
+    signature_of,
+    wanted_for,
+    writes_shown,
+)
+from vdnn.runtime.recompute.flag_epochs import flags_of
+from vdnn.runtime.recompute.node_notes import Packed, key_of_note, noted_save
+from vdnn.runtime.recompute.operation import Call, Node, Operation
+from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe, Step, Unpack
+from vdnn.runtime.recompute.saved_values import may_save_output, number_in, saved_in, saved_output, signed
+from vdnn.runtime.recompute.table import is_chosen_by_its_node, operation_of
+from vdnn.runtime.storage.facts import Geometry
+from vdnn.runtime.storage.kept import KeptTensor
+from vdnn.runtime.storage.packed_view import PackedView
+
+_PROGRAMS = 24  # for one kind of node; the one that was used longest ago makes room
+_COMPILED = 256  # programs that a process compiles for one kind of node; later searches are not compiled
+_TEMPLATES = 256  # of one program
+
+Program = Callable[[torch.Tensor, Node, Unpack, int], "Recipe | None"]
+
+
+def find_recipe(
+    tensor: torch.Tensor, node: Node | None, our_unpack: Unpack, *, max_depth: int, expensive: bool = False
+) -> Recipe | None:
+    """A recipe for `tensor`, whose grad_fn is `node`, with at most `max_depth` operations in a row. None if the graph
+    does not give one. `our_unpack` is the unpack hook by which saves of ours are recognized. With `expensive`, recipes
+    may contain convolutions, matrix products, embeddings and attention.
+
+    For a tensor that does not fill its storage the recipe makes the tensor that it is a view of. See
+    [Note: Result of a recipe].
+    """
+    wanted = wanted_for(tensor, node)
+    if wanted is None:
+        return None
+    avoided = wanted.tensor.untyped_storage()._cdata
+    key = type(wanted.node), _first_producer(wanted.node), wanted.tensor.output_nr, max_depth, expensive
+    programs = _programs.get(key)
+    if programs is None:
+        if operation_of(wanted.node) is None:
+            return None
+        programs = _programs[key] = _Programs((max_depth, expensive))
+    recipe = programs.run(wanted, our_unpack, avoided)
+    if recipe is not None:
+        return recipe
+    if programs.compiled >= _COMPILED:
+        found = search_recipe(wanted, Search(our_unpack, max_depth, expensive, avoided))
+        return None if found is None else found[0]
+    trace = Trace(our_unpack, max_depth, expensive, avoided, wanted)
+    found = search_recipe(wanted, trace)
+    if found is None:
+        return None
+    program = trace.program(*found)
+    if program is not None:
+        programs.add(program)
+    return found[0]
+
+
+def _first_producer(node: Node) -> type | None:
+    """The type of the node that made the first operand. Classes of Python are one type: there may be any number."""
+    edges = node.next_functions
+    if len(edges) == 0:
+        return None
+    found: type = type(edges[0][0])
+    return BackwardCFunction if issubclass(found, BackwardCFunction) else found
+
+
+class _Programs:
+    """The programs for one kind of node, the last used first. `limits`: depth, and if expensive operations count."""
+
+    def __init__(self, limits: tuple[int, bool]) -> None:
+        self.limits = limits
+        self._programs: list[Program] = []
+        self.compiled = 0
+
+    def run(self, wanted: Wanted, unpack: Unpack, avoided: int) -> Recipe | None:
+        tensor, node = wanted
+        for index, program in enumerate(self._programs):
+            try:
+                recipe = program(tensor, node, unpack, avoided)
+            except (AttributeError, RuntimeError):  # a node whose saves are freed
+                continue
+            if recipe is not None:
+                if index:
+                    self._programs = [program, *(one for one in self._programs if one is not program)]
+                return recipe
+        return None
+
+    def add(self, program: Program) -> None:
+        self._programs = [program, *self._programs[: _PROGRAMS - 1]]
+        self.compiled += 1
+
+
+# By the types of a node in the table and of its first producer, the output, and the limits.
+_programs: dict[Hashable, _Programs] = {}
+
+
+class _Template(NamedTuple):
+    """Everything in a recipe that does not depend on whose values it reads."""
+
+    name: str
+    signature: Hashable
+    operand_depths: tuple[int, ...]
+    depth: int
+    is_cheap: bool
+    steps: tuple[Step, ...]
+    geometry: Geometry
+    flags: Flags
+
+
+@dataclass(slots=True)
+class _Templates:
+    """The templates of one program, by the values that it read. `first` has the structure, and no operands."""
+
+    first: Recipe
+    by_key: dict[Hashable, _Template] = field(default_factory=dict)
+
+    def make(self, key: Hashable, geometry: Geometry, flags: Flags, calls: tuple[Any, ...], given: Any) -> _Template:
+        """A template for values that are new. `calls` has scalars, facts, output and its number for each step."""
+        first = self.first
+        steps = tuple(
+            step._replace(call=Call((*map(signed, scalars), *facts), m.dtype, torch.Size(m.shape), m.device, output_nr))
+            for step, (scalars, facts, m, output_nr) in zip(first.steps, calls, strict=True)
+        )
+        signature = signature_of(steps, given, geometry, flags)
+        made = _Template(
+            first.name, signature, first.operand_depths, first.depth, first.is_cheap, steps, geometry, flags
+        )
+        if len(self.by_key) >= _TEMPLATES:
+            self.by_key.clear()
+        self.by_key[key] = made
+        return made
+
+
+class _CallNames(NamedTuple):
+    """The names in a program for what the call of a computed value is made of."""
+
+    scalars: list[str]
+    facts: list[str]
+    output: str
+    output_nr: int
+
+
+class Trace(Search):
+    """A search that writes each read and its answer down as a line of code.
+
+    In the code `t` is the tensor, `n0` its node, `U` our unpack hook, and `A` the storage that no operand may be in.
+    """
+
+    def __init__(self, unpack: Unpack, max_depth: int, expensive: bool, avoided: int, wanted: Wanted) -> None:
+        super().__init__(unpack, max_depth, expensive, avoided)
+        self.lines: list[str] = []
+        self.constants: dict[str, Any] = dict(_READS)
+        self._can_be_compiled = True
+        self._key = ["t.dtype", "t.size()", "t.stride()"]  # expressions
+        # By identity; each entry holds its object, so that no other one gets the identity.
+        self._nodes: dict[int, tuple[Node, str]] = {}
+        self._holders: dict[int, tuple[object, str]] = {}  # tensors and views that the recipe reads
+        self._given: dict[int, tuple[Given, str, str]] = {}  # an expression for the value, and one for the key
+        self._calls: dict[int, tuple[Computed, _CallNames]] = {}
+        self._first: Operation | None = None  # the operation of `n0`
+        self._flags = ""  # the name of the settings under which the operations ran
+        self._seen: list[str] = []  # names of the nodes whose settings were asked for
+        self._last: dict[str, Any] = {}  # names of the reads for the node whose call is made
+        self._name_node(wanted.node, "n0")
+
+    # Writing.
+
+    def _line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def _refuse_if(self, condition: str) -> None:
+        self.lines.append(f"if {condition}: return None")
+
+    def _read(self, letter: str, expression: str) -> str:
+        name = f"{letter}{len(self.lines)}"
+        self.lines.append(f"{name} = {expression}")
+        return name
+
+    def _constant(self, value: Any) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    def _name_node(self, node: Node, name: str) -> None:
+        self._nodes[id(node)] = node, name
+        # Classes of Python may share the name of a class of torch, and some nodes of torch share one class.
+        self._can_be_compiled &= type(node).__name__ == node.name() and not isinstance(node, BackwardCFunction)
+
+    def _name(self, node: Node) -> str:
+        return self._nodes[id(node)][1]
+
+    def _add_to_key(self, name: str, value: object) -> None:
+        """Adds a value that was read. As a key, zeros of different signs and types are equal."""
+        if isinstance(value, (bool, int, float, complex)):
+            self._key.append(f"({name} or REPR({name}))")
+        elif isinstance(value, (tuple, list)) and any(not isinstance(one, int) for one in value):
+            self._key.append(f"REPR({name})")
+        else:
+            self._key.append(name)
+
+    def _hold(self, holder: object, name: str) -> bool:
+        """Notes what the recipe reads. False if it has a name already: the code then asks if it is the same."""
+        known = self._holders.get(id(holder))
+        if known is not None:
+            self._refuse_if(f"{name} is not {known[1]}")
+            return False
+        for _, other in self._holders.values():
+            self._refuse_if(f"{name} is {other}")
+        self._holders[id(holder)] = holder, name
+        return True
+
+    def _use_packed(self, packed: Packed, name: str) -> None:
+        """Writes what makes a save usable. `name` is the packed save."""
+        if isinstance(packed, PackedView):
+            self._refuse_if(f"not isinstance({name}, VIEW)")
+            managed = self._read("m", f"{name}.managed")
+            self._refuse_if(f"{managed}.witness._version != {managed}.version or {managed}.native_address == A")
+            if self._hold(packed, name):
+                self._given[id(packed)] = packed, name, f"{name}.geometry"
+            return
+        self._refuse_if(f"type({name}) is not tuple or not IS_USABLE({name}, A)")
+        holder = self._read("h", f"{name}[0]")
+        if self._hold(packed[0], holder):
+            self._given[id(packed)] = packed, name, f"({holder}.dtype, {holder}.shape, {holder}.stride())"
+
+    # Reads of the graph.
+
+    def computed(
+        self, node: Node, operation: Operation, output_nr: int, left: int, *, of_indices: Geometry | None = None
+    ) -> Computed | None:
+        made = super().computed(node, operation, output_nr, left, of_indices=of_indices)
+        if made is None:
+            self._can_be_compiled = False
+            return None
+        name = self._name(node)
+        if operation.may_be_in_place:
+            self._refuse_if(f"{self._last[f'{name} {output_nr}']}.dtype.is_complex")
+        read = [(f"{name}._saved_{one}", one) for one in operation.scalars]
+        self._calls[id(made)] = (
+            made,
+            _CallNames(
+                [self._last[expression] for expression, _ in read],
+                [self._last[f"{name} {one}"] for one in operation.facts],
+                self._last[f"{name} {output_nr}"],
+                output_nr,
+            ),
+        )
+        return made
+
+    def operation_of(self, node: Node) -> Operation | None:
+        operation = super().operation_of(node)
+        if self._first is None:
+            self._first = operation
+        if is_chosen_by_its_node(node):
+            if super().operation_of(node) is not operation:
+                self._can_be_compiled = False
+            self._refuse_if(f"OPERATION_OF({self._name(node)}) is not {self._constant(operation)}")
+        return operation
+
+    def flags_of(self, node: Node, operation: Operation, output_nr: int) -> Flags | None:
+        flags = super().flags_of(node, operation, output_nr)
+        name = self._name(node)
+        self._seen.append(name)
+        read = self._read("f", f"FLAGS_OF({name}, at_save={operation.must_be_seen})")
+        if self._flags:
+            self._refuse_if(f"{read} is not {self._flags} and {read} != {self._flags}")
+        else:
+            self._flags = read
+            self._refuse_if(f"{read} is None")
+        if operation.on_cudnn:
+            self._refuse_if(f"IS_ON_CUDA({name}, {output_nr}) and TIMES_CONVOLUTIONS({read})")
+        return flags
+
+    def scalars_of(self, node: Node, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+        scalars = super().scalars_of(node, names)
+        if scalars is not None:
+            for one, value in zip(names, scalars, strict=True):
+                expression = f"{self._name(node)}._saved_{one}"
+                self._last[expression] = self._read("s", expression)
+                self._add_to_key(self._last[expression], value)
+        return scalars
+
+    def facts_of(self, node: Node, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+        facts = super().facts_of(node, names)
+        if facts is not None:
+            for one, value in zip(names, facts, strict=True):
+                name = self._name(node)
+                key = self._constant(key_of_note(one))
+                read = self._last[f"{name} {one}"] = self._read("s", f"{name}.metadata.get({key}, MISSING)")
+                self._refuse_if(f"{read} is MISSING")
+                self._add_to_key(read, value)
+        return facts
+
+    def output_of(self, node: Node, output_nr: int) -> Any:
+        output = super().output_of(node, output_nr)
+        name = self._name(node)
+        read = self._last[f"{name} {output_nr}"] = self._read("o", f"{name}._input_metadata[{output_nr}]")
+        self._refuse_if(f"{read}.is_nested_tensor")
+        self._key += [f"{read}.dtype", f"(*{read}.shape,)", f"{read}.device"]
+        return output
+
+    def edges_of(self, node: Node) -> Edges:
+        edges = super().edges_of(node)
+        name = self._name(node)
+        self._last[name] = self._read("e", f"{name}.next_functions")
+        self._refuse_if(f"len({self._last[name]}) != {len(edges)}")
+        return edges
+
+    def producer(self, node: Node, edges: Edges, index: int) -> tuple[Node | None, int]:
+        producer, output_nr = super().producer(node, edges, index)
+        edge = f"{self._last[self._name(node)]}[{index}]"
+        if producer is None:
+            self._refuse_if(f"{edge}[0] is not None")
+            return producer, output_nr
+        known = self._nodes.get(id(producer))
+        name = self._read("n", f"{edge}[0]")
+        if known is not None:
+            self._refuse_if(f"{name} is not {known[1]}")
+        else:
+            self._refuse_if(f"type({name}) is not {self._constant(type(producer))}")
+        if producer.name() != LEAF:
+            self._refuse_if(f"{edge}[1] != {output_nr}")
+            if known is None:
+                for _, other in self._nodes.values():
+                    self._refuse_if(f"{name} is {other}")
+                self._name_node(producer, name)
+        else:
+            self._last["leaf"] = name
+        return producer, output_nr
+
+    def is_absent(self, node: Node, test: Callable[[Node], bool]) -> bool:
+        if not super().is_absent(node, test):
+            return False
+        self._refuse_if(f"not {self._constant(test)}({self._name(node)})")
+        return True
+
+    def given_in(self, node: Node, slot: str) -> PackedView | KeptTensor | Constant | None:
+        given = super().given_in(node, slot)
+        name, attribute = self._name(node), f"_raw_saved_{slot}"
+        raw = getattr(node, attribute, None)
+        if raw is None:
+            if hasattr(type(node), attribute):
+                self._refuse_if(f"{name}.{attribute} is not None")
+            return given  # else no node of this class has the slot
+        if isinstance(given, Constant):
+            self._refuse_if(f"SAVED_IN({name}, {slot!r}, U) is not None")
+            number = self._read("k", f"NUMBER_IN({name}, {slot!r})")
+            self._refuse_if(f"type({number}) is not {self._constant(type(given.value))}")
+            self._add_to_key(number, given.value)
+            self._can_be_compiled &= not isinstance(given.value, torch.Tensor)
+            self._given[id(given)] = given, f"CONSTANT({number})", ""
+        elif given is not None:
+            packed = self._read("p", f"SAVED_IN({name}, {slot!r}, U)")
+            self._use_packed(given, packed)
+        elif raw.data is None:
+            self._refuse_if(f"{name}.{attribute}.data is not None")
+        else:
+            packed = self._read("p", f"SAVED_IN({name}, {slot!r}, U)")
+            self._refuse_if(f"{packed} is not None and IS_USABLE({packed}, A)")
+            self._refuse_if(f"{packed} is None and NUMBER_IN({name}, {slot!r}) is not None")
+        return given
+
+    def leaf_of(self, producer: Node, reader: Node) -> Leaf | None:
+        leaf = super().leaf_of(producer, reader)
+        if leaf is None:
+            return None
+        read = self._read("l", f"LEAF_READ({self._last['leaf']}.variable, {self._name(reader)})")
+        self._refuse_if(f"{read} is None")
+        holder = self._read("h", f"{read}[0]")
+        if self._hold(leaf.tensor, holder):
+            self._given[id(leaf)] = leaf, read, f"({holder}.dtype, {holder}.shape, {holder}.stride())"
+        return leaf
+
+    def saved_output(self, node: Node, output_nr: int) -> Packed | None:
+        name = self._name(node)
+        noted = noted_save(node, output_nr)
+        packed = super().saved_output(node, output_nr)
+        read = self._read("p", f"NOTED_SAVE({name}, {output_nr})")
+        if noted is not None and is_usable(noted, self.avoided):
+            # A noted save in a tuple is made anew by each read.
+            if packed is not None:
+                self._use_packed(packed, read)
+            return packed
+        self._refuse_if(f"{read} is not None and IS_USABLE({read}, A)")
+        if packed is not None or may_save_output(node, output_nr):
+            read = self._read("p", f"SAVED_OUTPUT({name}, {output_nr}, U)")
+            if packed is None:
+                self._refuse_if(f"{read} is not None and IS_USABLE({read}, A)")
+            else:
+                self._use_packed(packed, read)
+        return packed
+
+    # The program.
+
+    def program(self, recipe: Recipe, values: list[Value]) -> Program | None:
+        """The code as a function; None if the search read something that code cannot ask again."""
+        if not self._can_be_compiled:
+            return None
+        given = [self._given[id(one.given)] for one in values if isinstance(one, Available)]
+        calls = [self._calls[id(one)][1] for one in values if isinstance(one, Computed)]
+        flags = self._flags or self._read("f", "BACKEND_FLAGS()")
+        key = self._read("k", _tuple([*self._key, *(in_key for _, _, in_key in given if in_key)]))
+        made = _tuple([name for _, name, _ in given])
+        views = _tuple([name for one, name, _ in given if isinstance(one, PackedView)])
+        made_of = _tuple([_tuple([_tuple(c.scalars), _tuple(c.facts), c.output, str(c.output_nr)]) for c in calls])
+        self._line(f"T = TEMPLATES({key})")
+        self._line(f"if T is None or (T.flags is not {flags} and T.flags != {flags}):")
+        self._line(f"    T = MAKE({key}, (t.dtype, t.size(), t.stride()), {flags}, {made_of}, {made})")
+        self._line(
+            f"return RECIPE(T.name, T.signature, {views}, T.operand_depths, T.depth, T.is_cheap, {made}, T.steps, "
+            f"T.geometry, {flags}, {_tuple([f'{name}._sequence_nr()' for name in self._seen])})"
+        )
+        templates = _Templates(replace(recipe, operands=(), given=()))
+        self.constants |= {"TEMPLATES": templates.by_key.get, "MAKE": templates.make}
+        writes = f"t._version and t._version > WRITES_SHOWN(n0, {self._constant(self._first)})"
+        self.lines.insert(0, f"if {writes}: return None")
+        source = "def program(t, n0, U, A):\n" + "".join(f"    {line}\n" for line in self.lines)
+        exec(compile(source, "<search of vdnn for a recipe>", "exec"), self.constants)
+        program: Program = self.constants["program"]
+        return program
+
+
+def _tuple(names: list[str]) -> str:
+    return f"({', '.join(names)},)" if names else "()"
+
+
+# The names of a program for what it reads with.
+_READS: dict[str, Any] = {
+    "VIEW": PackedView,
+    "RECIPE": Recipe,
+    "CONSTANT": Constant,
+    "MISSING": object(),
+    "REPR": repr,
+    "OPERATION_OF": operation_of,
+    "FLAGS_OF": flags_of,
+    "IS_ON_CUDA": is_on_cuda,
+    "TIMES_CONVOLUTIONS": times_convolutions,
+    "IS_USABLE": is_usable,
+    "SAVED_IN": saved_in,
+    "NUMBER_IN": number_in,
+    "NOTED_SAVE": noted_save,
+    "SAVED_OUTPUT": saved_output,
+    "LEAF_READ": leaf_read,
+    "BACKEND_FLAGS": backend_flags,
+    "WRITES_SHOWN": writes_shown,
+}
