@@ -110,6 +110,11 @@ def scaled(number: float) -> Callable[[], torch.Tensor]:
     return lambda: (torch.randn(64, 16, requires_grad=True).sin() * number) @ weight
 
 
+def raised(exponent: float) -> Callable[[], torch.Tensor]:
+    weight = torch.randn(16, 16, requires_grad=True)
+    return lambda: (torch.randn(64, 16, requires_grad=True).sin() ** exponent) @ weight
+
+
 OTHER_FACTS = {
     "dropout's p": (dropped(0.1), dropped(0.4)),
     "eps of a norm": (normed(1e-5), normed(0.5)),
@@ -119,6 +124,7 @@ OTHER_FACTS = {
     "another form of one activation": (activated(nn.GELU()), activated(nn.GELU("tanh"))),
     "another slope": (activated(nn.LeakyReLU(0.1)), activated(nn.LeakyReLU(0.3))),
     "alpha of a sum": (added(1), added(0.25)),
+    "the type of an exponent": (raised(2), raised(2.0)),
     "the sign of a zero": (scaled(0.0), scaled(-0.0)),
 }
 

@@ -229,9 +229,11 @@ class Trace(Search):
         return self._nodes[id(node)][1]
 
     def _add_to_key(self, name: str, value: object) -> None:
-        """Adds a value that was read. As a key, zeros of different signs and types are equal."""
-        if isinstance(value, (bool, int, float, complex)):
-            self._key.append(f"({name} or REPR({name}))")
+        """Adds a value that was read. Numbers of different types are equal, and so are zeros of different signs."""
+        if isinstance(value, bool):
+            self._key.append(name)
+        elif isinstance(value, (int, float, complex)):
+            self._key += [f"({name} or REPR({name}))", f"{name}.__class__"]
         elif isinstance(value, (tuple, list)) and any(not isinstance(one, int) for one in value):
             self._key.append(f"REPR({name})")
         else:
