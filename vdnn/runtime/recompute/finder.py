@@ -66,7 +66,7 @@ class Wanted(NamedTuple):
 
 
 def wanted_for(tensor: torch.Tensor, node: Node | None) -> Wanted | None:
-    """What a recipe for `tensor`, whose grad_fn is `node`, has to make; None if there can be no recipe."""
+    """Return the tensor that a recipe for `tensor`, whose grad_fn is `node`, has to make; None if there can be none."""
     if not _fills_storage(tensor):
         base = tensor._base
         if base is None or not _fills_storage(base):
@@ -241,7 +241,7 @@ class Search:
         return facts_of(node, names)
 
     def output_of(self, node: Node, output_nr: int) -> Any:
-        """What autograd knows of this output: dtype, shape, device."""
+        """Autograd's own record of this output: dtype, shape, device."""
         return node._input_metadata[output_nr]
 
     def edges_of(self, node: Node) -> Edges:
