@@ -27,6 +27,7 @@ from vdnn.runtime.session.abandoned import end_what_is_over, end_with_its_graphs
 from vdnn.runtime.session.function_transforms import hooks_that_step_aside
 from vdnn.runtime.session.hooks import Packer
 from vdnn.runtime.session.marked import marked_modules, marked_storages
+from vdnn.runtime.session.unseen import Unseen
 from vdnn.runtime.steps.ends import in_backward
 from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.unwatched import Steps, UnwatchedSteps
@@ -37,6 +38,7 @@ from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.transport import Integrity, Transport, TransportOptions, streams_of_thread
 from vdnn.runtime.torch_internals.cuda_graphs import refuse_graphs_in
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
+from vdnn.runtime.torch_internals.tensor_kinds import storage_of
 from vdnn.runtime.training_state.optimizer_state import OptimizerState
 from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
 from vdnn.user_warnings import warn
@@ -115,6 +117,8 @@ class Engine:
         self._passes_cpu = False  # tensors on the CPU, which no device of this session takes
         self.is_closed = False
         self.has_warned = False
+        self.unseen = Unseen()
+        self.optimizer_steps = 0  # that sessions have seen
         self._installing = threading.Lock()
         self._entries: list[_Entry] = []
         self._entered_streams: list[list[int]] = []  # different ones, each a handle for every CUDA device
@@ -197,17 +201,31 @@ class Engine:
     def look_into(self, model: torch.nn.Module) -> None:
         """Raises if the model contains a part that cannot run in a session. The first call of a model inside a session
         does the same."""
-        if self.steps.is_watching or self.policy.may_offload:
+        if self._has_work:
             refuse_graphs_in(model, marked_modules)
         self._checked_models.add(model)
 
+    @property
+    def _has_work(self) -> bool:
+        return self.steps.is_watching or self.policy.may_offload
+
     def _call_begins(self, model: torch.nn.Module) -> None:
-        if torch.is_grad_enabled() and not self.packer.exemptions.is_paused and model not in self._checked_models:
+        if not torch.is_grad_enabled() or self.packer.exemptions.is_paused:
+            return
+        if model not in self._checked_models:
             self.look_into(model)
+        if self._has_work and not self._has_entered() and not self.packer.in_forked_child:
+            self.unseen.model_begins_elsewhere(model)
+
+    def _has_entered(self) -> bool:
+        """True if this thread has entered a session of this engine."""
+        thread = threading.get_ident()
+        return any(entry.thread == thread for entry in self._entries)
 
     # Steps.
 
     def end_step(self) -> None:
+        self.unseen.are_steps_marked = True
         if not self.packer.in_forked_child:
             with self.packer.lock:
                 self.steps.end_step()
@@ -222,18 +240,25 @@ class Engine:
             self.rechecks.finish()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if self.packer.in_forked_child or not self._trains_here(optimizer):
-            return  # an optimizer of another thread, whose model is not trained in this session
+        if self.packer.in_forked_child:
+            return
+        if not self._trains_here(optimizer):  # an optimizer of another thread
+            if self._has_work and self._has_used(optimizer):
+                self.unseen.optimizer_stepped_elsewhere(optimizer)
+            return
+        self.optimizer_steps += 1
         with self.packer.lock:
             self.steps.optimizer_stepped(optimizer)
 
     def _trains_here(self, optimizer: torch.optim.Optimizer) -> bool:
-        thread = threading.get_ident()
-        if any(entry.thread == thread for entry in self._entries):
-            return True
         # A GPU's backward and its hooks run on threads of their own. There, look for a parameter of this session.
-        parameters = optimizer.param_groups[0]["params"] if in_backward() else []
-        return bool(parameters) and parameters[0].untyped_storage() in self.modules.parameters
+        return self._has_entered() or (in_backward() and self._has_used(optimizer))
+
+    def _has_used(self, optimizer: torch.optim.Optimizer) -> bool:
+        """True if models have used a parameter of `optimizer` while the session was open."""
+        parameters = optimizer.param_groups[0]["params"]
+        storage = storage_of(parameters[0]) if parameters else None
+        return storage is not None and storage in self.modules.parameters
 
     def compare_hashes(self) -> None:
         for check in self.checks():

@@ -165,7 +165,7 @@ class Packer:
         if type(tensor) not in CLASSES_WITH_DATA or tensor.layout is not _STRIDED:
             found = plain_part(tensor)  # see [Note: Shards]
             if found is None:
-                return self._keep(tensor, Kept.SUBCLASS, 0)
+                return self._pass_through(tensor, 0)
             part = found
         try:
             storage = part.untyped_storage()
@@ -182,7 +182,9 @@ class Packer:
         reason = self.exemptions.always(tensor, storage, node)
         if reason is not None:
             return self._keep(tensor, reason, nbytes)
-        if part.is_quantized or part.is_nested or part._is_zerotensor() or transform_level() is not None:
+        if part.is_quantized or part.is_nested:
+            return self._pass_through(tensor, nbytes)
+        if part._is_zerotensor() or transform_level() is not None:
             return self._keep(tensor, Kept.SUBCLASS, nbytes)
         if num_dispatch_modes() and is_traced():
             return self._keep(tensor, Kept.SUBCLASS, nbytes)
@@ -195,6 +197,16 @@ class Packer:
             _set_grad_mode(True)  # see [Note: Interrupted]; else autograd would save nothing
             raise
         return packed if part is tensor or isinstance(packed, tuple) else PackedShard(packed, tensor)
+
+    def _pass_through(self, tensor: torch.Tensor, nbytes: int) -> KeptTensor:
+        """Keeps a tensor that is no plain memory. An unknown subclass may hold any other tensors: 0 bytes."""
+        watch = self._watch
+        if watch is not None and watch.notes_what_passes_through and not self.in_forked_child and not is_traced():
+            with self.lock:
+                transport = self._transports[tensor.device]
+                if transport is not None:
+                    watch.passes_through(transport)
+        return self._keep(tensor, Kept.SUBCLASS, nbytes)
 
     def _pack_movable(
         self, tensor: torch.Tensor, part: torch.Tensor, storage: _Storage, node: _Node | None, nbytes: int

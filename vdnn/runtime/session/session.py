@@ -42,6 +42,7 @@ class _Entry(NamedTuple):
     engine: Engine
     hooks: torch.autograd.graph.saved_tensors_hooks
     counters_before: Counters
+    optimizer_steps: int  # that the engine had seen before
 
 
 def _entries_of_thread() -> list[_Entry]:
@@ -108,7 +109,7 @@ class Session(contextlib.ContextDecorator):
             hooks.__exit__()
             engine.uninstall(self)
             raise
-        _entries_of_thread().append(_Entry(self, engine, hooks, engine.packer.counters))
+        _entries_of_thread().append(_Entry(self, engine, hooks, engine.packer.counters, engine.optimizer_steps))
         engine.packer.counters = self.counters
         engine.resumed()
         return self
@@ -117,7 +118,7 @@ class Session(contextlib.ContextDecorator):
         entered = _entries_of_thread()
         if not entered or entered[-1].session is not self:
             raise VdnnError("exit a vdnn session on the thread that entered it, the last entered first.")
-        _, engine, hooks, counters_before = entered.pop()
+        _, engine, hooks, counters_before, steps_before = entered.pop()
         hooks.__exit__()
         engine.uninstall(self)
         with contextlib.ExitStack() as leaving:  # all of them, though one may raise: a deferred step runs now
@@ -132,9 +133,15 @@ class Session(contextlib.ContextDecorator):
         elif kind is None:
             engine.left()
             self._warn_if_nothing_was_offloaded(engine)
+            if not self.counters.saves and not self._manages_state and self.policy.name != "keep":
+                engine.unseen.nothing_was_saved(engine.optimizer_steps - steps_before)
             engine.compare_hashes()
         if entered:
             entered[-1].engine.resumed()
+
+    @property
+    def _manages_state(self) -> bool:
+        return bool(self._optimizer_states) or self._parameters is not None
 
     def _take_training_state(self, engine: Engine) -> None:
         """Manages the state of the session's optimizers and the parameters of its model, all or none."""

@@ -23,6 +23,7 @@ class Over(Enum):
     DIFFERED = "differed from its plan"
     MORE_THAN_PLANNED = "took more than its plan says"
     TOO_LARGE = "needs more than the budget even with everything offloaded"
+    PASSED_THROUGH = "saved only tensors that pass through, such as those of unknown subclasses, which no session moves"
     EARLIER_GRAPHS = "began with graphs of earlier steps that are still held and cannot be offloaded"
 
 

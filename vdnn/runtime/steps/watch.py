@@ -18,7 +18,7 @@ from vdnn._C import KeptSave
 from vdnn.errors import VdnnError
 from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
-from vdnn.runtime.steps.budget_ledger import BudgetLedger
+from vdnn.runtime.steps.budget_ledger import BudgetLedger, Over
 from vdnn.runtime.steps.ends import Found, StepEnds
 from vdnn.runtime.steps.measured_step import MeasuredSteps
 from vdnn.runtime.steps.meter import Meter
@@ -69,6 +69,7 @@ class StepWatch:
         self._guards = StepGuards(options.planner, self._plans, modules, self.settling, offload)
         self._thread = threading.local()
         self._busy = False
+        self._has_passed_through = False  # a save of the running step
         self._step = WatchedStep(self._ends)
 
     # Results.
@@ -122,13 +123,43 @@ class StepWatch:
         outliving = self._ends.step_ended()
         if self._step.keys.first is not None:
             self._end_micro_batch(outliving)
+        elif self._has_passed_through:
+            self._end_step_without_saves()
         elif not self._step.is_later:  # nothing was saved
             return
+        self._has_passed_through = False
         self.budget.step_ended()
         self.steps += 1
         self._step = WatchedStep(self._ends)
         self._begin_observers(is_settled=self.settling.is_expected)
         self._on_step_end()
+
+    def passes_through(self, transport: Transport) -> None:
+        """A save on the device of `transport` stays as it is. A step that has no others is no step of a plan, but its
+        memory counts."""
+        if self.transport is None:
+            self._open(transport)
+        self._has_passed_through = True
+
+    @property
+    def notes_what_passes_through(self) -> bool:
+        """True until that was noted in this step, if anybody asks."""
+        return not self._has_passed_through and self.options.planner is not None
+
+    def _end_step_without_saves(self) -> None:
+        """Counts the memory of a step whose saves all passed through."""
+        transport, gauges, planner = self.transport, self.gauges, self.options.planner
+        self._step.abandon_recorder()
+        self.settling.step_ended()
+        if transport is None or gauges is None or planner is None:
+            return
+        gauges.mark(transport.current_stream())
+        peak_bytes = gauges.step_ended()[0]
+        if peak_bytes <= gauges.peak_before_bytes:  # it may be from before the step
+            peak_bytes = gauges.allocated_bytes()
+        budget_bytes = planner.fixed_bytes(transport.device.info.total_bytes)
+        if budget_bytes is not None:
+            self.budget.micro_batch_ended(peak_bytes, budget_bytes, Over.PASSED_THROUGH)
 
     def before_save(self) -> None:
         """Ends the step that is over before this save, or its micro-batch: each is planned by itself."""
@@ -206,9 +237,7 @@ class StepWatch:
     def hook(self, transport: Transport) -> Iterator[None]:
         """A context around everything that a hook does on the device."""
         if self.transport is None:
-            self.transport = transport
-            self.gauges = None if self.options.gauges_for is None else self.options.gauges_for(transport)
-            self._begin_observers(is_settled=False)
+            self._open(transport)
         if self._busy or transport is not self.transport:
             yield
             return
@@ -221,6 +250,12 @@ class StepWatch:
                 self._step.make_moves()
         finally:
             self._busy = self._thread.is_in_hook = False
+
+    def _open(self, transport: Transport) -> None:
+        """The first hook that knows its device."""
+        self.transport = transport
+        self.gauges = None if self.options.gauges_for is None else self.options.gauges_for(transport)
+        self._begin_observers(is_settled=False)
 
     def _observe(self) -> None:
         """From now on the running hook is marked, and its memory counts, if that of the step is."""
