@@ -205,3 +205,23 @@ def test_the_report_names_parameters_as_the_optimizer_does_and_no_more_than_thre
         )
         assert on_host(training.optimizer) == 0
     assert held
+
+
+@every_way
+def test_a_tensor_that_the_program_puts_into_a_second_place_is_one(way: str, manage: Manage) -> None:
+    def program(training: Training) -> Iterator[None]:
+        model: Any = training.model
+        one, other = model.between.weight, model.last.weight
+        yield
+        train(training)
+        states = training.optimizer.state
+        states[one], states[other] = states[other], states[one]
+        train(training)
+        states[one]["exp_avg"] = states[other]["exp_avg"]
+        del states
+        for _ in range(3):
+            train(training)
+        training.optimizer.state[one]["exp_avg"].zero_()
+        train(training)
+
+    check(program, way, manage)

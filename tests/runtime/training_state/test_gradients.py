@@ -348,3 +348,31 @@ def test_each_fetch_of_a_step_may_be_refused_once(manage: Manage, monkeypatch: p
             break
     assert raised == 2  # of the first slice: its state, and its gradients
     assert refused > 6
+
+
+def test_sessions_of_two_optimizers_over_the_same_parameters_take_turns_at_their_gradients(manage: Manage) -> None:
+    def run(training: Training, inside: Any) -> list[Any]:
+        other = torch.optim.SGD(training.model.parameters(), lr=0.01, momentum=0.9)
+        found: list[Any] = []
+
+        def read() -> None:
+            found.extend([one.clone() for one in gradients_of(training)])
+
+        with inside(training.optimizer):
+            backward(training)
+            with inside(other):
+                other.step()  # with the gradients of the outer session
+                backward(training)
+                read()
+                training.optimizer.step()
+                backward(training)
+            read()
+            backward(training)
+            training.optimizer.step()
+            other.step()
+            read()
+        return [*found, *(one.detach().clone() for one in training.model.parameters())]
+
+    expected = run(begin(ADAMW), lambda _: contextlib.nullcontext())
+    assert same(expected, run(begin(ADAMW), partial(manage, gradients=True)))
+    assert "grad" not in vars(nn.Parameter)

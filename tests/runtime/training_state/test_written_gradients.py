@@ -188,3 +188,23 @@ def test_sparse_gradients_sum_and_step_as_in_plain_pytorch(way: str, manage: Man
     found = train(lambda optimizer: manage(optimizer, **WAYS[way]))
     assert torch.equal(expected[0], found[0])
     assert (expected[1] is None) == (found[1] is None)
+
+
+@every_way
+def test_a_gradient_that_is_read_in_inference_mode_is_an_ordinary_tensor(way: str, manage: Manage) -> None:
+    """The norm is logged there, and the next micro-batch and clipping write to the same tensor."""
+
+    def program(training: Training) -> Iterator[None]:
+        yield
+        for step in range(3):
+            for _ in range(3):
+                training.loss().backward()
+                with torch.inference_mode():
+                    gradients = [one.grad for one in training.model.parameters()]
+                    training.found += [one.norm().clone() for one in gradients if one is not None]
+                del gradients
+            nn.utils.clip_grad_norm_(training.model.parameters(), 0.01)
+            training.optimizer.step()
+            training.optimizer.zero_grad(set_to_none=step == 1)
+
+    check(program, way, manage)

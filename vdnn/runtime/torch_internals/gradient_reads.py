@@ -33,6 +33,7 @@ class Holder(Protocol):
 
 _lock = threading.Lock()
 _holders: dict[int, Holder] = {}  # by id of the parameter, which its holder keeps alive
+_outer: dict[int, list[Holder]] = {}  # that hear nothing while the one in `_holders` does, the outermost first
 _classes: set[Any] = set()  # that have an attribute of ours
 
 
@@ -80,17 +81,35 @@ def _delete(parameter: torch.Tensor) -> None:
 
 
 def watch_gradient(parameter: torch.Tensor, holder: Holder) -> Callable[[], None]:
-    """From now on `holder` hears of reads and writes of `parameter.grad`. Returns what undoes it."""
+    """From now on `holder` hears of reads and writes of `parameter.grad`. Returns what undoes it.
+
+    One that heard of them before, such as that of an outer session, puts the gradient into the native field first, and
+    hears of them again when `holder` does not."""
+    key = id(parameter)
+    before = _holders.get(key)
+    if before is not None:
+        before.before_read(parameter)
     with _lock:
         kind: Any = type(parameter)
         if kind not in _classes:
             kind.grad = property(_get, _set, _delete)
             _classes.add(kind)
-        _holders[id(parameter)] = holder
+        if before is not None:
+            _outer.setdefault(key, []).append(before)
+        _holders[key] = holder
 
     def undo() -> None:
         with _lock:
-            if _holders.pop(id(parameter), None) is not None and not _holders:
+            outer = _outer.get(key, [])
+            if _holders.get(key) is not holder:
+                outer[:] = [one for one in outer if one is not holder]
+            elif outer:
+                _holders[key] = outer.pop()
+            else:
+                del _holders[key]
+            if not outer:
+                _outer.pop(key, None)
+            if not _holders:
                 while _classes:
                     del _classes.pop().grad
 

@@ -50,7 +50,10 @@ def host_tensor_for(tensor: torch.Tensor, transport: Transport) -> HostTensor:
     """
     nbytes = tensor.untyped_storage().nbytes()
     block = transport.pool.allocate(nbytes)
-    with _disable_current_modes():  # no count of device memory may see it, and no mode may make it a fake
+    with (
+        torch.inference_mode(False),
+        _disable_current_modes(),
+    ):  # no count of device memory may see it, and no mode may make it a fake
         if isinstance(tensor, FakeTensor):
             with tensor.fake_mode:
                 made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")

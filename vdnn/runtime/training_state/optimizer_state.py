@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
+import types
 import weakref
 from collections.abc import Callable, Collection
 from typing import Any
@@ -294,6 +296,24 @@ class OptimizerState:
             copies.settle_uses(made)
             self._hosts[id(place.tensor)] = before.moved_into(made)
 
+    def _return_what_is_in_two_places(self, optimizer: Optimizer) -> None:
+        """Host tensors that the program has put into a second place of the state return to the device: slices would
+        make a tensor for each place, where plain PyTorch has one."""
+        if not any(sys.getrefcount(host.tensor) > _IN_ONE_PLACE for host in self._hosts.values()):
+            return
+        found: dict[int, list[tuple[torch.Tensor, Place]]] = {}
+        for parameter, state in optimizer.state.items():
+            for place in places_in(state):
+                if id(place.tensor) in self._hosts:
+                    found.setdefault(id(place.tensor), []).append((parameter, place))
+        for identity, several in found.items():
+            if len(several) > 1:
+                (parameter, first), *_ = several
+                tensor = copied_to_device(first.tensor, device_of(parameter))
+                for _, place in several:
+                    place.put(tensor)
+                del self._hosts[identity]
+
     def is_in(self, transports: Collection[Transport]) -> bool:
         """True if some of the state, or of the gradients, is in memory of these."""
         opened = [copies.transport for copies in (*self._copies.values(), *self.gradients.copies.opened())]
@@ -311,6 +331,8 @@ class OptimizerState:
             self.deferral.settle()
         cpu = CpuSteps(optimizer, self._copies_for, self._hosts, self._min_bytes) if self.moved.on_cpu else None
         sliced = (cpu.sliced if cpu else functools.partial(SlicedStep, optimizer))(own_step, args, kwargs)
+        if cpu is None:
+            self._return_what_is_in_two_places(optimizer)
         deferral = None if sliced.has_closure else self.deferral
         deferred = {} if deferral is None else deferral.choose()
         slices = self._slices(optimizer, deferred)
@@ -416,6 +438,14 @@ class OptimizerState:
             self.moved.finish(copies)
 
 
+def _references_in_one_place() -> int:
+    """References to a host tensor that one place of a state has."""
+    host, state = types.SimpleNamespace(tensor=torch.zeros(1)), dict[str, Any]()
+    state["alone"] = host.tensor
+    return sys.getrefcount(host.tensor)
+
+
+_IN_ONE_PLACE = _references_in_one_place()
 _states: weakref.WeakKeyDictionary[Optimizer, OptimizerState] = weakref.WeakKeyDictionary()
 
 

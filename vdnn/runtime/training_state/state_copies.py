@@ -225,7 +225,11 @@ class StateCopies:
 
     def _allocate(self, host: torch.Tensor) -> torch.Tensor:
         def allocate() -> torch.Tensor:
-            return torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=self.transport.torch_device)
+            device = self.transport.torch_device
+            if not torch.is_inference_mode_enabled():
+                return torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=device)
+            with torch.inference_mode(False):  # the program reads a gradient there, which autograd adds to later
+                return torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=device)
 
         try:
             return allocate()
