@@ -1,4 +1,4 @@
-"""What happens to models around their steps: freezing, evaluation, saving and loading, copies and averages."""
+"""Events in the life of a model around its steps: freezing, evaluation, saving and loading, copies and averages."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def draw_mode(random: Random) -> str:
 
 
 def _options(way: Way, training: Training) -> dict[str, Any]:
-    """What the session is given. A training without an optimizer or a model gets a session for activations alone."""
+    """The arguments of the session. A training without an optimizer or a model gets a session for activations alone."""
     optimizers = [one for one in training.optimizers.values() if any(group["params"] for group in one.param_groups)]
     options = dict(WAYS[way.name])
     if way.name != "frozen alone":

@@ -177,8 +177,8 @@ class Training:
     # The loop.
 
     def outcomes(self, open_session: Open) -> Generator[StepOutcome]:
-        """What each step leaves, and last what the end of the training leaves. An exception in a step is caught by the
-        loop of the training, which goes on."""
+        """Yields the state after each step, and last the state at the end of the training. The loop of the training
+        catches an exception in a step, and goes on."""
         self.is_looping = True
         try:
             for step in range(STEPS):

@@ -26,7 +26,7 @@ _MANY = 2000
 
 @pytest.fixture(autouse=True)
 def _without_the_collector() -> Iterator[None]:
-    """What is not freed by its last reference is not freed."""
+    """Without the collector, only the last reference frees an object."""
     gc.collect()
     gc.disable()
     yield

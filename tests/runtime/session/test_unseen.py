@@ -1,4 +1,4 @@
-"""What a session cannot see is said once: threads that did not enter it, and tensors that it passes through."""
+"""A session says once that it cannot see something: threads that did not enter it, tensors that it passes through."""
 
 from __future__ import annotations
 

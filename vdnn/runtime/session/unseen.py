@@ -19,7 +19,7 @@ _WITHOUT_END = 2  # steps of optimizers elsewhere, without a call of session.ste
 
 
 class Unseen:
-    """What the sessions of one engine cannot see."""
+    """Saves, forwards and steps that the sessions of one engine cannot see."""
 
     def __init__(self) -> None:
         self._has_warned = False

@@ -35,7 +35,7 @@ from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
 
 
 class Found(Enum):
-    """What has to be done about a write."""
+    """The consequence of a write."""
 
     UNSEEN = "it is written to while a module runs, in a way that torch does not count"  # and it was kept
     ON_HOST = "it is written to on the host while a module runs with its copy on the device"  # and it came too late
