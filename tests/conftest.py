@@ -18,6 +18,7 @@ import torch
 
 from tests.drawn import draw_marked
 from tests.fake_driver.control import FakeDriver
+from tests.patience import PATIENCE_S
 from vdnn import _C
 
 # On CPUs with AVX2 but without AVX-512, torch 2.13's oneDNN writes past its memory in backward of a strided 1 x 1
@@ -38,8 +39,21 @@ SCHEDULE_IDS = [schedule.name.lower() for schedule in SCHEDULES]
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked, and behind the conftest of a folder
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     draw_marked(items)
+    if config.pluginmanager.hasplugin("timeout"):  # the machines of benchmarks/gpu_proof have no plugins
+        for item in items:
+            if starts_processes(item) and not item.get_closest_marker("full"):
+                item.add_marker(pytest.mark.timeout(PATIENCE_S + 60))
+
+
+_STARTERS = {"subprocess", "multiprocessing", "forked", "Ranks", "run_to_its_end"}
+
+
+def starts_processes(item: pytest.Item) -> bool:
+    """Says whether the module of the test starts processes. Each has a limit of its own, which shows both stacks; this
+    one is for what waits in another way."""
+    return bool(_STARTERS & vars(getattr(item, "module", object)).keys())
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from benchmarks import figures, tables
 from benchmarks.harness.cell_spec import CellSpec, cell_of
 from benchmarks.harness.largest_batch import LARGEST_FILE
 from benchmarks.tables import render_run
-from tests.patience import PATIENCE_S
+from tests.patience import run_to_its_end
 from vdnn.report.cell import FAILED, OUT_OF_MEMORY
 from vdnn.report.run_folder import CELLS_FILE, append_cells, read_cells
 from vdnn.step.json_lines import append_json_lines
@@ -105,7 +104,7 @@ def test_a_small_sweep_runs_from_the_command_to_the_table(tmp_path: Path) -> Non
     """The sweep runs on the simulated device, one process for each cell. vdnn computes the same values as plain."""
     command = [sys.executable, "-m", "benchmarks.sweep", "--place", "sim", "--workloads", "unet", "--jobs", "1"]
     command += ["--peers", "plain,vdnn-auto,trl", "--budgets", "min", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = run_to_its_end(command, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     cells = {cell.peer: cell for cell in read_cells(tmp_path / CELLS_FILE)}
     assert {name: cell.status for name, cell in cells.items()} == {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 import threading
@@ -12,6 +11,7 @@ import pytest
 from tests.conftest import open_fake_device, require_cuda
 from tests.device.device_memory import TO_HOST, download, pattern, upload
 from tests.fake_driver.control import FakeDriver
+from tests.patience import run_to_its_end
 from vdnn import _C, errors
 
 OUT_OF_MEMORY = 2
@@ -250,9 +250,7 @@ EXIT_PROGRAM = """
 
 
 def test_the_end_of_the_interpreter_closes_devices_before_destructors_run(fake_driver: FakeDriver) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(EXIT_PROGRAM)], capture_output=True, text=True, check=False, cwd="."
-    )
+    result = run_to_its_end([sys.executable, "-c", textwrap.dedent(EXIT_PROGRAM)])
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "left in peace"
 

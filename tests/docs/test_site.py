@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import run_to_its_end
 from tests.report.browser import Seen, find_browser, look_at
 
 pytest.importorskip("sphinx", reason="the site is made by Sphinx: pip install 'vdnn[docs]'")
@@ -74,7 +74,7 @@ def faults(site: Path) -> Iterator[str]:
 def build(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
     """Builds the site as `make docs` does."""
     command = [sys.executable, "-m", "sphinx", "-q", "-E", "-W", "--keep-going", "-b", "html", str(source), str(site)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT)
+    return run_to_its_end(command, cwd=ROOT)
 
 
 @pytest.fixture(scope="module")

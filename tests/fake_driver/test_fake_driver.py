@@ -16,7 +16,7 @@ import pytest
 
 from tests.fake_driver.control import FakeDriver
 from tests.fake_driver.raw_driver import RawDriver, declared_calls
-from tests.patience import PATIENCE_S
+from tests.patience import run_to_its_end
 
 NOT_INITIALIZED = 3
 NO_DEVICE = 100
@@ -56,7 +56,7 @@ _ctypes.dlclose(cuda._library._handle)
 _ctypes.dlclose(fake._library._handle)
 """
     root = Path(__file__).resolve().parents[2]
-    subprocess.run([sys.executable, "-c", program], cwd=root, check=True, timeout=PATIENCE_S)
+    run_to_its_end([sys.executable, "-c", program], cwd=root, check=True)
 
 
 def test_missing_library_says_how_to_build_it(tmp_path: Path) -> None:

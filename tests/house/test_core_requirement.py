@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import run_to_its_end
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -27,7 +29,7 @@ def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs Python without the finder of `pip install --editable`, which would find the core of that installation."""
     environment = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
     command = [sys.executable, "-S", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return run_to_its_end(command, cwd=folder, env=environment)
 
 
 @pytest.mark.slow

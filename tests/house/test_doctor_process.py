@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 from tests.fake_driver.control import FakeDriver
 from tests.house.without_torch import ROOT, python_without_torch
-from tests.patience import PATIENCE_S
+from tests.patience import run_to_its_end
 from vdnn.doctor import Sources, examine
 
 
 def test_the_doctor_reports_on_this_machine() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "vdnn", "doctor", "--json"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
+    done = run_to_its_end([sys.executable, "-m", "vdnn", "doctor", "--json"], cwd=ROOT, check=True)
     report = json.loads(done.stdout)
     assert done.stderr == ""
     assert report["extension"]["present"] is True

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import run_to_its_end
 from vdnn import _C
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,7 +131,7 @@ def run_stubtest(root: Path) -> subprocess.CompletedProcess[str]:
         pytest.skip("mypy is not installed: pip install '.[lint]'")
     command = [sys.executable, "-m", "mypy.stubtest", "vdnn._C", "--concise"]
     environment = {**os.environ, "MYPYPATH": str(root), "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    return run_to_its_end(command, cwd=root, env=environment)
 
 
 def package_with(stub: str, root: Path) -> Path:

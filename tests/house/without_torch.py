@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.patience import PATIENCE_S
+from tests.patience import run_to_its_end
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,12 +30,4 @@ def python_without_torch(directory: Path, *arguments: str) -> subprocess.Complet
     """`python <arguments>` that can import the checkout but not torch. Writes the needed file to `directory`."""
     (directory / "sitecustomize.py").write_text(_BLOCKER)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(directory), str(ROOT)])}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    return run_to_its_end([sys.executable, *arguments], cwd=directory, env=environment)

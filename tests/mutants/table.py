@@ -1,0 +1,178 @@
+"""Small faults, each one replacement in one file, with the tests of its room that are asked first.
+
+Anchors are short, so that other changes to a file leave them alone. `run.py` reports an anchor that a file does not
+have exactly once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    path: str  # below vdnn/, or csrc/ for C++
+    anchor: str
+    fault: str
+    tests: str  # files and folders below tests/
+
+
+def _of(tests: str, *faults: tuple[str, str, str]) -> list[Mutant]:
+    return [Mutant(path, anchor, fault, tests) for path, anchor, fault in faults]
+
+
+MUTANTS = [
+    *_of(
+        "planning/test_footprint.py planning/search planning/policies planning/test_recomputing.py",
+        ("planning/footprint.py", "if use > point), None)", "if use >= point), None)"),
+        ("planning/footprint.py", "return range(begin, end + 1)", "return range(begin, end)"),
+        ("planning/gaps.py", "if use > release:", "if use >= release:"),
+        ("planning/simulate.py", "max(0, time_ns - self._now_ns)", "0"),
+        ("planning/simulate.py", "allocated_bytes - self._absent[point + 1]", "allocated_bytes - self._absent[point]"),
+        ("planning/least_memory.py", "return max(_least_peaks(recording))", "return min(_least_peaks(recording))"),
+        (
+            "planning/recomputing.py",
+            "max(recompute.kept_bytes, recompute.disc",
+            "min(recompute.kept_bytes, recompute.disc",
+        ),
+        ("planning/costs.py", "max(*rates.values(), share * both)", "min(*rates.values(), share * both)"),
+        ("planning/search/local_search.py", "found.step_ns < self.best.step_ns", "found.step_ns > self.best.step_ns"),
+        ("planning/search/local_search.py", "last if reload < 0 else reload", "last"),
+    ),
+    *_of(
+        "planning/bound",
+        ("planning/bound/stall_program.py", "if gap.first <= anchor <= gap.last", "if gap.first < anchor <= gap.last"),
+        ("planning/bound/stall_program.py", "if len(large) > present:", "if len(large) >= present:"),
+    ),
+    *_of(
+        "planning/training planning/published runtime/rehearsal/test_executed_training.py",
+        (
+            "planning/training/cycle.py",
+            "max(earliest, self.last_backward + 1)",
+            "max(earliest, self.last_backward - 1)",
+        ),
+        ("planning/training/cycle.py", "one.gradient_leaves or (bool(steps) and", "one.gradient_leaves or (False and"),
+        ("planning/training/copy_flow.py", "min(rates[2], machine", "max(rates[2], machine"),
+        ("planning/training/copy_flow.py", "columns[(now + 1) % len(windows)]", "columns[now]"),
+    ),
+    *_of(
+        "planning runtime/steps/test_plans.py",
+        ("step/recording.py", "return max(point.peak_bytes", "return min(point.peak_bytes"),
+        ("step/resized_steps.py", "found = max(line, square)", "found = min(line, square)"),
+        (
+            "step/plan.py",
+            "absence.release_point < reload_point <= last",
+            "absence.release_point <= reload_point <= last",
+        ),
+    ),
+    *_of(
+        "house/test_bytesize.py",
+        ("bytesize.py", "UNITS[unit] * 0.999995", "UNITS[unit]"),
+        ("bytesize.py", "if count > MAX_BYTES:", "if count >= MAX_BYTES:"),
+    ),
+    *_of(
+        "runtime/machine",
+        (
+            "runtime/machine/allocation_tracker.py",
+            "self._mark_peak_bytes = max(self._mark_peak_bytes, self.live_bytes)",
+            "self._mark_peak_bytes = self.live_bytes",
+        ),
+        (
+            "runtime/machine/gauges.py",
+            "if now.peak_bytes > before.peak_bytes:",
+            "if now.peak_bytes < before.peak_bytes:",
+        ),
+        ("runtime/machine/roofline.py", "max(traffic_ns, arithmetic_ns)", "min(traffic_ns, arithmetic_ns)"),
+        ("runtime/machine/operation_class.py", "channels < _FEW_CHANNELS", "channels <= _FEW_CHANNELS"),
+        ("runtime/machine/shared_device.py", "if event.position > self._streams", "if event.position >= self._streams"),
+        ("runtime/machine/virtual_machine.py", "self.peak_bytes <= self.profile", "self.peak_bytes >= self.profile"),
+    ),
+    *_of(
+        "runtime/session runtime/storage integrations/test_compiled_moves.py runtime/recompute/test_recomputes.py",
+        ("runtime/storage/discarded.py", "self._unused_views <= 0 and", "self._unused_views <= 1 and"),
+        ("runtime/storage/graph_copies.py", "return (last + 1) * tensor.itemsize", "return last * tensor.itemsize"),
+        ("runtime/storage/transport.py", "+ nbytes > self.reload_window_bytes", "+ nbytes < self.reload_window_bytes"),
+        (
+            "runtime/storage/packed_view.py",
+            "container is None or container.version != part.version",
+            "container is None",
+        ),
+        ("runtime/storage/unseen_writes.py", "and reach[1] <= end:", "and reach[1] >= end:"),
+        ("runtime/session/host_share.py", "or int(value) < 1", "or int(value) < 0"),
+        ("runtime/session/exemptions.py", '"paused", 0) + 1', '"paused", 0)'),
+        ("runtime/session/limits.py", "budget_bytes // 8", "budget_bytes * 8"),
+        ("runtime/session/offload.py", "or recheck < 0", "or recheck < -1"),
+    ),
+    *_of(
+        "runtime/recompute",
+        ("runtime/recompute/codecs.py", "(original - made).abs() <= bound", "(original - made).abs() <= 64 * bound"),
+        ("runtime/recompute/codecs.py", "values.view(torch.uint8).max() <= 1", "values.view(torch.uint8).max() <= 2"),
+        ("runtime/recompute/recipe.py", "made.dtype is not dtype or made.shape", "made.shape"),
+        ("runtime/recompute/tolerance.py", "if not 0 <= value < 1:", "if not 0 <= value <= 1:"),
+        ("runtime/recompute/rechecks.py", "if times < _FIRST:", "if times < 0:"),
+        ("runtime/recompute/finder.py", "if len(ran_under) > 1:", "if len(ran_under) > 2:"),
+    ),
+    *_of(
+        "runtime/steps",
+        ("runtime/steps/guard.py", "while self._candidates and self._over_bytes() > 0", "while False"),
+        ("runtime/steps/budget_ledger.py", "if peak_bytes <= budget_bytes:", "if peak_bytes < budget_bytes:"),
+        ("runtime/steps/executor.py", "found - self._next_save > NEARBY", "found - self._next_save > 0"),
+        ("runtime/steps/plan_guard.py", "lifetime - _SOON:", "lifetime + 100 * _SOON:"),
+        ("runtime/steps/plan_maker.py", "peak_bytes + more_bytes <= budget_bytes", "peak_bytes <= budget_bytes"),
+        ("runtime/steps/ladder.py", "if len(self.rungs) > _MOST_RUNGS:", "if len(self.rungs) >= _MOST_RUNGS:"),
+        (
+            "runtime/steps/recorder.py",
+            "self._recompute_peak_bytes = max(self._recompute_peak_bytes, peak_bytes)",
+            "self._recompute_peak_bytes = peak_bytes",
+        ),
+        ("runtime/steps/settling.py", "len(known) < _MOST_SHAPES", "len(known) < 0"),
+        ("runtime/steps/step_peaks.py", "max(step.peak_bytes, last_bytes)", "step.peak_bytes"),
+        ("runtime/steps/unplannable.py", "and resident_bytes >= known", "and resident_bytes > known"),
+    ),
+    *_of(
+        "runtime/training_state",
+        ("runtime/training_state/state_copies.py", "min(transport.narrow_window", "max(transport.narrow_window"),
+        ("runtime/training_state/state_copies.py", "if not begin.empty and not end.empty:", "if False:"),
+        ("runtime/training_state/cpu_steps.py", "place.tensor.nbytes < self._min_bytes", "False"),
+        (
+            "runtime/training_state/gradient_passes.py",
+            "if error_if_nonfinite and not bool",
+            "if error_if_nonfinite and bool",
+        ),
+        ("runtime/training_state/loading.py", "part_bytes + nbytes > limit_bytes", "part_bytes > limit_bytes"),
+        ("runtime/training_state/local_gradients.py", "local.nbytes >= min_bytes", "local.nbytes > min_bytes"),
+        ("runtime/training_state/slices.py", "if len(parameters) < 2:", "if len(parameters) < 1:"),
+        ("runtime/training_state/parameters/managed_parameters.py", "if self._entries > 1:", "if self._entries > 2:"),
+    ),
+    *_of(
+        "runtime/rehearsal",
+        ("runtime/rehearsal/executed_training.py", "turn - 1 - self.cycle.stale", "turn - self.cycle.stale"),
+        ("runtime/rehearsal/expectations.py", "Expectation(left * right)", "Expectation(left + right)"),
+        ("runtime/rehearsal/fused_attention.py", "query.dtype is not torch.float32 and not is_half", "False"),
+        ("runtime/rehearsal/cuda_shaped.py", "if not training or p == 0.0 or inplace:", "if p == 0.0:"),
+    ),
+    *_of(
+        "house/test_link_probe.py advisor report",
+        (
+            "hardware/link_probe.py",
+            "moved_bytes * 10**9 // max(taken_ns, 1)",
+            "moved_bytes * 10**6 // max(taken_ns, 1)",
+        ),
+    ),
+    *_of(
+        "memory device codec transfer planning/search",
+        (
+            "csrc/memory/pinned_pool.cpp",
+            "return (bytes + unit - 1) / unit * unit;",
+            "return bytes / unit * unit + unit;",
+        ),
+        (
+            "csrc/memory/slab_space.cpp",
+            "if (range.bytes > bytes) insert_free",
+            "if (range.bytes > 2 * bytes) insert_free",
+        ),
+        ("csrc/planning/room_tree.cpp", "if (begin >= end) return;", "if (begin + 1 >= end) return;"),
+        ("csrc/transfer/transfer_queue.cpp", "bytes <= options_.small_copy_bytes", "bytes < options_.small_copy_bytes"),
+        ("csrc/device/check/ordering_checker.cpp", "< earlier.number) found", "+ 1 < earlier.number) found"),
+        ("csrc/memory/host_limits.cpp", "*used - std::min(*used, reclaimable)", "*used"),
+    ),
+]
