@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import vdnn
+from tests.drawn import quick_and_full
 from tests.runtime.training_state.conftest import Manage, open_session
 from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, Net, Training, begin, same, train
 from vdnn import _C
@@ -36,12 +37,13 @@ def test_a_training_has_the_bits_of_plain_pytorch(optimizer: str, loop: str, man
     assert same(train(make, train_in), train(make, train_in, partial(manage, gradients=True)))
 
 
+@quick_and_full("seeds", 6, 20)
 @pytest.mark.drawn(of=3)
 @pytest.mark.parametrize("optimizer", ["adamw-foreach", "adamw-fused", "third-party"])
-def test_no_order_of_copies_changes_a_bit(optimizer: str) -> None:
+def test_no_order_of_copies_changes_a_bit(optimizer: str, seeds: int) -> None:
     make = OPTIMIZERS[optimizer]
     expected = train(make, LOOPS["accumulation"], tied=True)
-    for seed in range(20):
+    for seed in range(seeds):
         checker = _C.OrderingChecker(_C.SimDevice(schedule=_C.Schedule.RANDOM, seed=seed))
 
         @contextlib.contextmanager

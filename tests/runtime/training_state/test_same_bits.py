@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import vdnn
+from tests.drawn import quick_and_full
 from tests.runtime.training_state.conftest import Manage, on_host, open_session
 from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, same, train
 from vdnn import _C
@@ -46,12 +47,13 @@ def test_the_other_optimizers_of_torch_have_the_bits_of_plain_pytorch(name: str,
     assert same(train(make, LOOPS[loop]), train(make, LOOPS[loop], manage))
 
 
+@quick_and_full("seeds", 6, 20)
 @pytest.mark.drawn(of=3)
 @pytest.mark.parametrize("optimizer", ["adamw-foreach", "adamw-fused", "third-party"])
-def test_no_order_of_copies_changes_a_bit(optimizer: str) -> None:
+def test_no_order_of_copies_changes_a_bit(optimizer: str, seeds: int) -> None:
     make = OPTIMIZERS[optimizer]
     expected = train(make, LOOPS["accumulation"])
-    for seed in range(20):
+    for seed in range(seeds):
         checker = _C.OrderingChecker(_C.SimDevice(schedule=_C.Schedule.RANDOM, seed=seed))
 
         @contextlib.contextmanager

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.drawn import quick_and_full
 from tests.runtime.training_state.conftest import Manage, open_session
 from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, same, train
 from tests.runtime.training_state.parameters.frozen_loops import LOOPS as PROGRAMS
@@ -51,12 +52,13 @@ def test_a_step_on_the_cpu_steps_the_host_copies(optimizer: str, on: str, manage
     assert poisoned
 
 
+@quick_and_full("seeds", 6, 20)
 @pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("optimizer", ["adamw-foreach", "third-party"])
-def test_no_order_of_copies_changes_a_bit(optimizer: str) -> None:
+def test_no_order_of_copies_changes_a_bit(optimizer: str, seeds: int) -> None:
     make = OPTIMIZERS[optimizer]
     expected = train(make, LOOPS["accumulation"], tied=True)
-    for seed in range(20):
+    for seed in range(seeds):
         checker = _C.OrderingChecker(_C.SimDevice(schedule=_C.Schedule.RANDOM, seed=seed))
 
         @contextlib.contextmanager
