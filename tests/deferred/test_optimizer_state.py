@@ -11,6 +11,7 @@ import gc
 from typing import Any
 
 import pytest
+import torch
 
 import vdnn
 from tests.deferred.test_vdnn_on_it import few_seeds_of
@@ -177,3 +178,45 @@ def test_a_thousand_steps_hold_what_ten_do(way: str) -> None:
             assert found[0][0] == found[1][0]
         del training, options, session
         assert accelerator.violations == []
+
+
+@pytest.mark.parametrize("options", [{}, {"gradients": True}, {"optimizer_step": "deferred"}], ids=str)
+def test_state_that_the_program_makes_of_state_on_the_host_is_on_the_accelerator_for_the_step(
+    options: dict[str, Any], mode: Mode
+) -> None:
+    """Zeros like a tensor of the state are made where that is. A group that is in no list of the optimizer as the
+    session ends is stepped later, outside of it."""
+
+    def run(is_managed: bool) -> Any:
+        with DeferredAccelerator(mode, seed=5, capacity="8MiB") as accelerator:
+            training = begin(OPTIMIZERS["adamw-foreach"], "deferred")
+            optimizer, named = training.optimizer, dict(training.model.named_parameters())
+            (group,) = optimizer.param_groups
+            late = {**group, "params": [group["params"].pop()]}
+            optimizer.param_groups.append(late)
+            given = {"optimizer": optimizer, **options} if is_managed else {}
+
+            def reset(name: str) -> None:
+                state = optimizer.state[named[name]]
+                state["exp_avg"] = torch.ones_like(state["exp_avg"])
+
+            session = vdnn.offload("vdnn-all", device=accelerator, min_bytes=0, limits=NARROW, **given)
+            with session:
+                for step in range(4):
+                    one_step(training)
+                    if step == 1:
+                        reset("between.weight")
+                optimizer.param_groups.pop()
+                one_step(training)
+                reset("last.weight")
+            session.close()
+            optimizer.param_groups.append(late)
+            one_step(training)
+            state = optimizer.state_dict()["state"]
+            assert all(one["exp_avg"].device.type == "deferred" for one in state.values())
+            found = on_cpu([*training.found, *(one.detach() for one in training.model.parameters()), state])
+            accelerator.synchronize()
+            assert accelerator.violations == []
+        return found
+
+    assert same(run(is_managed=False), run(is_managed=True))

@@ -57,12 +57,14 @@ class DeviceSteps:
         hosts: dict[int, HostTensor],
         gradients: Gradients,
         leave: Leave,
+        is_stray: Callable[[torch.Tensor, Place], bool],
     ) -> None:
         self._optimizer = optimizer
         self._copies_for = copies_for
         self._hosts = hosts
         self._gradients = gradients
         self._leave = leave
+        self._is_stray = is_stray  # on the host, and has to be on the device for the step
         self._ahead: deque[Coming] = deque()  # fetched, and not used yet
 
     def steps(self, sliced: SlicedStep, slices: list[Slice]) -> Iterator[Slice]:
@@ -91,8 +93,12 @@ class DeviceSteps:
         if coming.copies is None:
             return coming
         parameters = [one for one in part.all_parameters() if all_step or gradient_anywhere(one) is not None]
-        states = [self._optimizer.state.get(one) for one in parameters]
-        coming.places = [place for state in states for place in places_in(state) if id(place.tensor) in self._hosts]
+        for one in parameters:
+            for place in places_in(self._optimizer.state.get(one)):
+                if id(place.tensor) in self._hosts:
+                    coming.places.append(place)
+                elif self._is_stray(one, place):
+                    place.put(place.tensor.to(part.device))
         coming.with_gradient = [one for one in parameters if self._gradients.has(one)]
         coming.away = SteppedParameters(parameters)
         try:

@@ -69,6 +69,7 @@ class OptimizerState:
         self._copies: dict[torch.device, StateCopies] = {}
         self._hosts: dict[int, HostTensor] = {}  # by id of the tensor, which the value holds
         self._held: dict[int, dict[str, int]] = {}  # bytes that the program holds as well, by parameter's id and name
+        self._left_from: set[tuple[int, Any]] = set()  # parameters' ids and names of tensors that have left
         self._reserved: dict[Transport, int] = {}  # host bytes by transport
         self._loading: LoadsInParts | None = None
         self._undo: Callable[[], None] | None = None
@@ -151,7 +152,9 @@ class OptimizerState:
         """Returns the bytes that the device refused."""
         refused_bytes = 0
         for parameter in list(optimizer.state):  # also of those in no group
-            for place in self._at_host(optimizer, parameter):
+            for place in list(places_in(optimizer.state[parameter])):
+                if id(place.tensor) not in self._hosts and not self._is_stray(parameter, place):
+                    continue
                 try:
                     place.put(copied_to_device(place.tensor, device_of(parameter)))
                 except (RuntimeError, MemoryError):  # torch.OutOfMemoryError is a RuntimeError, and so is a lost device
@@ -178,6 +181,13 @@ class OptimizerState:
         """The tensors in the state of `parameter` that are host tensors of ours."""
         state = optimizer.state.get(parameter)
         return [place for place in places_in(state) if id(place.tensor) in self._hosts]
+
+    def _is_stray(self, parameter: torch.Tensor, place: Place) -> bool:
+        """True for a tensor on the host that the program made of one that is there because of us, such as zeros like
+        it, and put into its place. In plain PyTorch it is on the device."""
+        tensor = place.tensor
+        is_elsewhere = tensor.device.type == "cpu" and device_of(parameter).type != "cpu" and tensor.dim() > 0
+        return is_elsewhere and id(tensor) not in self._hosts and (id(parameter), place.key) in self._left_from
 
     def _copies_for(self, device: torch.device | None) -> StateCopies | None:
         if device is None or self._transport_for is None:
@@ -369,7 +379,7 @@ class OptimizerState:
 
     def device_steps(self, gradients: Gradients) -> DeviceSteps:
         leave = functools.partial(self._leave, self.optimizer)
-        return DeviceSteps(self.optimizer, self._copies_for, self._hosts, gradients, leave)
+        return DeviceSteps(self.optimizer, self._copies_for, self._hosts, gradients, leave, self._is_stray)
 
     def _leave(
         self, optimizer: Optimizer, parameters: list[torch.Tensor], copies: StateCopies, fetched: dict[int, HostTensor]
@@ -396,6 +406,7 @@ class OptimizerState:
                         continue
                 places.append(place)
                 hosts.append(host)
+                self._left_from.add((id(parameter), place.key))
             self._note_held(parameter, held)
         if not places:
             return
