@@ -17,6 +17,7 @@ from vdnn.step.forms import Form
 # The share of its bytes that a step may save in forms that the other one has not.
 _OTHERWISE = 0.15
 _MOST_KINDS = 256
+_MOST_APART = 4  # a solver may differ in each step
 
 
 class _Example(NamedTuple):
@@ -30,6 +31,7 @@ class AlikeKinds:
     def __init__(self) -> None:
         self._first: OrderedDict[Kind, Kind] = OrderedDict()  # the kind that each is like, which may be itself
         self._examples: OrderedDict[Kind, _Example] = OrderedDict()
+        self._apart = 0  # kinds that were set apart
 
     def kind_for(self, kind: Kind, begin: Begin, saves: dict[Form, int]) -> Kind:
         """The earlier kind that a finished step of this kind is like; the kind itself if there is none."""
@@ -43,6 +45,15 @@ class AlikeKinds:
         while len(self._first) > _MOST_KINDS:
             self._examples.pop(self._first.popitem(last=False)[0], None)
         return found
+
+    def set_apart(self, kind: Kind, begin: Begin, saves: dict[Form, int]) -> bool:
+        """Steps of this kind exceed their budgets under the plans of the kind that it is like: from now on it is one of
+        its own. False if it is one already, or if there are too many."""
+        if self._first.get(kind, kind) == kind or self._apart >= _MOST_APART:
+            return False
+        self._apart += 1
+        self._first[kind], self._examples[kind] = kind, _Example(begin, saves)
+        return True
 
 
 def _is_alike(other: _Example, begin: Begin, saves: dict[Form, int]) -> bool:

@@ -30,6 +30,7 @@ _FAR = 1.5
 # The most rungs, and sizes of first saves that one rung remembers.
 _MOST_RUNGS = 16
 _MOST_SIZES = 64
+_MOST_REPLACED = 4
 
 
 class Source(Enum):
@@ -57,6 +58,7 @@ class Rung:
         self.tightenings = 0
         self.steps = 0  # that followed it
         self.has_warned = False
+        self.misfit_steps = 0  # until when steps are recorded, because one differed from it and exceeded the budget
         self.is_over_somewhere = False  # no plan met the budget with what was resident
         self._served: list[SaveKey] = []  # first saves of larger steps that it served
         self.follow(recording, planned)
@@ -88,6 +90,10 @@ class Rung:
         return self.source is Source.WARM_UP or (self.source is Source.GUESSED and self.slowdown > _FREE)
 
     @property
+    def is_misfit(self) -> bool:
+        return self.misfit_steps > 0
+
+    @property
     def first(self) -> SaveKey:
         return self.executor.saves[0].key
 
@@ -117,6 +123,7 @@ class Ladder:
         self.recorded = recorded
         self.rungs: list[Rung] = []
         self.last_used = 0
+        self.replaced = 0  # rungs that did not fit
         self.records_all = False  # the first save does not tell the size of a step: those that follow are recorded
 
     def choose(self, first: SaveKey) -> Rung | None:
@@ -131,6 +138,11 @@ class Ladder:
     def deserves_own(self, rung: Rung, first: SaveKey) -> bool:
         """True if the plan of this rung is so slow that a step far below it gets one of its own."""
         return rung.slowdown > _CHEAP and rung.is_far_above(first) and len(self.rungs) < _MOST_RUNGS
+
+    @property
+    def may_replace(self) -> bool:
+        """True if a rung that does not fit may be made anew. Steps that differ in turns would make one in each step."""
+        return self.replaced < _MOST_REPLACED
 
     def find_near(self, first: SaveKey, recording: Recording) -> bool:
         """True if a rung serves a recorded step well, so that it needs none of its own."""

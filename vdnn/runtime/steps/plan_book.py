@@ -6,7 +6,8 @@ kind that began alike.
 
 Executed steps are compared with their budget. If a step took more, the book plans again for that much less, or for the
 memory that is resident now, a bounded number of times, and logs it. A step that turned out to be of another kind is not
-compared.
+compared. If a step took more because it saved other things than its plan (a loss term that begins, layers that are
+frozen), the next one like it is recorded, and gets a plan of its own.
 """
 
 from __future__ import annotations
@@ -39,17 +40,21 @@ from vdnn.step.timeline import Timeline
 
 # The most kinds of step that have plans (two models in turn, training and another loss).
 _MOST_KINDS = 8
+# Steps that are recorded after one that differed from its plan and exceeded the budget: the program may take turns.
+_RECORDED_MISFITS = 2
 _MOST_UNFORESEEN = 8  # a share of the budget
 
 
 class _Finished(NamedTuple):
-    """A finished step that was recorded. `has_grown`: it was larger than the plan that it followed."""
+    """A finished step that was recorded. `has_grown`: it was larger than the plan that it followed. `has_differed`: it
+    saved other things."""
 
     measured: MeasuredStep
     kind: Kind
     begin: Begin
     followed: Executor | None
     has_grown: bool
+    has_differed: bool
     is_warm_up: bool
     earlier_bytes: int
 
@@ -61,6 +66,7 @@ class PlanBook:
         self._given = None if plan is None else Executor(plan, is_given=True)
         self._planner = planner
         self._alike = AlikeKinds()
+        self._own_kind: Kind | None = None  # of the step that ended last, before it was taken for one that it is like
         self._uses = 0
         self.unforeseen_bytes = 0  # that steps which differed from their plans took above their budgets
         self.records_step = False  # the running step is recorded, if it follows a plan that vdnn made or waits for one
@@ -150,7 +156,9 @@ class PlanBook:
             return None
         if rung is None:
             rung = ladder.rungs[-1]
-        self.records_step |= rung.is_provisional or (ladder.deserves_own(rung, first) and maker.may_improve)
+        rung.misfit_steps = max(0, rung.misfit_steps - 1)
+        self.records_step |= rung.is_provisional or rung.is_misfit
+        self.records_step |= ladder.deserves_own(rung, first) and maker.may_improve
         maker.make_room(rung, allocated_bytes)
         self._uses += 1
         ladder.last_used = self._uses
@@ -187,6 +195,7 @@ class PlanBook:
     def tell_kind(self, keys: SaveKeys) -> None:
         """Called first when a step has ended: its kind may be one that it is like."""
         if self._planner is not None and keys.begin is not None:
+            self._own_kind = keys.kind
             keys.kind = self._alike.kind_for(keys.kind, keys.begin, keys.saves)
 
     def require_foreseen_fit(self, keys: SaveKeys, resident_bytes: int, earlier_bytes: int) -> None:
@@ -219,8 +228,12 @@ class PlanBook:
         if maker is None or begin is None:
             return
         has_grown = followed is not None and followed.has_grown
-        step = _Finished(measured, kind, begin, followed, has_grown, is_warm_up, earlier_bytes)
+        has_differed = followed is not None and followed.differences > 0
+        step = _Finished(measured, kind, begin, followed, has_grown, has_differed, is_warm_up, earlier_bytes)
         self._plan(maker, measured.recording, measured.timeline, step)
+        if has_differed:
+            for rung in self.rungs:
+                rung.misfit_steps *= rung.executor is not followed
 
     def _plan(
         self,
@@ -242,7 +255,9 @@ class PlanBook:
         if ladder is not None:
             ladder.recorded.note(recording, has_own_recomputes=has_own_recomputes, is_warm_up=step.is_warm_up)
             rung = None if followed is None else ladder.rung_of(followed)
-            if rung is not None and (rung.is_provisional or is_mistaken(rung, predicted, recording)):
+            is_misfit = rung is not None and step.has_differed and rung.is_misfit
+            if rung is not None and (is_misfit or rung.is_provisional or is_mistaken(rung, predicted, recording)):
+                ladder.replaced += is_misfit
                 wrong = rung
             elif not needs_plan(ladder, rung, recording, is_planned=followed is not None, has_grown=step.has_grown):
                 if rung is not None and step.has_grown:
@@ -316,10 +331,21 @@ class PlanBook:
             return budget_bytes, Over.NO_PLAN
         if executor.differences:
             over_bytes = max(0, step.peak_bytes - budget_bytes)
+            if over_bytes and rung is not None:
+                self._does_not_fit(rung, step.keys)
             self.unforeseen_bytes = min(self.unforeseen_bytes + over_bytes, budget_bytes // _MOST_UNFORESEEN)
             return budget_bytes, Over.DIFFERED
         is_own = executor is self._given or rung is not None
         return budget_bytes, Over.MORE_THAN_PLANNED if is_own else Over.ANOTHER_PLAN
+
+    def _does_not_fit(self, rung: Rung, keys: SaveKeys) -> None:
+        """A step differed from this rung of its kind, and exceeded its budget: the next one gets another plan."""
+        ladder, own = self._ladders[keys.kind], self._own_kind
+        if own is not None and keys.begin is not None and self._alike.set_apart(own, keys.begin, keys.saves):
+            keys.kind = own
+            rung.misfit_steps = _RECORDED_MISFITS + 1
+        elif ladder.may_replace:
+            rung.misfit_steps = _RECORDED_MISFITS + 1
 
     def executed(self, executor: Executor, peak_bytes: int, resident_bytes: int, kind: Kind) -> None:
         """Compare a finished step that followed a plan with the plan's budget. `resident_bytes` were allocated when it
