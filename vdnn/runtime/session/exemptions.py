@@ -19,6 +19,7 @@ from vdnn.runtime.torch_internals.storage_set import StorageSet
 from vdnn.runtime.torch_internals.tensor_kinds import CAST, is_cast_of_a_leaf, is_view_of_a_cast
 
 _Node = torch.autograd.graph.Node
+_Parameter = torch.nn.Parameter
 
 
 class Exemptions:
@@ -43,7 +44,7 @@ class Exemptions:
         if address in self.parameters.addresses and storage in self.parameters:
             return Kept.PARAMETER
         # A leaf may be a view of a tensor without grad, and a view of a leaf is not a leaf: check tensor and base.
-        if node is None and tensor.requires_grad:
+        if node is None and (tensor.requires_grad or type(tensor) is _Parameter or self._is_own_buffer(tensor)):
             return Kept.PARAMETER
         base = tensor._base
         if base is not None:
@@ -55,6 +56,11 @@ class Exemptions:
         if address in self.marked.addresses and storage in self.marked:
             return Kept.MARKED
         return Kept.MARKED if self.modules.marked.references and self.modules.in_marked() else None
+
+    def _is_own_buffer(self, tensor: torch.Tensor) -> bool:
+        """True if this is a buffer of the running module. Its forward may have given it other memory."""
+        module = self.modules.innermost()
+        return module is not None and any(one is tensor for one in module._buffers.values())
 
     def without_plan(self, storage: torch.UntypedStorage, node: _Node | None) -> Kept | None:
         """The reason to keep this save if no plan decides about it, or None: the policy decides."""
