@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from tests.integrations.parallel_training import BATCH, WIDTH, blocks
 from tests.runtime.rigs.side_by_side import same_bits
 from vdnn.errors import CombinationError
 
-lightning: Any = pytest.importorskip("lightning.pytorch", reason="pip install 'vdnn[lightning]'")
-from vdnn.integrations.lightning import OffloadCallback  # noqa: E402
+if TYPE_CHECKING:
+    from vdnn.integrations.lightning import OffloadCallback
+elif not find_spec("lightning"):
+    pytest.skip("pip install 'vdnn[lightning]'", allow_module_level=True)
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,20 +29,28 @@ STEPS = 6
 Values = list[torch.Tensor]
 
 
-class Regression(lightning.LightningModule):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.model = blocks()
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """Imports what takes three seconds here, and not in every collection."""
+    global OffloadCallback, Regression, lightning
+    import lightning.pytorch as lightning
 
-    def training_step(self, x: torch.Tensor, index: int) -> torch.Tensor:
-        loss: torch.Tensor = self.model(x).square().mean()
-        return loss
+    from vdnn.integrations.lightning import OffloadCallback
 
-    validation_step = training_step
+    class Regression(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.model = blocks()
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+        def training_step(self, x: torch.Tensor, index: int) -> torch.Tensor:
+            loss: torch.Tensor = self.model(x).square().mean()
+            return loss
+
+        validation_step = training_step
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
 def loader() -> Any:
@@ -98,15 +109,14 @@ def test_the_callback_costs_one_line() -> None:
     assert len(ours) == len(plain) + 1
 
 
-class Failing(Regression):
-    def training_step(self, x: torch.Tensor, index: int) -> torch.Tensor:
-        loss = super().training_step(x, index)
-        if index == 2:
-            raise RuntimeError("enough")
-        return loss
-
-
 def test_a_fit_that_raises_leaves_the_session(tmp_path: Path) -> None:
+    class Failing(Regression):
+        def training_step(self, x: torch.Tensor, index: int) -> torch.Tensor:
+            loss = super().training_step(x, index)
+            if index == 2:
+                raise RuntimeError("enough")
+            return loss
+
     with pytest.raises(RuntimeError, match="enough"):
         fit_with(OffloadCallback(device="sim", min_bytes=0), Failing(), **quiet(tmp_path))
     with vdnn.offload(device="sim"):
