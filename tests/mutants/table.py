@@ -22,7 +22,8 @@ def _of(tests: str, *faults: tuple[str, str, str]) -> list[Mutant]:
 
 MUTANTS = [
     *_of(
-        "planning/test_footprint.py planning/search planning/policies planning/test_recomputing.py",
+        "planning/test_footprint.py planning/test_costs.py planning/test_recomputing.py planning/search"
+        " planning/policies",
         ("planning/footprint.py", "if use > point), None)", "if use >= point), None)"),
         ("planning/footprint.py", "return range(begin, end + 1)", "return range(begin, end)"),
         ("planning/gaps.py", "if use > release:", "if use >= release:"),

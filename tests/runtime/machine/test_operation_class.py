@@ -58,6 +58,11 @@ def test_a_first_layer_has_few_channels() -> None:
     slow = profile_with({"convolution_few_channels.float32": 0.089})
     assert forward_ns(slow, layer, 8, 3, 224, 224) > 5 * forward_ns(profile_with(), layer, 8, 3, 224, 224)
 
+    def of_enough() -> nn.Module:
+        return nn.Conv2d(8, 64, 7, 2, 3, bias=False)
+
+    assert forward_ns(slow, of_enough, 8, 8, 224, 224) == forward_ns(profile_with(), of_enough, 8, 8, 224, 224)
+
 
 def test_a_class_without_a_figure_takes_that_of_the_wider_class() -> None:
     layer, _ = CONVOLUTIONS["convolution_depthwise"]

@@ -248,6 +248,9 @@ def test_a_plan_that_contradicts_itself_is_refused() -> None:
     backwards = PlannedLifetime(10, Action.OFFLOAD, (Absence(5, 3),))
     with pytest.raises(vdnn.VdnnError, match="got lifetime 0, which is released at point 5 and reloaded at 3"):
         dataclasses.replace(plan, lifetimes=(backwards, *plan.lifetimes[1:]))
+    at_once = PlannedLifetime(10, Action.OFFLOAD, (Absence(5, 5),))
+    with pytest.raises(vdnn.VdnnError, match="got lifetime 0, which is released at point 5 and reloaded at 5"):
+        dataclasses.replace(plan, lifetimes=(at_once, *plan.lifetimes[1:]))
     with pytest.raises(vdnn.VdnnError, match="got lifetime 0 to offload with absences"):
         dataclasses.replace(plan, lifetimes=(PlannedLifetime(10, Action.OFFLOAD), *plan.lifetimes[1:]))
 
