@@ -28,7 +28,6 @@ from vdnn.runtime.session.function_transforms import hooks_that_step_aside
 from vdnn.runtime.session.hooks import Packer
 from vdnn.runtime.session.marked import marked_modules, marked_storages
 from vdnn.runtime.session.unseen import Unseen
-from vdnn.runtime.steps.ends import in_backward
 from vdnn.runtime.steps.options import StepOptions
 from vdnn.runtime.steps.unwatched import Steps, UnwatchedSteps
 from vdnn.runtime.steps.watch import StepWatch
@@ -36,6 +35,7 @@ from vdnn.runtime.storage.counters import Counters
 from vdnn.runtime.storage.integrity import IntegrityCheck
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.transport import Integrity, Transport, TransportOptions, streams_of_thread
+from vdnn.runtime.torch_internals.backward_ends import in_backward
 from vdnn.runtime.torch_internals.cuda_graphs import refuse_graphs_in
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.runtime.torch_internals.tensor_kinds import storage_of

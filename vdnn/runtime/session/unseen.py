@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from vdnn.runtime.steps.ends import in_backward
+from vdnn.runtime.torch_internals.backward_ends import in_backward
 from vdnn.user_warnings import warn
 
 _WAY_OUT = (

@@ -22,15 +22,13 @@ from __future__ import annotations
 import weakref
 from enum import Enum
 
-import torch
-
 from vdnn import _C
 from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.runtime.torch_internals.backward_ends import in_backward
 
 # A critic may step ten times on one graph of its generator; a graph that is never freed must not join all steps.
 _MOST_ROUNDS = 12
 
-_NO_GRAPH_TASK = -1
 
 Alive = dict[int, weakref.ref[ManagedStorage]]  # by lifetime
 
@@ -41,11 +39,6 @@ class Found(Enum):
     NOTHING = "nothing new"
     WERE_CUT = "the steps so far may have been parts of steps"
     WERE_JOINED = "the running step is several steps, whose graphs outlive them"
-
-
-def in_backward() -> bool:
-    """True if this thread runs a backward."""
-    return torch._C._current_graph_task_id() != _NO_GRAPH_TASK
 
 
 class StepEnds:

@@ -7,7 +7,6 @@ import weakref
 import torch
 
 from vdnn.runtime.recompute.readers import may_be_overwritten
-from vdnn.runtime.steps.ends import in_backward
 from vdnn.runtime.steps.executor import Executor, PlannedMove
 from vdnn.runtime.steps.recompute_lesson import EncodedSave, RecomputeLesson
 from vdnn.runtime.steps.step_script import NO_LIFETIME, Event, EventKind, Moving, StepScript
@@ -17,6 +16,7 @@ from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.storage.table import UNSAFE_SPLIT
 from vdnn.runtime.storage.watched_lifetime import WatchedLifetime
+from vdnn.runtime.torch_internals.backward_ends import in_backward
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.runtime.torch_internals.tensor_kinds import CAST, PLAIN_CLASSES, transform_level
 from vdnn.step.plan import Action
