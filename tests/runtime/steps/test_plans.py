@@ -262,9 +262,9 @@ def test_a_step_over_its_budget_leads_to_a_tighter_plan(
     right = BudgetPlanner.planned
 
     def too_much(
-        self: BudgetPlanner, recording: Recording, timeline: Timeline | None, tightened: int = 0
+        self: BudgetPlanner, recording: Recording, timeline: Timeline | None, tightened: int = 0, **where: Any
     ) -> PlannedStep:
-        return right(self, recording, timeline, tightened - 20_000)
+        return right(self, recording, timeline, tightened - 20_000, **where)
 
     recording = recording_of("resnet")
     budget = (least_bytes(recording) + recording.peak_bytes) // 2

@@ -34,6 +34,8 @@ class Gauges(ABC):
         self.absent_bytes = 0
         # The peak of a step that is read once, at its end, is its own only if it is above this.
         self.peak_before_bytes = 0
+        self._trial_peak_bytes = 0
+        self._is_unnoticed = False
 
     @abstractmethod
     def mark(self, stream: _C.Stream) -> Mark:
@@ -77,10 +79,20 @@ class Gauges(ABC):
 
     @contextlib.contextmanager
     def unnoticed(self) -> Iterator[None]:
-        """A context for a trial: its allocations count only for a peak that is taken inside. On a virtual machine the
-        clock of the step stands still, and marks that are made inside measure the trial."""
-        yield
-        self.take_peaks()
+        """A context for a trial: its allocations count only for a peak that is taken inside, and for that of trials. On
+        a virtual machine the clock of the step stands still, and marks that are made inside measure the trial."""
+        self._is_unnoticed = True
+        try:
+            yield
+            self.take_peaks()
+        finally:
+            self._is_unnoticed = False
+
+    def take_trial_peak(self) -> int:
+        """The most that was allocated in trials since the last call; 0 if there were none. Without data a trial takes
+        other memory than it would."""
+        peak_bytes, self._trial_peak_bytes = self._trial_peak_bytes, 0
+        return peak_bytes
 
 
 class VirtualGauges(Gauges):
@@ -120,14 +132,18 @@ class VirtualGauges(Gauges):
 
     @contextlib.contextmanager
     def unnoticed(self) -> Iterator[None]:
-        peak_bytes = self._tracker.peak_bytes
+        tracker = self._tracker
+        peak_bytes, tracker.peak_bytes = tracker.peak_bytes, tracker.live_bytes
         self._machine.aside_ns = 0
         try:
             with super().unnoticed():
                 yield
         finally:
             self._machine.aside_ns = None
-            self._tracker.peak_bytes = peak_bytes
+            if not self._machine.fake:
+                self._trial_peak_bytes = max(self._trial_peak_bytes, tracker.peak_bytes)
+                peak_bytes = max(peak_bytes, tracker.peak_bytes)
+            tracker.peak_bytes = peak_bytes
 
     def allocated_bytes(self) -> int:
         return self._tracker.live_bytes
@@ -206,4 +222,6 @@ class CudaGauges(Gauges):
         else:
             highest = min(before.bytes + now.allocated_bytes - before.allocated_bytes, now.peak_bytes)
         highest = max(highest, now.bytes, before.bytes)
+        if self._is_unnoticed:
+            self._trial_peak_bytes = max(self._trial_peak_bytes, highest)
         return highest, highest + self.absent_bytes

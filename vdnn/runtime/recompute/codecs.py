@@ -7,6 +7,7 @@ See docs/recompute.md.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -84,6 +85,12 @@ class Codec(ABC):
     @property
     def kept_bytes(self) -> int:
         return self.managed.nbytes
+
+    @property
+    def result_bytes(self) -> int:
+        """The bytes that decoding takes."""
+        dtype, size, _ = self._geometry
+        return math.prod(size) * dtype.itemsize
 
     @property
     def signature(self) -> tuple[str, Geometry]:

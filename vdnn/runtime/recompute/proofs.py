@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
@@ -30,7 +30,7 @@ from vdnn.runtime.recompute import Recipe, UnknownLayoutError
 from vdnn.runtime.recompute.codecs import Codec
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.recompute.tolerance import Tolerance, difference_between
-from vdnn.runtime.recompute.trial import Trial, bytes_of, gives_original
+from vdnn.runtime.recompute.trial import Trial, bytes_of, gives_original, trial_bytes
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.step.recording import SaveKey
 
@@ -43,7 +43,12 @@ disabled_recipes: set[str] = set()
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+HasRoom = Callable[[int], bool]  # if so many bytes may be allocated now
 Place = tuple[Hashable, SaveKey]  # identifies a trial: the recipe's signature and the save key
+
+
+def _always(nbytes: int) -> bool:
+    return True
 
 
 class Outcome(Enum):
@@ -53,6 +58,7 @@ class Outcome(Enum):
     CLOSE = "within the tolerance"
     WRONG = "neither"
     UNKNOWN = "could not be compared this time"
+    WAITS = "there is no room for it yet"
 
 
 class Recent(Generic[Key, Value]):
@@ -115,15 +121,24 @@ class Proofs:
     # See [Note: Trials at the save and at the use].
 
     def at_save(
-        self, managed: ManagedStorage, recipe: Recipe | Codec, save_key: SaveKey | None, gauges: Gauges | None
+        self,
+        managed: ManagedStorage,
+        recipe: Recipe | Codec,
+        save_key: SaveKey | None,
+        gauges: Gauges | None,
+        has_room: HasRoom = _always,
     ) -> Outcome:
-        """Try the recipe while the original is on the device, once for each save key."""
+        """Try the recipe while the original is on the device, once for each save key. Without room for that it waits
+        for its use, if its cost is known."""
         if recipe.name in disabled_recipes:
             return Outcome.WRONG
         trial_key = None if save_key is None else (recipe.signature, save_key)
         known = None if trial_key is None else self._outcomes.get(trial_key)
         if known is Outcome.WRONG or (known is not None and self._costs.get(recipe.signature) is not None):
             return known
+        cost = self._costs.get(recipe.signature)
+        if not has_room(trial_bytes(managed, recipe, cost)):
+            return Outcome.UNKNOWN if cost is None or self._tolerance.limit is not None else Outcome.WAITS
         source = managed.source.storage
         outcome = self._try(managed, recipe, None if source is None else (source, 0), gauges)
         if trial_key is not None and outcome is not Outcome.UNKNOWN:
@@ -137,9 +152,12 @@ class Proofs:
         trial_key: Place | None,
         original: tuple[torch.UntypedStorage, int],
         gauges: Gauges | None,
+        has_room: HasRoom = _always,
     ) -> bool:
-        """Try the recipe at the use. True if it gives the original. `recipe` None: an operand was freed. `original` is
-        the storage that has the bytes now, and where they begin in it."""
+        """Try the recipe at the use. True if it gives the original; False also if there is no room for that. `recipe`
+        None: an operand was freed. `original` is the storage that has the bytes now, and where they begin in it."""
+        if recipe is not None and not has_room(trial_bytes(managed, recipe, self._costs.get(recipe.signature))):
+            return False  # a later step may have the memory
         outcome = Outcome.UNKNOWN if recipe is None else self._try(managed, recipe, original, gauges, is_quiet=True)
         is_right = outcome in (Outcome.EXACT, Outcome.CLOSE)
         if not is_right:
@@ -148,6 +166,8 @@ class Proofs:
             logger.info("vdnn: %s cannot be recomputed by %s at its use: it is kept or offloaded.", label, name)
             if trial_key is not None:
                 self._outcomes[trial_key] = Outcome.WRONG
+        elif trial_key is not None and self._outcomes.get(trial_key) is None:
+            self._outcomes[trial_key] = outcome  # it had waited for this use
         return is_right
 
     def with_encoding(self, codec: Codec, took_ns: int, took_bytes: int) -> RecomputeCost:

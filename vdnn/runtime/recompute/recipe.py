@@ -11,6 +11,7 @@ the result is byte for byte the storage that was saved.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,7 @@ from vdnn.errors import OperandModifiedError, VdnnError
 from vdnn.runtime.recompute.backend_flags import Flags
 from vdnn.runtime.recompute.layouts import has_original_strides, refuse_unknown_strides
 from vdnn.runtime.recompute.node_notes import Packed
-from vdnn.runtime.recompute.operation import Call, Operation
+from vdnn.runtime.recompute.operation import Call, Cost, Operation
 from vdnn.runtime.recompute.surroundings import run_under
 from vdnn.runtime.storage.facts import Geometry
 from vdnn.runtime.storage.kept import KeptTensor, kept_tensor
@@ -99,6 +100,12 @@ class Recipe:
     def operation_names(self) -> tuple[str, ...]:
         """The names, in the order in which the operations run."""
         return tuple(step.operation.name for step in self.steps)
+
+    @property
+    def result_bytes(self) -> int:
+        """The bytes of the results of all operations."""
+        calls = [step.call for step in self.steps if step.operation.cost is not Cost.FREE]
+        return sum(math.prod(call.shape) * call.dtype.itemsize for call in calls)
 
     def recompute(self, unpack: Unpack) -> torch.Tensor:
         """Compute the tensor, bit for bit, on the current stream. See [Note: Result of a recipe].

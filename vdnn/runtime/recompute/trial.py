@@ -84,6 +84,15 @@ class Trial:
         return tensor
 
 
+def trial_bytes(managed: ManagedStorage, recipe: Recipe | Codec, cost: RecomputeCost | None) -> int:
+    """The bytes that a trial takes: as many as the recompute took before, or the results of all operations; operands
+    that are not on the device; and on a GPU a flag for each byte that is compared."""
+    results = recipe.result_bytes if cost is None else cost.extra_bytes
+    away = [one.managed for one in recipe.operands if one.managed.source.storage is None]
+    compared = managed.nbytes if managed.transport.torch_device.type == "cuda" else 0
+    return max(results, managed.nbytes) + compared + sum(one.nbytes for one in away)
+
+
 def bytes_of(storage: torch.UntypedStorage, begin: int, nbytes: int) -> torch.Tensor:
     """A flat tensor of these bytes of a storage."""
     flat = torch.empty(0, dtype=torch.uint8, device=storage.device)

@@ -181,8 +181,9 @@ class SessionRecipes:
             return False
         if discards and not self._steps.is_watching:
             recipe = self._snapshots.of(recipe)
-        outcome = self._proofs.at_save(managed, recipe, save_key, self._gauges)
-        if outcome not in (Outcome.EXACT, Outcome.CLOSE):
+        outcome = self._proofs.at_save(managed, recipe, save_key, self._gauges, self._has_room(managed))
+        waits_for_use = outcome is Outcome.WAITS and not discards
+        if outcome not in (Outcome.EXACT, Outcome.CLOSE) and not waits_for_use:
             return False
         if outcome is Outcome.CLOSE:
             if managed.has_several_dtypes:
@@ -199,6 +200,9 @@ class SessionRecipes:
             place = None if save_key is None else (recipe.signature, save_key)
             self._trials_at_use[managed] = _TrialAtUse(later(recipe), place)
         return True
+
+    def _has_room(self, managed: ManagedStorage) -> Callable[[int], bool]:
+        return lambda nbytes: self._steps.has_room_for_trial(managed.transport, nbytes)
 
     def _can_be_recomputed(
         self, managed: ManagedStorage, name: str, operands: Sequence[PackedView], cost: RecomputeCost
@@ -223,7 +227,7 @@ class SessionRecipes:
             return
         original = tensor.untyped_storage(), packed.begin_in(tensor)
         recipe = trial.recipe()
-        if not self._proofs.at_use(managed, recipe, trial.place, original, self._gauges):
+        if not self._proofs.at_use(managed, recipe, trial.place, original, self._gauges, self._has_room(managed)):
             self._steps.cannot_be_recomputed(managed)
 
     def saved_as_another_dtype(self, managed: ManagedStorage) -> None:
@@ -304,6 +308,8 @@ class SessionRecipes:
         known = self._proofs.known((one.codec.name, packed.geometry), one.save_key, is_fake=managed.transport.fake)
         if known is not None:
             return known.cost if known.outcome is Outcome.EXACT else None
+        if not self._steps.has_room_for_trial(managed.transport, managed.nbytes):
+            return None
         encode_ns = encode_bytes = 0
         with contextlib.nullcontext() if gauges is None else gauges.unnoticed():
             stream = managed.transport.current_stream()
@@ -316,7 +322,7 @@ class SessionRecipes:
             if gauges is not None:
                 encode_ns = gauges.ns_between(begin, gauges.mark(stream))
                 encode_bytes = gauges.take_peaks()[0] - before_bytes
-        outcome = self._proofs.at_save(managed, encoded, one.save_key, gauges)
+        outcome = self._proofs.at_save(managed, encoded, one.save_key, gauges, self._has_room(managed))
         if outcome is not Outcome.EXACT:
             return None
         return self._proofs.with_encoding(encoded, encode_ns, encode_bytes)

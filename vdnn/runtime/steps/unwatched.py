@@ -75,6 +75,10 @@ class UnwatchedSteps:
     ) -> None:
         """Does nothing: there is no recording."""
 
+    def has_room_for_trial(self, transport: Transport, nbytes: int) -> bool:
+        """There is no budget."""
+        return True
+
     def cannot_be_recomputed(self, managed: ManagedStorage) -> None:
         """Does nothing: there is no recording."""
 

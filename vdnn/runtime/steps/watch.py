@@ -218,7 +218,7 @@ class StepWatch:
         begin, peaks = gauges.mark(transport.current_stream()), gauges.step_ended()
         earlier_bytes = self._guards.step_ended(step.guard, outliving)
         transport.release_sources()
-        step.peak_bytes = peak_of(step, peaks[0], gauges.peak_before_bytes)
+        step.peak_bytes = max(peak_of(step, peaks[0], gauges.peak_before_bytes), gauges.take_trial_peak())
         judged = self._plans.judged(step, transport.device.info.total_bytes, earlier_bytes)
         if judged is not None:
             self.budget.micro_batch_ended(step.peak_bytes, *judged)
@@ -311,6 +311,14 @@ class StepWatch:
         self, managed: ManagedStorage, operation: str, inputs: list[ManagedStorage], cost: RecomputeCost
     ) -> None:
         self._step.can_be_recomputed(managed, operation, inputs, cost)
+
+    def has_room_for_trial(self, transport: Transport, nbytes: int) -> bool:
+        """True if a trial may take so many bytes now, besides what is allocated. Without data it takes other memory."""
+        planner, gauges = self.options.planner, self.gauges
+        budget_bytes = None if planner is None else planner.fixed_bytes(transport.device.info.total_bytes)
+        if budget_bytes is None or gauges is None or transport.fake:
+            return True
+        return gauges.allocated_bytes() + nbytes <= budget_bytes
 
     def cannot_be_recomputed(self, managed: ManagedStorage) -> None:
         self._step.cannot_be_recomputed(managed)
