@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.drawn import quick_and_full
 from vdnn.testing.deferred import DeferredAccelerator, Mode
 
 
@@ -167,11 +168,12 @@ def how_far_copies_lag(mode: Mode, seed: int) -> float:
         return (copies.cpu() - torch.arange(count)).mean().item()
 
 
-def test_a_seed_may_hold_one_stream_back_and_hurry_another() -> None:
-    lags = [how_far_copies_lag(Mode.RANDOM, seed) for seed in range(48)]
+@quick_and_full("seeds", 16, 48)
+def test_a_seed_may_hold_one_stream_back_and_hurry_another(seeds: int) -> None:
+    lags = [how_far_copies_lag(Mode.RANDOM, seed) for seed in range(seeds)]
     assert max(lags) > 15, "there is no seed under which copies are far behind"
     assert min(lags) < -15, "there is no seed under which computing is far behind"
-    assert len([lag for lag in lags if abs(lag) < 8]) > 8, "no seed has them near each other"
+    assert len([lag for lag in lags if abs(lag) < 8]) > seeds // 6, "no seed has them near each other"
     assert lags[:4] == [how_far_copies_lag(Mode.RANDOM, seed) for seed in range(4)], "a seed repeats its schedule"
 
 

@@ -133,10 +133,12 @@ _seconds = itertools.count(int(time.time()))
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a file with a time that no earlier version of it has: bytecode is found by size and second."""
+    """Writes a file. Python's has a time that no earlier version of it has: bytecode is found by size and second. That
+    of C++ has to be later than what was compiled."""
     path.write_text(text)
-    now = next(_seconds)
-    os.utime(path, (now, now))
+    if path.suffix == ".py":
+        now = next(_seconds)
+        os.utime(path, (now, now))
 
 
 def known_in(report: Path | None) -> set[tuple[str, ...]]:
