@@ -91,6 +91,7 @@ stuck()
 """
 
 
+@pytest.mark.slow
 def test_a_step_that_runs_past_its_limit_shows_its_log_and_where_it_was(tmp_path: Path) -> None:
     part = part_of(tmp_path, machine(), step("a", HANGS, limit_s=4), step("b"))
     part.run()

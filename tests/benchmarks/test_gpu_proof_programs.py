@@ -278,6 +278,7 @@ def test_no_backward_pass_runs_before_a_fork_where_torch_is_built_for_a_gpu(monk
         virtual_warmth.warm_up()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["statistics_cost", "tiny_networks", "varying_shapes"])
 def test_without_a_gpu_a_program_says_how_to_try_it(program: str, tmp_path: Path) -> None:
     if torch.cuda.is_available():

@@ -23,6 +23,7 @@ def algorithms_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_state_ways.torch, "use_deterministic_algorithms", lambda mode: None)
 
 
+@pytest.mark.slow
 def test_every_part_of_the_training_state_is_trained_beside_plain(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,7 @@ MADE = CaseFigures(
 )
 
 
+@pytest.mark.slow
 def test_a_case_is_measured_beside_its_own_plans() -> None:
     sizes = tuple((length,) for length in LENGTHS)
     case = Case("tiny", partial(decoder, 64, TINY), sizes)

@@ -148,6 +148,7 @@ def least_bytes(model: nn.Module, x: Tensor, *, offload: bool = True) -> int:
     return int(found[1])
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_budget_is_kept_to_the_byte_with_the_bits_of_aot_eager(name: str) -> None:
@@ -218,6 +219,7 @@ def test_each_region_between_graph_breaks_has_a_choice() -> None:
     assert len({choice.name for choice in chosen.regions}) == 2
 
 
+@pytest.mark.slow
 def test_a_region_with_dynamic_shapes_computes_the_same_at_other_sizes() -> None:
     model, x = made("attention")
     ample = partitioner(ENOUGH)

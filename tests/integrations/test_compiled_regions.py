@@ -30,6 +30,7 @@ class Broken(nn.Module):
         return loss
 
 
+@pytest.mark.slow
 def test_both_regions_around_a_graph_break_keep_the_budget_with_the_same_bits() -> None:
     torch.manual_seed(0)
     model, inputs = Broken(), (torch.randn(64, 32, requires_grad=True),)

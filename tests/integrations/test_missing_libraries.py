@@ -20,6 +20,7 @@ except ImportError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "library", "extra"), [("huggingface", "transformers", "hf"), ("lightning", "lightning", "lightning")]
 )

@@ -96,6 +96,7 @@ def test_the_page_says_what_the_run_says(page: str) -> None:
     assert "3 virtual: computed from the figures of a card that was not present" in text
 
 
+@pytest.mark.slow
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     hostile_step().save(tmp_path)
@@ -155,6 +156,7 @@ def test_the_room_needs_neither_torch_nor_matplotlib() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_of_very_many_steps_the_page_draws_some_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     run = saved_run(tmp_path)

@@ -24,6 +24,7 @@ ON = machine(host_bytes_per_s=200e9, cpu_bytes_per_s=200e9)
 ROOMY, TIGHT = 70 * GB, 8 * GB
 
 
+@pytest.mark.slow
 def test_placements_fit_their_budget_and_auto_is_never_slower() -> None:
     budget_bytes = 12 * GB
     allowed = Allowed(cpu_steps=True, deferred=True)

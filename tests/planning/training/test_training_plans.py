@@ -104,6 +104,7 @@ def test_a_step_on_the_cpu_is_planned_only_if_it_is_allowed() -> None:
     assert any(one.state is State.CPU for one in allowed.placement.units)
 
 
+@pytest.mark.slow
 @quick_and_full("count", 6, 40)
 def test_a_plan_with_freedoms_is_never_slower_than_the_exact_one(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(searches, "_TRIED_THROUGH", 0)

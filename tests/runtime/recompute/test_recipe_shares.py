@@ -18,6 +18,7 @@ LIMITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("name", LIMITS)
 def test_no_more_is_left_than_this(name: str) -> None:

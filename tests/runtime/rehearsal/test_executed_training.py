@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
+
 from benchmarks.whole_state.cells import FREE, SHARES, tokens_of
 from benchmarks.whole_state.decoders import MODELS, training_of
 from benchmarks.whole_state.machines import MACHINES
@@ -35,6 +37,7 @@ def test_random_placements_run_as_simulated() -> None:
     assert slower > 75  # most of them wait for copies
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_decoder_and_the_published_ones_run_as_simulated() -> None:
     model, machine = MODELS[1], MACHINES[0]
     training = training_of(model, machine, tokens_of(model))

@@ -144,6 +144,7 @@ def test_gradients_are_the_same_bits_at_every_length(share: float) -> None:
     assert all(map(torch.equal, plain.parameters, ours.parameters))
 
 
+@pytest.mark.slow
 @quick_and_full("steps", 4, 7)
 def test_micro_batches_of_any_length_keep_within_the_budget(steps: int) -> None:
     """Each step is largest in another of its micro-batches. Each micro-batch follows a plan of its own."""
@@ -204,6 +205,7 @@ def test_models_in_turn_have_ladders_of_their_own_and_room_for_the_state_of_late
         assert len(session._engine.steps._plans._ladders) == 2  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @quick_and_full("steps, share", (16, 0.75), (40, 0.5))
 def test_without_time_for_more_plans_smaller_steps_follow_those_of_larger_ones(
     monkeypatch: pytest.MonkeyPatch, steps: int, share: float
@@ -242,6 +244,7 @@ def test_plans_that_are_not_needed_take_a_tenth_of_the_time(monkeypatch: pytest.
     assert real.may_improve
 
 
+@pytest.mark.slow
 def test_the_recording_of_a_session_is_that_of_its_plan() -> None:
     """Later steps are recorded too, and the plan does not belong to them. On a GPU a prediction failed by that."""
     lengths = random_lengths(8)

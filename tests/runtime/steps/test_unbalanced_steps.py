@@ -92,6 +92,7 @@ def trained(steps: list[Routes], budget: int | None = None, *, fake: bool = True
         return Trained(times, peaks, [one.detach().clone() for one in model.parameters()], session)
 
 
+@pytest.mark.slow
 def test_experts_of_changing_sizes_keep_within_the_budget_and_follow_their_plan() -> None:
     steps = [routes(seed) for seed in range(10)]
     kept = trained(steps)

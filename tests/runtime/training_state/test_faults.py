@@ -56,6 +56,7 @@ def calls_of_a_step(driver: FakeDriver) -> list[str]:
         return driver.calls()[before:]
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(of=4)
 @pytest.mark.parametrize("part", range(4))
 def test_each_call_of_a_step_refused_in_turn_changes_no_bit(part: int, fake_driver: FakeDriver) -> None:

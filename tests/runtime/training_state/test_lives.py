@@ -319,6 +319,7 @@ def test_an_optimizer_that_is_gone_leaves_nothing(device: _C.Device) -> None:
     session.close()
 
 
+@pytest.mark.slow
 def test_a_thousand_steps_do_not_grow(manage: Manage) -> None:
     training = begin(ADAMW)
     with manage(training.optimizer) as session:

@@ -244,6 +244,7 @@ def test_without_host_memory_to_pin_torch_copies(
     assert same(outcome(training), expected(3))
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(of=4)
 @pytest.mark.parametrize("part", range(4))
 def test_each_call_of_a_step_refused_in_turn_changes_no_bit(

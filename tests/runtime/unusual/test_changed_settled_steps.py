@@ -79,6 +79,7 @@ def test_a_recipe_that_changes_recomputes_what_plain_torch_has(name: str, plan: 
     run_changes(plan, [Change(name, at) for at in range(0, LAYERS, 3)])
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("plan", ALL_PLANS)
 def test_random_changes_have_the_gradients_of_plain_torch(plan: str) -> None:

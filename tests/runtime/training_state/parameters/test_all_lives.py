@@ -228,6 +228,7 @@ def test_each_call_of_the_driver_refused_in_turn_leaves_the_bits(part: int, fake
         assert same(values(plain), values(training)), calls[nth - 1]
 
 
+@pytest.mark.slow
 def test_each_host_allocation_refused_in_turn_leaves_the_bits(fake_driver: FakeDriver) -> None:
     expected = train(ADAMW, LOOPS["accumulation"])
     for nth in range(1, 8):
@@ -244,6 +245,7 @@ def test_each_host_allocation_refused_in_turn_leaves_the_bits(fake_driver: FakeD
         device.close()
 
 
+@pytest.mark.slow
 def test_many_steps_do_not_grow(manage: Manage) -> None:
     training, counts = begin(ADAMW), []
     with manage(training.optimizer, model=training.model, parameters="all") as session:
