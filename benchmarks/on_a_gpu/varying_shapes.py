@@ -2,8 +2,9 @@
 
 The budget is 60 % of the largest requested peak of a plain step. Both trainings begin from the same seed and take the
 same steps with their optimizers, under deterministic algorithms: afterwards their parameters must be equal, bit for
-bit. Each step's time and peak are written as a case ends. `--device virtual` trains in virtual time, without data, to
-try the program.
+bit. Each step's time and peak are written as a case ends. Where steps exceed the budget, the session's causes are said,
+and the case is trained again without recipes: if it then keeps the budget, trials and recomputes took the rest.
+`--device virtual` trains in virtual time, without data, to try the program.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -108,7 +109,8 @@ class VirtualClock(Clock):
 
 @dataclass(frozen=True, slots=True)
 class Varied:
-    """A case: each step plain and under the budget. `same` is None if parameters have no data."""
+    """A case: each step plain and under the budget. `same` is None if parameters have no data. `causes`: of the steps
+    over the budget, as the session says them; `without_recipes`: the same steps, where some were over it."""
 
     case: str
     said: str
@@ -116,10 +118,15 @@ class Varied:
     plain: tuple[Executed, ...] = ()
     ours: tuple[Executed, ...] = ()
     same: bool | None = None
+    causes: str = ""
+    without_recipes: tuple[Executed, ...] = ()
 
     @property
     def over_budget(self) -> int:
-        return sum(step.peak_bytes > self.budget_bytes for step in self.ours)
+        return self._over(self.ours)
+
+    def _over(self, steps: tuple[Executed, ...]) -> int:
+        return sum(step.peak_bytes > self.budget_bytes for step in steps)
 
     @property
     def over_plain(self) -> float:
@@ -141,23 +148,37 @@ class Varied:
         largest = max(step.peak_bytes for step in self.plain)
         over = f"{self.over_budget} of {len(self.ours)} steps over the budget, highest {worst:.3f} of it"
         peaks = f"budget {self.budget_bytes / 2**30:.2f} of {largest / 2**30:.2f} GiB"
+        if self.over_budget:
+            over += f" ({self.causes}; without recipes {self._over(self.without_recipes)})"
         return f"{self.case}: {bits}; {peaks}; {over}; {self.over_plain:.3f} x plain's time"
 
 
-def trained(case: Case, clock: Clock, budget_bytes: int | None, steps: int) -> tuple[tuple[Executed, ...], str | None]:
+class Trained(NamedTuple):
+    """The steps of one training, a digest of its parameters, and why steps were over the budget."""
+
+    steps: tuple[Executed, ...]
+    digest: str | None
+    causes: str
+
+
+def trained(case: Case, clock: Clock, budget_bytes: int | None, steps: int, *, recompute: bool = True) -> Trained:
     """All steps of the case from the same seed, plain if there is no budget."""
     with clock.entered():
         torch.manual_seed(SEED)
         subject = case.make()
         subject.make_states()
-        session = None if budget_bytes is None else vdnn.offload(budget=budget_bytes, device=clock.device)
+        session = None
+        if budget_bytes is not None:
+            session = vdnn.offload(budget=budget_bytes, device=clock.device, recompute=recompute)
         try:
             with session or contextlib.nullcontext():
                 executed = tuple(clock.timed(subject, size) for size in case.sizes[:steps])
+            said = "" if session is None else session.report()
         finally:
             if session is not None:
                 session.close()
-        return executed, clock.digest(subject)
+        causes = next((line.strip() for line in said.splitlines() if line.startswith("  budget")), "")
+        return Trained(executed, clock.digest(subject), causes)
 
 
 def measure(case: Case, device: str, steps: int) -> Varied:
@@ -165,13 +186,18 @@ def measure(case: Case, device: str, steps: int) -> Varied:
         return GpuClock() if device == "cuda" else VirtualClock()
 
     try:
-        plain, plain_digest = trained(case, clock(), None, steps)
-        budget_bytes = int(BUDGET_SHARE * max(step.peak_bytes for step in plain))
-        ours, digest = trained(case, clock(), budget_bytes, steps)
+        plain = trained(case, clock(), None, steps)
+        budget_bytes = int(BUDGET_SHARE * max(step.peak_bytes for step in plain.steps))
+        ours = trained(case, clock(), budget_bytes, steps)
+        same = None if ours.digest is None else ours.digest == plain.digest
+        found = Varied(case.name, "", budget_bytes, plain.steps, ours.steps, same, ours.causes)
+        if found.over_budget:
+            again = trained(case, clock(), budget_bytes, steps, recompute=False)
+            found = replace(found, without_recipes=again.steps)
     except Exception as error:  # a case that fails must not hide the others
         traceback.print_exc()
         return Varied(case.name, f"{type(error).__name__}: {first_line(error)}")
-    return Varied(case.name, "", budget_bytes, plain, ours, None if digest is None else digest == plain_digest)
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

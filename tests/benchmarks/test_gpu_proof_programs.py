@@ -220,6 +220,13 @@ def test_the_time_of_a_case_is_that_behind_its_first_steps() -> None:
     assert "0 of 7 steps over the budget, highest 1.000 of it; 1.500 x plain's time" in str(found)
 
 
+def test_a_case_over_its_budget_says_why_and_what_it_is_without_recipes() -> None:
+    found = Varied("case", "", 60, steps(100, 80), steps(60, 61), True, "1 differed from its plan", steps(60, 60))
+    assert "1 of 2 steps over the budget, highest 1.017 of it (1 differed from its plan; without recipes 0)" in str(
+        found
+    )
+
+
 @pytest.mark.slow
 def test_a_case_is_trained_plain_and_under_a_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rows.jsonl"
@@ -246,11 +253,11 @@ def test_on_a_gpu_steps_are_timed_by_events_and_parameters_are_compared() -> Non
 
         return Subject([optimizer], train)
 
-    def trained(sizes: tuple[tuple[int], ...]) -> tuple[tuple[Executed, ...], str | None]:
+    def trained(sizes: tuple[tuple[int], ...]) -> varying_shapes.Trained:
         case = Case("linear", make, sizes)
         return varying_shapes.trained(case, varying_shapes.GpuClock(MadeUpCuda(), "cpu"), None, 2)
 
-    executed, digest = trained(((1,), (2,), (3,)))
+    executed, digest, _ = trained(((1,), (2,), (3,)))
     assert executed == (Executed(1_000_000, 500),) * 2, "nothing but the step is between the two events"
     assert digest == trained(((1,), (2,)))[1] != trained(((1,), (3,)))[1]
 

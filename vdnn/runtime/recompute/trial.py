@@ -14,6 +14,8 @@ from vdnn.runtime.storage.discarded import Discarded, Recomputable, missing_for
 from vdnn.runtime.storage.managed_storage import ManagedStorage, Residency
 from vdnn.runtime.storage.packed_view import PackedView
 
+_WORD = 8  # bytes
+
 
 class Trial:
     """Runs a recipe for a storage. After each run its operands are where they were before."""
@@ -86,10 +88,11 @@ class Trial:
 
 def trial_bytes(managed: ManagedStorage, recipe: Recipe | Codec, cost: RecomputeCost | None) -> int:
     """The bytes that a trial takes: as many as the recompute took before, or the results of all operations; operands
-    that are not on the device; and on a GPU a flag for each byte that is compared."""
+    that are not on the device; and on a GPU a flag for each word that is compared."""
     results = recipe.result_bytes if cost is None else cost.extra_bytes
     away = [one.managed for one in recipe.operands if one.managed.source.storage is None]
-    compared = managed.nbytes if managed.transport.torch_device.type == "cuda" else 0
+    elements = managed.nbytes if managed.nbytes % _WORD else managed.nbytes // _WORD
+    compared = elements if managed.transport.torch_device.type == "cuda" else 0
     return max(results, managed.nbytes) + compared + sum(one.nbytes for one in away)
 
 
@@ -97,6 +100,16 @@ def bytes_of(storage: torch.UntypedStorage, begin: int, nbytes: int) -> torch.Te
     """A flat tensor of these bytes of a storage."""
     flat = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return flat.set_(storage, begin, (nbytes,), (1,))
+
+
+def _as_words(*flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The same bytes on a GPU as words, where they are whole words: it makes a flag for each element that it
+    compares."""
+    are_words = all(
+        one.is_cuda and one.nbytes % _WORD == one.storage_offset() % _WORD == one.data_ptr() % _WORD == 0
+        for one in flat
+    )
+    return tuple(one.view(torch.int64) for one in flat) if are_words else flat
 
 
 def gives_original(recipe: Recipe | Codec, original: torch.Tensor, made: torch.Tensor) -> bool:
@@ -107,5 +120,5 @@ def gives_original(recipe: Recipe | Codec, original: torch.Tensor, made: torch.T
     with torch.no_grad():
         flat = bytes_of(storage, 0, storage.nbytes())
         if recipe.is_exact or not isinstance(recipe, Codec):
-            return torch.equal(original, flat)
+            return torch.equal(*_as_words(original, flat))
         return bool(recipe.is_close(original.view(made.dtype), flat.view(made.dtype)))
