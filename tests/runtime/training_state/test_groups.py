@@ -183,3 +183,23 @@ def test_zero_grad_of_a_program_outlives_the_session(way: str, manage: Manage) -
     assert len(calls) == 9
     assert torch.optim.Optimizer.zero_grad.__name__ == "zero_grad"
     assert "vdnn" not in torch.optim.Optimizer.zero_grad.__module__
+
+
+@every_way
+def test_states_are_in_the_order_in_which_plain_pytorch_makes_them(way: str, manage: Manage) -> None:
+    """A group is removed behind the step that made its state."""
+
+    def program(training: Training) -> Iterator[None]:
+        groups = divided(training)
+        yield
+        for removed in (1, 3, 2):
+            training.optimizer.param_groups[:] = groups[1:] if removed == 1 else groups
+            training.loss().backward()
+            training.optimizer.step()
+            del training.optimizer.param_groups[removed]
+            training.loss()
+            names = {id(parameter): name for name, parameter in training.model.named_parameters()}
+            training.found.append([names[id(one)] for one in training.optimizer.state])
+        training.optimizer.param_groups[:] = groups
+
+    check(program, way, manage)

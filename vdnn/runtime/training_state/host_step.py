@@ -48,7 +48,7 @@ def step_on_host(
         restored.enter_context(_attributes_on_host(optimizer))
         for group in optimizer.param_groups:
             restored.enter_context(_group_on_host(optimizer, group, stand_ins))
-        for parameter, stand_in in pairs:
+        for parameter, stand_in in reversed(pairs):  # they are left in order: new states come in that of the groups
             restored.enter_context(_state_on_host(optimizer, parameter, stand_in))
         own_step(*args, **kwargs)
 

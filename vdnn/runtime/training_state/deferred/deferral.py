@@ -61,6 +61,7 @@ class Deferral:
         self._is_unsettled = False  # copies of a step that was deferred may be under way
         self._is_busy = False
         self._states_before = 0  # parameters that had a state as the last step was called
+        self._numbers: dict[int, int] = {}  # the order of the parameters in that step, by id
         self._lock = threading.RLock()
         self._undo: list[Callable[[], object]] = []
         self._forks = forks.count
@@ -116,6 +117,7 @@ class Deferral:
             reason = "the program holds optimizer.state"
         states = vars(optimizer)["state"]
         self._states_before = len(states)
+        self._numbers = {id(one): number for number, one in enumerate(parameters_of(optimizer))}
         for group in optimizer.param_groups:
             parameters: list[torch.Tensor] = group["params"]
             is_mixed = is_one_decision(parameters)
@@ -191,8 +193,8 @@ class Deferral:
         states = vars(self._optimizer)["state"]
         made = list(states)[self._states_before :]
         if len(made) > 1:
-            number = {id(one): position for position, one in enumerate(parameters_of(self._optimizer))}
-            for one in sorted(made, key=lambda one: number.get(id(one), len(number))):
+            numbers = self._numbers
+            for one in sorted(made, key=lambda one: numbers.get(id(one), len(numbers))):
                 states[one] = states.pop(one)
 
     # Uses of parameters and gradients.
