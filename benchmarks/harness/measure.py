@@ -171,7 +171,7 @@ def _run(spec: CellSpec, peer: Peer, trial: Trial, steps: Steps, result: Cell) -
         steps.times_ns(settling)
         count = 1
         if not is_machine:
-            if opened.session is not None and not spec.deterministic:
+            if opened.session is not None:
                 _settle(opened.session, steps)
             # The allocator's cache from settling steps must not count as reserved; the next step fills it again.
             place.tidy()

@@ -297,6 +297,16 @@ def test_a_place_without_data_and_one_with_it_count_the_same_memory() -> None:
     assert peaks[0] == peaks[1]
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_session_settles_before_it_is_timed_whether_or_not_its_bits_count(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled: list[object] = []
+    monkeypatch.setattr(measured_module, "_settle", lambda session, steps: settled.append(session))
+    assert sim("vdnn-auto", "min", steps=1, deterministic=deterministic).status == OK
+    assert len(settled) == 1
+
+
 @pytest.mark.parametrize(("settles_after", "steps_run"), [(0, 0), (3, 3), (99, 14)])
 def test_a_session_on_a_gpu_gets_steps_until_one_is_settled(settles_after: int, steps_run: int) -> None:
     settling = SimpleNamespace(is_expected=settles_after == 0)
