@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from vdnn.runtime.torch_internals import memory_holders
 from vdnn.runtime.torch_internals.memory_holders import (
     Counts,
     gradient_is_held,
@@ -139,3 +140,15 @@ def test_a_parameter_without_a_gradient_and_a_sparse_one_are_asked_as_others_are
     held = table.weight.grad
     assert gradient_is_held(table.weight)
     assert held is not None
+
+
+def test_without_torchs_count_of_a_tensor_all_but_native_holders_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`_use_count` is private in torch."""
+    monkeypatch.setattr(memory_holders, "_used", memory_holders._unknown_use_count)
+    parameter = with_gradient()
+    assert not gradient_is_held(parameter)
+    for hold in (lambda: parameter.grad, lambda: parameter.grad.untyped_storage(), lambda: parameter.grad.detach()):  # type: ignore[union-attr]
+        held = hold()
+        assert gradient_is_held(parameter)
+        del held
+    assert not gradient_is_held(parameter)
