@@ -302,8 +302,17 @@ def test_a_session_settles_before_it_is_timed_whether_or_not_its_bits_count(
     deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settled: list[object] = []
+    place = CudaPlace(MadeUpCuda())
+    place.torch_device = torch.device("cpu")
+    tiny = WORKLOADS["gpt2"].tiny
+    assert tiny is not None
+    monkeypatch.setattr(measured_module, "open_place", lambda name, hardware: place)
+    monkeypatch.setattr(measured_module, "workload_named", lambda name: BenchmarkWorkload("tiny", tiny, 4, None))
     monkeypatch.setattr(measured_module, "_settle", lambda session, steps: settled.append(session))
-    assert sim("vdnn-auto", "min", steps=1, deterministic=deterministic).status == OK
+    with VirtualMachine("titan-x", fake=False) as machine:
+        monkeypatch.setattr(place, "vdnn_device", machine)
+        found = measure(CellSpec("tiny", "vdnn-all", "cuda", "", steps=1, deterministic=deterministic))
+    assert found.status == OK, found.said
     assert len(settled) == 1
 
 
