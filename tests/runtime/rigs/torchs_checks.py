@@ -1,4 +1,4 @@
-"""What torch's own checks see in the places of a training step where a program's code runs.
+"""The findings of torch's own checks in the places of a training step where a program's code runs.
 
 `seen_in(loop)` runs a loop and returns, for each place, the results of all checks. A session must not change one. Other
 tests may give a loop of their own, and read `CHECKS` at places of their own.
