@@ -45,7 +45,8 @@ def best_of_random_placements(case: RandomTraining, step_time: StepTime, draw: r
     return best
 
 
-@quick_and_full("seeds", range(8), range(400))
+@pytest.mark.slow
+@quick_and_full("seeds", range(40), range(400))
 def test_no_placement_is_faster_than_its_bound(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unit_effects, "LEAST_SLICE", _SLICE)  # so that small units step in slices, too
     ratios = []
