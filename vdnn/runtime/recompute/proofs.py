@@ -47,7 +47,8 @@ HasRoom = Callable[[int], bool]  # if so many bytes may be allocated now
 Place = tuple[Hashable, SaveKey]  # identifies a trial: the recipe's signature and the save key
 
 
-def _always(nbytes: int) -> bool:
+def always(nbytes: int) -> bool:
+    """True: there is room for any trial."""
     return True
 
 
@@ -126,7 +127,7 @@ class Proofs:
         recipe: Recipe | Codec,
         save_key: SaveKey | None,
         gauges: Gauges | None,
-        has_room: HasRoom = _always,
+        has_room: HasRoom = always,
     ) -> Outcome:
         """Try the recipe while the original is on the device, once for each save key. Without room for that it waits
         for its use, if its cost is known."""
@@ -152,7 +153,7 @@ class Proofs:
         trial_key: Place | None,
         original: tuple[torch.UntypedStorage, int],
         gauges: Gauges | None,
-        has_room: HasRoom = _always,
+        has_room: HasRoom = always,
     ) -> bool:
         """Try the recipe at the use. True if it gives the original; False also if there is no room for that. `recipe`
         None: an operand was freed. `original` is the storage that has the bytes now, and where they begin in it."""

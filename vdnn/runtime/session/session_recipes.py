@@ -26,7 +26,7 @@ from vdnn.runtime.recompute import (
 )
 from vdnn.runtime.recompute.codecs import Codec, codec_for
 from vdnn.runtime.recompute.later_recipe import later
-from vdnn.runtime.recompute.proofs import Outcome, Place, Proofs
+from vdnn.runtime.recompute.proofs import Outcome, Place, Proofs, always
 from vdnn.runtime.recompute.readers import Readers
 from vdnn.runtime.recompute.rechecks import Check, Rechecks
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
@@ -181,7 +181,9 @@ class SessionRecipes:
             return False
         if discards and not self._steps.is_watching:
             recipe = self._snapshots.of(recipe)
-        outcome = self._proofs.at_save(managed, recipe, save_key, self._gauges, self._has_room(managed))
+        # What a plan recomputes takes more if it is kept than its trial does.
+        has_room = always if discards else self._has_room(managed)
+        outcome = self._proofs.at_save(managed, recipe, save_key, self._gauges, has_room)
         waits_for_use = outcome is Outcome.WAITS and not discards
         if outcome not in (Outcome.EXACT, Outcome.CLOSE) and not waits_for_use:
             return False
