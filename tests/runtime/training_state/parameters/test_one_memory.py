@@ -328,3 +328,29 @@ def test_a_write_on_the_host_that_comes_too_late_for_a_module_is_refused(alias: 
             model(batches()[1])
         assert torch.equal(weight, expected)
     assert torch.equal(weight, expected)
+
+
+@pytest.mark.parametrize("model", ["max-norm", "follow-copy"])
+def test_a_state_dict_that_is_held_refuses_no_write_of_a_module(model: str, manage: Manage) -> None:
+    """Also where an operation counts as a write and changes nothing."""
+    kept: list[Any] = []
+
+    def inside(model: nn.Module, optimizer: Any) -> Any:
+        model.register_forward_pre_hook(lambda module, args: kept.append(module.state_dict()) if not kept else None)
+        return manage(optimizer, model=model, parameters="all")
+
+    assert same(train(made(model)), train(made(model), inside))
+
+
+def test_an_alias_of_data_that_were_replaced_does_not_see_the_new_ones(all_away: Inside) -> None:
+    def run(inside: Inside) -> list[torch.Tensor]:
+        torch.manual_seed(4)
+        model = with_linear()
+        weight, optimizer = model.get_parameter("0.weight"), optimizer_of(model)
+        with inside(model, optimizer):
+            alias = weight.detach()
+            weight.data = torch.ones(WIDTH, WIDTH)
+            loss = model(batches()[0]).sum().detach()
+        return [alias, loss, weight.detach()]
+
+    assert same(run(plain), run(all_away))

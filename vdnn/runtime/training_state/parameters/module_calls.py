@@ -325,7 +325,7 @@ class ModuleCalls:
         is_alike = data.dtype == host.dtype and data.size() == host.size() and data.layout == host.layout
         if not is_alike or data.device not in (host.device, away.device):
             return False
-        return data.device == away.device or not is_held(data, tensors=2)
+        return data.device == away.device or not (is_held(data, tensors=2) or away.is_held_on_host())
 
     def _adopt(self, away: AwayParameter) -> bool:
         """The program put other data in the place of the parameter's. Their values are those of the host copy from now
@@ -336,8 +336,9 @@ class ModuleCalls:
                 "with parameters= manages it. Convert the model before the session, or after it."
             )
         data, host, moving = native_data(away.parameter), away.host, away.on_device
-        if is_held(data, tensors=2) or data.stride() != host.tensor.stride():
-            self._give_back(away, "the program put a tensor in its place that it holds")
+        # Nor is memory of the host that the program holds that of the parameter any longer.
+        if is_held(data, tensors=2) or away.is_held_on_host() or data.stride() != host.tensor.stride():
+            self._give_back(away, "the program put another tensor in its place, and holds one of the two")
             return False
         away.copies.settle_uses(host)
         with torch.no_grad():

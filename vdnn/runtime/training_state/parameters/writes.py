@@ -116,9 +116,8 @@ class Writes:
         is_counted = away.is_in_place and away.parameter._version != away.version
         is_changed = away.copy_version != moving.tensors[0]._version or (away.is_in_place and away.is_exposed)
         is_counted_on_host = is_counted and not is_changed and before is not None and away.is_held_on_host()
-        if (is_counted_on_host and not self._differs(away, before)) or (
-            host_hash is not None and host_hash != _hash_of(away.host.tensor)
-        ):
+        is_on_host = is_counted_on_host and not self._differs(away, before) and not _are_equal(away)
+        if is_on_host or (host_hash is not None and host_hash != _hash_of(away.host.tensor)):
             return Found.ON_HOST
         if is_counted or is_changed:
             self._write_back(away)
@@ -166,6 +165,14 @@ class Writes:
         if pairs is None:
             pairs = self._pairs[transport] = HashPairs(transport)
         return pairs
+
+
+def _are_equal(away: AwayParameter) -> bool:
+    """True if both copies have the same bytes: an operation may count as a write that changes nothing. Blocks."""
+    if away.on_device is None:
+        return True
+    host, copy = away.host.tensor, away.on_device.tensors[0].cpu()
+    return torch.equal(host.contiguous().view(torch.uint8), copy.contiguous().view(torch.uint8))
 
 
 def _hash_of(host: torch.Tensor) -> int:
