@@ -144,8 +144,7 @@ sweep: build
 bench-core: build
 	$(PY) -m benchmarks.core.transfers
 	$(PY) -m benchmarks.core.hook_cost
-	$(PY) -m benchmarks.core.settled_models
-	$(PY) -m benchmarks.core.recomputed_models
+	$(PY) -m benchmarks.core.host_time
 
 .PHONY: bench-shapes
 bench-shapes: build

@@ -12,6 +12,7 @@ from benchmarks.models.workload import IMAGENET_CLASSES, Workload, image_workloa
 
 EXPANSION = 4
 SIDE = 224
+CHANNELS = 64
 
 
 class Residual(nn.Module):
@@ -62,17 +63,17 @@ def resnet152(batch: int) -> Workload:
     return resnet(batch, (3, 8, 36, 3))
 
 
-def resnet(batch: int, blocks: tuple[int, ...], side: int = SIDE) -> Workload:
+def resnet(batch: int, blocks: tuple[int, ...], side: int = SIDE, channels: int = CHANNELS) -> Workload:
     """A ResNet with `blocks` in each stage. Each stage halves the side and doubles the channels of the previous one."""
     layers: list[nn.Module] = [
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
-        nn.BatchNorm2d(64),
+        nn.Conv2d(3, channels, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(channels),
         nn.ReLU(inplace=True),
         nn.MaxPool2d(3, 2, 1),
     ]
-    inputs = 64
+    inputs = channels
     for stage, count in enumerate(blocks):
-        width = 64 * 2**stage
+        width = channels * 2**stage
         for index in range(count):
             layers.append(Bottleneck(inputs, width, stride=2 if stage and not index else 1))
             inputs = width * EXPANSION

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ import torch
 from vdnn import _C
 from vdnn.runtime.machine import device_lag
 from vdnn.runtime.machine.device_lag import DeviceLag
+from vdnn.runtime.machine.gauges import CudaGauges
+from vdnn.runtime.machine.interval_peaks import Reading
 
 
 @pytest.fixture
@@ -63,3 +67,72 @@ def test_without_cuda_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     device = _C.SimDevice()
     DeviceLag(torch.device("cuda", 0), device).extend(device.create_stream("compute"))
     device.close()
+
+
+class _OneAfterAnother(_C.SimDevice):
+    """A device on a clock of its own. The host issues to it, and waits for it."""
+
+    host_ns = 0
+    device_ns = 0
+    spun_ns = 0
+
+    def issue(self, host_ns: int, device_ns: int = 0) -> None:
+        self.host_ns += host_ns
+        self.device_ns = max(self.device_ns, self.host_ns) + device_ns
+
+    def spin(self, cycles: int) -> None:
+        self.spun_ns += cycles
+        self.issue(5_000, cycles)
+
+    def wait(self) -> None:
+        self.host_ns = max(self.host_ns, self.device_ns)
+
+    def record(self, stream: _C.Stream, timing: bool = False) -> Any:
+        self.host_ns += 2_000
+        return max(self.device_ns, self.host_ns)
+
+    def query(self, event: Any) -> bool:
+        self.host_ns += 1_000
+        return int(event) <= self.host_ns
+
+    def elapsed_ns(self, begin: Any, end: Any) -> int:
+        self.wait()
+        return int(end) - int(begin)
+
+
+@pytest.fixture
+def gauges(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaGauges]:
+    """Gauges of such a device."""
+    device = _OneAfterAnother()
+    monkeypatch.setattr(device_lag, "_spin", device.spin)
+    monkeypatch.setattr(device_lag.time, "perf_counter_ns", lambda: device.host_ns)
+    monkeypatch.setattr(DeviceLag, "_clock", lambda self: 1.0)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(CudaGauges, "_read", lambda self: Reading(0, 0, 0, 0, 0))
+    yield CudaGauges(torch.device("cuda", 0), device)
+    device.close()
+
+
+def test_a_trial_that_waits_for_the_device_does_not_make_the_next_one_wait_longer(gauges: CudaGauges) -> None:
+    """GPT-2's first step runs 307 trials. Each of these is measured and compared, and so waits for the device twice:
+    for the lags behind the hook and behind its own begin, each twice as long as the host took."""
+    device: Any = gauges._device
+    stream = device.create_stream("compute")
+    taken_ns = []
+    for _ in range(307):
+        device.issue(300_000, 60_000)  # a hook, and the operation behind it
+        gauges.fall_behind(stream)
+        begin_ns = device.host_ns
+        device.issue(90_000)
+        gauges.fall_behind(stream)
+        begin = gauges.mark(stream)
+        device.issue(100_000, 30_000)
+        end = gauges.mark(stream)
+        with gauges.host_waits():
+            gauges.ns_between(begin, end)
+        with gauges.host_waits():
+            device.issue(50_000, 20_000)
+            device.wait()
+        taken_ns.append(device.host_ns - begin_ns)
+    assert sum(taken_ns) <= 0.5e9, (max(taken_ns), taken_ns[-1])
+    assert taken_ns[-1] < 1.5 * taken_ns[10], "what a trial takes does not grow"

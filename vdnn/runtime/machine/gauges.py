@@ -46,6 +46,10 @@ class Gauges(ABC):
         """Called before an interval whose time counts. Lets the device wait until the host has issued the interval, if
         it would otherwise wait within it: then the interval's time is the device's, and not the host's."""
 
+    def host_waits(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which the host waits for the device between two intervals. That time is not the host's own."""
+        return contextlib.nullcontext()
+
     @abstractmethod
     def ns_between(self, begin: Mark, end: Mark) -> int:
         """Nanoseconds from one mark to another. May block until the device has passed both."""
@@ -201,6 +205,9 @@ class CudaGauges(Gauges):
 
     def fall_behind(self, stream: _C.Stream) -> None:
         self._lag.extend(stream)
+
+    def host_waits(self) -> contextlib.AbstractContextManager[None]:
+        return self._lag.host_waits()
 
     def ns_between(self, begin: Mark, end: Mark) -> int:
         return self._device.elapsed_ns(begin, end)

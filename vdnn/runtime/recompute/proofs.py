@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from enum import Enum
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -86,37 +86,33 @@ class Recent(Generic[Key, Value]):
         return len(self._entries)
 
 
-class Known(NamedTuple):
-    """The outcome of a trial, and the recompute cost."""
-
-    outcome: Outcome
-    cost: RecomputeCost
-
-
 class Proofs:
     """The trials of one session and their outcomes."""
 
     def __init__(self, tolerance: Tolerance) -> None:
         self._tolerance = tolerance
         self._costs: Recent[Hashable, RecomputeCost] = Recent()  # by signature
+        self._run_without_data: Recent[Hashable, bool] = Recent()  # signatures
         self._outcomes: Recent[Place, Outcome] = Recent()
         self._warned: Recent[str, bool] = Recent(256)
 
     def __len__(self) -> int:
         """The number of entries."""
-        return len(self._costs) + len(self._outcomes)
+        return len(self._costs) + len(self._run_without_data) + len(self._outcomes)
 
-    def known(self, signature: Hashable, save_key: SaveKey | None, *, is_fake: bool) -> Known | None:
-        """The outcome and cost of an earlier trial; None if a trial is needed."""
-        cost = self._costs.get(signature)
-        outcome = Outcome.EXACT if is_fake else None if save_key is None else self._outcomes.get((signature, save_key))
-        return None if cost is None or outcome is None else Known(outcome, cost)
+    def known(self, signature: Hashable, save_key: SaveKey | None, *, is_fake: bool, measures: bool) -> Outcome | None:
+        """The outcome of an earlier trial; None if a trial is needed, which with `measures` also gives the cost."""
+        if measures and self._costs.get(signature) is None:
+            return None
+        if is_fake:
+            return Outcome.EXACT if self._run_without_data.get(signature) is not None else None
+        return None if save_key is None else self._outcomes.get((signature, save_key))
 
-    def cost(self, recipe: Recipe | Codec) -> RecomputeCost:
-        """The cost of a recipe whose trial succeeded."""
-        found = self._costs.get(recipe.signature)
+    def cost(self, name: str, signature: Hashable) -> RecomputeCost:
+        """The cost of a recipe or codec whose measured trial succeeded."""
+        found = self._costs.get(signature)
         if found is None:
-            raise RuntimeError(f"the recompute cost of {recipe.name} is not known: no trial of it succeeded")
+            raise RuntimeError(f"the recompute cost of {name} is not known: no trial of it succeeded")
         return found
 
     # See [Note: Trials at the save and at the use].
@@ -128,20 +124,25 @@ class Proofs:
         save_key: SaveKey | None,
         gauges: Gauges | None,
         has_room: HasRoom = always,
+        *,
+        measures: bool,
     ) -> Outcome:
         """Try the recipe while the original is on the device, once for each save key. Without room for that it waits
-        for its use, if its cost is known."""
+        for its use, if its cost is known. With `measures` its cost is known afterwards, if it succeeds: a recording
+        needs it, and a step that follows a plan does not."""
         if recipe.name in disabled_recipes:
             return Outcome.WRONG
         trial_key = None if save_key is None else (recipe.signature, save_key)
         known = None if trial_key is None else self._outcomes.get(trial_key)
-        if known is Outcome.WRONG or (known is not None and self._costs.get(recipe.signature) is not None):
+        is_enough = not measures or self._costs.get(recipe.signature) is not None
+        if known is Outcome.WRONG or (known is not None and is_enough):
             return known
         cost = self._costs.get(recipe.signature)
         if not has_room(trial_bytes(managed, recipe, cost)):
             return Outcome.UNKNOWN if cost is None or self._tolerance.limit is not None else Outcome.WAITS
         source = managed.source.storage
-        outcome = self._try(managed, recipe, None if source is None else (source, 0), gauges)
+        original = None if source is None else (source, 0)
+        outcome = self._try(managed, recipe, original, gauges, measures=not is_enough)
         if trial_key is not None and outcome is not Outcome.UNKNOWN:
             self._outcomes[trial_key] = outcome
         return outcome
@@ -159,7 +160,9 @@ class Proofs:
         None: an operand was freed. `original` is the storage that has the bytes now, and where they begin in it."""
         if recipe is not None and not has_room(trial_bytes(managed, recipe, self._costs.get(recipe.signature))):
             return False  # a later step may have the memory
-        outcome = Outcome.UNKNOWN if recipe is None else self._try(managed, recipe, original, gauges, is_quiet=True)
+        outcome = Outcome.UNKNOWN
+        if recipe is not None:
+            outcome = self._try(managed, recipe, original, gauges, measures=False, is_quiet=True)
         is_right = outcome in (Outcome.EXACT, Outcome.CLOSE)
         if not is_right:
             label = managed.facts.label
@@ -171,13 +174,12 @@ class Proofs:
             self._outcomes[trial_key] = outcome  # it had waited for this use
         return is_right
 
-    def with_encoding(self, codec: Codec, took_ns: int, took_bytes: int) -> RecomputeCost:
-        """The cost of a codec. The first call adds the time and memory that the encoding took."""
-        cost = self.cost(codec)
+    def add_encoding(self, codec: Codec, took_ns: int, took_bytes: int) -> None:
+        """Adds the time and memory that the encoding took to the cost of a codec, at the first call."""
+        cost = self.cost(codec.name, codec.signature)
         if not cost.kept_bytes:
             cost = replace(cost, kept_bytes=codec.kept_bytes, discard_ns=took_ns, discard_bytes=took_bytes)
             self._costs[codec.signature] = cost
-        return cost
 
     def _try(
         self,
@@ -186,11 +188,12 @@ class Proofs:
         original: tuple[torch.UntypedStorage, int] | None,
         gauges: Gauges | None,
         *,
+        measures: bool,
         is_quiet: bool = False,
     ) -> Outcome:
         try:
             with contextlib.nullcontext() if gauges is None else gauges.unnoticed():
-                return self._run_trial(managed, recipe, original, gauges, is_quiet)
+                return self._run_trial(managed, recipe, original, gauges, measures, is_quiet)
         except torch.OutOfMemoryError:
             return Outcome.UNKNOWN
         except UnknownLayoutError:
@@ -206,18 +209,24 @@ class Proofs:
         recipe: Recipe | Codec,
         original: tuple[torch.UntypedStorage, int] | None,
         gauges: Gauges | None,
+        measures: bool,
         is_quiet: bool,
     ) -> Outcome:
-        """Run the recipe and compare. The first trial of a signature also measures the cost."""
-        is_fake, is_known = managed.transport.fake, self._costs.get(recipe.signature) is not None
-        if is_fake and is_known:
+        """Run the recipe and compare, and measure its cost if that is wanted."""
+        is_fake = managed.transport.fake
+        if is_fake and not measures and self._run_without_data.get(recipe.signature) is not None:
             return Outcome.EXACT
         if original is None and not is_fake:
             return Outcome.UNKNOWN  # already released
-        trial = Trial(managed, recipe, gauges)
+        trial = Trial(managed, recipe, gauges if measures else None)
         made = trial.run()
-        outcome = Outcome.EXACT if is_fake else self._compare(managed, recipe, original, made, is_quiet)
-        if not is_known and outcome in (Outcome.EXACT, Outcome.CLOSE):
+        if is_fake:
+            outcome = Outcome.EXACT
+            self._run_without_data[recipe.signature] = True
+        else:
+            with contextlib.nullcontext() if gauges is None else gauges.host_waits():
+                outcome = self._compare(managed, recipe, original, made, is_quiet)
+        if measures and outcome in (Outcome.EXACT, Outcome.CLOSE):
             del made
             if not is_fake and gauges is not None:
                 trial.run()  # the first run may have loaded and chosen kernels

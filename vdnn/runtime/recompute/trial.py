@@ -18,7 +18,8 @@ _WORD = 8  # bytes
 
 
 class Trial:
-    """Runs a recipe for a storage. After each run its operands are where they were before."""
+    """Runs a recipe for a storage. After each run its operands are where they were before. Without gauges the cost is
+    not measured."""
 
     def __init__(self, managed: ManagedStorage, recipe: Recipe | Codec, gauges: Gauges | None) -> None:
         self._managed = managed
@@ -29,6 +30,7 @@ class Trial:
         self._borrowed: list[ManagedStorage] = []
         self._recomputed: list[Recomputable] = []
         self._read: list[Discarded] = []
+        self._operands_left = 0  # to unpack
         self.cost = RecomputeCost(0, 0)
 
     def run(self) -> torch.Tensor:
@@ -49,11 +51,15 @@ class Trial:
         gauges, transport = self._gauges, self._managed.transport
         if gauges is None:
             return self._recipe.recompute(self._operand)
-        self._begin()
+        self._operands_left = len(self._recipe.operands)
+        if not self._operands_left:
+            self._begin()
         made = self._recipe.recompute(self._operand)
         end = gauges.mark(transport.current_stream())
         extra_bytes = gauges.take_peaks()[0] - self._before_bytes
-        self.cost = RecomputeCost(gauges.ns_between(self._begin_mark, end), max(extra_bytes, self._managed.nbytes))
+        with gauges.host_waits():
+            took_ns = gauges.ns_between(self._begin_mark, end)
+        self.cost = RecomputeCost(took_ns, max(extra_bytes, self._managed.nbytes))
         self._stand_ins.clear()
         return made
 
@@ -82,7 +88,9 @@ class Trial:
                 if not missing:
                     self._read.append(view.managed.discarded)
             tensor = view.unpack()
-        self._begin()
+        self._operands_left -= 1
+        if not self._operands_left:
+            self._begin()
         return tensor
 
 

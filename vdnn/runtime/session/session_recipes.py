@@ -183,7 +183,7 @@ class SessionRecipes:
             recipe = self._snapshots.of(recipe)
         # What a plan recomputes takes more if it is kept than its trial does.
         has_room = always if discards else self._has_room(managed)
-        outcome = self._proofs.at_save(managed, recipe, save_key, self._gauges, has_room)
+        outcome = self._proofs.at_save(managed, recipe, save_key, self._gauges, has_room, measures=not discards)
         waits_for_use = outcome is Outcome.WAITS and not discards
         if outcome not in (Outcome.EXACT, Outcome.CLOSE) and not waits_for_use:
             return False
@@ -197,7 +197,7 @@ class SessionRecipes:
                 return False
             self.readers.add(managed, recipe)
             return True
-        self._can_be_recomputed(managed, recipe.name, recipe.operands, self._proofs.cost(recipe))
+        self._can_be_recomputed(managed, recipe.name, recipe.operands, self._proofs.cost(recipe.name, recipe.signature))
         if not managed.transport.fake:
             place = None if save_key is None else (recipe.signature, save_key)
             self._trials_at_use[managed] = _TrialAtUse(later(recipe), place)
@@ -268,7 +268,7 @@ class SessionRecipes:
         for packed, one in self._complete(self._to_encode):
             managed, steps = packed.managed, self._steps
             with steps.recomputing(managed.transport):
-                encoded = None if self._codec_cost(packed, one) is None else _encoded(packed, one.codec)
+                encoded = _encoded(packed, one.codec) if self._is_right(packed, one, measures=False) else None
                 if encoded is None:
                     self._offload_instead(managed)
                     continue
@@ -299,35 +299,40 @@ class SessionRecipes:
 
     def _try_encodings(self) -> None:
         for packed, one in self._complete(self._to_try):
-            cost = self._codec_cost(packed, one)
-            if cost is not None:
+            if self._is_right(packed, one, measures=True):
+                cost = self._proofs.cost(one.codec.name, (one.codec.name, packed.geometry))
                 self._can_be_recomputed(packed.managed, one.codec.name, (), cost)
                 self._trials_at_use[packed.managed] = _TrialAtUse(None, None)
 
-    def _codec_cost(self, packed: PackedView, one: _Encoding) -> RecomputeCost | None:
-        """Tries the codec at each save key, as recipes are tried. The first trial also measures the encoding."""
-        managed, gauges = packed.managed, self._gauges
-        known = self._proofs.known((one.codec.name, packed.geometry), one.save_key, is_fake=managed.transport.fake)
+    def _is_right(self, packed: PackedView, one: _Encoding, *, measures: bool) -> bool:
+        """Tries the codec at each save key, as recipes are tried. With `measures` the costs of encoding and decoding
+        are known afterwards, if it is right."""
+        managed, gauges, signature = packed.managed, self._gauges, (one.codec.name, packed.geometry)
+        is_fake = managed.transport.fake
+        known = self._proofs.known(signature, one.save_key, is_fake=is_fake, measures=measures)
         if known is not None:
-            return known.cost if known.outcome is Outcome.EXACT else None
+            return known is Outcome.EXACT
         if not self._steps.has_room_for_trial(managed.transport, managed.nbytes):
-            return None
+            return False
         encode_ns = encode_bytes = 0
         with contextlib.nullcontext() if gauges is None else gauges.unnoticed():
             stream = managed.transport.current_stream()
-            if gauges is not None:
+            if measures and gauges is not None:
                 gauges.take_peaks()
                 before_bytes, begin = gauges.allocated_bytes(), gauges.mark(stream)
             encoded = _encoded(packed, one.codec)
             if encoded is None:
-                return None  # not remembered: a later step may have the memory
-            if gauges is not None:
-                encode_ns = gauges.ns_between(begin, gauges.mark(stream))
+                return False  # not remembered: a later step may have the memory
+            if measures and gauges is not None:
+                end = gauges.mark(stream)
+                with gauges.host_waits():
+                    encode_ns = gauges.ns_between(begin, end)
                 encode_bytes = gauges.take_peaks()[0] - before_bytes
-        outcome = self._proofs.at_save(managed, encoded, one.save_key, gauges, self._has_room(managed))
-        if outcome is not Outcome.EXACT:
-            return None
-        return self._proofs.with_encoding(encoded, encode_ns, encode_bytes)
+        has_room = self._has_room(managed)
+        outcome = self._proofs.at_save(managed, encoded, one.save_key, gauges, has_room, measures=measures)
+        if outcome is Outcome.EXACT and measures:
+            self._proofs.add_encoding(encoded, encode_ns, encode_bytes)
+        return outcome is Outcome.EXACT
 
 
 def _encoded(packed: PackedView, codec: type[Codec]) -> Codec | None:

@@ -301,11 +301,12 @@ class StepWatch:
 
     @property
     def looks_for_recomputes(self) -> bool:
-        """True in steps that are recorded or may be, and have no plan that moves anything."""
-        has_use = self.options.planner is not None or self._measured.last_recorded is None
-        executor, recorder = self._step.executor, self._step.recorder
-        is_free = executor is None or (recorder is not None and executor.keeps_everything)
-        return self._is_in_hook and has_use and is_free and self.gauges is not None
+        """True in steps that are recorded, and have no plan that moves anything. Without a planner also in those ahead
+        of the recorded one: what could not be tried there is tried again in it."""
+        executor, is_recorded = self._step.executor, self._step.recorder is not None
+        is_ahead = self.options.planner is None and self._measured.last_recorded is None and executor is None
+        is_free = executor is None or executor.keeps_everything
+        return self._is_in_hook and (is_ahead or (is_recorded and is_free)) and self.gauges is not None
 
     def can_be_recomputed(
         self, managed: ManagedStorage, operation: str, inputs: list[ManagedStorage], cost: RecomputeCost
