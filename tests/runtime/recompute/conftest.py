@@ -1,4 +1,6 @@
-"""In all tests of recipes, each recipe of a compiled search is compared with that of the search."""
+"""In all tests of recipes, each recipe of a compiled search is compared with that of the search.
+
+Each test begins without compiled searches: some change the table of operations, which a program is made from."""
 
 from __future__ import annotations
 
@@ -7,9 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.runtime.recompute.shadow import Shadow, shadowing
+from vdnn.runtime.recompute import compiled_search
 
 
 @pytest.fixture(autouse=True)
-def shadow() -> Iterator[Shadow]:
+def shadow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shadow]:
+    monkeypatch.setattr(compiled_search, "_programs", {})
     with shadowing() as shadow:
         yield shadow

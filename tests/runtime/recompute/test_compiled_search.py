@@ -19,11 +19,6 @@ from vdnn.runtime.recompute import compiled_search, observe_flags
 from vdnn.runtime.recompute.compiled_search import Trace
 
 
-@pytest.fixture(autouse=True)
-def no_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_search, "_programs", {})
-
-
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
