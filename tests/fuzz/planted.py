@@ -149,11 +149,11 @@ def what_left_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """15: a recipe is reported as wrong if its original has been released."""
     run_trial = Proofs._run_trial
 
-    def found_wrong(self: Proofs, managed: Any, one: Any, original: Any, gauges: Any, is_quiet: bool) -> Outcome:
+    def found_wrong(self: Proofs, managed: Any, one: Any, original: Any, *rest: Any) -> Outcome:
         if original is None and not managed.transport.fake:
             self._warn_once(f"recomputing it by {one.name} does not give the original: it is not recomputed.")
             return Outcome.WRONG
-        return run_trial(self, managed, one, original, gauges, is_quiet)
+        return run_trial(self, managed, one, original, *rest)
 
     monkeypatch.setattr(proofs.Proofs, "_run_trial", found_wrong)
 
