@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import vdnn
-from tests.runtime.rigs.torchs_checks import differences
+from tests.runtime.rigs.torchs_checks import Program, differences
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 
 STEPS = 6
@@ -67,6 +67,54 @@ def test_torchs_checks_see_no_session(options: dict[str, Any]) -> None:
 def test_torchs_checks_see_no_planned_session(options: dict[str, Any]) -> None:
     found = differences(lambda _: _on_a_machine(**options), STEPS, lambda _: _on_a_machine())
     assert found == (KNOWN if options.get("recompute", True) else set())
+
+
+STATE: dict[str, dict[str, Any]] = {
+    "state": {},
+    "gradients": {"gradients": True},
+    "deferred": {"optimizer_step": "deferred", "gradients": True},
+    "step on the CPU": {"optimizer_on": "cpu"},
+    "frozen": {"parameters": "frozen"},
+    "all": {"parameters": "all"},
+}
+
+
+@pytest.mark.parametrize("options", STATE.values(), ids=STATE)
+def test_torchs_checks_see_no_training_state(options: dict[str, Any]) -> None:
+    def plain(program: Program) -> contextlib.AbstractContextManager[None]:
+        """With an optimizer of torch's own: one of the program has attributes, which steps in slices would change."""
+        program.optimizer = torch.optim.SGD(program.model.parameters(), lr=0.01, momentum=0.9)  # type: ignore[assignment]
+        return contextlib.nullcontext()
+
+    def session(program: Program) -> contextlib.AbstractContextManager[None]:
+        plain(program)
+        return _over_sim(optimizer=program.optimizer, model=program.model, policy="keep", **options)
+
+    assert differences(session, STEPS, plain) == set()
+
+
+@pytest.mark.parametrize("parameters", ["frozen", "all"])
+def test_evaluation_with_parameters_on_the_host_takes_torchs_fast_path(
+    parameters: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    layer.requires_grad_(parameters == "all")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    x, calls = torch.randn(2, 4, 16), []
+    own = torch._transformer_encoder_layer_fwd
+
+    def counting(*args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append(1)
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", counting)
+    with torch.no_grad():
+        plain = layer(x)
+        with _over_sim(model=layer, optimizer=optimizer, parameters=parameters):
+            inside = [layer(x) for _ in range(4)]
+    assert len(calls) == 5
+    assert all(torch.equal(plain, one) for one in inside)
 
 
 def test_a_mode_of_a_session_is_found() -> None:
