@@ -117,6 +117,31 @@ def test_evaluation_with_parameters_on_the_host_takes_torchs_fast_path(
     assert all(torch.equal(plain, one) for one in inside)
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_evaluation_behind_a_deferred_step_takes_torchs_fast_path(
+    gradients: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters that wait for their step have a class of their own, and the layer reads those of its parts."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    optimizer, x, calls = torch.optim.SGD(layer.parameters(), lr=0.1), torch.randn(2, 4, 16), []
+    own = torch._transformer_encoder_layer_fwd
+
+    def counting(*args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append(1)
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", counting)
+    with _over_sim(optimizer=optimizer, optimizer_step="deferred", gradients=gradients):
+        for _ in range(4):
+            layer.train()(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                layer.eval()(x)
+    assert len(calls) == 4
+
+
 def test_a_mode_of_a_session_is_found() -> None:
     found = differences(lambda _: torch.overrides.BaseTorchFunctionMode(), 1, lambda _: contextlib.nullcontext())
     assert "function modes in the behind a model" in found

@@ -14,6 +14,8 @@ from vdnn.runtime.torch_internals.backward_ends import in_backward
 from vdnn.runtime.torch_internals.tensor_kinds import transform_level
 
 _HOOKS = torch.nn.modules.module
+# In evaluation they give the parameters of their parts to one kernel, unless one of these has a class of its own.
+_FUSED_IN_EVALUATION = (torch.nn.TransformerEncoderLayer, torch.nn.TransformerEncoder, torch.nn.MultiheadAttention)
 
 
 class _Outermost(threading.local):
@@ -80,6 +82,7 @@ def _own_and_hidden(module: torch.nn.Module) -> list[torch.Tensor]:
     """The parameters of `module`, and those of its parts if they run where no hook is."""
     is_whole = isinstance(module, torch.jit.ScriptModule) or module._compiled_call_impl is not None
     is_whole = is_whole or type(module).__name__ == "OptimizedModule"
+    is_whole = is_whole or (isinstance(module, _FUSED_IN_EVALUATION) and not module.training)
     parts = itertools.chain.from_iterable(part._parameters.values() for part in (module.modules() if is_whole else ()))
     own = parts if is_whole else iter(module._parameters.values())
     return [one for one in own if one is not None]
