@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, stack_module_state, vjp, vmap
 
+import vdnn
 from tests.runtime.unusual.every_mode import MODES, Factory, Step, assert_same_in
 
 _Parameters = dict[str, torch.Tensor]
@@ -193,3 +194,13 @@ PROGRAMS: dict[str, Factory] = {
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_transformed_functions_are_as_in_plain_torch(program: str, mode: str) -> None:
     assert_same_in(mode, PROGRAMS[program])
+
+
+def test_functional_call_takes_inference_tensors_where_everything_is_recomputed() -> None:
+    """They have no version that a recipe could ask for."""
+    layer = nn.Linear(4, 4)
+    x = torch.randn(2, 4)
+    with vdnn.offload("recompute-all", device="sim", min_bytes=0), torch.inference_mode():
+        halved = {name: one * 0.5 for name, one in layer.named_parameters()}
+        found = torch.func.functional_call(layer, halved, (x,))
+    assert torch.allclose(found, x @ (layer.weight * 0.5).t() + layer.bias * 0.5)

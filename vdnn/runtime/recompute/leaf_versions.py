@@ -43,7 +43,7 @@ def observe(leaf: torch.Tensor) -> None:
 def observe_parameters(module: torch.nn.Module) -> None:
     """Observe the module's own parameters, in a hook before its forward."""
     for parameter in module._parameters.values():
-        if parameter is not None and parameter.is_leaf:
+        if parameter is not None and parameter.is_leaf and not parameter.is_inference():
             observe(parameter)
 
 
