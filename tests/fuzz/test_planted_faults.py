@@ -60,7 +60,7 @@ def _of_trainings(number: str, plant: Plant, mode: str, first: int, programs: in
     return Fault(number, plant, Drawn("training", mode), first, programs, frozenset(names.split()), says)
 
 
-NUMBERS = r"(grad|loss|parameter|buffer|penalty) ?\d*: .*, ours "
+NUMBERS = r"(grad|gradient|loss|parameter|buffer|penalty|norm)[^:]*: .*, ours "
 FAULTS = [
     _fault("1", planted.facts_of_modules, "drawn", 235, 10, "lying_norm", NUMBERS),
     _fault("2", planted.nothing_before_use, "recompute-all", 325, 10, "custom", NUMBERS),
@@ -85,6 +85,12 @@ FAULTS = [
         "max_pool",
         "max_pool indices does not give the original",
     ),
+]
+
+FAULTS += [
+    _of_trainings("38.1", planted.hooks_in_order, "gradients, none", 0, 5, "accumulated_hook", NUMBERS),
+    _of_trainings("38.7", planted.native_holders_unseen, "gradients, none", 190, 15, "alias", "alias .*, ours "),
+    _of_trainings("38.8", planted.gradients_of_entry_dropped, "gradients, none", 480, 15, "group", NUMBERS),
 ]
 
 

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.outcomes import Kind, verdict_of, warnings_of_vdnn
+from tests.fuzz.outcomes import Kind, warnings_of_vdnn
 from tests.fuzz.plot import MODES, program_of
 from tests.fuzz.program import Program, flattened
+from tests.fuzz.run import Drawn
 
 _CHUNK = 100
 
 
-def differences(seeds: range) -> list[str]:
+def differences(seeds: range, drawn: Drawn) -> list[str]:
     found = []
     with warnings_of_vdnn():
         for seed in seeds:
-            program = program_of(seed)
-            verdict = verdict_of(program)
+            program = drawn.program_of(seed)
+            verdict = drawn.verdict_of(program)
             if verdict.kind is Kind.DIFFERENT:
-                found.append(f"{program.listing()}\n{verdict}\npython -m tests.fuzz.run --shrink {seed}")
+                again = f"python -m tests.fuzz.run --grammar {drawn.grammar} --shrink {seed}"
+                found.append(f"{program.listing()}\n{verdict}\n{again}")
     return found
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_fifty_programs_are_as_plain() -> None:
-    found = differences(range(50))
+    found = differences(range(50), Drawn("steps"))
     assert not found, "\n\n".join(found)
 
 
@@ -33,7 +35,7 @@ def test_fifty_programs_are_as_plain() -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("first", range(50, 2000, _CHUNK))
 def test_two_thousand_programs_are_as_plain(first: int) -> None:
-    found = differences(range(first, min(first + _CHUNK, 2000)))
+    found = differences(range(first, min(first + _CHUNK, 2000)), Drawn("steps"))
     assert not found, "\n\n".join(found)
 
 

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.fuzz.program import Program, flattened
+from tests.fuzz.run import Drawn
+from tests.fuzz.test_programs import differences
 from tests.fuzz.trainings.grammar import BLOCKS, STATEMENTS
 from tests.fuzz.trainings.plot import program_of
 from tests.fuzz.trainings.ways import BUDGETS, WAYS, way_of
+
+_CHUNK = 100
+_TRAININGS = Drawn("training")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fifty_trainings_are_as_plain() -> None:
+    found = differences(range(50), _TRAININGS)
+    assert not found, "\n\n".join(found)
+
+
+@pytest.mark.drawn(of=4)
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first", range(50, 2000, _CHUNK))
+def test_two_thousand_trainings_are_as_plain(first: int) -> None:
+    found = differences(range(first, min(first + _CHUNK, 2000)), _TRAININGS)
+    assert not found, "\n\n".join(found)
 
 
 def test_a_training_is_a_function_of_its_seed() -> None:
