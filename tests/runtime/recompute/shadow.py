@@ -54,7 +54,7 @@ def shadowing() -> Iterator[Shadow]:
 
 def difference_of_recipes(one: Recipe, other: Recipe) -> str:
     """The name of the first field that differs; empty if the recipes are equal."""
-    for name in ("name", "operand_depths", "depth", "is_cheap", "geometry", "flags", "nodes", "signature"):
+    for name in ("name", "operand_depths", "depth", "is_cheap", "geometry", "flags", "nodes", "signature", "shapeless"):
         if getattr(one, name) != getattr(other, name):
             return f"{name}: {getattr(one, name)} instead of {getattr(other, name)}"
     for name in ("given", "operands"):

@@ -46,6 +46,7 @@ from vdnn.runtime.recompute.node_notes import Packed, key_of_note, noted_save
 from vdnn.runtime.recompute.operation import Call, Node, Operation
 from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe, Step, Unpack
 from vdnn.runtime.recompute.saved_values import may_save_output, number_in, saved_in, saved_output, signed
+from vdnn.runtime.recompute.shapeless import shapeless_signature
 from vdnn.runtime.recompute.table import is_chosen_by_its_node, operation_of
 from vdnn.runtime.storage.facts import Geometry
 from vdnn.runtime.storage.kept import KeptTensor
@@ -138,6 +139,7 @@ class _Template(NamedTuple):
 
     name: str
     signature: Hashable
+    shapeless: Hashable | None
     operand_depths: tuple[int, ...]
     depth: int
     is_cheap: bool
@@ -161,8 +163,9 @@ class _Templates:
             for step, (scalars, facts, m, output_nr) in zip(first.steps, calls, strict=True)
         )
         signature = signature_of(steps, given, geometry, flags)
+        shapeless = shapeless_signature(steps, given, geometry, flags)
         made = _Template(
-            first.name, signature, first.operand_depths, first.depth, first.is_cheap, steps, geometry, flags
+            first.name, signature, shapeless, first.operand_depths, first.depth, first.is_cheap, steps, geometry, flags
         )
         if len(self.by_key) >= _TEMPLATES:
             self.by_key.clear()
@@ -448,8 +451,8 @@ class Trace(Search):
         self._line(f"if T is None or (T.flags is not {flags} and T.flags != {flags}):")
         self._line(f"    T = MAKE({key}, (t.dtype, t.size(), t.stride()), {flags}, {made_of}, {made})")
         self._line(
-            f"return RECIPE(T.name, T.signature, {views}, T.operand_depths, T.depth, T.is_cheap, {made}, T.steps, "
-            f"T.geometry, {flags}, {_tuple([f'{name}._sequence_nr()' for name in self._seen])})"
+            f"return RECIPE(T.name, T.signature, T.shapeless, {views}, T.operand_depths, T.depth, T.is_cheap, {made}, "
+            f"T.steps, T.geometry, {flags}, {_tuple([f'{name}._sequence_nr()' for name in self._seen])})"
         )
         templates = _Templates(replace(recipe, operands=(), given=()))
         self.constants |= {"TEMPLATES": templates.by_key.get, "MAKE": templates.make}

@@ -114,6 +114,7 @@ _scaled = replace(
     unary("mul", lambda call, x: torch.ops.aten.mul.Scalar(x, call.scalars[0]), "other", slot=None),
     may_be_in_place=True,
     layout=Layout.EXACT,
+    is_by_row=True,
 )
 _NEVER_IN_PLACE = ("gelu", "softplus", "log_sigmoid", "glu", "prelu", "rsub", "where", "dropout", "cast", "clone")
 # Vectorized code and the scalar code for the remainder give equal bits, because each operation rounds once.
@@ -126,6 +127,7 @@ TABLE = {
         entry,
         may_be_in_place=entry.name not in _NEVER_IN_PLACE,
         layout=_LAYOUTS.get(entry.name, Layout.READ),
+        is_by_row=True,
     )
     for node, entry in TABLE.items()
     if isinstance(entry, Operation)

@@ -23,6 +23,7 @@ from vdnn.runtime.recompute.node_notes import Packed, facts_of, noted_save
 from vdnn.runtime.recompute.operation import Argument, Call, Cost, Node, Operation
 from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe, Signature, Step, Unpack
 from vdnn.runtime.recompute.saved_values import number_in, saved_in, saved_output, scalars_of
+from vdnn.runtime.recompute.shapeless import shapeless_signature
 from vdnn.runtime.recompute.table import indices_of, operation_of
 from vdnn.runtime.storage.facts import Geometry
 from vdnn.runtime.storage.kept import KeptTensor
@@ -355,6 +356,7 @@ def _recipe(wanted: Computed, order: list[Value], geometry: Geometry, nodes: tup
     return Recipe(
         name=" <- ".join(dict.fromkeys(names)),
         signature=signature_of(steps, [value.given for value in given], geometry, flags),
+        shapeless=shapeless_signature(steps, [value.given for value in given], geometry, flags),
         operands=tuple(value.given for value in given if isinstance(value.given, PackedView)),
         operand_depths=tuple(depths[id(value)] for value in given if isinstance(value.given, PackedView)),
         depth=wanted.height,
@@ -391,7 +393,7 @@ def _visit(value: Value, order: list[Value], seen: set[int]) -> None:
 
 
 def signature_of(steps: tuple[Step, ...], given: Sequence[Given], geometry: Geometry, flags: Flags) -> Signature:
-    """The facts for which a trial of the recipe holds."""
+    """The facts for which a trial of the recipe, with its cost, holds."""
     chain = tuple((step.operation.name, step.call, step.inputs) for step in steps)
     return Signature(chain, tuple(_geometry_of(one) for one in given), geometry, flags)
 

@@ -89,9 +89,10 @@ TABLE: Table = {
         ("normalized_shape",),
         (EPS,),
         layout=Layout.CONTIGUOUS,
+        is_by_row=True,
     ),
     "FusedRmsNormBackward0": Operation(
-        "rms_norm", _rms, (_INPUT, _WEIGHT), ("normalized_shape",), (EPS,), layout=Layout.CONTIGUOUS
+        "rms_norm", _rms, (_INPUT, _WEIGHT), ("normalized_shape",), (EPS,), layout=Layout.CONTIGUOUS, is_by_row=True
     ),
     "WeightNormInterfaceBackward0": Operation(
         "weight_norm",

@@ -8,7 +8,7 @@ next_functions). An edge that leads to no node is an operand without a gradient,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
@@ -60,7 +60,9 @@ class Operation:
 
     With `takes_every_edge` the arguments are the outputs at all of the node's edges. With `makes_every_output` it makes
     the output that the call names, otherwise the first. `may_be_in_place`: it may have overwritten its first argument;
-    the node's name does not tell. `on_cudnn`: on a GPU, cuDNN chooses the algorithm.
+    the node's name does not tell. `on_cudnn`: on a GPU, cuDNN chooses the algorithm. `is_by_row`: each number of the
+    result depends on one row of the operands at most, so a trial holds for other sizes too (see shapeless.py); the
+    scalars in `sizes` are sizes or positions.
     """
 
     name: str
@@ -74,6 +76,8 @@ class Operation:
     may_be_in_place: bool = False
     layout: Layout = Layout.READ
     on_cudnn: bool = False
+    is_by_row: bool = False
+    sizes: tuple[str, ...] = ()
 
     @property
     def must_be_seen(self) -> bool:
@@ -109,10 +113,10 @@ def unary(name: str, run: Callable[..., torch.Tensor], *scalars: str, slot: str 
     return Operation(name, run, (Argument(slot, 0),), scalars)
 
 
-def view(name: str, run: Callable[..., torch.Tensor], *scalars: str) -> Operation:
-    return Operation(name, run, FIRST, scalars, cost=Cost.FREE, layout=Layout.IGNORED)
+def view(name: str, run: Callable[..., torch.Tensor], *scalars: str, sizes: tuple[str, ...] = ()) -> Operation:
+    return Operation(name, run, FIRST, scalars, cost=Cost.FREE, layout=Layout.IGNORED, is_by_row=True, sizes=sizes)
 
 
-def pieces(name: str, run: Callable[..., torch.Tensor], *scalars: str) -> Operation:
+def pieces(name: str, run: Callable[..., torch.Tensor], *scalars: str, sizes: tuple[str, ...] = ()) -> Operation:
     """An operation whose outputs are views."""
-    return Operation(name, run, FIRST, scalars, cost=Cost.FREE, makes_every_output=True, layout=Layout.IGNORED)
+    return replace(view(name, run, *scalars, sizes=sizes), makes_every_output=True)

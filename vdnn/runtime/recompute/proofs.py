@@ -11,6 +11,11 @@ record leave no trace in the graph. In sessions that do not follow steps there a
 compared. Tensors without data cannot be compared: their recipes are trusted, and a trial only measures the cost.
 Rechecks (rechecks.py) find what changes in some steps only. If the user gives a tolerance, recipes whose result is
 within it are used too.
+
+[Note: Trials of other sizes] A recipe whose operations work on each number or row by itself is not tried again at every
+size: once it was exact at a save of the same form, it is followed at other sizes, and its first two results there are
+rechecked (docs/decisions/0082). If it was ever not exact at some size, every size is tried. A measured trial is always
+of its own size. With a tolerance, and where rechecks are off, every size is tried.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -32,6 +37,7 @@ from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.recompute.tolerance import Tolerance, difference_between
 from vdnn.runtime.recompute.trial import Trial, bytes_of, gives_original, trial_bytes
 from vdnn.runtime.storage.managed_storage import ManagedStorage
+from vdnn.step.forms import Form
 from vdnn.step.recording import SaveKey
 
 logger = logging.getLogger("vdnn")
@@ -44,7 +50,13 @@ disabled_recipes: set[str] = set()
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 HasRoom = Callable[[int], bool]  # if so many bytes may be allocated now
-Place = tuple[Hashable, SaveKey]  # identifies a trial: the recipe's signature and the save key
+
+
+class Place(NamedTuple):
+    """Identifies a trial: the recipe's signature and the save key, and the same without sizes if they do not count."""
+
+    sized: tuple[Hashable, SaveKey]
+    shapeless: tuple[Hashable, Form] | None = None
 
 
 def always(nbytes: int) -> bool:
@@ -93,12 +105,14 @@ class Proofs:
         self._tolerance = tolerance
         self._costs: Recent[Hashable, RecomputeCost] = Recent()  # by signature
         self._run_without_data: Recent[Hashable, bool] = Recent()  # signatures
-        self._outcomes: Recent[Place, Outcome] = Recent()
+        self._outcomes: Recent[tuple[Hashable, SaveKey], Outcome] = Recent()
+        # Without sizes: EXACT, or WRONG if it was not at some size. See [Note: Trials of other sizes].
+        self._at_any_size: Recent[tuple[Hashable, Form], Outcome] = Recent()
         self._warned: Recent[str, bool] = Recent(256)
 
     def __len__(self) -> int:
         """The number of entries."""
-        return len(self._costs) + len(self._run_without_data) + len(self._outcomes)
+        return len(self._costs) + len(self._run_without_data) + len(self._outcomes) + len(self._at_any_size)
 
     def known(self, signature: Hashable, save_key: SaveKey | None, *, is_fake: bool, measures: bool) -> Outcome | None:
         """The outcome of an earlier trial; None if a trial is needed, which with `measures` also gives the cost."""
@@ -115,13 +129,29 @@ class Proofs:
             raise RuntimeError(f"the recompute cost of {name} is not known: no trial of it succeeded")
         return found
 
+    def _known_at(self, place: Place) -> Outcome | None:
+        known = self._outcomes.get(place.sized)
+        if known is None and place.shapeless is not None and self._tolerance.limit is None:
+            known = self._at_any_size.get(place.shapeless)
+            return known if known is Outcome.EXACT else None
+        return known
+
+    def _note(self, place: Place, outcome: Outcome) -> None:
+        self._outcomes[place.sized] = outcome
+        if place.shapeless is None:
+            return
+        if outcome is not Outcome.EXACT:
+            self._at_any_size[place.shapeless] = Outcome.WRONG
+        elif self._at_any_size.get(place.shapeless) is None:
+            self._at_any_size[place.shapeless] = outcome
+
     # See [Note: Trials at the save and at the use].
 
     def at_save(
         self,
         managed: ManagedStorage,
         recipe: Recipe | Codec,
-        save_key: SaveKey | None,
+        place: Place | None,
         gauges: Gauges | None,
         has_room: HasRoom = always,
         *,
@@ -132,8 +162,7 @@ class Proofs:
         needs it, and a step that follows a plan does not."""
         if recipe.name in disabled_recipes:
             return Outcome.WRONG
-        trial_key = None if save_key is None else (recipe.signature, save_key)
-        known = None if trial_key is None else self._outcomes.get(trial_key)
+        known = None if place is None else self._known_at(place)
         is_enough = not measures or self._costs.get(recipe.signature) is not None
         if known is Outcome.WRONG or (known is not None and is_enough):
             return known
@@ -143,15 +172,15 @@ class Proofs:
         source = managed.source.storage
         original = None if source is None else (source, 0)
         outcome = self._try(managed, recipe, original, gauges, measures=not is_enough)
-        if trial_key is not None and outcome is not Outcome.UNKNOWN:
-            self._outcomes[trial_key] = outcome
+        if place is not None and outcome is not Outcome.UNKNOWN:
+            self._note(place, outcome)
         return outcome
 
     def at_use(
         self,
         managed: ManagedStorage,
         recipe: Recipe | None,
-        trial_key: Place | None,
+        place: Place | None,
         original: tuple[torch.UntypedStorage, int],
         gauges: Gauges | None,
         has_room: HasRoom = always,
@@ -168,10 +197,10 @@ class Proofs:
             label = managed.facts.label
             name = "its recipe" if recipe is None else recipe.name
             logger.info("vdnn: %s cannot be recomputed by %s at its use: it is kept or offloaded.", label, name)
-            if trial_key is not None:
-                self._outcomes[trial_key] = Outcome.WRONG
-        elif trial_key is not None and self._outcomes.get(trial_key) is None:
-            self._outcomes[trial_key] = outcome  # it had waited for this use
+            if place is not None:
+                self._note(place, Outcome.WRONG)
+        elif place is not None and self._outcomes.get(place.sized) is None:
+            self._note(place, outcome)  # it had waited for this use
         return is_right
 
     def add_encoding(self, codec: Codec, took_ns: int, took_bytes: int) -> None:

@@ -2,8 +2,8 @@
 
 [Note: Which steps] Everything that is discarded is hashed on the device before it is discarded and after it is
 recomputed, as in integrity mode. This happens in one random (seeded) step of every `one_in`, and the first two times
-that a recipe is used for a save key. So a recipe that is wrong for any save key in every step is found within twice
-`one_in` steps. The hashes are read before an optimizer runs, and at the end of the step. A difference raises
+that a recipe is used for a save key and size. So a recipe that is wrong for any save key in every step is found within
+twice `one_in` steps. The hashes are read before an optimizer runs, and at the end of the step. A difference raises
 RecomputeError, and the recipe is not used again in this process.
 
 [Note: Cost of rechecks] A checked step costs two passes over what is discarded, a wait for the device before the
@@ -73,6 +73,13 @@ class Rechecks:
     def failed(self) -> int:
         return sum(pairs.failed for pairs in self._pairs.values())
 
+    def find_faults(self, transport: Transport) -> bool:
+        """True if a recipe that is wrong at a save is found when it is followed there for the first time, or if there
+        are no values that could be wrong."""
+        if transport.fake or transport.integrity is not None:
+            return True
+        return self._one_in > 0 and transport.has_kernels
+
     def check(
         self, managed: ManagedStorage, recipe: str, signature: Hashable, save_key: SaveKey | None
     ) -> Check | None:
@@ -81,9 +88,7 @@ class Rechecks:
         if not self._one_in or transport.fake or transport.integrity is not None or not transport.has_kernels:
             return None
         times = self._followed.get((signature, save_key)) or 0
-        if times < _FIRST:
-            self._followed[(signature, save_key)] = times + 1
-        elif not self._is_checking:
+        if times >= _FIRST and not self._is_checking:
             return None
         pairs = self._pairs.get(transport)
         if pairs is None:
@@ -92,6 +97,8 @@ class Rechecks:
             before = pairs.hash(managed.facts.address, managed.nbytes, transport.current_stream())
         except torch.OutOfMemoryError:
             return None
+        if times < _FIRST:
+            self._followed[(signature, save_key)] = times + 1
         label = managed.facts.label
         return Check(pairs, _Recomputed(label if save_key is None else f"{label} ({save_key})", recipe), before)
 

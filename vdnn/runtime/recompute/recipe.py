@@ -80,12 +80,14 @@ class Recipe:
     """Made by find_recipe. `operands` are the managed saves that it reads, in the order in which they are unpacked.
     `operand_depths` counts the operations on the longest path from each operand to the result, without views; `depth`
     is the length of the longest chain. `flags` are the settings of torch under which its operations ran. `nodes`:
-    the sequence numbers of the nodes whose operations may be among them."""
+    the sequence numbers of the nodes whose operations may be among them. `shapeless`: the signature without sizes, None
+    if they count for what a trial proves."""
 
     is_exact: ClassVar[bool] = True
     is_exact_in_bytes: ClassVar[bool] = True
     name: str
     signature: Hashable
+    shapeless: Hashable | None
     operands: tuple[PackedView, ...]
     operand_depths: tuple[int, ...]
     depth: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -19,6 +20,11 @@ def _softmax(call: Call, input: Tensor) -> Tensor:
 
 def _log_softmax(call: Call, input: Tensor) -> Tensor:
     return torch._log_softmax(input, call.scalars[0], input.dtype is not call.dtype)
+
+
+def _by_row(name: str, run: Callable[..., Tensor], *scalars: str, layout: Layout = Layout.READ) -> Operation:
+    """An operation along given dimensions."""
+    return Operation(name, run, FIRST, scalars, layout=layout, is_by_row=True)
 
 
 def _pool(name: str, run: str, *scalars: str, output: int | None = None) -> Operation:
@@ -50,17 +56,15 @@ _AVG = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "d
 _SCALES = ("scales_d", "scales_h", "scales_w")
 
 TABLE: Table = {
-    "SoftmaxBackward0": Operation("softmax", _softmax, FIRST, ("dim",), layout=Layout.CONTIGUOUS),
-    "LogSoftmaxBackward0": Operation("log_softmax", _log_softmax, FIRST, ("dim",), layout=Layout.CONTIGUOUS),
-    "SafeSoftmaxBackward0": Operation(
-        "softmax", lambda call, x: _aten._safe_softmax(x, call.scalars[0], call.dtype), FIRST, ("dim",)
+    "SoftmaxBackward0": _by_row("softmax", _softmax, "dim", layout=Layout.CONTIGUOUS),
+    "LogSoftmaxBackward0": _by_row("log_softmax", _log_softmax, "dim", layout=Layout.CONTIGUOUS),
+    "SafeSoftmaxBackward0": _by_row(
+        "softmax", lambda call, x: _aten._safe_softmax(x, call.scalars[0], call.dtype), "dim"
     ),
     "MeanBackward0": Operation("mean", lambda call, x: x.mean(dtype=call.dtype), FIRST),
-    "MeanBackward1": Operation(
-        "mean", lambda call, x: x.mean(*call.scalars, dtype=call.dtype), FIRST, ("dim", "keepdim")
-    ),
+    "MeanBackward1": _by_row("mean", lambda call, x: x.mean(*call.scalars, dtype=call.dtype), "dim", "keepdim"),
     "SumBackward0": Operation("sum", lambda call, x: x.sum(dtype=call.dtype), FIRST),
-    "SumBackward1": Operation("sum", lambda call, x: x.sum(*call.scalars, dtype=call.dtype), FIRST, ("dim", "keepdim")),
+    "SumBackward1": _by_row("sum", lambda call, x: x.sum(*call.scalars, dtype=call.dtype), "dim", "keepdim"),
     "MaxPool2DWithIndicesBackward0": _pool("max_pool", "max_pool2d_with_indices", *_MAX, output=0),
     "MaxPool3DWithIndicesBackward0": _pool("max_pool", "max_pool3d_with_indices", *_MAX, output=0),
     "AvgPool2DBackward0": _pool("avg_pool", "avg_pool2d", *_AVG),

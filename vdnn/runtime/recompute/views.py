@@ -35,11 +35,11 @@ def _joined(name: str, join: Any) -> Operation:
         made: Tensor = join(parts, call.scalars[0])
         return made
 
-    return Operation(name, joined, (), ("dim",), takes_every_edge=True, layout=Layout.IGNORED)
+    return Operation(name, joined, (), ("dim",), takes_every_edge=True, layout=Layout.IGNORED, is_by_row=True)
 
 
 def _copied(name: str, run: Callable[..., Tensor], *scalars: str) -> Operation:
-    return Operation(name, run, FIRST, scalars, layout=Layout.IGNORED)
+    return Operation(name, run, FIRST, scalars, layout=Layout.IGNORED, is_by_row=True)
 
 
 TABLE: Table = {
@@ -56,10 +56,12 @@ TABLE: Table = {
     "SqueezeBackward1": view("squeeze", lambda call, x: x.squeeze(call.scalars[0]), "dim"),
     "SqueezeBackward2": view("squeeze", lambda call, x: x.squeeze(call.scalars[0]), "dim"),
     "SelectBackward0": view("select", lambda call, x: x.select(*call.scalars), "dim", "index"),
-    "SliceBackward0": view("slice", lambda call, x: _aten.slice(x, *call.scalars), "dim", "start", "end", "step"),
-    "SplitBackward0": pieces("split", _split, "split_size", "dim"),
-    "UnsafeSplitBackward0": pieces("split", _split, "split_size", "dim"),
-    "SplitWithSizesBackward0": pieces("split", _split, "split_sizes", "dim"),
+    "SliceBackward0": view(
+        "slice", lambda call, x: _aten.slice(x, *call.scalars), "dim", "start", "end", "step", sizes=("start", "end")
+    ),
+    "SplitBackward0": pieces("split", _split, "split_size", "dim", sizes=("split_size",)),
+    "UnsafeSplitBackward0": pieces("split", _split, "split_size", "dim", sizes=("split_size",)),
+    "SplitWithSizesBackward0": pieces("split", _split, "split_sizes", "dim", sizes=("split_sizes",)),
     "UnbindBackward0": pieces("unbind", lambda call, x: x.unbind(call.scalars[0])[call.output_nr], "dim"),
     "CatBackward0": _joined("cat", torch.cat),
     "StackBackward0": _joined("stack", torch.stack),

@@ -38,6 +38,7 @@ from vdnn.runtime.storage.kept import unpack_without_hooks
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.storage.transport import Transport
+from vdnn.step.forms import Form
 from vdnn.step.plan import Action
 from vdnn.step.recording import SaveKey, key_of_encoded
 
@@ -144,7 +145,7 @@ class SessionRecipes:
         codec = codec_for(tensor, self._codecs, managed.transport) if tensor.nbytes == managed.nbytes else None
         if recipe is not None and not recipe.is_cheap and codec is not None:
             recipe = None  # a user who names a lossy codec prefers it to repeating an expensive operation
-        if recipe is not None and self._accept(managed, recipe, save_key, discards=discards):
+        if recipe is not None and self._accept(managed, recipe, save_key, self._steps.save_form, discards=discards):
             return True
         if codec is not None:
             encodings = self._to_encode if discards else self._to_try
@@ -171,11 +172,13 @@ class SessionRecipes:
             packed = one.packed()
             recipe = None if packed is None else owner_recipe(packed, node, self._our_unpack)
             if packed is not None and recipe is not None:
-                self._accept(packed.managed, recipe, one.save_key, discards=one.discards)
+                self._accept(packed.managed, recipe, one.save_key, None, discards=one.discards)
             if packed is None or recipe is not None or not one.tries:
                 ownerless.remove(one)
 
-    def _accept(self, managed: ManagedStorage, recipe: Recipe, save_key: SaveKey | None, *, discards: bool) -> bool:
+    def _accept(
+        self, managed: ManagedStorage, recipe: Recipe, save_key: SaveKey | None, form: Form | None, *, discards: bool
+    ) -> bool:
         """Tries the recipe. If it succeeds, discards the storage or reports that it can be recomputed."""
         if any(operand.managed is managed or operand.managed in self._inexact for operand in recipe.operands):
             return False
@@ -183,7 +186,8 @@ class SessionRecipes:
             recipe = self._snapshots.of(recipe)
         # What a plan recomputes takes more if it is kept than its trial does.
         has_room = always if discards else self._has_room(managed)
-        outcome = self._proofs.at_save(managed, recipe, save_key, self._gauges, has_room, measures=not discards)
+        place = self._place_of(managed, recipe, save_key, form)
+        outcome = self._proofs.at_save(managed, recipe, place, self._gauges, has_room, measures=not discards)
         waits_for_use = outcome is Outcome.WAITS and not discards
         if outcome not in (Outcome.EXACT, Outcome.CLOSE) and not waits_for_use:
             return False
@@ -199,9 +203,17 @@ class SessionRecipes:
             return True
         self._can_be_recomputed(managed, recipe.name, recipe.operands, self._proofs.cost(recipe.name, recipe.signature))
         if not managed.transport.fake:
-            place = None if save_key is None else (recipe.signature, save_key)
             self._trials_at_use[managed] = _TrialAtUse(later(recipe), place)
         return True
+
+    def _place_of(
+        self, managed: ManagedStorage, recipe: Recipe, save_key: SaveKey | None, form: Form | None
+    ) -> Place | None:
+        if save_key is None:
+            return None
+        is_for_any_size = recipe.shapeless is not None and self._rechecks.find_faults(managed.transport)
+        shapeless = (recipe.shapeless, form) if is_for_any_size and form is not None else None
+        return Place((recipe.signature, save_key), shapeless)
 
     def _has_room(self, managed: ManagedStorage) -> Callable[[int], bool]:
         return lambda nbytes: self._steps.has_room_for_trial(managed.transport, nbytes)
@@ -329,7 +341,8 @@ class SessionRecipes:
                     encode_ns = gauges.ns_between(begin, end)
                 encode_bytes = gauges.take_peaks()[0] - before_bytes
         has_room = self._has_room(managed)
-        outcome = self._proofs.at_save(managed, encoded, one.save_key, gauges, has_room, measures=measures)
+        place = None if one.save_key is None else Place((signature, one.save_key))
+        outcome = self._proofs.at_save(managed, encoded, place, gauges, has_room, measures=measures)
         if outcome is Outcome.EXACT and measures:
             self._proofs.add_encoding(encoded, encode_ns, encode_bytes)
         return outcome is Outcome.EXACT

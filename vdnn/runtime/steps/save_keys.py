@@ -21,6 +21,7 @@ class SaveKeys:
         self._occurrences: Counter[tuple[object, ...]] = Counter()
         self._forms = Forms()
         self.first: SaveKey | None = None
+        self.last: SaveKey | None = None
         self._first_bytes = 0
         self.begin: Begin | None = None
         self.form = NO_FORM  # of the last save
@@ -47,6 +48,7 @@ class SaveKeys:
         """Adds the next save, which has this key."""
         self._occurrences[key.producer, key.module, key.dtype, key.size, key.stride] += 1
         form = self.form = self._forms.of(key)
+        self.last = key
         self.saves[form] = nbytes
         if self.first is None and self.begin is not None:
             self.first, self.begin = key, self.begin._replace(form=form)

@@ -32,6 +32,7 @@ class UnwatchedSteps:
     looks_for_recomputes = False
     codecs = LOSSLESS
     settling = budget = gauges = recording = plan = plan_use = timeline = first_difference = save_key = None
+    save_form = None
 
     def __init__(self, on_step_end: Callable[[], None], *, recomputes: bool) -> None:
         self.steps = 0  # the number of finished steps

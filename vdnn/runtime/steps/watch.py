@@ -34,6 +34,7 @@ from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
+from vdnn.step.forms import Form
 from vdnn.step.plan import Action, Plan
 from vdnn.step.plan_use import PlanUse
 from vdnn.step.recording import Recording, SaveKey
@@ -82,6 +83,11 @@ class StepWatch:
     def save_key(self) -> SaveKey | None:
         """The key of the last save of this step."""
         return self._step.save_key
+
+    @property
+    def save_form(self) -> Form | None:
+        """The form of that save, if it is known."""
+        return self._step.save_form
 
     @property
     def first_difference(self) -> str | None:

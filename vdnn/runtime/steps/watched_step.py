@@ -29,6 +29,7 @@ from vdnn.runtime.storage.packed_view import PackedShard, PackedView
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.storage.watched_lifetime import WatchedLifetime
 from vdnn.runtime.torch_internals.module_watch import ModuleWatch
+from vdnn.step.forms import Form
 from vdnn.step.plan import Action
 from vdnn.step.recording import SaveKey
 from vdnn.step.timeline import Track
@@ -58,6 +59,11 @@ class WatchedStep:
         self._ends_to: Recorder | None = None  # the recorder, also after the step
         self._ends = ends
         self._alive: Alive = {}
+
+    @property
+    def save_form(self) -> Form | None:
+        """The form of the last save. None in a settled step, whose saves are not counted by form."""
+        return self.keys.form if self.save_key is not None and self.keys.last is self.save_key else None
 
     def record(self, recorder: Recorder) -> None:
         self.recorder = self._ends_to = recorder
