@@ -324,6 +324,9 @@ class HostLimits(_Native):
 def host_limits(root: str = "/") -> HostLimits:
     """Reads /proc and /sys below `root`. A missing file leaves its fact unknown."""
 
+def read_settings(getters: tuple[Callable[[], object], ...], before: tuple[object, ...] | None) -> tuple[object, ...]:
+    """What the getters return, in their order. It is `before` itself if all return what is there."""
+
 def free_parked() -> None:
     """Frees what devices, pools and queues left that were dropped without close(). Waits for copies that still run. The
     main thread does the same by itself, soon after they were dropped.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vdnn._C import read_settings
 from vdnn.errors import VdnnError
 
 _C = torch._C
@@ -127,9 +128,14 @@ _CUDNN_BENCHMARK = _GETTERS.index(_C._get_cudnn_benchmark)
 _FIRST_PRECISION = len(_SETTINGS) - len(_PRECISIONS)
 
 
+_last: Flags | None = None
+
+
 def backend_flags() -> Flags:
-    """The present settings, on this thread."""
-    return tuple([get() for get in _GETTERS])
+    """The present settings, on this thread. The same object as the last time if none has changed."""
+    global _last
+    _last = read_settings(_GETTERS, _last)
+    return _last
 
 
 def times_convolutions(flags: Flags) -> bool:
@@ -145,7 +151,7 @@ def changes_to(flags: Flags) -> tuple[list[Change], list[Change]]:
     """The changes that set `flags`, and those that restore the present settings. Each list may be run again from its
     beginning, however far either was run before. Both are empty if nothing differs."""
     present = backend_flags()
-    if present == flags:
+    if present is flags or present == flags:
         return [], []
     make: list[Change] = [partial(_set_flags, flags)]
     back: list[Change] = []

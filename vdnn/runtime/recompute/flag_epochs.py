@@ -53,7 +53,7 @@ def observe_flags(*, at_save: bool = False) -> None:
     thread = _this_thread
     now = _sequence_nr()
     flags = backend_flags()
-    if flags != thread.flags:
+    if flags is not thread.flags and flags != thread.flags:
         thread.number += 1
         thread.epochs[thread.number] = _Epoch(thread.last, now, flags)
         thread.epochs.pop(thread.number - _EPOCHS, None)
