@@ -4,6 +4,12 @@ An operation does not save a bias that it adds. The search finds the bias later 
 only the present version. So versions are noted at the entry of a module, before operations read its leaves, with
 autograd's sequence number. Versions only grow: a leaf that had its present version before a node was created had the
 same version when that node's operation read it. Any other leaf's version is not known, and recipes do not read it.
+
+[Note: No weak references] torch.utils.swap_tensors refuses a tensor that anybody refers to weakly, and with it
+load_state_dict() and Module.to() under torch.__future__.set_swap_module_params_on_conversion(True). So a leaf is found
+by the addresses of its object and of its implementation, and recognized by its version counter, which the note shares.
+A tensor that has the same addresses later has another counter. To compare counters changes a version for a moment, so
+an observation does it only for a leaf that another module had before; a search does it always.
 """
 
 from __future__ import annotations
@@ -14,49 +20,101 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from vdnn.runtime.recompute.operation import Node
+from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage, is_traced, num_dispatch_modes
+from vdnn.runtime.torch_internals.version_counter import counter_of, same_counter
 
 _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
+_num_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
 class _Seen(NamedTuple):
-    reference: weakref.ref[torch.Tensor]
+    implementation: int
     version: int
     sequence_nr: int
+    counter: torch.Tensor  # a witness, see version_counter
+    module: weakref.ref[torch.nn.Module] | None
+
+    def is_of(self, leaf: torch.Tensor) -> bool:
+        return self.implementation == leaf._cdata and same_counter(self.counter, leaf)
 
 
-# By thread and id, because each thread has its own sequence numbers. An entry is removed when its leaf is freed.
-_seen: dict[tuple[int, int], _Seen] = {}
+_Key = tuple[int, int]  # thread and id, because each thread has its own sequence numbers
 
 
-def observe(leaf: torch.Tensor) -> None:
-    """Note the present version of `leaf`. Call it before an operation of this thread may read the leaf, any number of
-    times."""
+class _Notes:
+    """The notes of leaves. Nothing tells when a leaf is freed, so notes of which no leaf was observed for long end."""
+
+    CAPACITY = 8192  # observations between a module's entry and its operations are far fewer
+
+    def __init__(self) -> None:
+        self._young: dict[_Key, _Seen] = {}
+        self._old: dict[_Key, _Seen] = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def get(self, key: _Key) -> _Seen | None:
+        found = self._young.get(key)
+        if found is None:
+            found = self._old.pop(key, None)
+            if found is not None:
+                self.put(key, found)
+        return found
+
+    def put(self, key: _Key, seen: _Seen) -> None:
+        if len(self._young) >= self.CAPACITY:
+            self._old, self._young = self._young, {}
+        self._young[key] = seen
+
+    def forget(self, key: _Key) -> None:
+        self._young.pop(key, None)
+        self._old.pop(key, None)
+
+
+_notes = _Notes()
+
+
+def observe(leaf: torch.Tensor, module: torch.nn.Module | None = None) -> None:
+    """Note the present version of `leaf`, which `module` has. Call it before an operation of this thread may read the
+    leaf, any number of times."""
     key = (threading.get_ident(), id(leaf))
-    known = _seen.get(key)
-    version = leaf._version
-    if known is None or known.version != version or known.reference() is not leaf:
-        _seen[key] = _Seen(weakref.ref(leaf, lambda dead: _forget(key, dead)), version, _sequence_nr())
+    known, version = _notes.get(key), leaf._version
+    if known is not None:
+        by = known.module
+        if (by is not None and by() is module and known.implementation == leaf._cdata) or known.is_of(leaf):
+            if known.version != version:
+                _notes.put(key, known._replace(version=version, sequence_nr=_sequence_nr()))
+            return
+    if has_plain_storage(leaf) and not is_traced():  # no recipe reads another leaf
+        by = None if module is None else weakref.ref(module)
+        _notes.put(key, _Seen(leaf._cdata, version, _sequence_nr(), _counter_of(leaf), by))
 
 
 def observe_parameters(module: torch.nn.Module) -> None:
     """Observe the module's own parameters, in a hook before its forward."""
     for parameter in module._parameters.values():
         if parameter is not None and parameter.is_leaf and not parameter.is_inference():
-            observe(parameter)
+            observe(parameter, module)
+
+
+def _counter_of(leaf: torch.Tensor) -> torch.Tensor:
+    if num_dispatch_modes() or _num_function_modes():  # user code's modes see no operation of ours
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            return counter_of(leaf)
+    return counter_of(leaf)
 
 
 def version_read(leaf: torch.Tensor, node: Node) -> int | None:
     """The version that `node`'s operation read, if it is known to be the present one; else None. Call it on the
     operation's thread."""
-    known = _seen.get((threading.get_ident(), id(leaf)))
-    if known is None or known.reference() is not leaf or known.version != leaf._version:
+    key = (threading.get_ident(), id(leaf))
+    known = _notes.get(key)
+    if known is None or known.version != leaf._version:
+        return None
+    if not known.is_of(leaf):
+        _notes.forget(key)  # of a leaf that is freed
         return None
     return known.version if known.sequence_nr <= node._sequence_nr() else None
-
-
-def _forget(key: tuple[int, int], dead: weakref.ref[torch.Tensor]) -> None:
-    known = _seen.get(key)
-    if known is not None and known.reference is dead:
-        _seen.pop(key, None)
