@@ -212,7 +212,8 @@ def frozen(rank: int) -> dict[str, dict[str, Any]]:
 
 
 def all_parameters_refused(rank: int) -> list[str]:
-    """Returns what is said of parameters="all" under DDP, given before and found at the first call, and FSDP2."""
+    """Returns the errors of parameters="all" under DDP and FSDP2, and the report of a session that was given the module
+    inside of DDP, which holds the memory of its parameters."""
     said = []
     inner = blocks()
     wrapped = DistributedDataParallel(inner)
@@ -220,8 +221,9 @@ def all_parameters_refused(rank: int) -> list[str]:
         optimizer = torch.optim.AdamW(model.parameters())
         before = [_local(one).detach().clone() for one in model.parameters()]
         try:
-            with vdnn.offload(model=model, optimizer=optimizer, parameters="all", **ON_SIM):
+            with vdnn.offload(model=model, optimizer=optimizer, parameters="all", **ON_SIM) as session:
                 wrapped(torch.ones(4, WIDTH))
+            said.append(session.report())
         except vdnn.VdnnError as error:
             said.append(str(error))
         assert all(same_bits(one, _local(other)) for one, other in zip(before, model.parameters(), strict=True))

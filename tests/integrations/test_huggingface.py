@@ -46,6 +46,8 @@ Values = dict[str, torch.Tensor]
 
 
 def gpt() -> Any:
+    import transformers  # ranks call this without the fixture
+
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=32)
     return transformers.GPT2LMHeadModel(config)
@@ -60,6 +62,8 @@ def texts(count: int = 64) -> list[dict[str, torch.Tensor]]:
 def arguments(folder: Path, **options: Any) -> Any:
     quiet = {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True, "use_cpu": True}
     batches = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": STEPS}
+    import transformers
+
     return transformers.TrainingArguments(output_dir=str(folder), **{**quiet, **batches, **options})
 
 

@@ -58,8 +58,9 @@ def test_frozen_parameters_leave_under_ddp_beside_gradients_and_state(two_ranks:
 
 def test_trained_parameters_are_refused_under_ddp_and_fsdp2_before_anything_is_lost(two_ranks: Ranks) -> None:
     for said in two_ranks.run(reduced_training.all_parameters_refused):
-        before, sharded, at_the_call = said
-        assert before == at_the_call
+        before, sharded, inside = said
+        assert "stays on the device: the program holds its memory" in inside
+        assert "more parameters stay on the device" in inside
         assert before.startswith("parameters='all' does not work with DistributedDataParallel: torch replaces")
         assert sharded.startswith("parameters='all' does not work with FSDP2 or another DTensor: it gathers")
 
