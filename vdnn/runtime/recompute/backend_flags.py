@@ -134,8 +134,8 @@ _last: Flags | None = None
 def backend_flags() -> Flags:
     """The present settings, on this thread. The same object as the last time if none has changed."""
     global _last
-    _last = read_settings(_GETTERS, _last)
-    return _last
+    flags = _last = read_settings(_GETTERS, _last)  # another thread, whose settings may differ, may set it meanwhile
+    return flags
 
 
 def times_convolutions(flags: Flags) -> bool:
