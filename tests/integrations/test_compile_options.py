@@ -281,7 +281,7 @@ class SomeCheckpointed(nn.Module):
         return x
 
 
-@pytest.mark.drawn(of=2)
+@pytest.mark.drawn(of=4)
 @pytest.mark.parametrize("offload", [True, False])
 @pytest.mark.parametrize(("checkpoints", "others"), [(1, 1), (2, 1), (1, 2), (2, 0)])
 def test_the_least_budget_that_a_refusal_names_is_met(checkpoints: int, others: int, offload: bool) -> None:
