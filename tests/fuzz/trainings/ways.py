@@ -171,7 +171,7 @@ REFUSALS = (
 
 
 # Faults that are known and not mended (#38). An entry is removed with its mend.
-KNOWN_FAULTS = (Refusal("Cannot swap t1 because it has weakref", r"load\('swap'\)", "weak references to parameters"),)
+KNOWN_FAULTS = (Refusal("Cannot swap t1 because it has weakref", r"load\('swap'\)", "of guarded parameters"),)
 # A write to a parameter on the host that no counter and no hash shows is lost, which the page says.
 LOST = r"program \d+, (frozen|all)[\s\S]*writing\('numpy', 'child'"
 
