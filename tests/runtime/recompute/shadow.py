@@ -27,9 +27,9 @@ class Shadow:
 
 @contextmanager
 def shadowing() -> Iterator[Shadow]:
-    """While entered, every recipe of a program is compared. Raises AssertionError at the end if one differs."""
+    """While entered, every recipe of a compiled search is compared. Raises AssertionError at the end if one differs."""
     shadow = Shadow()
-    run = compiled_search._Programs.run
+    run = compiled_search._CompiledSearches.run
 
     def compared(self: Any, wanted: Wanted, unpack: Unpack, avoided: int, *rest: Any) -> Recipe | None:
         recipe = run(self, wanted, unpack, avoided, *rest)
@@ -44,11 +44,11 @@ def shadowing() -> Iterator[Shadow]:
             shadow.differences.append(f"{recipe.name}: {complaint}")
         return recipe
 
-    compiled_search._Programs.run = compared  # type: ignore[method-assign]
+    compiled_search._CompiledSearches.run = compared  # type: ignore[method-assign]
     try:
         yield shadow
     finally:
-        compiled_search._Programs.run = run  # type: ignore[method-assign]
+        compiled_search._CompiledSearches.run = run  # type: ignore[method-assign]
     assert not shadow.differences, shadow.differences[:5]
 
 

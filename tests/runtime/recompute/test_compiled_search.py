@@ -1,4 +1,4 @@
-"""Compiled searches: one program serves every layer and length, and any fact that differs is noticed by the program.
+"""Compiled searches: one serves every layer and length, and notices any fact that differs.
 
 Each recipe is compared with the search (conftest.py) and its result with the original, byte for byte (saving.py).
 """
@@ -58,7 +58,7 @@ def found_by_a_search(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_programs_of_two_blocks_serve_every_block_and_length(monkeypatch: pytest.MonkeyPatch, shadow: Shadow) -> None:
+def test_searches_of_two_blocks_serve_every_block_and_length(monkeypatch: pytest.MonkeyPatch, shadow: Shadow) -> None:
     saved_by(step_of(nn.Sequential(Block(), Block())))
     searched = found_by_a_search(monkeypatch)
     before = shadow.compared
@@ -125,7 +125,7 @@ OTHER_FACTS = {
 
 
 @pytest.mark.parametrize("name", OTHER_FACTS)
-def test_another_fact_of_the_program_at_hand_is_read_and_not_remembered(name: str) -> None:
+def test_another_fact_of_the_step_at_hand_is_read_and_not_remembered(name: str) -> None:
     first, second = OTHER_FACTS[name]
     names = [saved_by(run).names for run in (first, first, second, first, second)]
     assert names[1]
@@ -164,13 +164,13 @@ def test_a_leaf_that_was_written_to_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("name", ["eps of a norm", "another slope", "alpha of a sum"])
-def test_the_comparison_notices_a_program_that_remembers_a_fact(
+def test_the_comparison_notices_a_search_that_remembers_a_fact(
     name: str, monkeypatch: pytest.MonkeyPatch, shadow: Shadow
 ) -> None:
     monkeypatch.setattr(Trace, "_add_to_key", lambda *args: None)
     first, second = OTHER_FACTS[name]
     saved_by(first)
-    saved_by(first)  # the program makes its first template
+    saved_by(first)  # it makes its first template
     with Saving(expensive=True) as saving:
         second().sum().backward()
     assert shadow.differences

@@ -153,7 +153,7 @@ def test_a_plan_whose_recipe_fails_here_is_followed_without_it(monkeypatch: pyte
     recording = recording_of("chain")
     plan = recompute_all(recording, offload_rest=False)
     monkeypatch.delitem(table._TABLE, "ReluBackward0")
-    monkeypatch.setattr(compiled_search, "_programs", {})  # of the recorded step
+    monkeypatch.setattr(compiled_search, "_compiled", {})  # of the recorded step
     session = trained_virtually("chain", plan)
     assert "cannot be recomputed here" in session.report()
     assert session.counters.storages, "the online policy moved it"

@@ -1,18 +1,19 @@
 """Finds recipes by compiled searches: straight-line code that asks what an earlier search asked, and nothing else.
 
 A search for a recipe is a function of its reads of the graph: types of nodes, edges, saved scalars, saves and their
-versions, settings. The first search that finds a recipe of some structure writes its reads down (Trace), and a program,
-a function of Python, is made of them. In later steps, and at other places with the same structure, the program reads
+versions, settings. The first search that finds a recipe of some structure writes its reads down (Trace), and a function
+of Python is made of them: a compiled search. In later steps, and at other places with the same structure, it reads
 the same things from the nodes at hand. It returns the recipe that the search would find, or None at the first answer
-that differs. Then the search itself decides, and its reads become one more program.
+that differs. Then the search itself decides, and its reads become one more compiled search.
 
-[Note: What is compiled] The program fixes the structure: types of nodes, which argument comes from which save, edge or
-leaf, which of them are the same. Values are read anew from the nodes at hand: scalars, facts of calls, sizes, dtypes,
-settings. Together they are the key of a `_Template`, which has the steps and the signature for these values. So one
-program serves every layer and every length that have the same structure, and no fact is taken from an earlier step.
+[Note: What is compiled] A compiled search fixes the structure: types of nodes, which argument comes from which save,
+edge or leaf, which of them are the same. Values are read anew from the nodes at hand: scalars, facts of calls, sizes,
+dtypes, settings. Together they are the key of a `_Template`, which has the steps and the signature for these values. So
+one compiled search serves every layer and every length with the same structure, and no fact is taken from an earlier
+step.
 
-A search that read something that a program cannot ask again (a custom class of nodes, a branch that failed) is not
-compiled. tests/runtime/recompute/shadow.py compares each answer of a program with that of the search.
+A search that read something that code cannot ask again (a custom class of nodes, a branch that failed) is not compiled.
+tests/runtime/recompute/shadow.py compares each answer with that of the search.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ from vdnn.runtime.storage.facts import Geometry
 from vdnn.runtime.storage.kept import KeptTensor
 from vdnn.runtime.storage.packed_view import PackedView
 
-_PROGRAMS = 24  # for one kind of node; the one that was used longest ago makes room
-_COMPILED = 256  # programs that a process compiles for one kind of node; later searches are not compiled
-_TEMPLATES = 256  # of one program
+_KEPT = 24  # for one kind of node; the one that was used longest ago makes room
+_COMPILED = 256  # that a process compiles for one kind of node; later searches are not compiled
+_TEMPLATES = 256  # of one compiled search
 
-Program = Callable[[torch.Tensor, Node, Unpack, int], "Recipe | None"]
+CompiledSearch = Callable[[torch.Tensor, Node, Unpack, int], "Recipe | None"]
 
 
 def find_recipe(
@@ -74,24 +75,24 @@ def find_recipe(
         return None
     avoided = wanted.tensor.untyped_storage()._cdata
     key = type(wanted.node), _first_producer(wanted.node), wanted.tensor.output_nr, max_depth, expensive
-    programs = _programs.get(key)
-    if programs is None:
+    searches = _compiled.get(key)
+    if searches is None:
         if operation_of(wanted.node) is None:
             return None
-        programs = _programs[key] = _Programs((max_depth, expensive))
-    recipe = programs.run(wanted, our_unpack, avoided)
+        searches = _compiled[key] = _CompiledSearches((max_depth, expensive))
+    recipe = searches.run(wanted, our_unpack, avoided)
     if recipe is not None:
         return recipe
-    if programs.compiled >= _COMPILED:
+    if searches.made >= _COMPILED:
         found = search_recipe(wanted, Search(our_unpack, max_depth, expensive, avoided))
         return None if found is None else found[0]
     trace = Trace(our_unpack, max_depth, expensive, avoided, wanted)
     found = search_recipe(wanted, trace)
     if found is None:
         return None
-    program = trace.program(*found)
-    if program is not None:
-        programs.add(program)
+    compiled = trace.compiled(*found)
+    if compiled is not None:
+        searches.add(compiled)
     return found[0]
 
 
@@ -104,34 +105,34 @@ def _first_producer(node: Node) -> type | None:
     return BackwardCFunction if issubclass(found, BackwardCFunction) else found
 
 
-class _Programs:
-    """The programs for one kind of node, the last used first. `limits`: depth, and if expensive operations count."""
+class _CompiledSearches:
+    """Those for one kind of node, the last used first. `limits`: depth, and if expensive operations count."""
 
     def __init__(self, limits: tuple[int, bool]) -> None:
         self.limits = limits
-        self._programs: list[Program] = []
-        self.compiled = 0
+        self._compiled: list[CompiledSearch] = []
+        self.made = 0
 
     def run(self, wanted: Wanted, unpack: Unpack, avoided: int) -> Recipe | None:
         tensor, node = wanted
-        for index, program in enumerate(self._programs):
+        for index, compiled in enumerate(self._compiled):
             try:
-                recipe = program(tensor, node, unpack, avoided)
+                recipe = compiled(tensor, node, unpack, avoided)
             except (AttributeError, RuntimeError):  # a node whose saves are freed
                 continue
             if recipe is not None:
                 if index:
-                    self._programs = [program, *(one for one in self._programs if one is not program)]
+                    self._compiled = [compiled, *(one for one in self._compiled if one is not compiled)]
                 return recipe
         return None
 
-    def add(self, program: Program) -> None:
-        self._programs = [program, *self._programs[: _PROGRAMS - 1]]
-        self.compiled += 1
+    def add(self, compiled: CompiledSearch) -> None:
+        self._compiled = [compiled, *self._compiled[: _KEPT - 1]]
+        self.made += 1
 
 
 # By the types of a node in the table and of its first producer, the output, and the limits.
-_programs: dict[Hashable, _Programs] = {}
+_compiled: dict[Hashable, _CompiledSearches] = {}
 
 
 class _Template(NamedTuple):
@@ -150,7 +151,7 @@ class _Template(NamedTuple):
 
 @dataclass(slots=True)
 class _Templates:
-    """The templates of one program, by the values that it read. `first` has the structure, and no operands."""
+    """The templates of one compiled search, by the values that it read. `first` has the structure, and no operands."""
 
     first: Recipe
     by_key: dict[Hashable, _Template] = field(default_factory=dict)
@@ -174,7 +175,7 @@ class _Templates:
 
 
 class _CallNames(NamedTuple):
-    """The names in a program for what the call of a computed value is made of."""
+    """The names in the code for what the call of a computed value is made of."""
 
     scalars: list[str]
     facts: list[str]
@@ -434,9 +435,9 @@ class Trace(Search):
                 self._use_packed(packed, read)
         return packed
 
-    # The program.
+    # The code.
 
-    def program(self, recipe: Recipe, values: list[Value]) -> Program | None:
+    def compiled(self, recipe: Recipe, values: list[Value]) -> CompiledSearch | None:
         """The code as a function; None if the search read something that code cannot ask again."""
         if not self._can_be_compiled:
             return None
@@ -458,17 +459,17 @@ class Trace(Search):
         self.constants |= {"TEMPLATES": templates.by_key.get, "MAKE": templates.make}
         writes = f"t._version and t._version > WRITES_SHOWN(n0, {self._constant(self._first)})"
         self.lines.insert(0, f"if {writes}: return None")
-        source = "def program(t, n0, U, A):\n" + "".join(f"    {line}\n" for line in self.lines)
+        source = "def search(t, n0, U, A):\n" + "".join(f"    {line}\n" for line in self.lines)
         exec(compile(source, "<search of vdnn for a recipe>", "exec"), self.constants)
-        program: Program = self.constants["program"]
-        return program
+        compiled: CompiledSearch = self.constants["search"]
+        return compiled
 
 
 def _tuple(names: list[str]) -> str:
     return f"({', '.join(names)},)" if names else "()"
 
 
-# The names of a program for what it reads with.
+# What the code reads with.
 _READS: dict[str, Any] = {
     "VIEW": PackedView,
     "RECIPE": Recipe,
