@@ -26,7 +26,7 @@ MUTANTS = [
         " planning/policies",
         ("planning/footprint.py", "if use > point), None)", "if use >= point), None)"),
         ("planning/footprint.py", "return range(begin, end + 1)", "return range(begin, end)"),
-        ("planning/gaps.py", "if use > release:", "if use >= release:"),
+        ("planning/gaps.py", "held = max(held, use, done)", "held = max(held, use)"),
         ("planning/simulate.py", "max(0, time_ns - self._now_ns)", "0"),
         ("planning/simulate.py", "allocated_bytes - self._absent[point + 1]", "allocated_bytes - self._absent[point]"),
         ("planning/least_memory.py", "return max(_least_peaks(recording))", "return min(_least_peaks(recording))"),
@@ -42,7 +42,7 @@ MUTANTS = [
     *_of(
         "planning/bound",
         ("planning/bound/stall_program.py", "if gap.first <= anchor <= gap.last", "if gap.first < anchor <= gap.last"),
-        ("planning/bound/stall_program.py", "if len(large) > present:", "if len(large) >= present:"),
+        ("planning/bound/stall_program.py", "* (present + 1) > room]", "* (present + 1) >= room]"),
     ),
     *_of(
         "planning/training planning/published runtime/rehearsal/test_executed_training.py",
@@ -97,11 +97,14 @@ MUTANTS = [
             "container is None or container.version != part.version",
             "container is None",
         ),
-        ("runtime/storage/unseen_writes.py", "and reach[1] <= end:", "and reach[1] >= end:"),
-        ("runtime/session/host_share.py", "or int(value) < 1", "or int(value) < 0"),
         ("runtime/session/exemptions.py", '"paused", 0) + 1', '"paused", 0)'),
         ("runtime/session/limits.py", "budget_bytes // 8", "budget_bytes * 8"),
+    ),
+    *_of(
+        "runtime/unusual/test_rechecks.py runtime/unusual/test_unseen_writes.py integrations/test_ranks.py",
         ("runtime/session/offload.py", "or recheck < 0", "or recheck < -1"),
+        ("runtime/storage/unseen_writes.py", "and reach[1] <= end:", "and reach[1] >= end:"),
+        ("runtime/session/host_share.py", "or int(value) < 1", "or int(value) < 0"),
     ),
     *_of(
         "runtime/recompute",

@@ -144,6 +144,18 @@ def test_workspaces_that_are_freed_one_after_the_other_do_not_add_up(
     assert (statistics.histories, statistics.events) == (1, None), "one step was enough"
 
 
+def test_a_peak_that_rose_is_taken_before_what_was_learned(gauges: CudaGauges, statistics: Statistics) -> None:
+    """The same two workspaces, which were freed one after the other when it learned, are there together now."""
+    step(gauges, statistics)
+    gauges.step_begins()
+    statistics.allocate(300)
+    statistics.allocate(200)
+    statistics.free(300)
+    statistics.free(200)
+    statistics.allocate(10)
+    assert gauges.step_ended()[0] == 100 + 300 + 200
+
+
 def test_an_interval_of_another_sum_is_bounded_until_a_step_with_it_was_learned(
     gauges: CudaGauges, statistics: Statistics
 ) -> None:

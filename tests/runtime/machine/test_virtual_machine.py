@@ -51,6 +51,18 @@ def test_a_peak_between_two_looks_is_not_lost() -> None:
         assert machine.peak_bytes == MIB
 
 
+def test_the_peak_since_the_last_look_has_what_was_freed_before_the_next() -> None:
+    tracker = AllocationTracker()
+    with tracker:
+        held = [torch.empty(MIB, dtype=torch.uint8) for _ in range(3)]
+        del held[1:]
+        assert tracker.take_peak_bytes() == 3 * MIB
+        held.append(torch.empty(MIB, dtype=torch.uint8))
+        del held[0]
+        assert tracker.take_peak_bytes() == 2 * MIB
+        assert tracker.take_peak_bytes() == MIB
+
+
 def test_what_was_there_before_can_be_counted_too() -> None:
     model = nn.Linear(8, 8)
     tracker = AllocationTracker()

@@ -78,6 +78,11 @@ def test_masks_come_back_as_they_were(transport: Transport, size: tuple[int, ...
     assert packed.kept_bytes == -(-mask.numel() // 8)
 
 
+@pytest.mark.parametrize(("byte", "admitted"), [(0, True), (1, True), (2, False), (128, False)])
+def test_a_mask_with_another_byte_than_0_and_1_is_not_packed(byte: int, admitted: bool) -> None:
+    assert Bits.admits(torch.tensor([0, byte, 1], dtype=torch.uint8).view(torch.bool)) is admitted
+
+
 def test_strides_come_back(transport: Transport) -> None:
     original = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
     packed = BFloat16(original, transport, Counters())

@@ -51,6 +51,7 @@ def test_the_attention_is_that_of_the_card() -> None:
     assert attention(BF16) == attention(BF16, dropout_p=0.1) == attention(torch.float16) == flash
     assert attention(torch.float32) == attention(BF16, mask=True) == efficient
     assert attention(torch.float32, size=30) not in (flash, efficient), "its heads are not aligned"
+    assert attention(torch.float64) not in (flash, efficient), "no kernel has doubles"
     assert saved_by(lambda: attended(torch.float16), "v100-16")[0] == efficient
     assert saved_by(lambda: attended(BF16), "v100-16")[0] not in (flash, efficient)
     assert saved_by(lambda: attended(torch.float32), "titan-x")[0] == efficient

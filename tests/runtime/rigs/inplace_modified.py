@@ -121,6 +121,18 @@ def written_after_a_custom_function_saved_it(leave: Leave) -> list[torch.Tensor]
     return gradient(doubled, start)
 
 
+def saved_part_is_written_before_the_whole_is_saved(leave: Leave) -> list[torch.Tensor]:
+    """A custom Function saves a part. The square saves the whole, which contains the part, at a later version."""
+    start = leaf()
+    whole = start.repeat(64, 1)
+    scaled: torch.Tensor = _Scaled.apply(whole[1:3])
+    leave()
+    whole.mul_(2)
+    square = whole * whole
+    leave()
+    return [*gradient(scaled, start), *gradient(square, start)]
+
+
 def optimizer_steps_between_forward_and_backward(leave: Leave, foreach: bool = False) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
@@ -177,6 +189,7 @@ MODIFIED_CASES: list[Case] = [
     written_between_two_backwards,
     written_before_a_double_backward,
     written_after_a_custom_function_saved_it,
+    saved_part_is_written_before_the_whole_is_saved,
     optimizer_steps_between_forward_and_backward,
     foreach_optimizer_steps_between_forward_and_backward,
     batch_norm_in_evaluation_is_trained_before_its_backward,

@@ -200,3 +200,9 @@ def test_paused_pauses_its_own_thread_only(session: vdnn.Session) -> None:
         thread.join()
         assert session.counters.storages == 3
         assert moved_by(session, lambda: train(model, x)) == 0
+
+
+@pytest.mark.parametrize(("budget", "widest"), [(None, 256 << 20), (16 << 30, 256 << 20), (80 << 20, 10 << 20)])
+def test_a_window_is_an_eighth_of_a_small_budget_unless_it_is_given(budget: int | None, widest: int) -> None:
+    assert vdnn.Limits().windows(budget) == (widest, widest)
+    assert vdnn.Limits(reload_window="1KiB").windows(budget) == (widest, 1024)

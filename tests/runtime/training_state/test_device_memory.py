@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -63,6 +64,25 @@ def test_host_memory_is_pinned_once_for_each_byte(step: Any) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
             assert STATE_BYTES <= session.host_bytes <= 1.05 * STATE_BYTES
+
+
+def test_the_report_says_how_long_the_compute_waited_for_the_state() -> None:
+    """Nearly the whole step is the way of the state over the link: a step's own traffic takes a tenth of that."""
+    steps, taken_ns = 3, 0
+    with VirtualMachine("rtx-4090") as machine:
+        model = layers()
+        optimizer = torch.optim.AdamW(model.parameters())
+        with vdnn.offload("keep", device=machine, optimizer=optimizer) as session:
+            for _ in range(steps):
+                model(torch.randn(16, WIDTH)).square().mean().backward()
+                begin_ns = machine.now_ns
+                optimizer.step()
+                taken_ns += machine.now_ns - begin_ns
+                optimizer.zero_grad()
+        found = re.search(r"for which compute waited ([\d.]+) ms", session.report())
+    assert found is not None
+    taken_ms = taken_ns / steps / 1e6
+    assert 0.7 * taken_ms <= float(found[1]) <= taken_ms
 
 
 def test_a_budget_that_the_state_exceeds_is_met_without_it() -> None:
