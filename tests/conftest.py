@@ -19,6 +19,7 @@ import torch
 from tests.drawn import draw_marked
 from tests.fake_driver.control import FakeDriver
 from tests.patience import PATIENCE_S
+from tests.thinned import families, thin
 from vdnn import _C
 
 # On CPUs with AVX2 but without AVX-512, torch 2.13's oneDNN writes past its memory in backward of a strided 1 x 1
@@ -41,6 +42,8 @@ SCHEDULE_IDS = [schedule.name.lower() for schedule in SCHEDULES]
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked, and behind the conftest of a folder
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     draw_marked(items)
+    if not config.pluginmanager.hasplugin("measured families"):
+        thin(items, families())
     if config.pluginmanager.hasplugin("timeout"):  # the machines of benchmarks/gpu_proof have no plugins
         for item in items:
             if starts_processes(item) and not item.get_closest_marker("full"):

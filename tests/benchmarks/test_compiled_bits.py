@@ -49,6 +49,7 @@ def planned(budget: int) -> tuple[BudgetPartitioner, Backend]:
     return partitioner, aot_eager(partitioner)
 
 
+@pytest.mark.slow
 def test_weights_that_reach_a_region_through_a_closure_are_its_inputs_and_not_saved_in_addition() -> None:
     model, inputs = made()
     copied = copy.deepcopy(model)

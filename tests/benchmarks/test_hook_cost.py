@@ -55,15 +55,18 @@ def calls() -> dict[str, float]:
     return counted
 
 
+@pytest.mark.slow
 def test_hooks_that_do_nothing_are_two_calls(calls: dict[str, float]) -> None:
     assert calls[NO_OP] - calls[PLAIN] == pytest.approx(2, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "at_most"), [(KEPT, 10), (STILL_ON_DEVICE, 90), (OFFLOADED, 110)])
 def test_a_save_and_its_use_take_a_bounded_number_of_calls(calls: dict[str, float], way: str, at_most: int) -> None:
     assert calls[way] - calls[PLAIN] <= at_most
 
 
+@pytest.mark.slow
 def test_what_comes_back_takes_more_calls_than_what_has_not_gone(calls: dict[str, float]) -> None:
     assert calls[OFFLOADED] > calls[STILL_ON_DEVICE] > calls[KEPT]
 

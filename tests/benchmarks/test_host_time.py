@@ -108,6 +108,7 @@ def test_each_way_does_what_its_name_says(plans: dict[float, Plan]) -> None:
         assert guarded.recording is None
 
 
+@pytest.mark.slow
 def test_the_figures_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_time, "models", lambda: {"a GPT": a_model(), "another": a_model()})
     path, threads = tmp_path / "figures.json", torch.get_num_threads()

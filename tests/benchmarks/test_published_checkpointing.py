@@ -27,6 +27,7 @@ def test_every_row_has_a_network_a_card_a_policy_and_a_key_of_its_own() -> None:
     assert set(POLICIES) - {GENETIC} <= set(planner_names())
 
 
+@pytest.mark.slow
 def test_a_row_is_measured_once_and_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,6 +168,7 @@ def how_far_copies_lag(mode: Mode, seed: int) -> float:
         return (copies.cpu() - torch.arange(count)).mean().item()
 
 
+@pytest.mark.slow
 @quick_and_full("seeds", 16, 48)
 def test_a_seed_may_hold_one_stream_back_and_hurry_another(seeds: int) -> None:
     lags = [how_far_copies_lag(Mode.RANDOM, seed) for seed in range(seeds)]

@@ -57,6 +57,7 @@ def test_memory_given_up_too_early_is_wrong_in_some_order() -> None:
     assert any(not torch.equal(result, torch.full((4,), 4.0)) for result in results)
 
 
+@pytest.mark.slow
 def test_all_orders_are_tried_and_none_twice() -> None:
     def independent(accelerator: DeferredAccelerator) -> Read:
         with torch.Stream(device="deferred"):

@@ -23,6 +23,7 @@ LOAD = "from vdnn.testing.deferred import DeferredAccelerator, load_extension\nl
 BACKWARD = "import torch\ntorch.ones(1, requires_grad=True).sum().backward()\n"
 
 
+@pytest.mark.slow
 def test_loaded_after_a_backward_it_says_that_it_is_too_late() -> None:
     said = run(BACKWARD + LOAD)
     assert said.startswith("vdnn.errors.VdnnError: the deferred accelerator was loaded too late: this process has run")

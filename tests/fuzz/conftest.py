@@ -1,10 +1,10 @@
-"""After each test, undoes what random programs change in the process, because other tests run in the same one.
+"""After each test, undoes what random programs change in the process, because other tests run in the same one. What
+there is stays frozen: each module of tests begins so (tests/conftest.py).
 
 Recipes of compiled searches are compared with those of the search."""
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Iterator
 
@@ -21,5 +21,4 @@ def prepared() -> Iterator[None]:
     with warnings.catch_warnings(), shadowing():
         prepare()
         yield
-    gc.unfreeze()
     torch.set_num_threads(threads)

@@ -44,6 +44,7 @@ def test_a_program_is_a_function_of_its_seed() -> None:
     assert program_of(3) != program_of(4)
 
 
+@pytest.mark.slow
 def test_two_thousand_programs_have_all_modes_and_most_of_the_grammar() -> None:
     programs: list[Program] = [program_of(seed) for seed in range(2000)]
     assert {one.mode for one in programs} == set(MODES)

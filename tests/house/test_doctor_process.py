@@ -6,12 +6,15 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.fake_driver.control import FakeDriver
 from tests.house.without_torch import ROOT, python_without_torch
 from tests.patience import run_to_its_end
 from vdnn.doctor import Sources, examine
 
 
+@pytest.mark.slow
 def test_the_doctor_reports_on_this_machine() -> None:
     done = run_to_its_end([sys.executable, "-m", "vdnn", "doctor", "--json"], cwd=ROOT, check=True)
     report = json.loads(done.stdout)

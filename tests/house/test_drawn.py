@@ -1,12 +1,18 @@
-"""`make test` leaves one of the tests that differ in few parameters only, and not always that of the same value."""
+"""`make test` leaves one of the tests that differ in few parameters only, and not always that of the same value; and
+`make test-fast` some of those that take long together."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from tests.drawn import draw_marked, draw_one
+from tests.thinned import families, one_in, thin
+
+ROOT = Path(__file__).resolve().parents[2]
 
 NAMES = {1: "early", 2: "late"}
 POLICIES = {"all": "moved", "none": "kept"}
@@ -82,3 +88,36 @@ def test_of_a_marked_test_so_many_are_left_and_never_none() -> None:
     assert len(left) == 3
     assert left[-1] == "test_b[x]"
     assert len(items[0].marks) == 1
+
+
+class Thinned(Item):
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return next((mark.mark for mark in self.marks if mark.name == name), None)
+
+
+def test_a_thinned_test_leaves_one_in_so_many_to_the_fast_lane_and_the_rest_is_slow() -> None:
+    items = [Thinned(f"test_a[{number}]") for number in range(9)] + [Thinned("test_b[0]"), Thinned("test_c")]
+    items[0].add_marker(pytest.mark.full)
+    thin(cast("list[pytest.Item]", items), {"test_a": 4, "test_c": 4})
+    left = [item.nodeid.partition("[")[0] for item in items if not item.marks]
+    assert left == ["test_a", "test_a", "test_b", "test_c"]
+    assert {mark.name for item in items[1:] for mark in item.marks} == {"slow"}
+
+
+@pytest.mark.parametrize(
+    ("count", "taken_s", "expected"), [(1, 9.0, 1), (2, 9.0, 2), (50, 0.1, 1), (50, 1.0, 4), (50, 10.0, 50)]
+)
+def test_dear_tests_are_thinned_to_a_share_and_cheap_ones_to_a_quarter(
+    count: int, taken_s: float, expected: int
+) -> None:
+    assert one_in(count, taken_s) == expected
+
+
+def test_every_thinned_test_is_there() -> None:
+    missing = []
+    for name, of in families().items():
+        file, *_, function = name.split("::")
+        assert of > 1
+        if not re.search(rf"def {function}\b", (ROOT / file).read_text() if (ROOT / file).exists() else ""):
+            missing.append(name)
+    assert missing == [], "python -m tests.thinned writes the list"

@@ -39,6 +39,7 @@ def test_a_command_that_hangs_shows_both_stacks() -> None:
     assert_both_stacks(raised.value)
 
 
+@pytest.mark.slow
 def test_a_forked_program_that_hangs_shows_both_stacks(tmp_path: Path) -> None:
     with pytest.raises(Hung) as raised:
         forked.run(waits_for_ever, folder=tmp_path, limit_s=0.5)

@@ -187,6 +187,7 @@ def test_inductor_saves_what_was_chosen_and_gives_the_same_gradients() -> None:
     assert all(map(torch.equal, lean.values, plain.values))
 
 
+@pytest.mark.slow
 def test_the_cut_of_torch_is_taken_where_it_fits_and_no_further() -> None:
     model, x = made("blocks")
     ample = partitioner(ENOUGH)
@@ -243,6 +244,7 @@ def test_a_region_with_dynamic_shapes_computes_the_same_at_other_sizes() -> None
     assert chosen.regions[0].by != "min-cut"
 
 
+@pytest.mark.slow
 def test_what_a_checkpoint_asks_to_recompute_stays_recomputed_with_its_dropout() -> None:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
@@ -281,6 +283,7 @@ class SomeCheckpointed(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(of=4)
 @pytest.mark.parametrize("offload", [True, False])
 @pytest.mark.parametrize(("checkpoints", "others"), [(1, 1), (2, 1), (1, 2), (2, 0)])

@@ -56,6 +56,7 @@ def test_what_is_offloaded_is_on_the_host_between_forward_and_backward() -> None
     assert all(map(torch.equal, run.values, plain.values))
 
 
+@pytest.mark.slow
 def test_backward_runs_again_from_the_same_copies() -> None:
     chosen, model, x, _ = offloading("convolutions", 0.9)
     torch._dynamo.reset()
@@ -76,6 +77,7 @@ def test_a_graph_that_dies_without_a_backward_frees_its_copies() -> None:
     assert not graph_copies.copies()
 
 
+@pytest.mark.slow
 def test_without_offload_values_are_recomputed_alone() -> None:
     chosen, model, x, plain = offloading("convolutions", 0.9)
     options = vdnn.compile_options(chosen.budget_bytes, SLOW_CARD, offload=False)
@@ -87,6 +89,7 @@ def test_without_offload_values_are_recomputed_alone() -> None:
     assert alone.uuid() != chosen.uuid()
 
 
+@pytest.mark.slow
 def test_cuda_graphs_are_refused_while_something_is_offloaded() -> None:
     chosen, model, x, _ = offloading("convolutions", 0.9)
     sentence = "CombinationError: vdnn.compile_options does not work with the CUDA graphs of torch.compile: under this"

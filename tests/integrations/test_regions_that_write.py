@@ -211,6 +211,7 @@ def least_bytes(model: Writes) -> int:
     return int(found[1])
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(of=4)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_region_that_writes_to_its_inputs_computes_the_bits_of_plain_at_every_budget(program: type[Writes]) -> None:
@@ -227,6 +228,7 @@ def test_a_region_that_writes_to_its_inputs_computes_the_bits_of_plain_at_every_
         assert chosen.regions[0].by != "min-cut" or chosen.regions[0].offloaded_bytes
 
 
+@pytest.mark.slow
 def test_without_pre_images_the_same_programs_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint_graph, "keep_preimages", lambda *_: None)
     found = []

@@ -88,6 +88,7 @@ def test_a_network_is_made_at_its_batch() -> None:
             assert network.workload().inputs[0].shape[0] == network.batch
 
 
+@pytest.mark.slow
 def test_the_deep_ones_have_as_many_layers_as_their_names_say() -> None:
     for network in VDNN_NETWORKS:
         if network.name.startswith("VGG-"):

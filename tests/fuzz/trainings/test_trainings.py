@@ -35,6 +35,7 @@ def test_a_training_is_a_function_of_its_seed() -> None:
     assert program_of(3) != program_of(4)
 
 
+@pytest.mark.slow
 def test_two_thousand_trainings_have_all_ways_budgets_and_productions() -> None:
     programs: list[Program] = [program_of(seed) for seed in range(2000)]
     assert {way_of(one.mode).name for one in programs} == set(WAYS)

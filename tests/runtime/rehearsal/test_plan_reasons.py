@@ -18,6 +18,7 @@ from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.step.plan import Action
 
 
+@pytest.mark.slow
 def test_an_explanation_says_what_would_not_fit() -> None:
     report = plan_of(mlp, 8192, budget="min", optimizer="adamw", explains=40)
     refused = [one for one in report.storages if one.unfitting]

@@ -151,6 +151,7 @@ def test_a_checkpointed_block_is_computed_again_as_it_was() -> None:
     assert max(one.nbytes for one in found.recording.lifetimes) < 64 * 4 * 256 * 256 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_an_adapter_trains_the_frozen_model_under_it() -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")

@@ -59,6 +59,7 @@ def test_a_report_is_saved_and_loaded_whole(tmp_path: Path) -> None:
     assert (report.micro_batches, report.clips) == (2, True)
 
 
+@pytest.mark.slow
 def test_what_changes_bits_is_planned_only_if_it_is_named() -> None:
     report = vdnn.plan_training(words, 8, **TIGHT, budget="min", host="1GiB")
     assert report.allowed == ()
@@ -69,6 +70,7 @@ def test_what_changes_bits_is_planned_only_if_it_is_named() -> None:
         vdnn.plan_training(words, 8, **TIGHT, allow=("in-backward",), clip=True)
 
 
+@pytest.mark.slow
 def test_a_host_that_is_too_small_is_refused_with_the_layers_that_would_do() -> None:
     least = 4 * BLOCK_WEIGHTS * 4  # parameters, gradients and two moments of one layer
     with pytest.raises(InvalidArgumentError) as refused:

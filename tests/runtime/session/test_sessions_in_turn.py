@@ -159,6 +159,7 @@ def test_sessions_in_turn_are_as_one_around_the_loop(way: Callable[[Training], l
     assert all(map(torch.equal, several.parameters, one.parameters))
 
 
+@pytest.mark.slow
 def test_a_session_for_each_micro_batch_plans_the_step_that_they_make() -> None:
     def around_all(training: Training) -> list[Callable[[], Session]]:
         session = training.session()

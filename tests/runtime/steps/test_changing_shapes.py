@@ -86,6 +86,7 @@ def budget_of(lengths: list[int], share: float) -> int:
     return int(share * max(trained([max(lengths)] * 2).peaks))
 
 
+@pytest.mark.slow
 @quick_and_full("steps", 12, 20)
 def test_steps_of_any_length_keep_within_the_budget_and_cost_little(steps: int) -> None:
     lengths = random_lengths(steps)
@@ -167,6 +168,7 @@ def test_a_step_between_two_recorded_ones_moves_nothing_if_it_fits() -> None:
     assert slowdowns(ours, lengths)[4:] == pytest.approx([1] * 4)
 
 
+@pytest.mark.slow
 @quick_and_full("last", 448, 640)
 def test_sizes_that_grow_slowly_are_planned_ahead(last: int) -> None:
     lengths = list(range(256, last, 24))
@@ -176,6 +178,7 @@ def test_sizes_that_grow_slowly_are_planned_ahead(last: int) -> None:
     assert max(slowdowns(ours, lengths)[4:]) <= 1.2
 
 
+@pytest.mark.slow
 def test_models_in_turn_have_ladders_of_their_own_and_room_for_the_state_of_later_optimizers() -> None:
     """The state of an optimizer comes with its first step, which is the one that is recorded for the second model."""
     with VirtualMachine("rtx-4090") as machine:

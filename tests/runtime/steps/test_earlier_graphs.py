@@ -96,6 +96,7 @@ def test_what_a_held_graph_keeps_is_evicted_only_if_a_step_needs_its_memory() ->
     assert ample.session.counters.storages == 0
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(of=2)
 @pytest.mark.parametrize(("held", "recompute"), [("output", False), ("loss", True)])
 def test_an_evicted_graph_has_the_same_gradients(held: str, recompute: bool) -> None:
@@ -107,6 +108,7 @@ def test_an_evicted_graph_has_the_same_gradients(held: str, recompute: bool) -> 
     assert all(map(torch.equal, plain.gradients, ours.gradients))
 
 
+@pytest.mark.slow
 def test_saves_of_the_gate_leave_the_device_with_their_graph() -> None:
     """A plan that only moves settles, so the native gate has kept the saves of the held graph."""
     result = trained(budget_of(0.8), held="output", recompute=False)

@@ -231,6 +231,7 @@ def test_a_forked_child_drops_and_passes_through(monkeypatch: pytest.MonkeyPatch
         session.step()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_anywhere_leaves_the_next_step_right(monkeypatch: pytest.MonkeyPatch, expected: Any) -> None:
     """The steps that are interrupted hand over: the program holds a value, and goes back twice."""

@@ -309,6 +309,7 @@ def test_every_policy_is_run_as_it_predicts(policy: str) -> None:
     assert executed == planned.timeline
 
 
+@pytest.mark.slow
 def test_shares_and_the_least_are_budgets() -> None:
     recording = recording_of("resnet")
     least = trained_virtually("resnet", budget="min", steps=4)

@@ -37,6 +37,7 @@ def test_a_training_has_the_bits_of_plain_pytorch(optimizer: str, loop: str, man
     assert same(train(make, train_in), train(make, train_in, partial(manage, gradients=True)))
 
 
+@pytest.mark.slow
 @quick_and_full("seeds", 6, 20)
 @pytest.mark.drawn(of=3)
 @pytest.mark.parametrize("optimizer", ["adamw-foreach", "adamw-fused", "third-party"])
@@ -261,6 +262,7 @@ def test_a_failed_fetch_loses_nothing(manage: Manage, monkeypatch: pytest.Monkey
         assert same(gradients_of(plain), gradients_of(training))
 
 
+@pytest.mark.slow
 def test_300_steps_hold_no_more_than_three(manage: Manage) -> None:
     training, counts = begin(ADAMW), []
     with manage(training.optimizer, gradients=True) as session:

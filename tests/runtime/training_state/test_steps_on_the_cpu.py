@@ -201,6 +201,7 @@ def test_a_parameter_that_a_graph_saved_counts_as_modified(manage_on_cpu: Manage
             late.backward()
 
 
+@pytest.mark.slow
 def test_many_steps_do_not_grow(manage_on_cpu: Manage) -> None:
     training = begin(ADAMW)
     with manage_on_cpu(training.optimizer) as session:

@@ -52,6 +52,7 @@ def test_a_step_on_the_cpu_steps_the_host_copies(optimizer: str, on: str, manage
     assert poisoned
 
 
+@pytest.mark.slow
 @quick_and_full("seeds", 6, 20)
 @pytest.mark.drawn(of=2)
 @pytest.mark.parametrize("optimizer", ["adamw-foreach", "third-party"])
@@ -114,6 +115,7 @@ class CompilesItsStep(torch.optim.Optimizer):
             compiled(parameter.detach(), parameter.grad, state["mean"])
 
 
+@pytest.mark.slow
 def test_a_step_that_the_optimizer_compiles_has_the_bits_of_plain_pytorch(manage: Manage) -> None:
     from torch._dynamo import config
 

@@ -198,6 +198,7 @@ def test_each_refused_copy_to_the_host_leaves_the_bits(manage: Manage, monkeypat
         assert same(expected, train(ADAMW, LOOPS["plain"], inside, with_model=True))
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(of=4)
 @pytest.mark.parametrize("part", range(4))
 def test_each_call_of_the_driver_refused_in_turn_leaves_the_bits(part: int, fake_driver: FakeDriver) -> None:

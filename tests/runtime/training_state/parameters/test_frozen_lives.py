@@ -245,6 +245,7 @@ def test_ctrl_c_while_parameters_leave_waits_until_all_have(device: _C.Device, m
     assert same(values, values_of(model))
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(of=3)
 @pytest.mark.parametrize("part", range(3))
 def test_each_call_of_a_session_refused_in_turn_changes_no_bit(part: int, fake_driver: FakeDriver) -> None:
@@ -287,6 +288,7 @@ def test_each_host_allocation_refused_in_turn_leaves_parameters_on_the_device(fa
         device.close()
 
 
+@pytest.mark.slow
 def test_many_steps_do_not_grow(device: _C.Device) -> None:
     model = made("low-rank")
     with frozen_away(device, model) as session:
