@@ -137,6 +137,30 @@ def test_what_the_program_holds_of_a_copy_leaves_once_it_is_let_go(manage: Manag
         assert weight.data_ptr() != address
 
 
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}])
+@pytest.mark.parametrize("is_the_sessions", [True, False])
+def test_a_step_of_a_copy_that_the_program_holds_outlives_its_holder(
+    is_the_sessions: bool, options: dict[str, bool], manage: Manage
+) -> None:
+    """Fused steps write without a new version."""
+
+    def run(inside: Any) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model, kept = with_linear(), list[torch.Tensor]()
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **options) for _ in range(2)]
+        model[0].register_forward_hook(lambda module, *_: kept.append(module.weight.detach()))  # type: ignore[index,arg-type]
+        with inside(model, optimizers[0]):
+            for batch in batches():
+                model(batch).square().mean().backward()
+                optimizers[not is_the_sessions].step()
+                kept.clear()
+                optimizers[0].zero_grad()
+        return [one.detach().clone() for one in model.parameters()]
+
+    managed = lambda model, optimizer: manage(optimizer, model=model, parameters="all", recheck=0)  # noqa: E731
+    assert same(run(plain), run(managed))
+
+
 @pytest.mark.parametrize("kind", ["swapped", "copied"])
 def test_an_average_that_is_put_in_place_and_taken_out_again_has_the_bits(kind: str, all_away: Inside) -> None:
     """As many EMA classes do: apply_shadow() and restore()."""

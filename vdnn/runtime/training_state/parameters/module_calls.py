@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from vdnn.errors import VdnnError
 from vdnn.runtime.torch_internals import forks
@@ -82,6 +83,7 @@ class ModuleCalls:
         for handle in (
             hooks.register_module_forward_pre_hook(self._before),
             hooks.register_module_forward_hook(self._after, always_call=True),
+            register_optimizer_step_post_hook(self._stepped),
         ):
             self._undo.append(handle.remove)
         for module in self._model.modules():
@@ -231,6 +233,19 @@ class ModuleCalls:
             away.is_exposed = True
         elif away.on_device is not None:
             self._streaming.drop(away)
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        """An optimizer has stepped what is in place, or memory of the host if no session has it. torch's fused steps
+        write without a new version."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                away = self._away.get(id(parameter))
+                if away is None or away.on_device is None:
+                    continue
+                if away.is_in_place:
+                    away.is_exposed = True
+                else:
+                    self._streaming.drop(away)
 
     def read_in_graph(self, tensors: list[torch.Tensor]) -> None:
         """Between calls, a graph is made of these parameters."""
