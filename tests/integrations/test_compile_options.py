@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 import vdnn
 from vdnn.errors import CombinationError, InvalidArgumentError, TorchMissingError
 from vdnn.hardware import load_profile
-from vdnn.integrations.compile_options import BudgetPartitioner, RegionChoice
+from vdnn.integrations import compile_options
+from vdnn.integrations.compile_options import BudgetPartitioner, RegionChoice, hash_of_code
 from vdnn.runtime.storage import graph_copies
 from vdnn.runtime.torch_internals import joint_graph
 
@@ -355,10 +357,23 @@ def test_a_torch_without_partitioners_is_refused_with_the_version_that_has_them(
         vdnn.compile_options(ENOUGH, "h100")
 
 
-def test_the_uuid_changes_with_budget_hardware_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_uuid_changes_with_budget_hardware_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
     first = partitioner(ENOUGH)
     assert first.uuid() == BudgetPartitioner(ENOUGH, load_profile("h100")).uuid()
     others = {partitioner(ENOUGH - 1).uuid(), partitioner(ENOUGH, "titan-x").uuid()}
     before = first.uuid()
-    monkeypatch.setattr(vdnn, "__version__", "0.0.0")
+    monkeypatch.setattr(compile_options, "hash_of_code", lambda package: "of another version")
     assert len({before, first.uuid(), *others}) == 4
+
+
+def test_the_hash_of_the_code_changes_with_every_file_that_may_change_a_cut(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    paths = [tmp_path / "__init__.py", tmp_path / "inner" / "one.py", tmp_path / "_C.abi3.so"]
+    for path in paths:
+        path.write_text("same")
+    found = {hash_of_code(tmp_path)}
+    for path in paths:
+        path.write_text("changed")
+        hash_of_code.cache_clear()
+        found.add(hash_of_code(tmp_path))
+    assert len(found) == 4

@@ -8,6 +8,7 @@ hardware given.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -127,8 +128,9 @@ class BudgetPartitioner(joint_graph.Partitioner):
         return plan.cut.forward, plan.cut.backward
 
     def uuid(self) -> bytes:
-        """Differs with the version, the budget and the figures of the hardware: torch caches compiled graphs by it."""
-        text = repr((vdnn.__version__, torch.__version__, self.budget_bytes, self._profile, self._offloads))
+        """Differs with this package, the budget and the figures of the hardware: torch caches compiled graphs by it."""
+        package = Path(vdnn.__file__).parent
+        text = repr((hash_of_code(package), torch.__version__, self.budget_bytes, self._profile, self._offloads))
         return hashlib.sha256(text.encode()).digest()
 
     def _refusal(self, least: tuple[int, int]) -> InvalidArgumentError:
@@ -148,6 +150,16 @@ class BudgetPartitioner(joint_graph.Partitioner):
                 reason="under this budget values are offloaded, and a captured graph cannot move them",
                 way_out="Compile without CUDA graphs, set offload=False, or raise the budget",
             )
+
+
+@functools.cache
+def hash_of_code(package: Path) -> str:
+    """Differs with every line of the package and its native core: each may change a cut, whatever its version."""
+    found = hashlib.sha256()
+    for path in sorted([*package.rglob("*.py"), *package.glob("_C.*")]):
+        code = path.read_bytes()
+        found.update(f"{path.relative_to(package)} {len(code)} ".encode() + code)
+    return found.hexdigest()
 
 
 def _budget_bytes(budget: int | str) -> int:

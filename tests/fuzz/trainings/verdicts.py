@@ -10,7 +10,7 @@ import sys
 from tests.fuzz.outcomes import Kind, Verdict, apart, finalizers_watched, message_of, says_modified
 from tests.fuzz.program import Program
 from tests.fuzz.sessions import RECHECK, PlainDispatch
-from tests.fuzz.trainings.ways import LOST, Way, is_known, may_refuse, sessions_of, way_of
+from tests.fuzz.trainings.ways import Way, is_known, may_refuse, sessions_of, way_of
 from tests.fuzz.trainings.world import PlannedError, StepOutcome, Trace, Training
 from vdnn.errors import OperandModifiedError, RecomputeError, VdnnError
 from vdnn.runtime.recompute.proofs import disabled_recipes
@@ -85,7 +85,7 @@ def compared(step: int, plain: StepOutcome, ours: StepOutcome, program: Program,
     found = _difference(plain.trace, ours.trace, is_cut=plain.error is not None)
     if found is None:
         return Verdict(Kind.SAME)
-    return Verdict(Kind.LOST if re.search(LOST, program.listing()) else Kind.DIFFERENT, step, found)
+    return Verdict(Kind.DIFFERENT, step, found)
 
 
 def _is_same(plain: BaseException | None, ours: BaseException) -> bool:

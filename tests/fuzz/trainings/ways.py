@@ -147,12 +147,6 @@ class Refusal(NamedTuple):
 
 REFUSALS = (
     Refusal(
-        r"was written to while .* ran",
-        r"(frozen|all)[\s\S]*(writing\(|'write'|'numpy'|momentum\(|write_alias|initialized|greedy)",
-        "Found later it raises a `VdnnError` that names the parameter; a write while a module runs with its copy on "
-        "the device comes too late for that module, and is refused",
-    ),
-    Refusal(
         r"cannot be stepped on the CPU: the gradient of parameter .* is sparse",
         r"on the cpu[\s\S]*embedding\(",
         "Refused with a sentence: parameters that share memory, DTensors, sparse gradients",
@@ -167,13 +161,16 @@ REFUSALS = (
         r"(frozen|all)[\s\S]*(replace_data|momentum\(.*'data'|load\('(assign|swap)'\))",
         "`.to()` and `parameter.data = ...` inside are refused at the next call of the module",
     ),
+    Refusal(
+        r"the data of parameter .* were replaced",
+        r"(frozen|all)[\s\S]*(replace_data|momentum\(.*'data'|load\('(assign|swap)'\))",
+        "if the parameter was used again since: then the backward is refused with the name",
+    ),
 )
 
 
 # Faults that are known and not mended (#38). An entry is removed with its mend.
 KNOWN_FAULTS = (Refusal("Cannot swap t1 because it has weakref", r"load\('swap'\)", "of guarded parameters"),)
-# A write to a parameter on the host that no counter and no hash shows is lost, which the page says.
-LOST = r"program \d+, (frozen|all)[\s\S]*writing\('numpy', 'child'"
 
 
 def is_known(error: BaseException, listing: str) -> bool:

@@ -29,8 +29,8 @@ def test_poison_is_seen(device: _C.Device, monkeypatch: pytest.MonkeyPatch) -> N
     """A copy that is dropped too early changes the losses."""
     use_saved = Streaming.use_saved
 
-    def too_early(streaming: Streaming, away: Any) -> torch.Tensor:
-        tensor = use_saved(streaming, away).view(-1)
+    def too_early(streaming: Streaming, away: Any, **options: bool) -> torch.Tensor:
+        tensor = use_saved(streaming, away, **options).view(-1)
         tensor.fill_(float("nan"))
         return tensor
 

@@ -366,6 +366,126 @@ def test_a_state_dict_that_is_held_refuses_no_write_of_a_module(model: str, mana
     assert same(train(made(model)), train(made(model), inside))
 
 
+class Scaled(nn.Module):
+    """Saves its weight itself for the backward, where a linear layer saves a view of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH) * 1.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+@pytest.mark.parametrize("kind", [Scaled, partial(nn.RMSNorm, WIDTH), partial(nn.Linear, WIDTH, WIDTH)])
+@pytest.mark.parametrize("policy", ["keep", "recompute-all"])
+def test_data_that_are_replaced_between_forward_and_backward_are_used_as_torch_uses_them(
+    policy: str, kind: Callable[[], nn.Module], manage: Manage
+) -> None:
+    """The data of now where the graph saved the parameter, and those of before where it saved a view."""
+
+    def run(inside: Any) -> list[torch.Tensor]:
+        torch.manual_seed(4)
+        model = with_linear(kind())
+        optimizer, found = optimizer_of(model), list[torch.Tensor]()
+        with inside(model, optimizer):
+            for batch in batches():
+                loss = model(batch).square().mean()
+                for one in model.parameters():
+                    one.data = one.data * 0.9
+                loss.backward()
+                found += [loss.detach(), *(one.grad.clone() for one in model.parameters() if one.grad is not None)]
+                optimizer.step()
+                optimizer.zero_grad()
+        return found + [one.detach().clone() for one in model.parameters()]
+
+    managed = lambda model, optimizer: manage(optimizer, model=model, parameters="all", policy=policy)  # noqa: E731
+    assert same(run(plain), run(managed))
+
+
+def test_a_backward_whose_memory_of_replaced_data_is_gone_is_refused_with_the_name(manage: Manage) -> None:
+    model = with_linear()
+    optimizer, weight = optimizer_of(model), model.get_parameter("1.weight")
+    with manage(optimizer, model=model, parameters="all"):
+        loss = model(batches()[0]).square().mean()
+        weight.data = weight.data * 0.9
+        model(batches()[1])
+        with pytest.raises(VdnnError, match=r"the data of parameter 1\.weight were replaced"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("write", ["numpy", "dlpack", "storage", "address"])
+@pytest.mark.parametrize("when", ["between", "inside"])
+def test_a_write_to_a_copy_that_waits_for_its_gradient_is_kept_where_every_use_is_checked(
+    when: str, write: str, manage: Manage
+) -> None:
+    """A weight that a graph uses twice waits on the device, also while nothing runs."""
+
+    def run(inside: Any) -> list[torch.Tensor]:
+        torch.manual_seed(4)
+        model = with_linear(nn.Linear(WIDTH, WIDTH))
+        weight, optimizer = model.get_parameter("1.weight"), optimizer_of(model)
+        found, is_writing = list[torch.Tensor](), False
+
+        def changed(*_: object) -> None:
+            if is_writing:
+                UNSEEN[write](weight)
+
+        if when == "inside":
+            model.register_forward_pre_hook(changed)
+        with inside(model, optimizer):
+            for number, batch in enumerate(batches(5)):
+                first = model(batch)
+                is_writing = number >= 3
+                if when == "between":
+                    changed()
+                found += [first.detach(), model(batch).detach(), weight.detach().clone()]
+                is_writing = False
+                del first
+        return found
+
+    managed = lambda model, optimizer: manage(optimizer, model=model, parameters="all", recheck=1)  # noqa: E731
+    assert same(run(plain), run(managed))
+
+
+@pytest.mark.parametrize("what", ["all", "frozen"])
+def test_what_a_module_writes_to_memory_of_the_host_ahead_of_its_childs_call_is_used(what: str, manage: Manage) -> None:
+    """By numpy, whose memory the program took between calls: no counter shows it, and the child's copy is not fetched
+    ahead or used again."""
+
+    def run(inside: Any) -> list[torch.Tensor]:
+        torch.manual_seed(4)
+
+        class Parent(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.child = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+                self.child.requires_grad_(what == "all")
+                self.array: Any = None
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                x = self.first(x)
+                for _ in range(2):
+                    if self.array is not None:
+                        self.array *= 0.9
+                    with torch.no_grad():
+                        x = x + self.child(x)
+                return x
+
+        model = Parent()
+        weight, optimizer = model.child.weight, optimizer_of(model)
+        found = []
+        with inside(model, optimizer):
+            for number, batch in enumerate(batches(5)):
+                if number == 3:
+                    model.array = weight.detach().numpy()
+                found += [model(batch).detach(), weight.detach().clone()]
+        return found
+
+    managed = lambda model, optimizer: manage(optimizer, model=model, parameters=what, recheck=0)  # noqa: E731
+    assert same(run(plain), run(managed))
+
+
 def test_an_alias_of_data_that_were_replaced_does_not_see_the_new_ones(all_away: Inside) -> None:
     def run(inside: Inside) -> list[torch.Tensor]:
         torch.manual_seed(4)

@@ -14,7 +14,6 @@ changes its place; what is written to it is fetched by the next use.
 
 from __future__ import annotations
 
-import operator
 import sys
 import weakref
 from dataclasses import dataclass, field
@@ -60,10 +59,12 @@ class AwayParameter:
     is_in_place: bool = False  # the parameter's data are the copy on the device
     is_exposed: bool = False  # the program took `.data` of the copy on the device: its writes are not counted
     is_stepped: bool = False  # an optimizer has its data
+    replaced: int = 0  # how often the program put other data in the place of the parameter's
     host_holders: tuple[int, int] = (0, 0)  # of the memory of the host, if the program holds none of it
     host_hash: int | None = None  # of the host copy, if the program holds its memory and this use is checked
     hash_before: torch.Tensor | None = None  # of the copy on the device, if this use is checked
     checks: int = 0  # uses that were checked when it was new
+    all_checked: bool = True  # all uses so far were checked
     has_arrived: bool = False
     users: int = 0  # calls of modules that run, and a graph that holds it
     is_held: bool = False  # by a graph
@@ -94,8 +95,14 @@ class AwayParameter:
         return self.on_device is not None and is_held(self.on_device.tensors[0], tensors=2)
 
     def is_held_on_host(self) -> bool:
-        """True if the program holds memory of the host copy, while that on the device is in place."""
-        return any(map(operator.gt, holders_of(self.host.tensor), self.host_holders))
+        """True if the program holds memory of the host copy. Nobody is asked for mapped memory, which other parameters
+        share."""
+        if self.is_mapped:
+            return False
+        held, references = holders_of(self.host.tensor)
+        own_held, own_references = self.host_holders
+        is_the_parameters = storage_address(self.parameter) == storage_address(self.host.tensor)
+        return held > own_held + is_the_parameters or references > own_references
 
     @property
     def device(self) -> torch.device:
@@ -117,10 +124,14 @@ class AwayParameter:
 
     def is_there(self) -> bool:
         """True if the parameter's data are the host copy or the one on the device, and not what a program put there."""
-        storage = self.parameter.untyped_storage()._cdata
-        if storage == self.host.tensor.untyped_storage()._cdata:
+        storage = storage_address(self.parameter)
+        if storage == storage_address(self.host.tensor):
             return True
-        return self.on_device is not None and storage == self.on_device.tensors[0].untyped_storage()._cdata
+        return self.on_device is not None and storage == storage_address(self.on_device.tensors[0])
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def is_held(tensor: torch.Tensor, *, tensors: int) -> bool:

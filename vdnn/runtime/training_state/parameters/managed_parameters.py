@@ -284,6 +284,7 @@ class ManagedParameters:
         refused_bytes = 0
         with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
             goes_home = away.home is not None or is_to_be_used
+            away.replaced += not (away.is_in_place or away.is_there())
             if away.is_in_place and not goes_home and self._calls is not None:
                 self._calls.in_step(away)  # a copy that the program holds stays
             if not away.is_in_place and away.is_there():

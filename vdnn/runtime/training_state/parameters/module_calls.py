@@ -65,7 +65,7 @@ class ModuleCalls:
         self._writes = writes
         self._let_stay = let_stay
         self.uses = GraphUses(self._let_go)
-        streaming.let_go = self._let_go
+        streaming.let_go, streaming.adopt = self._let_go, self._adopt
         self._calls = _Calls()
         self._running = 0  # outermost calls, on all threads
         # Those that a module is known to read without taking them from the module that has them.
@@ -299,7 +299,8 @@ class ModuleCalls:
             away.put_host_in_place()
             if found is Found.ON_HOST:
                 self._too_late.append(Use(away, self._name_of(module)))
-                self._streaming.drop(away)
+            if found is Found.ON_HOST or away.is_held_on_host():
+                self._streaming.drop(away)  # the program may write to what it holds
             return True
 
     def _name_of(self, module: torch.nn.Module | None) -> str:
@@ -351,6 +352,7 @@ class ModuleCalls:
                 "with parameters= manages it. Convert the model before the session, or after it."
             )
         data, host, moving = native_data(away.parameter), away.host, away.on_device
+        away.replaced += 1
         # Nor is memory of the host that the program holds that of the parameter any longer.
         if is_held(data, tensors=2) or away.is_held_on_host() or data.stride() != host.tensor.stride():
             self._give_back(away, "the program put another tensor in its place, and holds one of the two")

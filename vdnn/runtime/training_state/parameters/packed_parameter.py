@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from vdnn.errors import VdnnError
 from vdnn.runtime.storage.kept import unpack_without_hooks
 from vdnn.runtime.torch_internals import forks
 from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out
@@ -33,7 +34,10 @@ Unpack = Callable[[Any], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedParameter:
-    """A view of `away`, saved at `version` of the parameter."""
+    """A view of `away`, saved at `version` of the parameter. `is_itself`: the parameter was saved, and no view of it.
+
+    [Note: Data that are replaced] Where a graph saved the parameter itself, torch's backward uses the data that the
+    parameter has then, also those of `parameter.data = ...`. A view keeps the memory that it is of."""
 
     away: AwayParameter
     streaming: Streaming
@@ -42,6 +46,8 @@ class PackedParameter:
     stride: tuple[int, ...]
     offset: int
     version: int
+    replaced: int
+    is_itself: bool
     forks: int
 
     def unpack(self) -> torch.Tensor:
@@ -49,9 +55,18 @@ class PackedParameter:
         found = self.away.parameter._version
         if found != self.version:
             raise_modified(self.away.parameter.type(), self.size, found, self.version)
+        if not self.is_itself and self.away.replaced != self.replaced:
+            raise VdnnError(
+                f"the data of parameter {self.away.name} were replaced (parameter.data = ...) between a forward pass "
+                "and its backward, which needs those of before. They have no memory any more under parameters=. "
+                "Replace them ahead of the forward pass or behind the backward, or write to them in place."
+            )
         with torch.no_grad(), outside_of_transforms():
             # A forked child has no device; it reads the host copy.
-            whole = self.streaming.use_saved(self.away) if forks.count == self.forks else self.away.host.tensor
+            if forks.count == self.forks:
+                whole = self.streaming.use_saved(self.away, is_present=self.is_itself)
+            else:
+                whole = self.away.host.tensor
             part = whole if whole.dtype is self.dtype else whole.view(self.dtype)
             return part.as_strided(self.size, self.stride, part.storage_offset() + self.offset)
 
@@ -111,6 +126,8 @@ class ParameterSaves:
             tensor.stride(),
             int(tensor.storage_offset()),
             away.parameter._version,
+            away.replaced,
+            tensor is away.parameter,
             forks.count,
         )
 

@@ -82,6 +82,7 @@ def away_now(parameter: torch.Tensor) -> AwayParameter | None:
     if away is None:
         return None
     if not away.is_there():
+        away.replaced += 1
         away.manager.stay(away, native_data(parameter), "it was moved or replaced")
         return None
     return away if away.manager.drop(away) else None

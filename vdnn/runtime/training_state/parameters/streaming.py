@@ -40,6 +40,7 @@ class Streaming:
 
     def __init__(self, saves: ParameterSaves, writes: Writes, window_bytes: int) -> None:
         self.let_go: Callable[[AwayParameter], bool] = lambda away: True  # True: its data are on the host now
+        self.adopt: Callable[[AwayParameter], bool] = lambda away: True  # called for data that the program replaced
         self._writes = writes
         self.fetches = Fetches()
         self.lock = threading.RLock()
@@ -79,9 +80,12 @@ class Streaming:
                 self._order.used(phase, one.number)
             self._fetch_ahead()
 
-    def use_saved(self, away: AwayParameter) -> torch.Tensor:
-        """The copy on the device of a parameter that a backward uses."""
+    def use_saved(self, away: AwayParameter, *, is_present: bool) -> torch.Tensor:
+        """The copy on the device of a parameter that a backward uses. `is_present`: it uses the data that the parameter
+        has now, also if the program replaced them."""
         with self.lock:
+            if is_present and away.number in self._known and not (away.is_stepped or away.is_there()):
+                self.adopt(away)
             if away.number not in self._known:
                 return native_data(away.parameter)  # it went back to the device
             if not self._backward_ends:
@@ -154,8 +158,8 @@ class Streaming:
             if one is None or number in expected:
                 break
             expected.add(number)
-            if one.on_device is not None:
-                continue
+            if one.on_device is not None or one.is_held_on_host():
+                continue  # the program may write to what it holds
             if ahead_bytes and ahead_bytes + one.nbytes > self._window_bytes:
                 break
             ahead_bytes += one.nbytes

@@ -4,15 +4,15 @@
 has changed, or if the program took `.data`. At the end of each use such a copy is written over the host copy. Writes
 that torch does not count (DLPack, an address, a kernel of somebody's own) show in a hash of the bytes at both ends of a
 use. The first uses of a parameter are checked so, and then all uses in one call of the model of every `one_in`, drawn
-from a seed, for as long as the session lasts. A write that is found in the first uses is kept: every use before was
-checked. Found later it is refused, because uses before have lost it.
+from a seed, for as long as the session lasts. A write is kept if every use before was checked, as in the first uses.
+Otherwise it is refused, because uses before may have lost one.
 
 Memory of the host that the program holds may be written to while a module runs with the copy on the device. Such a
 write comes too late for the module, so it is refused. A version that has changed does not say which of the two memories
 was written to, so the copy on the device is hashed in each use for as long as the program holds the other one.
 
-[Note: Cost of checks] A checked use reads the copy twice on the device. In the first uses the host waits for the result
-of each, later once at the end of the call of the model.
+[Note: Cost of checks] A checked use reads the copy twice on the device. The host waits for the result of each for as
+long as all uses are checked, later once at the end of the call of the model.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Writes:
         self._calls = 0
         self._next = self._one_of_window(0)
         self._is_checking = False
+        self._is_compared = False  # hashes wait for the end of a call
         self._pairs: weakref.WeakKeyDictionary[Transport, HashPairs[Use]] = weakref.WeakKeyDictionary()
         self.kept: dict[str, int] = {}  # how often writes to a parameter were kept, by name
 
@@ -79,11 +80,12 @@ class Writes:
             self._next = self._one_of_window(self._calls)
 
     def call_ends(self) -> list[Use]:
-        """The uses of this call in which a parameter was written to in a way that torch does not count, where earlier
-        uses were not checked. Blocks if the call was checked."""
-        if not self._is_checking:
-            return []
+        """The uses up to the end of this call in which a parameter was written to in a way that torch does not count,
+        where earlier uses were not checked. Blocks if any was checked."""
         self._is_checking = False
+        if not self._is_compared:
+            return []
+        self._is_compared = False
         return [use for pairs in list(self._pairs.values()) for use in pairs.differing()[1]]
 
     def _one_of_window(self, begin: int) -> int:
@@ -98,13 +100,14 @@ class Writes:
         if transport.fake or away.on_device is None:
             return
         is_checked = bool(self._one_in) and (away.checks < _FIRST or self._is_checking)
-        is_held = not away.is_mapped and away.is_held_on_host()
+        is_held = away.is_held_on_host()
         if is_checked and is_held:
             away.host_hash = _hash_of(away.host.tensor)
         if transport.has_kernels and (is_checked or is_held):
             with contextlib.suppress(DriverError, torch.OutOfMemoryError):  # this use is not checked
                 address = away.on_device.addresses[0]
                 away.hash_before = self._of(transport).hash(address, away.nbytes, transport.current_stream())
+        away.all_checked &= away.hash_before is not None
 
     def use_ends(self, away: AwayParameter, module: Callable[[], str]) -> Found | None:
         """Keeps what was written to the copy on the device, whose holders have let it go."""
@@ -140,14 +143,15 @@ class Writes:
         away.version, away.copy_version = away.parameter._version, moving.tensors[0]._version
 
     def _checked(self, away: AwayParameter, before: torch.Tensor, module: Callable[[], str]) -> Found | None:
-        if away.checks < _FIRST:
-            away.checks += 1
+        away.checks += 1
+        if away.all_checked:
             return Found.UNSEEN if self._differs(away, before) else None
         transport, moving = away.copies.transport, away.on_device
-        if self._is_checking and moving is not None:
+        if moving is not None:
             with contextlib.suppress(DriverError, torch.OutOfMemoryError):
                 stream, address = transport.current_stream(), moving.addresses[0]
                 self._of(transport).compare(Use(away, module()), before, address, away.nbytes, stream)
+                self._is_compared = True
         return None
 
     def _differs(self, away: AwayParameter, before: torch.Tensor | None) -> bool:
