@@ -685,6 +685,43 @@ class Mover:
         """Hands over the storage of this native object, if it is light."""
 
 @final
+class RunningModules:
+    """Follows the calls of modules. See csrc/hooks/running_modules.h."""
+
+    notes_everything: bool  # also while the gate serves a settled step
+    def __new__(cls, *parts: object) -> RunningModules: ...
+    def enter(self, module: Any, /) -> None:
+        """A call of this module begins on this thread."""
+    def leave(self, module: Any, output: object, /) -> None: ...
+    def stack(self, /) -> list[Any]:
+        """The modules that run on this thread, the outermost first: always the same list of a thread."""
+    def note(
+        self,
+        before: Callable[[Any, int], object] | None,
+        behind: Callable[[Any, object, int], object] | None,
+        gate: Gate | None,
+        /,
+    ) -> None:
+        """Calls these two at the boundaries of module calls, with the facts to note. While the gate serves a settled
+        step, only where they are needed."""
+    def need(self, module: int, facts: int, /) -> None:
+        """From now on these facts are noted around the module with this id."""
+    def notes_all(self, /) -> bool:
+        """True if all facts are noted on this thread now."""
+    def begin_anew(self, of_thread: object, /) -> None:
+        """No module runs any more. The attribute `stack` of `of_thread` is the list of a thread."""
+
+def settings_were_read(node: int, /) -> None:
+    """The settings of torch were read on this thread, and the next node will have this sequence number."""
+
+def settings_were_read_around(node: int, /) -> bool:
+    """True if that happened at the last module boundary ahead of this node or behind that, and at the first behind the
+    node or ahead of that."""
+
+def modules_around(node: int, /) -> list[int]:
+    """The ids of the modules of these boundaries, where no reading is nearer."""
+
+@final
 class Gate:
     """The pack and unpack hooks of a session that follows plans. See csrc/hooks/gate.h."""
 

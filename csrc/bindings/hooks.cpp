@@ -3,6 +3,7 @@
 #include "hooks/gate.h"
 
 #include "bindings/bindings.h"
+#include "hooks/running_modules.h"
 #include "hooks/native_parts.h"
 
 namespace py = pybind11;
@@ -10,7 +11,7 @@ namespace py = pybind11;
 namespace vdnn {
 
 void bind_hooks(py::module_& module) {
-  if (!hooks::add_gate(module.ptr())) {
+  if (!hooks::add_gate(module.ptr()) || !hooks::add_running_modules(module.ptr())) {
     throw py::error_already_set();
   }
 }

@@ -38,6 +38,7 @@ struct Gate final {
   Ledger* ledger;
   Mover* mover;  // of its parts
   std::size_t position;
+  Py_ssize_t noted_depth;  // so many modules have run since before the gate opened: see running_modules.cpp
   unsigned long save_thread;
   unsigned long use_thread;  // 0: not known yet
   char attention;            // the next point is one for Python
@@ -46,6 +47,9 @@ struct Gate final {
 inline Gate* gate_of(PyObject* self) {
   return reinterpret_cast<Gate*>(self);
 }
+
+// The type of gates.
+[[nodiscard]] PyTypeObject* gate_type();
 
 // Tells Python of a point that the gate served. Returns false with a Python error set.
 bool moved(const Gate* gate, std::size_t position);

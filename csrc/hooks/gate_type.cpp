@@ -9,6 +9,8 @@
 namespace vdnn::hooks {
 namespace {
 
+PyTypeObject* type_of_gates = nullptr;
+
 PyObject* open(PyObject* self, PyObject* arguments) {
   Gate* gate = gate_of(self);
   PyObject *script = nullptr, *stack = nullptr;
@@ -22,6 +24,7 @@ PyObject* open(PyObject* self, PyObject* arguments) {
   Py_XSETREF(gate->stack, stack);
   gate->ledger->begin_step(gate->followed->script.lifetimes);
   gate->position = static_cast<std::size_t>(position);
+  gate->noted_depth = PyList_GET_SIZE(stack);
   gate->save_thread = PyThread_get_thread_ident();
   gate->use_thread = 0;
   gate->attention = 0;
@@ -194,10 +197,17 @@ PyType_Spec gate_spec = {"vdnn._C.Gate", sizeof(Gate), 0, Py_TPFLAGS_DEFAULT | P
 
 }  // namespace
 
+PyTypeObject* gate_type() {
+  return type_of_gates;
+}
+
 bool add_gate(PyObject* module) {
-  const Reference gate = Reference::stolen(PyType_FromSpec(&gate_spec));
-  return gate && PyObject_SetAttrString(module, "Gate", gate.get()) == 0 && add_script(module) &&
-         add_kept_save(module) && add_mover(module);
+  if (type_of_gates == nullptr) {
+    type_of_gates = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&gate_spec));
+  }
+  return type_of_gates != nullptr &&
+         PyObject_SetAttrString(module, "Gate", reinterpret_cast<PyObject*>(type_of_gates)) == 0 &&
+         add_script(module) && add_kept_save(module) && add_mover(module);
 }
 
 }  // namespace vdnn::hooks

@@ -44,8 +44,8 @@ def facts_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """1: takes eps and bias from the module's attributes."""
     leave = SessionRecipes.after_module
 
-    def after_module(self: SessionRecipes, module: torch.nn.Module, args: object, output: object) -> None:
-        leave(self, module, args, output)
+    def after_module(self: SessionRecipes, module: torch.nn.Module, output: object, facts: int) -> None:
+        leave(self, module, output, facts)
         node: Any = output.grad_fn if isinstance(output, torch.Tensor) else None
         for _ in range(3 if isinstance(module, _NORMS) else 0):
             if node is None:

@@ -3,7 +3,7 @@
 A program may change settings around a single operation, and a recipe may reach back over many. `observe_flags` reads
 them at saves and around modules, and notes them with autograd's sequence number, for each thread. A save belongs to
 the node that was created last. The settings of a node without a save are known if the readings before and after it
-agree; otherwise `flags_of` returns None.
+agree, and if they were read at the boundaries of module calls next to it; otherwise `flags_of` returns None.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from vdnn._C import settings_were_read, settings_were_read_around
 from vdnn.runtime.recompute.backend_flags import Flags, backend_flags
 from vdnn.runtime.recompute.operation import Node
 
@@ -59,6 +60,7 @@ def observe_flags(*, at_save: bool = False) -> None:
         thread.epochs.pop(thread.number - _EPOCHS, None)
         thread.flags = flags
     thread.last = now
+    settings_were_read(now)
     if at_save and now:
         slot = (now - 1) & _LAST
         if thread.nodes[slot] != now - 1:
@@ -76,7 +78,7 @@ def flags_of(node: Node, *, at_save: bool) -> Flags | None:
     if thread.nodes[slot] == number:
         epoch = thread.epochs.get(thread.epochs_of[slot])
         return None if epoch is None else epoch.flags
-    if at_save:
+    if at_save or not settings_were_read_around(number):
         return None
     unsure_from = thread.last
     for epoch in reversed(thread.epochs.values()):
@@ -86,3 +88,8 @@ def flags_of(node: Node, *, at_save: bool) -> Flags | None:
             return epoch.flags
         unsure_from = epoch.unsure_from
     return None
+
+
+def were_observed_at_save(number: int) -> bool:
+    """True if the node with this number saved something itself, on this thread, where the settings were read."""
+    return _this_thread.nodes[number & _LAST] == number

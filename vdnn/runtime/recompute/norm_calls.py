@@ -48,6 +48,7 @@ _NORM_NODES = frozenset(
     )
 )
 _PLAIN = frozenset(PLAIN_CLASSES)  # other classes may change the arguments
+_MOST_NORMS = 32  # of which a thread knows the module: the last ones, as a recipe is short
 _AFTER_NORM = 4  # nodes that one call may make after its norm: views, casts
 
 
@@ -86,8 +87,26 @@ _SIGNATURES = _signatures()
 _PYTHON_NORMS = tuple((one.__name__, one) for one in _SIGNATURES if isinstance(one, FunctionType))
 
 
+class _Here(threading.local):
+    """The module around whose forward this thread has pushed the mode, and which modules made its last norms."""
+
+    def __init__(self) -> None:
+        self.module: torch.nn.Module | None = None
+        self.made_by: dict[int, int] = {}  # ids, by the sequence number of the node
+
+    def made(self, number: int) -> None:
+        if self.module is not None:
+            while len(self.made_by) >= _MOST_NORMS:
+                del self.made_by[next(iter(self.made_by))]
+            self.made_by[number] = id(self.module)
+
+
 class _NormCalls(BaseTorchFunctionMode):  # type: ignore[misc,unused-ignore]
     """Notes facts on the nodes of the norms that are called, and passes every call through."""
+
+    def __init__(self, here: _Here) -> None:
+        super().__init__()
+        self._here = here
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -102,25 +121,31 @@ class _NormCalls(BaseTorchFunctionMode):  # type: ignore[misc,unused-ignore]
         made = func(*args, **kwargs)
         for one in reads:
             given = kwargs.get(one.keyword, one.default)
-            _note(made, begin, one, args[one.position] if len(args) > one.position else given)
+            number = _note(made, begin, one, args[one.position] if len(args) > one.position else given)
+            if number is not None:
+                self._here.made(number)
         return made
 
 
-def _note(made: Any, begin: int, reads: _Reads, given: Any) -> None:
-    """Note the fact on the norm's node, which was created after `begin`."""
+def _note(made: Any, begin: int, reads: _Reads, given: Any) -> int | None:
+    """Note the fact on the norm's node, which was created after `begin`. Return the node's sequence number."""
     output = made[0] if isinstance(made, tuple) else made
     node = output.grad_fn if isinstance(output, torch.Tensor) else None
     for _ in range(_AFTER_NORM):
-        if node is None or node._sequence_nr() < begin:
-            return
+        if node is None:
+            return None
+        number: int = node._sequence_nr()
+        if number < begin:
+            return None
         if node.name() in _NORM_NODES:
             if reads.keyword == "bias":
                 note_fact(node, NO_BIAS, given is None)
             elif given is None or isinstance(given, (int, float)):
                 note_fact(node, EPS, None if given is None else float(given))
-            return
+            return number
         edges = node.next_functions
         node = edges[0][0] if edges else None
+    return None
 
 
 class NormWatch:
@@ -128,8 +153,8 @@ class NormWatch:
     `leave`. If an exception left the mode on the stack, the next call of either removes it."""
 
     def __init__(self) -> None:
-        self._mode = _NormCalls()
-        self._local = threading.local()
+        self._here = _Here()
+        self._mode = _NormCalls(self._here)
         self._kinds: dict[type[torch.nn.Module], bool] = {}
 
     def enter(self, module: torch.nn.Module) -> None:
@@ -142,21 +167,25 @@ class NormWatch:
         self.remove()
         if (module._modules and not isinstance(module, _NORMS)) or not _may_push(module):
             return
-        self._local.module = module
+        self._here.module = module
         _push(self._mode)
 
     def leave(self, module: torch.nn.Module) -> None:
-        if getattr(self._local, "module", None) is module:
+        if self._here.module is module:
             self.remove()
+
+    def module_of(self, number: int) -> int | None:
+        """The id of the module that made this node on this thread, if the node is a norm's and was made lately."""
+        return self._here.made_by.get(number)
 
     def remove(self) -> None:
         """Take this thread's mode off the stack, if it is on top. Modes of the program stay where they are."""
-        if getattr(self._local, "module", None) is None:
+        if self._here.module is None:
             return
         depth = _depth()
         if depth and _at(depth - 1) is self._mode:
             _pop()
-        self._local.module = None
+        self._here.module = None
 
 
 def _calls_norms(kind: type[torch.nn.Module]) -> bool:

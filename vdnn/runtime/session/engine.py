@@ -141,8 +141,8 @@ class Engine:
                 with contextlib.ExitStack() as stack:
                     stack.enter_context(self.modules)
                     stack.enter_context(hooks_that_step_aside())
-                    for handle in self.packer.watch_modules():
-                        stack.callback(handle.remove)
+                    for end in self.packer.watch_modules():
+                        stack.callback(end)
                     stack.callback(register_optimizer_step_pre_hook(self._optimizer_steps).remove)
                     stack.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
                     self._installed = stack.pop_all()

@@ -16,8 +16,7 @@ a hook restores the grad mode itself, by a native call in a `finally`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -102,7 +101,9 @@ class Packer:
         planned = self._planned = None if self._watch is None else PlannedHooks(self, self._watch, readers)
         self.pack_hook, self.unpack_hook = hooks_of(self if planned is None else planned.gate, parameters)
         unpack = self.unpack_hook
-        self.recipes = SessionRecipes(unpack, steps, tolerance, rechecks, readers) if steps.recomputes else None
+        self.recipes = (
+            SessionRecipes(unpack, steps, tolerance, rechecks, readers, modules.running) if steps.recomputes else None
+        )
         self.missing = Missing(self.unpack if planned is None else planned.recomputes.unpack_operand, steps, readers)
         self.storages = SavedStorages(modules, self.recipes, self.table)
         self.lookahead = self.storages.lookahead
@@ -110,13 +111,10 @@ class Packer:
         self._parameters = parameters
         self._forks, self._has_cuda = forks.count, torch.cuda.is_available()
 
-    def watch_modules(self) -> Iterator[Any]:
-        """Installs the module hooks that recipes need, and yields their handles to the session that installs this."""
+    def watch_modules(self) -> Iterator[Callable[[], None]]:
+        """Notes at module calls what recipes need. Yields what ends that, for the session that installs this."""
         if self.recipes is not None:
-            observe_flags()
-            yield self.recipes.norms
-            yield torch.nn.modules.module.register_module_forward_pre_hook(self.recipes.before_module)
-            yield torch.nn.modules.module.register_module_forward_hook(self.recipes.after_module, always_call=True)
+            yield from self.recipes.watch_modules(None if self._planned is None else self._planned.gate)
 
     # The end, see abandoned.py.
 

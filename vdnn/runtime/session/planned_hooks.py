@@ -144,6 +144,8 @@ class PlannedHooks:
         followed.step.save_key = event.key
         action = None if event.planned is None else followed.executor.plan.lifetimes[event.planned].action
         if is_new and action in _DISCARDS and not packer.discards(packed, tensor, node):
+            if packer.recipes is not None:
+                packer.recipes.not_found()
             return packer.follow(tensor, storage, node, transport, (packed, is_new))
         self.gate.advance()
         if is_new and event.planned is not None and action is not None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vdnn import _C
 from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.recompute import (
     NormWatch,
@@ -25,10 +26,13 @@ from vdnn.runtime.recompute import (
     owner_recipe,
 )
 from vdnn.runtime.recompute.codecs import Codec, codec_for
+from vdnn.runtime.recompute.flag_epochs import were_observed_at_save
 from vdnn.runtime.recompute.later_recipe import later
+from vdnn.runtime.recompute.leaf_versions import reader_of
 from vdnn.runtime.recompute.proofs import Outcome, Place, Proofs, always
 from vdnn.runtime.recompute.readers import Readers
 from vdnn.runtime.recompute.rechecks import Check, Rechecks
+from vdnn.runtime.recompute.recipe import Leaf
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.recompute.snapshots import Snapshots
 from vdnn.runtime.recompute.tolerance import Tolerance
@@ -38,10 +42,12 @@ from vdnn.runtime.storage.kept import unpack_without_hooks
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.module_watch import LEAVES, NORMS, SETTINGS
 from vdnn.step.forms import Form
 from vdnn.step.plan import Action
 from vdnn.step.recording import SaveKey, key_of_encoded
 
+_MOST_FAILURES = 2  # of settled steps
 _DEPTH = 8  # operations in a chain
 _LATER_SAVES = 8  # an integer save waits for so many later saves, whose nodes are searched for its maker
 
@@ -81,7 +87,10 @@ class SessionRecipes:
         tolerance: Tolerance,
         rechecks: Rechecks,
         readers: Readers,
+        running: _C.RunningModules,
     ) -> None:
+        self._running = running
+        self._failures = 0
         self._codecs = steps.codecs
         self._our_unpack = our_unpack
         self._steps = steps
@@ -105,18 +114,52 @@ class SessionRecipes:
     def _gauges(self) -> Gauges | None:
         return self._steps.gauges
 
-    # Module hooks.
+    # At the boundaries of module calls: see [Note: Facts at boundaries] in module_watch.py.
 
-    def before_module(self, module: torch.nn.Module, args: object) -> None:
-        if not torch.compiler.is_compiling():
+    def watch_modules(self, gate: _C.Gate | None) -> Iterator[Callable[[], None]]:
+        """Notes facts from now on. Yields what ends that."""
+        observe_flags()
+        yield self.norms.remove
+        self._running.note(self.before_module, self.after_module, gate)
+        yield self._forget_modules
+
+    def _forget_modules(self) -> None:
+        self._running.note(None, None, None)
+
+    def before_module(self, module: torch.nn.Module, facts: int) -> None:
+        if facts & SETTINGS:
             observe_flags()
+        if facts & LEAVES:
             observe_parameters(module)
+        if facts & NORMS:
             self.norms.enter(module)
 
-    def after_module(self, module: torch.nn.Module, args: object, output: object) -> None:
-        if not torch.compiler.is_compiling():
+    def after_module(self, module: torch.nn.Module, output: object, facts: int) -> None:
+        if facts & NORMS:
             self.norms.leave(module)
+        if facts & SETTINGS:
             observe_flags()
+
+    def _need_facts_of(self, recipe: Recipe) -> None:
+        """A plan follows this recipe, which settled steps will find again: there the same facts are noted."""
+        need = self._running.need
+        for node in recipe.nodes:
+            if not were_observed_at_save(node):
+                for module in _C.modules_around(node):
+                    need(module, SETTINGS)
+            norm = self.norms.module_of(node)
+            if norm is not None:
+                need(norm, NORMS)
+        for given in recipe.given:
+            reader = reader_of(given.tensor) if isinstance(given, Leaf) else None
+            if reader is not None:
+                need(reader, LEAVES)
+
+    def not_found(self) -> None:
+        """A recipe was not found in a settled step. Programs that make their modules anew in each step need all facts
+        of each module."""
+        self._failures += 1
+        self._running.notes_everything = self._failures >= _MOST_FAILURES
 
     # At the saves.
 
@@ -200,6 +243,8 @@ class SessionRecipes:
             if not self._discard(managed, recipe, save_key, is_exact=is_exact):
                 return False
             self.readers.add(managed, recipe)
+            if self._running.notes_all():
+                self._need_facts_of(recipe)
             return True
         self._can_be_recomputed(managed, recipe.name, recipe.operands, self._proofs.cost(recipe.name, recipe.signature))
         if not managed.transport.fake:

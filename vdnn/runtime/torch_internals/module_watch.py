@@ -1,7 +1,11 @@
 """Follows module calls through torch's global hooks: the running modules, and the storages of parameters and buffers.
 
 The storages are read again at every call of a module, because FSDP and similar libraries swap parameter storages
-between calls.
+between calls. csrc/hooks/running_modules.cpp does that. The hooks themselves are in Python, which dynamo reads.
+
+[Note: Facts at boundaries] A session that recomputes notes facts at the beginning and at the end of module calls: the
+settings of torch, the versions of leaves, the arguments of norms. In a settled step it notes them only where a recipe
+of earlier steps needed them. What was not noted is not known, and then nothing is recomputed from it.
 """
 
 from __future__ import annotations
@@ -9,13 +13,19 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.modules.conv import _ConvNd
 
+from vdnn import _C
 from vdnn.runtime.torch_internals.storage_set import StorageSet
-from vdnn.runtime.torch_internals.tensor_kinds import storage_of
+from vdnn.runtime.torch_internals.tensor_kinds import CLASSES_WITH_DATA, storage_of
+
+# The facts of [Note: Facts at boundaries]; csrc/hooks/running_modules.cpp has the same numbers.
+SETTINGS, LEAVES, NORMS = 1, 2, 4
+_is_compiling = torch.compiler.is_dynamo_compiling  # constant while dynamo reads the hooks
 
 
 class MarkedModules:
@@ -45,11 +55,19 @@ class ModuleWatch:
     Modules may be added to `marked` at any time. `begins` is called at the beginning of each outermost module call.
     """
 
-    def __init__(self, marked: MarkedModules, begins: Callable[[torch.nn.Module], None] | None = None) -> None:
+    def __init__(self, marked: MarkedModules, begins: Callable[[torch.nn.Module], object] | None = None) -> None:
         self.parameters = StorageSet()
         self.marked = marked
-        self._begins = begins
-        self._calls = _Calls()
+        self.running = _C.RunningModules(
+            begins,
+            partial(_add_storage, self.parameters),
+            CLASSES_WITH_DATA,
+            self.parameters.references,
+            torch._C.TensorBase.untyped_storage,
+            torch._C._autograd._get_sequence_nr,
+            vars(torch.compiler),
+            _Calls(),
+        )
         self._handles: list[Any] = []
         self._paths: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
         self._models: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
@@ -66,40 +84,27 @@ class ModuleWatch:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._calls = _Calls()
+        self.running.begin_anew(_Calls())
 
     def _enter_module(self, module: torch.nn.Module, args: object) -> None:
-        if torch.compiler.is_compiling():
-            return  # the compiled code has no module calls: its saves belong to the whole region
-        stack = self._calls.stack
-        if not stack and self._begins is not None:
-            self._begins(module)
-        stack.append(module)
-        for group in (module._parameters, module._buffers):
-            for tensor in group.values():
-                storage = None if tensor is None else storage_of(tensor)
-                if storage is not None:
-                    self.parameters.add(storage)
+        if not _is_compiling():
+            self.running.enter(module)
 
     def _leave_module(self, module: torch.nn.Module, args: object, output: object) -> None:
-        if torch.compiler.is_compiling():
-            return
-        stack = self._calls.stack
-        # An exception may have skipped the exits of inner modules, and a graph break the entry of this one.
-        while module in stack and stack.pop() is not module:
-            pass
+        if not _is_compiling():
+            self.running.leave(module, output)
 
     def stack(self) -> list[torch.nn.Module]:
         """The module calls that are running on this thread, the outermost first: always the same list of a thread."""
-        return self._calls.stack
+        return self.running.stack()
 
     def innermost(self) -> torch.nn.Module | None:
-        stack = self._calls.stack
+        stack = self.running.stack()
         return stack[-1] if stack else None
 
     def path(self) -> str:
         """The name of the innermost module in named_modules() of the outermost, or its class name if it has none."""
-        stack = self._calls.stack
+        stack = self.running.stack()
         if not stack:
             return ""
         root, module = stack[0], stack[-1]
@@ -110,7 +115,7 @@ class ModuleWatch:
 
     def model(self) -> int:
         """Tells models with other parameters apart, though their modules have the same names; 0 outside of a module."""
-        stack = self._calls.stack
+        stack = self.running.stack()
         if not stack:
             return 0
         model = self._models.get(stack[0])
@@ -119,7 +124,13 @@ class ModuleWatch:
         return model
 
     def in_marked(self) -> bool:
-        return bool(self.marked.references) and any(module in self.marked for module in self._calls.stack)
+        return bool(self.marked.references) and any(module in self.marked for module in self.running.stack())
+
+
+def _add_storage(parameters: StorageSet, tensor: torch.Tensor) -> None:
+    storage = storage_of(tensor)
+    if storage is not None:
+        parameters.add(storage)
 
 
 def is_conv(module: torch.nn.Module | None) -> bool:

@@ -43,32 +43,32 @@ class StorageSet:
     """A set of weak references to storages. Any thread may add to it."""
 
     def __init__(self) -> None:
-        self._references: dict[int, StorageReference] = {}
+        self.references: dict[int, StorageReference] = {}  # by native address
         # Native addresses, for a first test: most storages are not in a set, and most sets are empty.
-        self.addresses = self._references.keys()
+        self.addresses = self.references.keys()
         self._prune_at = 64  # entries; after pruning, twice what is left
 
     def add(self, storage: torch.UntypedStorage) -> None:
-        known = self._references.get(storage._cdata)
+        known = self.references.get(storage._cdata)
         if known is None or known.expired():
-            self._references[storage._cdata] = StorageReference(storage)
-            if len(self._references) >= self._prune_at:
+            self.references[storage._cdata] = StorageReference(storage)
+            if len(self.references) >= self._prune_at:
                 self._prune()
 
     def nbytes(self) -> int:
         """Bytes of the storages that are alive."""
-        return sum(known.nbytes() for known in list(self._references.values()))
+        return sum(known.nbytes() for known in list(self.references.values()))
 
     def __contains__(self, storage: torch.UntypedStorage) -> bool:
-        known = self._references.get(storage._cdata)
+        known = self.references.get(storage._cdata)
         return known is not None and not known.expired()
 
     def _prune(self) -> None:
         """Removes freed storages. FSDP swaps parameters at every call, so the set would grow as long as the session."""
-        for key, known in list(self._references.items()):
-            if known.expired() and self._references.get(key) is known:
-                self._references.pop(key, None)
-        self._prune_at = max(64, 2 * len(self._references))
+        for key, known in list(self.references.items()):
+            if known.expired() and self.references.get(key) is known:
+                self.references.pop(key, None)
+        self._prune_at = max(64, 2 * len(self.references))
 
     def __len__(self) -> int:
-        return len(self._references)
+        return len(self.references)

@@ -1,0 +1,42 @@
+#include "hooks/boundaries.h"
+
+#include <memory>
+
+namespace vdnn::hooks {
+
+Boundaries& Boundaries::here() {
+  static thread_local std::unique_ptr<Boundaries> of_thread;
+  if (!of_thread) {
+    of_thread = std::make_unique<Boundaries>();
+  }
+  return *of_thread;
+}
+
+void Boundaries::cross(const Boundary& boundary) {
+  last_[count_++ % kMost] = boundary;
+  has_skipped_ = has_skipped_ || !boundary.is_read;
+}
+
+void Boundaries::read(std::int64_t node) {
+  const Boundary* last = count_ == 0 ? nullptr : &last_[(count_ - 1) % kMost];
+  if (last == nullptr || last->node != node || !last->is_read) {
+    cross({node, 0, true});
+  }
+}
+
+Boundaries::Around Boundaries::around(std::int64_t node) const {
+  Around found;
+  const std::size_t end = count_ > kMost ? count_ - kMost : 0;
+  for (std::size_t index = count_; index != end; --index) {
+    const Boundary& one = last_[(index - 1) % kMost];
+    if (one.node <= node) {
+      found.before = &one;
+      return found;
+    }
+    found.after = &one;
+  }
+  found.is_known = end == 0 || !has_skipped_;
+  return found;
+}
+
+}  // namespace vdnn::hooks

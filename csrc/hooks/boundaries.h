@@ -1,0 +1,43 @@
+// The last boundaries of module calls on one thread, and the last readings of torch's settings, by autograd's sequence
+// number: nodes from that number on were made behind the boundary. If the settings were not read at a boundary next to
+// a node, nobody can tell under which settings the node ran, unless it saved something itself.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace vdnn::hooks {
+
+struct Boundary final {
+  std::int64_t node;
+  std::uintptr_t module;  // 0: a reading at another place
+  bool is_read;
+};
+
+class Boundaries final {
+ public:
+  // Of the calling thread.
+  static Boundaries& here();
+
+  void cross(const Boundary& boundary);
+  // The settings were read behind the last node that is older than this one.
+  void read(std::int64_t node);
+
+  // The last boundary ahead of this node and the first behind it; null where there is none.
+  struct Around final {
+    const Boundary* before = nullptr;
+    const Boundary* after = nullptr;
+    bool is_known = true;  // false: they are forgotten, and not all that are forgotten were read
+  };
+  [[nodiscard]] Around around(std::int64_t node) const;
+
+ private:
+  static constexpr std::size_t kMost = 512;
+
+  std::array<Boundary, kMost> last_{};
+  std::size_t count_ = 0;
+  bool has_skipped_ = false;
+};
+
+}  // namespace vdnn::hooks

@@ -1,0 +1,445 @@
+#include "hooks/running_modules.h"
+
+// Python.h comes first
+#include <structmember.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+
+#include "hooks/boundaries.h"
+#include "hooks/gate_state.h"
+
+namespace vdnn::hooks {
+namespace {
+
+// What Python gives, in the order of its arguments.
+enum RunningPart {
+  kBegins,          // (module): the outermost call begins; or None
+  kAdd,             // (tensor): notes the storage of a parameter or buffer
+  kPlain,           // a tuple of the classes of tensors whose storage torch's method returns
+  kKnown,           // a dict with the native addresses of the storages that are noted
+  kUntypedStorage,  // torch's method
+  kNodeNumber,      // () -> the sequence number of the next node
+  kCompiler,        // the dict of torch.compiler
+  kRunningParts,
+};
+
+// The facts that are noted. vdnn/runtime/torch_internals/module_watch.py has the same numbers.
+constexpr unsigned char kSettings = 1;
+constexpr unsigned char kAllFacts = 7;
+
+using Needs = std::unordered_map<std::uintptr_t, unsigned char>;  // facts by module
+
+struct RunningModules final {
+  PyObject_HEAD std::array<PyObject*, kRunningParts> parts;
+  PyObject* of_thread;  // its attribute `stack` is this thread's list of running modules
+  PyObject* before;     // (module, facts); null: nothing is noted
+  PyObject* behind;     // (module, output, facts)
+  PyObject* gate;       // or null
+  Needs* needs;
+  char notes_everything;
+};
+
+PyObject* stack_name = nullptr;
+PyObject* address_name = nullptr;
+PyObject* compiling_name = nullptr;
+std::array<PyObject*, 2> group_names{};
+
+RunningModules* running_of(PyObject* self) {
+  return reinterpret_cast<RunningModules*>(self);
+}
+
+std::uintptr_t id_of(PyObject* object) {
+  return reinterpret_cast<std::uintptr_t>(object);
+}
+
+// A traced program has no module calls: its saves belong to the whole region.
+bool is_traced(const RunningModules* running) {
+  return PyDict_GetItemWithError(running->parts[kCompiler], compiling_name) == Py_True;
+}
+
+// The running modules of this thread. Null with a Python error set.
+Reference stack_of(const RunningModules* running) {
+  Reference stack = Reference::stolen(PyObject_GetAttr(running->of_thread, stack_name));
+  if (stack && !PyList_CheckExact(stack.get())) {
+    PyErr_SetString(PyExc_TypeError, "expected a list of modules");
+    return {};
+  }
+  return stack;
+}
+
+bool is_plain(const RunningModules* running, PyObject* tensor) {
+  PyObject* classes = running->parts[kPlain];
+  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(classes); ++index) {
+    if (PyTuple_GET_ITEM(classes, index) == reinterpret_cast<PyObject*>(Py_TYPE(tensor))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// True if the storage of a plain tensor is noted. False also where only Python can tell.
+bool is_known(const RunningModules* running, PyObject* tensor) {
+  if (!is_plain(running, tensor)) {
+    return false;
+  }
+  const Reference storage = Reference::stolen(PyObject_CallOneArg(running->parts[kUntypedStorage], tensor));
+  const Reference address = storage ? Reference::stolen(PyObject_GetAttr(storage.get(), address_name)) : Reference();
+  const int found = address ? PyDict_Contains(running->parts[kKnown], address.get()) : -1;
+  PyErr_Clear();
+  return found == 1;
+}
+
+// Returns false with a Python error set. `tensor` may be None.
+bool note_storage(const RunningModules* running, PyObject* tensor) {
+  const Reference held(tensor);
+  return tensor == Py_None || is_known(running, tensor) ||
+         Reference::stolen(PyObject_CallOneArg(running->parts[kAdd], tensor));
+}
+
+// Returns false with a Python error set. A scripted module has no dict of its parameters.
+bool note_storages_of_values(const RunningModules* running, PyObject* group) {
+  const Reference values = Reference::stolen(PyObject_CallMethod(group, "values", nullptr));
+  const Reference iterator = values ? Reference::stolen(PyObject_GetIter(values.get())) : Reference();
+  while (iterator) {
+    const Reference tensor = Reference::stolen(PyIter_Next(iterator.get()));
+    if (!tensor) {
+      break;
+    }
+    if (!note_storage(running, tensor.get())) {
+      return false;
+    }
+  }
+  return PyErr_Occurred() == nullptr;
+}
+
+// Returns false with a Python error set.
+bool note_storages(const RunningModules* running, PyObject* module) {
+  for (PyObject* name : group_names) {
+    const Reference group = Reference::stolen(PyObject_GetAttr(module, name));
+    if (!group) {
+      return false;
+    }
+    if (!PyDict_Check(group.get())) {
+      if (!note_storages_of_values(running, group.get())) {
+        return false;
+      }
+      continue;
+    }
+    Py_ssize_t position = 0;
+    PyObject *key = nullptr, *value = nullptr;
+    while (PyDict_Next(group.get(), &position, &key, &value) != 0) {
+      if (!note_storage(running, value)) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+// The gate, if it serves a settled step on this thread; else null.
+Gate* open_gate(const RunningModules* running) {
+  Gate* gate = running->gate == nullptr ? nullptr : gate_of(running->gate);
+  const bool is_open = gate != nullptr && gate->followed != nullptr;
+  return is_open && gate->save_thread == PyThread_get_thread_ident() ? gate : nullptr;
+}
+
+// The facts that are noted where a call of this module begins.
+unsigned char facts_ahead(const RunningModules* running, PyObject* module) {
+  if (running->notes_everything != 0 || open_gate(running) == nullptr) {
+    return kAllFacts;
+  }
+  const auto found = running->needs->find(id_of(module));
+  return found == running->needs->end() ? 0 : found->second;
+}
+
+// The facts that are noted where a call of this module ends, and `depth` modules still run. Everything was noted where
+// those calls began that ran when the gate opened.
+unsigned char facts_behind(const RunningModules* running, PyObject* module, Py_ssize_t depth) {
+  Gate* gate = open_gate(running);
+  if (gate != nullptr && depth < gate->noted_depth) {
+    gate->noted_depth = depth;
+    return kAllFacts;
+  }
+  return facts_ahead(running, module);
+}
+
+// Notes a boundary. `facts` are noted there. Returns false with a Python error set.
+bool cross(const RunningModules* running, PyObject* module, unsigned char facts) {
+  const Reference number = Reference::stolen(PyObject_CallNoArgs(running->parts[kNodeNumber]));
+  const long long node = number ? PyLong_AsLongLong(number.get()) : -1;
+  if (node == -1 && PyErr_Occurred() != nullptr) {
+    return false;
+  }
+  Boundaries::here().cross({node, id_of(module), (facts & kSettings) != 0});
+  return true;
+}
+
+PyObject* enter(PyObject* self, PyObject* module) {
+  const RunningModules* running = running_of(self);
+  if (is_traced(running)) {
+    Py_RETURN_NONE;
+  }
+  const Reference stack = stack_of(running);
+  if (!stack) {
+    return nullptr;
+  }
+  if (PyList_GET_SIZE(stack.get()) == 0 && running->parts[kBegins] != Py_None &&
+      !Reference::stolen(PyObject_CallOneArg(running->parts[kBegins], module))) {
+    return nullptr;
+  }
+  if (PyList_Append(stack.get(), module) != 0 || !note_storages(running, module)) {
+    return nullptr;
+  }
+  if (running->before != nullptr) {
+    const unsigned char facts = facts_ahead(running, module);
+    if (!cross(running, module, facts)) {
+      return nullptr;
+    }
+    if (facts != 0) {
+      const Reference before(running->before), given = Reference::stolen(PyLong_FromLong(facts));
+      return given ? PyObject_CallFunctionObjArgs(before.get(), module, given.get(), nullptr) : nullptr;
+    }
+  }
+  Py_RETURN_NONE;
+}
+
+// The number of modules that run when this one is over; -1 with a Python error set. An exception may have skipped the
+// exits of inner modules, and a graph break the entry of this one.
+Py_ssize_t leave_stack(const RunningModules* running, PyObject* module) {
+  const Reference stack = stack_of(running);
+  if (!stack) {
+    return -1;
+  }
+  const Py_ssize_t size = PyList_GET_SIZE(stack.get());
+  for (Py_ssize_t index = size; index-- > 0;) {
+    if (PyList_GET_ITEM(stack.get(), index) == module) {
+      return PyList_SetSlice(stack.get(), index, size, nullptr) == 0 ? index : -1;
+    }
+  }
+  return size;
+}
+
+PyObject* leave(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  const RunningModules* running = running_of(self);
+  if (count != 2) {
+    PyErr_Format(PyExc_TypeError, "expected a module and its output, got %zd arguments", count);
+    return nullptr;
+  }
+  if (is_traced(running)) {
+    Py_RETURN_NONE;
+  }
+  PyObject* module = arguments[0];
+  const Py_ssize_t depth = leave_stack(running, module);
+  if (depth < 0) {
+    return nullptr;
+  }
+  if (running->behind != nullptr) {
+    const unsigned char facts = facts_behind(running, module, depth);
+    if (!cross(running, module, facts)) {
+      return nullptr;
+    }
+    if (facts != 0) {
+      const Reference behind(running->behind), given = Reference::stolen(PyLong_FromLong(facts));
+      return given ? PyObject_CallFunctionObjArgs(behind.get(), module, arguments[1], given.get(), nullptr) : nullptr;
+    }
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* stack(PyObject* self, PyObject*) {
+  return stack_of(running_of(self)).release();
+}
+
+// From now on facts are noted; for None they are not.
+PyObject* note(PyObject* self, PyObject* arguments) {
+  RunningModules* running = running_of(self);
+  PyObject *before = nullptr, *behind = nullptr, *gate = nullptr;
+  if (!PyArg_ParseTuple(arguments, "OOO", &before, &behind, &gate)) {
+    return nullptr;
+  }
+  if (gate != Py_None && Py_TYPE(gate) != gate_type()) {
+    PyErr_SetString(PyExc_TypeError, "expected a gate or None");
+    return nullptr;
+  }
+  const auto given = [](PyObject* object) { return object == Py_None ? nullptr : Py_NewRef(object); };
+  Py_XSETREF(running->before, given(before));
+  Py_XSETREF(running->behind, given(behind));
+  Py_XSETREF(running->gate, given(gate));
+  Py_RETURN_NONE;
+}
+
+PyObject* need(PyObject* self, PyObject* arguments) {
+  unsigned long long module = 0;
+  unsigned char facts = 0;
+  if (!PyArg_ParseTuple(arguments, "Kb", &module, &facts)) {
+    return nullptr;
+  }
+  (*running_of(self)->needs)[static_cast<std::uintptr_t>(module)] |= facts;
+  Py_RETURN_NONE;
+}
+
+PyObject* notes_all(PyObject* self, PyObject*) {
+  const RunningModules* running = running_of(self);
+  return PyBool_FromLong(running->notes_everything != 0 || open_gate(running) == nullptr);
+}
+
+PyObject* begin_anew(PyObject* self, PyObject* of_thread) {
+  Py_XSETREF(running_of(self)->of_thread, Py_NewRef(of_thread));
+  Py_RETURN_NONE;
+}
+
+// Functions of the module.
+
+bool node_of(PyObject* number, long long& node) {
+  node = PyLong_AsLongLong(number);
+  return node != -1 || PyErr_Occurred() == nullptr;
+}
+
+PyObject* settings_were_read(PyObject*, PyObject* number) {
+  long long node = 0;
+  if (!node_of(number, node)) {
+    return nullptr;
+  }
+  Boundaries::here().read(node);
+  Py_RETURN_NONE;
+}
+
+PyObject* settings_were_read_around(PyObject*, PyObject* number) {
+  long long node = 0;
+  if (!node_of(number, node)) {
+    return nullptr;
+  }
+  const auto [before, after, is_known] = Boundaries::here().around(node);
+  return PyBool_FromLong(is_known && (before == nullptr || before->is_read) && (after == nullptr || after->is_read));
+}
+
+PyObject* modules_around(PyObject*, PyObject* number) {
+  long long node = 0;
+  if (!node_of(number, node)) {
+    return nullptr;
+  }
+  const auto around = Boundaries::here().around(node);
+  Reference found = Reference::stolen(PyList_New(0));
+  for (const Boundary* one : {around.before, around.after}) {
+    if (one == nullptr || one->module == 0 || !found) {
+      continue;
+    }
+    const Reference id = Reference::stolen(PyLong_FromSize_t(one->module));
+    if (!id || PyList_Append(found.get(), id.get()) != 0) {
+      return nullptr;
+    }
+  }
+  return found.release();
+}
+
+// The type.
+
+PyObject* make_running(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
+  if (PyTuple_GET_SIZE(arguments) != kRunningParts + 1 || (keywords != nullptr && PyDict_GET_SIZE(keywords) != 0) ||
+      !PyTuple_CheckExact(PyTuple_GET_ITEM(arguments, kPlain)) || !PyDict_Check(PyTuple_GET_ITEM(arguments, kKnown)) ||
+      !PyDict_Check(PyTuple_GET_ITEM(arguments, kCompiler))) {
+    PyErr_Format(PyExc_TypeError, "expected the %d parts of running modules", static_cast<int>(kRunningParts) + 1);
+    return nullptr;
+  }
+  RunningModules* running = running_of(type->tp_alloc(type, 0));  // zeroed
+  if (running == nullptr) {
+    return nullptr;
+  }
+  for (int part = 0; part < kRunningParts; ++part) {
+    running->parts[static_cast<std::size_t>(part)] = Py_NewRef(PyTuple_GET_ITEM(arguments, part));
+  }
+  running->of_thread = Py_NewRef(PyTuple_GET_ITEM(arguments, kRunningParts));
+  running->needs = new Needs();
+  return reinterpret_cast<PyObject*>(running);
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  const RunningModules* running = running_of(self);
+  Py_VISIT(Py_TYPE(self));
+  for (PyObject* part : running->parts) {
+    Py_VISIT(part);
+  }
+  Py_VISIT(running->of_thread);
+  Py_VISIT(running->before);
+  Py_VISIT(running->behind);
+  Py_VISIT(running->gate);
+  return 0;
+}
+
+// It is garbage: torch does not have their hooks any more.
+int clear(PyObject* self) {
+  RunningModules* running = running_of(self);
+  for (PyObject*& part : running->parts) {
+    Py_CLEAR(part);
+  }
+  Py_CLEAR(running->of_thread);
+  Py_CLEAR(running->before);
+  Py_CLEAR(running->behind);
+  Py_CLEAR(running->gate);
+  return 0;
+}
+
+void dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  clear(self);
+  delete running_of(self)->needs;
+  PyTypeObject* type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyMethodDef methods[] = {
+    {"enter", enter, METH_O, nullptr},
+    {"leave", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&leave)), METH_FASTCALL, nullptr},
+    {"stack", stack, METH_NOARGS, nullptr},
+    {"note", note, METH_VARARGS, nullptr},
+    {"need", need, METH_VARARGS, nullptr},
+    {"notes_all", notes_all, METH_NOARGS, nullptr},
+    {"begin_anew", begin_anew, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyMemberDef members[] = {
+    {"notes_everything", T_BOOL, offsetof(RunningModules, notes_everything), 0, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyType_Slot slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(&make_running)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(&dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(&traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(&clear)},
+    {Py_tp_methods, methods},
+    {Py_tp_members, members},
+    {0, nullptr},
+};
+
+PyType_Spec spec = {"vdnn._C.RunningModules", sizeof(RunningModules), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+                    slots};
+
+PyMethodDef functions[] = {
+    {"settings_were_read", settings_were_read, METH_O, nullptr},
+    {"settings_were_read_around", settings_were_read_around, METH_O, nullptr},
+    {"modules_around", modules_around, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+bool add_running_modules(PyObject* module) {
+  stack_name = PyUnicode_InternFromString("stack");
+  address_name = PyUnicode_InternFromString("_cdata");
+  compiling_name = PyUnicode_InternFromString("_is_compiling_flag");
+  group_names = {PyUnicode_InternFromString("_parameters"), PyUnicode_InternFromString("_buffers")};
+  if (PyErr_Occurred() != nullptr) {
+    return false;
+  }
+  const Reference type = Reference::stolen(PyType_FromSpec(&spec));
+  return type && PyObject_SetAttrString(module, "RunningModules", type.get()) == 0 &&
+         PyModule_AddFunctions(module, functions) == 0;
+}
+
+}  // namespace vdnn::hooks
