@@ -10,7 +10,7 @@ import sys
 from tests.fuzz.outcomes import Kind, Verdict, apart, finalizers_watched, message_of, says_modified
 from tests.fuzz.program import Program
 from tests.fuzz.sessions import RECHECK, PlainDispatch
-from tests.fuzz.trainings.ways import Way, is_known, may_refuse, sessions_of, way_of
+from tests.fuzz.trainings.ways import Way, may_refuse, sessions_of, way_of
 from tests.fuzz.trainings.world import PlannedError, StepOutcome, Trace, Training
 from vdnn.errors import OperandModifiedError, RecomputeError, VdnnError
 from vdnn.runtime.recompute.proofs import disabled_recipes
@@ -111,7 +111,7 @@ def _is_torchs_own(error: BaseException) -> bool:
 def _may_refuse(error: BaseException, program: Program, training: Training) -> bool:
     if isinstance(error, RecomputeError | OperandModifiedError) and training.unseen_writes:
         return True
-    return may_refuse(error, program.listing()) or is_known(error, program.listing())
+    return may_refuse(error, program.listing())
 
 
 def _difference(plain: Trace, ours: Trace, *, is_cut: bool) -> str | None:

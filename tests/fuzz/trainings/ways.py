@@ -169,13 +169,5 @@ REFUSALS = (
 )
 
 
-# Faults that are known and not mended (#38). An entry is removed with its mend.
-KNOWN_FAULTS = (Refusal("Cannot swap t1 because it has weakref", r"load\('swap'\)", "of guarded parameters"),)
-
-
-def is_known(error: BaseException, listing: str) -> bool:
-    return any(re.search(one.says, str(error)) and re.search(one.only_if, listing) for one in KNOWN_FAULTS)
-
-
 def may_refuse(error: BaseException, listing: str) -> bool:
     return any(re.search(one.says, str(error)) and re.search(one.only_if, listing) for one in REFUSALS)

@@ -9,7 +9,6 @@ itself does not ask; torch.func does so, see `transform_level` in tensor_kinds.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -45,7 +44,7 @@ class UseGuard(Guard, Protocol):
 
 
 _lock = threading.Lock()
-_guards: dict[int, tuple[Guard, weakref.ref[torch.Tensor]]] = {}  # by id of the parameter
+_guards: dict[int, Guard] = {}  # by id of the parameter, which its guard keeps alive
 
 
 class GuardedParameter(torch.nn.Parameter):
@@ -60,10 +59,10 @@ class GuardedParameter(torch.nn.Parameter):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         parameters = list(_guarded_in((*args, *kwargs.values())))
-        guards = {id(known[0]): known[0] for one in parameters if (known := _guards.get(id(one))) is not None}
+        guards = {id(known): known for one in parameters if (known := _guards.get(id(one))) is not None}
         asking: list[UseGuard] = [one for one in guards.values() if hasattr(one, "after_use")]  # type: ignore[misc]
         for parameter in parameters:
-            _ask(parameter)
+            ask(parameter)
         if any(_guarded_in((*args, *kwargs.values()))):
             raise RuntimeError(f"{func}: a parameter is still guarded")
         if not asking:
@@ -74,6 +73,7 @@ class GuardedParameter(torch.nn.Parameter):
         except RuntimeError as raised:  # such as two devices
             error = raised
         writes = _is_in_place(func)
+        parameters = list({id(one): one for one in parameters}.values())
         again = [one.after_use(parameters, outcome, error, writes=writes) for one in asking]
         if any(again):
             return func(*args, **kwargs)
@@ -84,15 +84,15 @@ class GuardedParameter(torch.nn.Parameter):
     # What looks at the class of the parameter ahead of its values.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        _ask(self)
+        ask(self)
         return self.__deepcopy__(memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        _ask(self)
+        ask(self)
         return self.__reduce_ex__(protocol)
 
     def __repr__(self, **options: Any) -> str:  # type: ignore[override]
-        _ask(self)
+        ask(self)
         return self.__repr__(**options)
 
 
@@ -101,10 +101,11 @@ def _is_in_place(func: Callable[..., Any]) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
 
 
-def _ask(parameter: torch.Tensor) -> None:
+def ask(parameter: torch.Tensor) -> None:
+    """Asks who guards `parameter`, if anybody does: it is not guarded afterwards."""
     known = _guards.get(id(parameter))
     if known is not None:
-        known[0].before_use(parameter)
+        known.before_use(parameter)
     elif type(parameter) is GuardedParameter:  # another thread is about to take the guard away
         parameter.__class__ = torch.nn.Parameter  # type: ignore[assignment]
 
@@ -120,11 +121,10 @@ def _guarded_in(values: Any) -> Iterator[torch.Tensor]:
 
 
 def guard(parameter: torch.nn.Parameter, by: Guard) -> None:
-    """From now on `by` is asked before a function gets `parameter`, whose class has to be torch.nn.Parameter.
-
-    The weak reference lets torch.utils.swap_tensors refuse the parameter."""
+    """From now on `by`, which holds `parameter`, is asked before a function gets it. Its class has to be
+    torch.nn.Parameter. torch.utils.swap_tensors asks nobody, see tensor_swaps."""
     with _lock:
-        _guards[id(parameter)] = (by, weakref.ref(parameter))
+        _guards[id(parameter)] = by
         parameter.__class__ = GuardedParameter
 
 

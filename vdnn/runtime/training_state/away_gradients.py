@@ -29,6 +29,7 @@ from vdnn.runtime.torch_internals.gradient_reads import (
 )
 from vdnn.runtime.torch_internals.local_shards import is_sharded
 from vdnn.runtime.torch_internals.memory_holders import gradient_is_held
+from vdnn.runtime.torch_internals.tensor_swaps import watch_swaps
 from vdnn.runtime.torch_internals.zero_grads import watch_zero_grads
 from vdnn.runtime.training_state.gradient_copies import Change, GradientCopies, GradientOnHost
 from vdnn.runtime.training_state.homes import device_of
@@ -88,6 +89,7 @@ class AwayGradients:
                 if parameter.requires_grad and (type(parameter) is torch.nn.Parameter or is_local_shard(parameter)):
                     self._watch(parameter, transport_for)
             self._undo.append(watch_zero_grads(self._drop))
+            self._undo.append(watch_swaps())
             self._undo.append(self._reduced.watch())
             self._undo.append(replace_passes(passes))
         except BaseException:

@@ -267,12 +267,16 @@ def test_a_state_dict_has_the_order_of_plain_pytorch(manage: Manage) -> None:
             assert list(training.optimizer.state_dict()["state"]) == list(range(10))
 
 
-def test_swapping_a_parameter_that_waits_is_refused_by_torch(manage: Manage) -> None:
-    training = begin(ADAMW)
+def test_a_parameter_that_waits_is_stepped_before_it_is_swapped(manage: Manage) -> None:
+    plain, training = begin(ADAMW), begin(ADAMW)
+    stepped(plain, zeroes=True)
     with manage(training.optimizer, optimizer_step="deferred"):
         stepped(training, zeroes=True)
-        with pytest.raises(RuntimeError, match="weakref"):
-            torch.utils.swap_tensors(weight(training), nn.Parameter(torch.ones(12, 12)))
+        other = nn.Parameter(torch.ones(12, 12))
+        torch.utils.swap_tensors(weight(training), other)
+        assert torch.equal(other, weight(plain))
+        assert torch.equal(weight(training), torch.ones(12, 12))
+        assert type(other) is type(weight(training)) is nn.Parameter
 
 
 def test_torch_has_its_own_again_behind_the_last_session(manage: Manage) -> None:

@@ -193,6 +193,63 @@ def test_an_average_that_is_put_in_place_and_taken_out_again_has_the_bits(kind: 
     assert same(run(plain), run(all_away))
 
 
+@pytest.mark.parametrize("when", ["ahead of the forward", "ahead of the step", "behind the step"])
+@pytest.mark.parametrize("kind", ["load_state_dict", "swap_tensors"])
+def test_parameters_that_are_swapped_have_the_bits(kind: str, when: str, manage: Manage) -> None:
+    """As torch does under set_swap_module_params_on_conversion(True), also in the first steps."""
+
+    def changed(model: nn.Module) -> None:
+        if kind == "load_state_dict":
+            model.load_state_dict({name: value.clone() * 0.5 for name, value in model.state_dict().items()})
+            return
+        for parameter in model.parameters():
+            other = nn.Parameter(parameter.detach() * 0.75)
+            other.grad = None if parameter.grad is None else parameter.grad.clone()
+            torch.utils.swap_tensors(parameter, other)
+
+    def run(inside: Inside) -> list[torch.Tensor]:
+        torch.manual_seed(4)
+        model, found = with_linear(), list[torch.Tensor]()
+        optimizer = optimizer_of(model)
+        with inside(model, optimizer):
+            for number, batch in enumerate(batches()):
+                if when == "ahead of the forward" and number:
+                    changed(model)
+                model(batch).square().mean().backward()
+                if when == "ahead of the step":
+                    changed(model)
+                found += [one.grad.clone() for one in model.parameters() if one.grad is not None]
+                optimizer.step()
+                if when == "behind the step":
+                    changed(model)
+                optimizer.zero_grad()
+        return found + [one.detach().clone() for one in model.parameters()]
+
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    managed: Inside = lambda model, optimizer: manage(  # noqa: E731
+        optimizer, model=model, parameters="all", policy="recompute-all"
+    )
+    try:
+        assert same(run(plain), run(managed))
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+@pytest.mark.parametrize("what", ["all", "frozen"])
+def test_the_edge_of_a_parameters_gradient_is_found_between_calls(what: str, manage: Manage) -> None:
+    model = with_linear()
+    optimizer = optimizer_of(model)
+    with manage(optimizer, model=model, parameters=what):
+        for batch in batches():
+            for parameter in model.parameters():
+                assert (
+                    torch.autograd.graph.get_gradient_edge(parameter).node.name() == "torch::autograd::AccumulateGrad"
+                )
+            model(batch).square().mean().backward()
+            optimizer.step()
+
+
 # Hooks and steps in unusual places.
 
 

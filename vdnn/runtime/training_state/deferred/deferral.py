@@ -22,6 +22,7 @@ from vdnn.runtime.torch_internals.gradient_reads import holder_of, native_gradie
 from vdnn.runtime.torch_internals.memory_holders import gradient_is_held, memory_is_held
 from vdnn.runtime.torch_internals.optimizer_reads import watch_state
 from vdnn.runtime.torch_internals.parameter_guard import guard, guard_no_longer
+from vdnn.runtime.torch_internals.tensor_swaps import watch_swaps
 from vdnn.runtime.torch_internals.zero_grads import watch_zero_grads
 from vdnn.runtime.training_state.away_gradients import AwayGradients, gradient_anywhere
 from vdnn.runtime.training_state.deferred.deferred_step import DeferredStep
@@ -85,6 +86,7 @@ class Deferral:
         self._undo.append(self._forget_gradients)
         self._undo.append(watch_state(optimizer, self.settle))
         self._undo.append(watch_zero_grads(self._drop))
+        self._undo.append(watch_swaps())
         self._watch(parameters_of(optimizer))
         self.order.enter()
         self._undo.append(self.order.leave)

@@ -18,6 +18,7 @@ from vdnn.runtime.torch_internals.backward_ends import in_backward
 from vdnn.runtime.torch_internals.data_reads import native_data, watch_data, watch_data_no_longer
 from vdnn.runtime.torch_internals.parameter_access import watch_parameters_of
 from vdnn.runtime.torch_internals.tensor_kinds import outside_of_transforms
+from vdnn.runtime.torch_internals.tensor_swaps import watch_swaps
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter, is_held
 from vdnn.runtime.training_state.parameters.graph_reads import GraphReads
 from vdnn.runtime.training_state.parameters.graph_uses import GraphUses
@@ -94,6 +95,7 @@ class ModuleCalls:
             self._undo.append(functools.partial(watch_data_no_longer, away.parameter))
         self._graph_reads.begin(one.parameter for one in self._away.values())
         self._undo.append(self._graph_reads.end)
+        self._undo.append(watch_swaps())
         return self
 
     def __exit__(self, *exception: object) -> None:
