@@ -20,7 +20,7 @@ MIB = 2**20
 @pytest.fixture(autouse=True)
 def algorithms_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """The programs are processes of their own, and switch determinism on for good."""
-    monkeypatch.setattr(training_state_ways.torch, "use_deterministic_algorithms", lambda mode: None)
+    monkeypatch.setattr(training_state_ways.torch, "use_deterministic_algorithms", lambda mode, **_: None)
 
 
 @pytest.mark.slow

@@ -101,7 +101,10 @@ MUTANTS = [
         ("runtime/session/limits.py", "budget_bytes // 8", "budget_bytes * 8"),
     ),
     *_of(
-        "runtime/unusual/test_rechecks.py runtime/unusual/test_unseen_writes.py integrations/test_ranks.py",
+        "runtime/unusual/test_rechecks.py runtime/unusual/test_unseen_writes.py runtime/unusual/test_backend_flags.py"
+        " integrations/test_ranks.py",
+        ("runtime/recompute/rechecks.py", "if times < _FIRST:", "if times < 0:"),
+        ("runtime/recompute/finder.py", "if len(ran_under) > 1:", "if len(ran_under) > 2:"),
         ("runtime/session/offload.py", "or recheck < 0", "or recheck < -1"),
         ("runtime/storage/unseen_writes.py", "and reach[1] <= end:", "and reach[1] >= end:"),
         ("runtime/session/host_share.py", "or int(value) < 1", "or int(value) < 0"),
@@ -112,8 +115,6 @@ MUTANTS = [
         ("runtime/recompute/codecs.py", "values.view(torch.uint8).max() <= 1", "values.view(torch.uint8).max() <= 2"),
         ("runtime/recompute/recipe.py", "made.dtype is not dtype or made.shape", "made.shape"),
         ("runtime/recompute/tolerance.py", "if not 0 <= value < 1:", "if not 0 <= value <= 1:"),
-        ("runtime/recompute/rechecks.py", "if times < _FIRST:", "if times < 0:"),
-        ("runtime/recompute/finder.py", "if len(ran_under) > 1:", "if len(ran_under) > 2:"),
     ),
     *_of(
         "runtime/steps",

@@ -14,9 +14,10 @@ from tests.runtime.conftest import OpenSession
 from tests.runtime.rigs.networks import conv_chain, images
 from tests.runtime.rigs.side_by_side import assert_same_as_plain
 from tests.runtime.rigs.virtual_training import recompute_all, recording_of, trained_virtually
-from vdnn.errors import IntegrityError
+from vdnn.errors import IntegrityError, VdnnError
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.recompute import compiled_search, table
+from vdnn.runtime.recompute.recipe import _with_geometry
 
 
 def test_without_a_plan_a_parameter_that_nobody_saves_may_be_modified_before_the_backward(
@@ -157,6 +158,17 @@ def test_a_plan_whose_recipe_fails_here_is_followed_without_it(monkeypatch: pyte
     session = trained_virtually("chain", plan)
     assert "cannot be recomputed here" in session.report()
     assert session.counters.storages, "the online policy moved it"
+
+
+def test_a_recipe_returns_the_dtype_shape_and_strides_of_what_was_saved_or_says_that_it_is_wrong() -> None:
+    wanted = torch.float32, torch.Size((2, 3)), (1, 2)
+    made = torch.arange(12.0)[6:].view(2, 3)
+    returned = _with_geometry(made, wanted)
+    assert torch.equal(returned, made)
+    assert (returned.stride(), returned.storage_offset(), returned.untyped_storage().nbytes()) == ((1, 2), 0, 24)
+    for wrong in (made.double(), made.view(3, 2)):
+        with pytest.raises(VdnnError, match=r"a recipe made .*, expected torch.float32 \(2, 3\)"):
+            _with_geometry(wrong, wanted)
 
 
 def test_bad_input_is_refused() -> None:

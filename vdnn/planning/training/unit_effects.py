@@ -6,7 +6,8 @@ each unit changes. They are read from the cycles of whole placements, so that th
 model. Times are in seconds, bytes in 1e9.
 
 [Note: Places that a placement lacks] A unit that steps on the CPU has no step on the device. Its place then stands for
-the beginning of the next task, and needs nothing.
+the beginning of the next task, and needs nothing. Without the steps of the other units, what a unit brings back behind
+them need not have left. Such moves do not count where steps may run on the CPU: the bound is lower then, never wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vdnn.errors import LibraryMissingError
-from vdnn.planning.training.cycle import Cycle, Move, TaskKind, cycle_of
+from vdnn.planning.training.cycle import ByteClass, Cycle, Move, TaskKind, cycle_of
 from vdnn.planning.training.placement import (
     LEAST_SLICE,
     Activations,
@@ -64,6 +65,7 @@ class UnitEffects:
 
     def __init__(self, training: Training, allowed: Allowed, step_time: StepTime) -> None:
         self.training = training
+        self._steps_may_lack = allowed.cpu_steps
         units = (UnitPlacement(),) * len(training.units)
         self._base = Placement(units, step_time, slice_bytes=LEAST_SLICE)
         cycle = cycle_of(training, self._base)
@@ -109,16 +111,31 @@ class UnitEffects:
             one.needed[place] = cycle.needed_bytes[first] / GB
         for place, task in zip(at, cycle.tasks, strict=True):
             one.computing[place] += task.duration_ns / 1e9
-        for move in cycle.ins:
+        kept = [move for move in cycle.ins if not self._may_stay(move, cycle)]
+        stays = {id(move.brings_back) for move in cycle.ins} - {id(move.brings_back) for move in kept}
+        one.host -= sum(
+            move.nbytes / GB
+            for move in cycle.ins
+            if move.byte_class is ByteClass.GRADIENT and id(move.brings_back) in stays
+        )
+        for move in kept:
             place = at[move.task % count]
             # What later slices of a step need is due at the next place.
             due = place if firsts[place] == move.task % count else (place + 1) % len(self.places)
             one.ins[due] += move.nbytes / GB
             self._add_ahead(one, move, starts, firsts, count)
         for move in cycle.outs:
-            one.outs[at[move.task % count]] += move.nbytes / GB
+            if id(move) not in stays:
+                one.outs[at[move.task % count]] += move.nbytes / GB
         self._add_cpu_steps(one, cycle)
         return one
+
+    def _may_stay(self, move: Move, cycle: Cycle) -> bool:
+        """True if only steps of optimizers are between the last use and the next one. See [Note: Places that a
+        placement lacks]."""
+        between = range(move.earliest, move.task)
+        may_stay = self._steps_may_lack and move.takes_room and not move.follows_step and len(between) > 0
+        return may_stay and all(cycle.tasks[task % len(cycle.tasks)].kind is TaskKind.STEP for task in between)
 
     def _starts(self, firsts: dict[int, int], count: int) -> list[int]:
         """The task that each place stands for: see [Note: Places that a placement lacks]."""

@@ -1,0 +1,57 @@
+"""A ladder's rungs, and what is remembered of steps that no plan serves, without a session."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.planning.recordings import chain
+from vdnn.errors import BudgetError, VdnnError
+from vdnn.runtime.steps.ladder import Ladder
+from vdnn.runtime.steps.unplannable import Unplannable
+from vdnn.step.made_steps import first_save
+
+
+def rung(size: int, steps: int) -> Any:
+    return SimpleNamespace(first=SimpleNamespace(size=(size,)), nbytes=size, steps=steps)
+
+
+def test_of_more_than_sixteen_rungs_the_least_followed_goes_and_never_the_highest() -> None:
+    ladder = Ladder(recorded=None)  # type: ignore[arg-type]
+    for size in range(1, 17):
+        ladder.add(rung(size, steps=100 - size))
+    assert [one.nbytes for one in ladder.rungs] == list(range(1, 17))
+    ladder.add(rung(17, steps=0))
+    assert [one.nbytes for one in ladder.rungs] == [*range(1, 16), 17]
+
+
+def test_of_rungs_that_begin_alike_the_highest_stays() -> None:
+    ladder = Ladder(recorded=None)  # type: ignore[arg-type]
+    first, higher, lower = rung(4, steps=1), rung(4, steps=0), rung(4, steps=0)
+    higher.nbytes, lower.nbytes = 9, 8
+    for one in (first, higher, lower):
+        ladder.add(one)
+    assert ladder.rungs == [higher]
+
+
+@pytest.mark.parametrize(
+    ("error", "too_many_bytes"),
+    [
+        # With 40 bytes less resident the step would fit, so with 39 bytes less it does not.
+        (BudgetError(budget_bytes=300, least_bytes=340, where="a step", resident_bytes=100), 100 - 39),
+        (VdnnError("the recording cannot be planned"), 100),
+    ],
+)
+def test_a_step_without_a_plan_is_recorded_again_if_less_is_resident(error: VdnnError, too_many_bytes: int) -> None:
+    recording = chain([10, 20])
+    assert recording.resident_bytes == 100
+    known, first = Unplannable(), first_save(recording)
+    known.note(3, recording, error)
+    assert known.has(3, first, too_many_bytes)
+    assert not known.has(3, first, too_many_bytes - 1)
+    assert not known.has(4, first, too_many_bytes), "another kind"
+    assert not known.has(3, replace(first, size=(7,)), too_many_bytes), "another size"
+    assert not known.has(3, None, too_many_bytes)
