@@ -17,6 +17,7 @@ from tests.runtime.rigs.virtual_training import recompute_all, recording_of, tra
 from vdnn.errors import IntegrityError, VdnnError
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.recompute import compiled_search, table
+from vdnn.runtime.recompute.proofs import Proofs
 from vdnn.runtime.recompute.recipe import _with_geometry
 
 
@@ -106,6 +107,29 @@ def test_what_is_written_behind_autograd_is_noticed_at_every_place(
         assert recorded.recording is not None
         plan = recompute_all(recorded.recording, offload_rest=False)
         assert_same_as_plain(vdnn.offload(plan=plan, device=machine, min_bytes=0), step, model)
+
+
+def test_a_recipe_that_was_right_at_its_use_is_not_tried_at_that_of_later_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[bool] = []
+    at_use = Proofs.at_use
+    monkeypatch.setattr(Proofs, "at_use", lambda *given: tried.append(at_use(*given)) or tried[-1])  # type: ignore[func-returns-value]
+    model, x = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 3, 1)), images()
+    found = []
+    with VirtualMachine("titan-x", fake=False) as machine:
+        with vdnn.offload("keep", device=machine, measure=True, min_bytes=0) as session:
+            for _ in range(2):
+                model(x).square().sum().backward()
+                session.step()
+                found.append(list(tried))
+                tried.clear()
+        assert session.recording is not None
+    first, recorded = found
+    assert first
+    assert all(first)
+    assert recorded == []
+    assert any(one.recompute is not None for one in session.recording.lifetimes), "what is known is recorded"
 
 
 def test_integrity_mode_finds_a_write_that_is_not_always_there() -> None:

@@ -1,10 +1,10 @@
 """A session's record of trials: whether each recipe gives the original value for a save, and its recompute cost.
 
 [Note: Trials at the save and at the use] Before a recipe replaces a value it runs beside the original, and the two are
-compared byte for byte: at the save, for every save key at which it is to be used. In a step that follows no plan it
-runs again at the first use of the value, with the operands and settings of that moment. So if a program writes to an
-operand between the two in every step, in whatever way, the recipe is not used. A recipe whose result differs is not
-used for that save key again, and this is reported once.
+compared byte for byte: at the save, for every save key at which it is to be used. In the first step without a plan that
+has this save it runs again at the first use of the value, with the operands and settings of that moment. So if a
+program writes to an operand between the two in every step, in whatever way, the recipe is not used. A recipe whose
+result differs is not used for that save key again, and this is reported once.
 
 A recipe's signature holds its operations, scalars, shapes, strides, dtypes and settings. Writes that autograd does not
 record leave no trace in the graph. In sessions that do not follow steps there are no save keys, and every value is
@@ -108,11 +108,13 @@ class Proofs:
         self._outcomes: Recent[tuple[Hashable, SaveKey], Outcome] = Recent()
         # Without sizes: EXACT, or WRONG if it was not at some size. See [Note: Trials of other sizes].
         self._at_any_size: Recent[tuple[Hashable, Form], Outcome] = Recent()
+        self._was_right_at_use: Recent[Hashable, bool] = Recent()  # sized and shapeless parts of places
         self._warned: Recent[str, bool] = Recent(256)
 
     def __len__(self) -> int:
         """The number of entries."""
-        return len(self._costs) + len(self._run_without_data) + len(self._outcomes) + len(self._at_any_size)
+        known = len(self._costs) + len(self._run_without_data) + len(self._outcomes) + len(self._at_any_size)
+        return known + len(self._was_right_at_use)
 
     def known(self, signature: Hashable, save_key: SaveKey | None, *, is_fake: bool, measures: bool) -> Outcome | None:
         """The outcome of an earlier trial; None if a trial is needed, which with `measures` also gives the cost."""
@@ -146,6 +148,15 @@ class Proofs:
             self._at_any_size[place.shapeless] = outcome
 
     # See [Note: Trials at the save and at the use].
+
+    def was_right_at_use(self, place: Place | None) -> bool:
+        """True if a trial at an earlier use succeeded, for this size or where sizes do not count."""
+        if place is None or self._tolerance.limit is not None:
+            return False
+        if self._was_right_at_use.get(place.sized) is not None:
+            return True
+        is_right = place.shapeless is not None and self._at_any_size.get(place.shapeless) is Outcome.EXACT
+        return is_right and self._was_right_at_use.get(place.shapeless) is not None
 
     def at_save(
         self,
@@ -199,8 +210,12 @@ class Proofs:
             logger.info("vdnn: %s cannot be recomputed by %s at its use: it is kept or offloaded.", label, name)
             if place is not None:
                 self._note(place, Outcome.WRONG)
-        elif place is not None and self._outcomes.get(place.sized) is None:
-            self._note(place, outcome)  # it had waited for this use
+        elif place is not None:
+            self._was_right_at_use[place.sized] = True
+            if place.shapeless is not None:
+                self._was_right_at_use[place.shapeless] = True
+            if self._outcomes.get(place.sized) is None:
+                self._note(place, outcome)  # it had waited for this use
         return is_right
 
     def add_encoding(self, codec: Codec, took_ns: int, took_bytes: int) -> None:

@@ -247,7 +247,7 @@ class SessionRecipes:
                 self._need_facts_of(recipe)
             return True
         self._can_be_recomputed(managed, recipe.name, recipe.operands, self._proofs.cost(recipe.name, recipe.signature))
-        if not managed.transport.fake:
+        if not managed.transport.fake and (waits_for_use or not self._proofs.was_right_at_use(place)):
             self._trials_at_use[managed] = _TrialAtUse(later(recipe), place)
         return True
 
