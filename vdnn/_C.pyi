@@ -509,6 +509,9 @@ class TransferQueue(_Native):
     def state(self, copy: HostCopy) -> CopyState: ...
     def failure(self, copy: HostCopy) -> tuple[str, object]:
         """The reason and the keepalive of a failed copy; ("", None) for any other."""
+    @property
+    def may_have_released(self) -> bool:
+        """False if take_released() would return nothing and free nothing. Takes no lock."""
     def take_released(self) -> list[object]:
         """The keepalives of released sources, in order of release; they may be dropped now. Collects first."""
     def close(self) -> None:

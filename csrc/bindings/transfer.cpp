@@ -87,7 +87,7 @@ py::tuple failure(TransferQueue& queue, const std::shared_ptr<HostCopy>& copy) {
 }
 
 py::list take_released(TransferQueue& queue) {
-  if (!queue.may_have_released()) return py::list();  // takes no lock and keeps the GIL: every hook calls this
+  if (!queue.may_have_released()) return py::list();
   const std::vector<Keepalive> keepalives = on_queue(queue, [&] { return queue.take_released(); });
   py::list released;
   for (const Keepalive& keepalive : keepalives) released.append(object_of(keepalive));
@@ -144,6 +144,8 @@ void bind_transfer(py::module_& module) {
       .def("set_offload_window", &TransferQueue::set_offload_window, arg("bytes"))
       .def("state", &TransferQueue::state, arg("copy").none(false))
       .def("failure", &failure, arg("copy").none(false))
+      // Takes no lock and keeps the GIL: every hook asks.
+      .def_property_readonly("may_have_released", &TransferQueue::may_have_released)
       .def("take_released", &take_released)
       .def_property_readonly("stats", &TransferQueue::stats)
       .def_property_readonly("offload_stream", &TransferQueue::offload_stream)

@@ -43,18 +43,19 @@ class DeviceLag:
         self._waited_ns = 0  # since then
         self._cycles_per_ns = 0.0  # 0: not asked yet
 
-    def extend(self, stream: _C.Stream) -> None:
+    def extend(self, stream: _C.Stream) -> bool:
         """Called between two intervals, on the stream that computes: lets it wait for about as long as the host needs
-        until the next call, unless it is far enough behind."""
+        until the next call, unless it is far enough behind. True if it will wait."""
         now_ns = time.perf_counter_ns()
         took_ns, self._last_ns, self._waited_ns = now_ns - self._last_ns - self._waited_ns, now_ns, 0
         is_behind = len(self._reached) == _HOOKS_BEHIND and not self._device.query(self._reached[0])
         self._reached.append(self._device.record(stream))
         if _spin is None or is_behind:
-            return
+            return False
         wait_ns = min(max(_MARGIN * took_ns, _SHORTEST_NS), _LONGEST_NS)
         with torch.cuda.device(self._torch_device):
             _spin(round(wait_ns * self._clock()))
+        return True
 
     @contextlib.contextmanager
     def host_waits(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,6 +19,15 @@ from vdnn.runtime.machine.interval_peaks import IntervalPeaks, Reading
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 
 Mark = Any  # opaque: only the gauges that made a mark can read it
+
+
+class Peaks(NamedTuple):
+    """One reading: the peaks since the last one, of allocated bytes and of allocated and absent bytes together, and the
+    bytes that are allocated now."""
+
+    peak_bytes: int
+    with_absent_bytes: int
+    allocated_bytes: int
 
 
 class Gauges(ABC):
@@ -36,15 +45,17 @@ class Gauges(ABC):
         self.peak_before_bytes = 0
         self._trial_peak_bytes = 0
         self._is_unnoticed = False
+        self._ran_trials = False  # since the last hook began
 
     @abstractmethod
     def mark(self, stream: _C.Stream) -> Mark:
         """Marks the point that `stream` has reached. Does not block."""
 
     @abstractmethod
-    def fall_behind(self, stream: _C.Stream) -> None:
+    def fall_behind(self, stream: _C.Stream) -> bool:
         """Called before an interval whose time counts. Lets the device wait until the host has issued the interval, if
-        it would otherwise wait within it: then the interval's time is the device's, and not the host's."""
+        it would otherwise wait within it: then the interval's time is the device's, and not the host's. True if the
+        device will wait."""
 
     def host_waits(self) -> contextlib.AbstractContextManager[None]:
         """A context in which the host waits for the device between two intervals. That time is not the host's own."""
@@ -62,14 +73,24 @@ class Gauges(ABC):
     def allocated_bytes(self) -> int: ...
 
     @abstractmethod
-    def take_peaks(self) -> tuple[int, int]:
-        """The peak of allocated bytes, and of allocated and absent bytes together, since the last call."""
+    def take_peaks(self) -> Peaks:
+        """Reads the statistics: the peaks since the last call."""
+
+    def hook_begins(self) -> Peaks:
+        """The same as take_peaks, where a hook begins."""
+        self._ran_trials = False
+        return self.take_peaks()
+
+    def hook_ends(self, *, has_changed: bool) -> Peaks:
+        """The same where it ends. `has_changed`: it has allocated or freed something, apart from trials. Gauges that
+        take long to read do not read again if nothing has changed."""
+        return self.take_peaks()
 
     def step_begins(self) -> None:
         """Called before the first hook of a step, from which peaks count."""
         self.take_peaks()
 
-    def step_ended(self) -> tuple[int, int]:
+    def step_ended(self) -> Peaks:
         """The same as take_peaks, behind the last hook of a step."""
         return self.take_peaks()
 
@@ -85,7 +106,7 @@ class Gauges(ABC):
     def unnoticed(self) -> Iterator[None]:
         """A context for a trial: its allocations count only for a peak that is taken inside, and for that of trials. On
         a virtual machine the clock of the step stands still, and marks that are made inside measure the trial."""
-        self._is_unnoticed = True
+        self._is_unnoticed = self._ran_trials = True
         try:
             yield
             self.take_peaks()
@@ -125,8 +146,9 @@ class VirtualGauges(Gauges):
         aside_ns = self._machine.aside_ns
         return self._device.now_ns(stream) if aside_ns is None else aside_ns
 
-    def fall_behind(self, stream: _C.Stream) -> None:
+    def fall_behind(self, stream: _C.Stream) -> bool:
         """Does nothing: virtual time is that of the device alone."""
+        return False
 
     def ns_between(self, begin: Mark, end: Mark) -> int:
         return int(end - begin)
@@ -152,11 +174,11 @@ class VirtualGauges(Gauges):
     def allocated_bytes(self) -> int:
         return self._tracker.live_bytes
 
-    def take_peaks(self) -> tuple[int, int]:
+    def take_peaks(self) -> Peaks:
         live = self._tracker.live_bytes
         with_absent = max(self._peak_with_absent, live + self.absent_bytes)
         self._peak_with_absent = live + self.absent_bytes
-        return self._tracker.take_peak_bytes(), with_absent
+        return Peaks(self._tracker.take_peak_bytes(), with_absent, live)
 
 
 class CudaGauges(Gauges):
@@ -192,7 +214,13 @@ class CudaGauges(Gauges):
         self._last = self._read()
         self.peak_before_bytes = self._last.peak_bytes
 
-    def step_ended(self) -> tuple[int, int]:
+    def hook_ends(self, *, has_changed: bool) -> Peaks:
+        if has_changed or self._ran_trials:
+            return self.take_peaks()
+        now = self._last.bytes
+        return Peaks(now, now + self.absent_bytes, now)
+
+    def step_ended(self) -> Peaks:
         peaks = self.take_peaks()
         self._intervals.step_ended(lambda: self._last)
         return peaks
@@ -203,8 +231,8 @@ class CudaGauges(Gauges):
     def mark(self, stream: _C.Stream) -> Mark:
         return self._device.record(stream, timing=True)
 
-    def fall_behind(self, stream: _C.Stream) -> None:
-        self._lag.extend(stream)
+    def fall_behind(self, stream: _C.Stream) -> bool:
+        return self._lag.extend(stream)
 
     def host_waits(self) -> contextlib.AbstractContextManager[None]:
         return self._lag.host_waits()
@@ -218,7 +246,7 @@ class CudaGauges(Gauges):
     def allocated_bytes(self) -> int:
         return self._read().bytes
 
-    def take_peaks(self) -> tuple[int, int]:
+    def take_peaks(self) -> Peaks:
         before, now = self._last, self._read()
         self._last = now
         known = self._intervals.peak_bytes(before, now)
@@ -231,4 +259,4 @@ class CudaGauges(Gauges):
         highest = max(highest, now.bytes, before.bytes)
         if self._is_unnoticed:
             self._trial_peak_bytes = max(self._trial_peak_bytes, highest)
-        return highest, highest + self.absent_bytes
+        return Peaks(highest, highest + self.absent_bytes, now.bytes)

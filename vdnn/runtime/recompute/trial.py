@@ -56,7 +56,7 @@ class Trial:
             self._begin()
         made = self._recipe.recompute(self._operand)
         end = gauges.mark(transport.current_stream())
-        extra_bytes = gauges.take_peaks()[0] - self._before_bytes
+        extra_bytes = gauges.take_peaks().peak_bytes - self._before_bytes
         with gauges.host_waits():
             took_ns = gauges.ns_between(self._begin_mark, end)
         self.cost = RecomputeCost(took_ns, max(extra_bytes, self._managed.nbytes))
@@ -66,8 +66,7 @@ class Trial:
     def _begin(self) -> None:
         gauges = self._gauges
         if gauges is not None:
-            gauges.take_peaks()
-            self._before_bytes = gauges.allocated_bytes()
+            self._before_bytes = gauges.take_peaks().allocated_bytes
             stream = self._managed.transport.current_stream()
             gauges.fall_behind(stream)
             self._begin_mark = gauges.mark(stream)

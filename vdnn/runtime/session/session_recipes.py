@@ -375,8 +375,7 @@ class SessionRecipes:
         with contextlib.nullcontext() if gauges is None else gauges.unnoticed():
             stream = managed.transport.current_stream()
             if measures and gauges is not None:
-                gauges.take_peaks()
-                before_bytes, begin = gauges.allocated_bytes(), gauges.mark(stream)
+                before_bytes, begin = gauges.take_peaks().allocated_bytes, gauges.mark(stream)
             encoded = _encoded(packed, one.codec)
             if encoded is None:
                 return False  # not remembered: a later step may have the memory
@@ -384,7 +383,7 @@ class SessionRecipes:
                 end = gauges.mark(stream)
                 with gauges.host_waits():
                     encode_ns = gauges.ns_between(begin, end)
-                encode_bytes = gauges.take_peaks()[0] - before_bytes
+                encode_bytes = gauges.take_peaks().peak_bytes - before_bytes
         has_room = self._has_room(managed)
         place = None if one.save_key is None else Place((signature, one.save_key))
         outcome = self._proofs.at_save(managed, encoded, place, gauges, has_room, measures=measures)

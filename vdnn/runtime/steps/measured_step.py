@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from vdnn.runtime.machine.gauges import Mark
+from vdnn.runtime.machine.gauges import Mark, Peaks
 from vdnn.runtime.steps.meter import Meter
 from vdnn.runtime.steps.recorder import Recorder
 from vdnn.runtime.steps.watched_step import WatchedStep
@@ -55,16 +55,14 @@ class MeasuredSteps:
     def timeline(self) -> Timeline | None:
         return None if self._last_measured is None else self._last_measured.timeline
 
-    def finish(
-        self, step: WatchedStep, transport: Transport, ends: tuple[Mark, Mark], peaks: tuple[int, int]
-    ) -> MeasuredStep:
+    def finish(self, step: WatchedStep, transport: Transport, ends: tuple[Mark, Mark], peaks: Peaks) -> MeasuredStep:
         """Ends a step. Its last computation is over at the first of `ends`; copies of freed graphs have released their
         memory at the second."""
         measured = MeasuredStep(step.recorder, step.meter, transport)
         if step.meter is not None:
-            step.meter.finish(*ends, peaks[0])
+            step.meter.finish(*ends, peaks.peak_bytes)
             self._last_measured = measured
         if step.recorder is not None:
-            step.recorder.finish(ends[0], peaks[1], has_data=not transport.fake)
+            step.recorder.finish(ends[0], peaks.with_absent_bytes, has_data=not transport.fake)
             self.last_recorded = measured
         return measured

@@ -47,9 +47,11 @@ class Meter:
         self._hooks: list[_Hook] = []
         self._copies: list[tuple[Track, int, int, tuple[_C.Event, _C.Event]]] = []
 
-    def hook(self, point: int, marks: tuple[Mark, Mark | None, Mark | None, Mark], peak_bytes: int) -> None:
-        """A hook is over. `point` is the last point of the step so far."""
-        self._hooks.append(_Hook(point, *marks, self._gauges.allocated_bytes(), peak_bytes))
+    def hook(
+        self, point: int, marks: tuple[Mark, Mark | None, Mark | None, Mark], allocated_bytes: int, peak_bytes: int
+    ) -> None:
+        """A hook is over, and so many bytes are allocated. `point` is the last point of the step so far."""
+        self._hooks.append(_Hook(point, *marks, allocated_bytes, peak_bytes))
 
     def copied(self, track: Track, lifetime: int, nbytes: int, span: tuple[_C.Event, _C.Event]) -> None:
         self._copies.append((track, lifetime, nbytes, span))

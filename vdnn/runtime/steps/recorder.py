@@ -104,9 +104,9 @@ class Recorder:
 
     # Called in the hooks, in this order.
 
-    def reached(self, mark: Mark, peak_bytes: int) -> None:
-        """A hook has begun. The next calls say what happens at it. `peak_bytes` is the keep-all peak since the previous
-        hook."""
+    def reached(self, mark: Mark, peak_bytes: int, allocated_bytes: int) -> None:
+        """A hook has begun, and so many bytes are allocated. The next calls say what happens at it. `peak_bytes` is the
+        keep-all peak since the previous hook."""
         if self._is_recomputing:
             self._recompute_peak_bytes = max(self._recompute_peak_bytes, peak_bytes)
             return
@@ -114,7 +114,7 @@ class Recorder:
             mark, self._recompute_mark = self._recompute_mark, None
             peak_bytes, self._recompute_peak_bytes = self._recompute_peak_bytes or peak_bytes, 0
         self._find_freed()
-        allocated_bytes = self._gauges.allocated_bytes() + self._gauges.absent_bytes
+        allocated_bytes += self._gauges.absent_bytes
         self._points.append(_PointSoFar(PointKind.END, None, None, mark, allocated_bytes, peak_bytes))
 
     def saved(self, managed: ManagedStorage, lifetime: int, key: SaveKey, *, is_new: bool) -> None:
@@ -257,7 +257,7 @@ class Recorder:
     def finish(self, mark: Mark, peak_bytes: int, *, has_data: bool) -> None:
         """End the step at `mark`. `has_data`: recipes were tried at the uses, so lifetimes without a use cannot be
         recomputed."""
-        self.reached(mark, peak_bytes)
+        self.reached(mark, peak_bytes, self._gauges.allocated_bytes())
         end = len(self._points) - 1
         for life in self._lives:
             if has_data and not life.uses:

@@ -29,7 +29,7 @@ from vdnn.runtime.steps.recorder import Recorder
 from vdnn.runtime.steps.settling import Settling
 from vdnn.runtime.steps.step_guards import StepGuards
 from vdnn.runtime.steps.step_peaks import peak_of
-from vdnn.runtime.steps.watched_step import WatchedStep
+from vdnn.runtime.steps.watched_step import ObservedHook, WatchedStep
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedShard, PackedView
 from vdnn.runtime.storage.transport import Transport
@@ -70,6 +70,7 @@ class StepWatch:
         self._guards = StepGuards(options.planner, self._plans, modules, self.settling, offload)
         self._thread = threading.local()
         self._busy = False
+        self._observed: ObservedHook | None = None  # the running hook
         self._has_passed_through = False  # a save of the running step
         self._step = WatchedStep(self._ends)
 
@@ -250,12 +251,16 @@ class StepWatch:
         self.settling.continue_in_python()
         self._busy = self._thread.is_in_hook = True
         try:
-            with contextlib.ExitStack() as self._observed:
-                self._observe()
-                yield
-                self._step.make_moves()
+            self._observe()
+            yield
+            self._step.make_moves()
         finally:
-            self._busy = self._thread.is_in_hook = False
+            observed, self._observed = self._observed, None
+            try:
+                if observed is not None:
+                    observed.end()
+            finally:
+                self._busy = self._thread.is_in_hook = False
 
     def _open(self, transport: Transport) -> None:
         """The first hook that knows its device."""
@@ -266,7 +271,7 @@ class StepWatch:
     def _observe(self) -> None:
         """From now on the running hook is marked, and its memory counts, if that of the step is."""
         if self._step.is_observed and self.gauges is not None and self.transport is not None:
-            self._observed.enter_context(self._step.observed(self.gauges, self.transport))
+            self._observed = self._step.observe(self.gauges, self.transport)
 
     @property
     def _is_in_hook(self) -> bool:  # True if this thread is in a watched hook

@@ -38,6 +38,34 @@ from vdnn.step.timeline import Track
 _CHECKED = 2
 
 
+class ObservedHook:
+    """A running hook of a step that is recorded or measured."""
+
+    __slots__ = ("_begin", "_changes", "_gauges", "_peaks", "_step", "_transport")
+
+    def __init__(self, step: WatchedStep, gauges: Gauges, transport: Transport) -> None:
+        self._step, self._gauges, self._transport = step, gauges, transport
+        self._changes = transport.release_context.changes
+        step.reload_marks = None, None
+        begin, peaks = gauges.mark(transport.current_stream()), gauges.hook_begins()
+        self._begin, self._peaks = begin, peaks
+        if step.recorder is not None:
+            step.recorder.reached(begin, peaks.with_absent_bytes, peaks.allocated_bytes)
+
+    def end(self) -> None:
+        step, gauges, transport = self._step, self._gauges, self._transport
+        stream = transport.current_stream()
+        end = gauges.mark(stream)
+        own = gauges.hook_ends(has_changed=transport.release_context.changes != self._changes)
+        if step.recorder is not None:
+            step.recorder.left(gauges.mark(stream) if gauges.fall_behind(stream) else end)
+        peak_bytes = max(self._peaks.peak_bytes, own.peak_bytes)
+        step.peak_bytes = max(step.peak_bytes, peak_bytes)
+        if step.meter is not None:
+            marks = (self._begin, *step.reload_marks, end)
+            step.meter.hook(max(step.point, 0), marks, own.allocated_bytes, peak_bytes)
+
+
 class WatchedStep:
     """The state of one step. `lifetimes` is their number so far, `point` the last point."""
 
@@ -100,32 +128,16 @@ class WatchedStep:
 
     # Points.
 
-    @contextlib.contextmanager
-    def observed(self, gauges: Gauges | None, transport: Transport) -> Iterator[None]:
-        """A context around a hook, which is marked, and whose memory counts."""
-        if gauges is None:
-            raise RuntimeError("expected gauges for a step that is measured, got none")
-        self.reload_marks = None, None
-        begin, peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
-        if self.recorder is not None:
-            self.recorder.reached(begin, peaks[1])
-        try:
-            yield
-        finally:
-            end, own_peaks = gauges.mark(transport.current_stream()), gauges.take_peaks()
-            if self.recorder is not None:
-                gauges.fall_behind(transport.current_stream())
-                self.recorder.left(gauges.mark(transport.current_stream()))
-            peak_bytes = max(peaks[0], own_peaks[0])
-            self.peak_bytes = max(self.peak_bytes, peak_bytes)
-            if self.meter is not None:
-                self.meter.hook(max(self.point, 0), (begin, *self.reload_marks, end), peak_bytes)
+    def observe(self, gauges: Gauges, transport: Transport) -> ObservedHook:
+        """A hook has begun, which is marked, and whose memory counts."""
+        return ObservedHook(self, gauges, transport)
 
     def unpacked(self, packed: PackedView | PackedShard, gauges: Gauges | None) -> torch.Tensor:
-        """Unpacks a save. In a hook that is measured, marks how long the use waits for its reload."""
-        if self.meter is None or gauges is None:
+        """Unpacks a save. In a hook that is measured, marks how long the use waits for its reload, if it may."""
+        managed = packed.managed
+        if self.meter is None or gauges is None or managed.source.storage is not None:
             return packed.unpack()
-        transport = packed.managed.transport
+        transport = managed.transport
         begin = gauges.mark(transport.current_stream())
         tensor = packed.unpack()
         self.reload_marks = begin, gauges.mark(transport.current_stream())
@@ -134,6 +146,7 @@ class WatchedStep:
     @contextlib.contextmanager
     def recomputing(self, gauges: Gauges | None, transport: Transport) -> Iterator[None]:
         """A context around a recompute, which the recorder does not take for the compute of the step."""
+        transport.release_context.changes += 1
         if self.recorder is None or gauges is None:
             yield
             return

@@ -195,6 +195,7 @@ class ManagedStorage:
             raise RuntimeError(f"{self.facts.label} has no host copy to reload")
         if self.watched is not None:
             self.watched.observer.about_to_reload(self.watched)
+        transport.release_context.changes += 1
         reloaded = self.reloaded = Reloaded(transport, copy, self.facts, stream, self.views)
         self.facts.counters.reloaded_bytes += self.nbytes
         if self.watched is not None:
@@ -244,6 +245,7 @@ class ManagedStorage:
     def _release_reload(self) -> None:
         if self.reloaded is None:
             return
+        self.transport.release_context.changes += 1
         if self.watched is not None:
             self.watched.observer.released_reload(self.watched)
         self.reloaded = None

@@ -80,6 +80,7 @@ class Source:
             transport.device.note_access(address, nbytes, _C.Access.WRITE, stream, "producer")
         try:
             if transport.integrity is not None:
+                self._context.changes += 1
                 self.hash = transport.integrity.hash(address, nbytes, stream)
             copy = in_span("offload", transport.queue.offload)(address, nbytes, stream, stream, self)
         except MemoryError:
@@ -97,6 +98,7 @@ class Source:
     def discard(self) -> None:
         """Releases the storage without a copy."""
         if self.storage is not None:
+            self._context.changes += 1
             if self._context.streams:
                 self._make_streams_wait(self._context)
             self.others = StorageWeakRef(self.storage)  # type: ignore[no-untyped-call]
@@ -108,6 +110,7 @@ class Source:
         if storage is None:
             return
         facts, context = self._facts, self._context
+        context.changes += 1
         if context.streams:
             self._make_streams_wait(context)
         if natively_held(storage._cdata) > 1 or _references_to(storage) > HELD_ONCE:

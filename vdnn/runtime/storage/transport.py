@@ -74,7 +74,7 @@ class Releasable(Protocol):
         """Releases the storage. Called once the owner stream waits for the copy."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReleaseContext:
     """The facts that a source needs at its release.
 
@@ -86,6 +86,7 @@ class ReleaseContext:
     notes_releases: bool  # the device acts on notes of releases
     streams: dict[_C.Stream, None]  # those of hooks and where sessions were entered, see [Note: Who allocated it]
     held: deque[HeldStorage]  # storages that were released but not freed
+    changes: int = 0  # how often memory of the device was taken or released
 
 
 class Integrity(Protocol):
@@ -231,6 +232,9 @@ class Transport:
 
     def release_sources(self) -> None:
         """Releases the sources whose owner streams wait for their copies. Does not block."""
+        if not self.queue.may_have_released:
+            return
+        self.release_context.changes += 1
         released: list[Releasable] = self.queue.take_released()  # type: ignore[assignment]
         for source in released:
             source.release()

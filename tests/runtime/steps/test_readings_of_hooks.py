@@ -1,0 +1,81 @@
+"""The hooks of recorded and measured steps read what a GPU's statistics take long to tell as rarely as they can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import vdnn
+from benchmarks.core.host_ways import CountedGauges, counted_gauges
+from tests.runtime.rigs.networks import conv_chain, images
+from vdnn import _C
+from vdnn.runtime.machine.gauges import Peaks, VirtualGauges
+from vdnn.runtime.machine.virtual_machine import VirtualMachine
+
+_MOST_BETWEEN_STEPS = 16
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_hook_of_a_recorded_step_reads_statistics_once_and_makes_two_marks(*, recompute: bool) -> None:
+    model, x = conv_chain(), images()
+    with (
+        counted_gauges(),
+        vdnn.offload("keep", device=_C.SimDevice(), recompute=recompute, measure=True, min_bytes=0) as session,
+    ):
+        for _ in range(2):  # recipes are tried in the first one
+            before = CountedGauges.readings, CountedGauges.marks
+            model(x).square().sum().backward()
+            session.step()
+        assert session.recording is not None
+        points = len(session.recording.points)
+        assert points > _MOST_BETWEEN_STEPS
+        assert CountedGauges.readings - before[0] <= points + _MOST_BETWEEN_STEPS
+        assert CountedGauges.marks - before[1] <= 2 * points + _MOST_BETWEEN_STEPS
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "keep": {"policy": "keep"},
+    "vdnn-all": {"policy": "vdnn-all"},
+    "recompute-all": {"policy": "recompute-all"},
+    "integrity": {"policy": "vdnn-all", "integrity": True},
+    "narrow windows": {"policy": "vdnn-all", "limits": vdnn.Limits(offload_window=1 << 10, reload_window=1 << 10)},
+    "a budget": {"budget": "20KiB"},
+    "the least budget": {"budget": "min"},
+    "the least budget, moves alone": {"budget": "min", "recompute": False},
+    "rechecks in each step": {"budget": "min", "recheck": 1},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_hook_that_says_that_it_has_changed_no_memory_has_not(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's statistics are not read again behind it."""
+    allocated, unchanged = [0], list[bool]()
+    begin, end = VirtualGauges.hook_begins, VirtualGauges.hook_ends
+
+    def begins(self: VirtualGauges) -> Peaks:
+        peaks = begin(self)
+        allocated[0] = peaks.allocated_bytes
+        return peaks
+
+    def ends(self: VirtualGauges, *, has_changed: bool) -> Peaks:
+        peaks = end(self, has_changed=has_changed)
+        is_same = (peaks.allocated_bytes, peaks.peak_bytes) == (allocated[0], allocated[0])
+        if not has_changed and not self._ran_trials:
+            unchanged.append(is_same)
+        return peaks
+
+    monkeypatch.setattr(VirtualGauges, "hook_begins", begins)
+    monkeypatch.setattr(VirtualGauges, "hook_ends", ends)
+    with VirtualMachine("titan-x", fake=False) as machine:
+        torch.manual_seed(0)
+        model, x = conv_chain(), images()
+        with vdnn.offload(device=machine, measure=True, min_bytes=0, **options) as session:
+            for _ in range(5):
+                model(x).square().sum().backward()
+                session.step()
+    assert unchanged
+    assert all(unchanged)
