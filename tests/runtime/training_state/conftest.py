@@ -16,6 +16,7 @@ from tests.conftest import open_fake_device
 from tests.drawn import draw_one
 from tests.fake_driver.control import FakeDriver
 from vdnn import _C
+from vdnn.errors import DriverError
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.torch_internals.memory_holders import natively_held
 from vdnn.runtime.training_state.optimizer_state import state_of
@@ -99,6 +100,19 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(StateCopies, "_release", poison_and_release)
     return found
+
+
+_CALLS_OF_A_QUERY = 6  # with those around it, which set the context and the mode of captures
+
+
+def reach_fault(driver: FakeDriver, nth: int, calls: list[str]) -> None:
+    """Call `nth` of a run fails, where an earlier run made `calls`. A copy is asked for again if it is not over yet,
+    which depends on threads. So a run may make fewer calls: then the fault is met here."""
+    if driver.faults_pending:
+        assert nth > len(calls) - _CALLS_OF_A_QUERY * calls.count("cuEventQuery"), (nth, calls[nth - 1])
+    while driver.faults_pending:
+        with contextlib.suppress(DriverError):
+            open_fake_device(driver).close()
 
 
 def on_host(optimizer: torch.optim.Optimizer) -> int:

@@ -18,7 +18,7 @@ from torch import nn
 import vdnn
 from tests.conftest import open_fake_device
 from tests.fake_driver.control import FakeDriver
-from tests.runtime.training_state.conftest import Manage, on_host, open_session
+from tests.runtime.training_state.conftest import Manage, on_host, open_session, reach_fault
 from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, SignOfMomentum, begin, same, train
 from tests.runtime.training_state.test_faults import INVALID_VALUE
 from tests.runtime.training_state.test_lives import expected, one_step, outcome, state_bytes
@@ -267,7 +267,7 @@ def test_each_call_of_a_step_refused_in_turn_changes_no_bit(
             training.optimizer.step()
             training.optimizer.zero_grad()
             calls = calls or fake_driver.calls()[before:]
-            assert fake_driver.faults_pending == 0, (refused, calls[refused - 1])
+            reach_fault(fake_driver, refused, calls)
             one_step(training)
             assert same(outcome(training), wanted), (refused, calls[refused - 1])
         device.close()

@@ -13,7 +13,7 @@ import torch
 import vdnn
 from tests.conftest import open_fake_device
 from tests.fake_driver.control import FakeDriver
-from tests.runtime.training_state.conftest import Manage, on_host, open_session
+from tests.runtime.training_state.conftest import Manage, on_host, open_session, reach_fault
 from tests.runtime.training_state.loops import OPTIMIZERS, Training, begin, same
 from tests.runtime.training_state.test_lives import expected, one_step, outcome, state_bytes
 from vdnn.errors import VdnnError
@@ -81,7 +81,7 @@ def test_each_call_of_a_deferred_step_refused_in_turn_changes_no_bit(first: int,
             one_step(training)
             fake_driver.fail_nth(nth, INVALID_VALUE)
             evaluate(training)
-            assert fake_driver.faults_pending == 0, (nth, calls[nth - 1])
+            reach_fault(fake_driver, nth, calls)
             one_step(training)
             evaluate(training)
             assert same(outcome(training), wanted), (nth, calls[nth - 1])
@@ -108,7 +108,7 @@ def test_each_call_of_a_training_refused_in_turn_changes_no_bit(
             one_step(training)
             fake_driver.fail_nth(nth, INVALID_VALUE)
             one_step(training)
-            assert fake_driver.faults_pending == 0, (nth, calls[nth - 1])
+            reach_fault(fake_driver, nth, calls)
             for _ in range(2):
                 one_step(training)
         assert same(outcome(training), wanted), (nth, calls[nth - 1])
