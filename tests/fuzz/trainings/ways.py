@@ -162,6 +162,11 @@ REFUSALS = (
         "`.to()` and `parameter.data = ...` inside are refused at the next call of the module",
     ),
     Refusal(
+        r"is read between calls of modules, with its gradient, so it has to be on the device",
+        r"all[\s\S]*(alias|save)\([\s\S]*penalty\(|all[\s\S]*penalty\([\s\S]*(alias|save)\(",
+        "It is refused with a sentence while the program holds memory of the host",
+    ),
+    Refusal(
         r"the data of parameter .* were replaced",
         r"(frozen|all)[\s\S]*(replace_data|momentum\(.*'data'|load\('(assign|swap)'\))",
         "if the parameter was used again since: then the backward is refused with the name",

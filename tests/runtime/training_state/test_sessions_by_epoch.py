@@ -160,6 +160,27 @@ def test_two_models_in_turn_in_each_epoch() -> None:
         assert all(map(torch.equal, training.result(), plain.result()))
 
 
+@pytest.mark.parametrize("way", ["state", "deferred", "deferred gradients"])
+def test_what_numpy_writes_to_the_state_in_the_second_epoch_is_kept(way: str) -> None:
+    """State that followed to another device is asked for its holders as any other."""
+
+    def run(is_managed: bool) -> list[torch.Tensor]:
+        training, found = Training(), list[torch.Tensor]()
+        parameter = training.model[0].weight
+        for _ in range(EPOCHS):
+            with _session(training, way) if is_managed else contextlib.nullcontext():
+                training.step()
+                array = training.optimizer.state[parameter]["exp_avg"].numpy()
+                training.step()
+                array *= 0.5
+                found.append(torch.from_numpy(array).clone())
+                training.step()
+                del array
+        return found + training.result()
+
+    assert all(map(torch.equal, run(True), run(False)))
+
+
 def test_a_session_nested_in_one_of_another_device() -> None:
     one, other = Training(), Training()
     plain = Training()

@@ -95,10 +95,15 @@ def state_is_held(states: Any, parameter: torch.Tensor, hosts: Container[int]) -
     found = [(place.container, place.key) for place in places_in(states[parameter])]
     for container, key in found:
         ours = id(container[key]) in hosts
-        is_view = ours and container[key]._is_view()  # of the tensor that was made of the pinned memory
-        if value_is_held(functools.partial(_value_of, container, key), Counts(ours, 0, 0, is_view)):
+        has_base = ours and _has_base(container[key])
+        if value_is_held(functools.partial(_value_of, container, key), Counts(ours, 0, 0, has_base)):
             return True
     return False
+
+
+def _has_base(host: torch.Tensor) -> bool:
+    """True if the tensor that was made of the pinned memory holds it, too: not for one that was moved since."""
+    return host._is_view() and host._base.untyped_storage()._cdata == host.untyped_storage()._cdata  # type: ignore[union-attr]
 
 
 def _value_of(container: Any, key: Any) -> torch.Tensor:

@@ -17,6 +17,7 @@ from torch import nn
 
 from tests.runtime.training_state.conftest import Manage
 from tests.runtime.training_state.loops import OPTIMIZERS, Training, begin, same
+from vdnn.errors import VdnnError
 from vdnn.runtime.torch_internals.parameter_guard import GuardedParameter
 from vdnn.runtime.training_state.optimizer_state import state_of
 
@@ -265,6 +266,15 @@ def test_a_state_dict_has_the_order_of_plain_pytorch(manage: Manage) -> None:
             stepped(training, zeroes=True)
             stepped(training, zeroes=True)
             assert list(training.optimizer.state_dict()["state"]) == list(range(10))
+
+
+def test_a_step_with_sparse_gradients_is_made_at_once_and_its_error_is_the_steps(manage: Manage) -> None:
+    table = nn.Embedding(4, 8, sparse=True)
+    optimizer = torch.optim.Adam(table.parameters())
+    with manage(optimizer, optimizer_step="deferred"):
+        table(torch.tensor([1, 2])).sum().backward()
+        with pytest.raises(VdnnError, match="Adam does not support sparse gradients"):
+            optimizer.step()
 
 
 def test_a_parameter_that_waits_is_stepped_before_it_is_swapped(manage: Manage) -> None:

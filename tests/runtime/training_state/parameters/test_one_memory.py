@@ -17,6 +17,7 @@ from tests.runtime.training_state.parameters.writing_programs import (
     WIDTH,
     Inside,
     Writing,
+    _no_grad,
     batches,
     made,
     optimizer_of,
@@ -248,6 +249,65 @@ def test_the_edge_of_a_parameters_gradient_is_found_between_calls(what: str, man
                 )
             model(batch).square().mean().backward()
             optimizer.step()
+
+
+@pytest.mark.parametrize("alias", ["numpy", "dlpack", "detach"])
+@pytest.mark.parametrize("options", [{}, {"fused": True}])
+def test_memory_of_the_host_sees_what_is_written_while_the_copy_stays_in_place(
+    options: dict[str, bool], alias: str, manage: Manage
+) -> None:
+    """The program holds memory of both: the module's writes and the steps are in the two."""
+
+    def run(inside: Inside) -> list[torch.Tensor]:
+        torch.manual_seed(4)
+        model = with_linear(Writing(_no_grad(lambda weight: weight.mul_(0.9)), first=0))
+        weight, optimizer = model.get_parameter("1.weight"), optimizer_of(model, **options)
+        aliases, kept, found = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
+        with inside(model, optimizer):
+            for number, batch in enumerate(batches()):
+                if number == 1:
+                    aliases.append(ALIASES[alias](weight))  # type: ignore[arg-type]
+                    model[1].register_forward_pre_hook(lambda module, _: kept.append(module.weight.detach()))  # type: ignore[index]
+                loss = model(batch).square().mean()
+                found += [one.clone() for one in aliases]
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                found += [one.clone() for one in (*aliases, *kept)]
+        return found
+
+    managed: Inside = lambda model, optimizer: manage(optimizer, model=model, parameters="all", recheck=1)  # noqa: E731
+    assert same(run(plain), run(managed))
+
+
+@pytest.mark.parametrize("alias", ["numpy", "dlpack"])
+def test_an_alias_of_data_that_were_replaced_in_a_module_keeps_them(alias: str, manage: Manage) -> None:
+    def run(inside: Inside) -> list[torch.Tensor]:
+        torch.manual_seed(4)
+        model = with_linear(Writing(lambda weight: setattr(weight, "data", weight.data * 0.9)))
+        optimizer, found = optimizer_of(model), list[torch.Tensor]()
+        with inside(model, optimizer):
+            for batch in batches(5):
+                found.append(ALIASES[alias](model.get_parameter("1.weight")))  # type: ignore[arg-type]
+                model(batch).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return [one.clone() for one in found]
+
+    managed: Inside = lambda model, optimizer: manage(optimizer, model=model, parameters="all", recheck=1)  # noqa: E731
+    assert same(run(plain), run(managed))
+
+
+def test_a_penalty_on_a_parameter_whose_memory_of_the_host_is_held_is_refused_with_its_name(manage: Manage) -> None:
+    model = with_linear()
+    optimizer, weight = optimizer_of(model), model.get_parameter("1.weight")
+    with manage(optimizer, model=model, parameters="all"):
+        loss = model(batches()[0]).square().mean()
+        kept = weight.detach()
+        with pytest.raises(VdnnError, match=r"parameter 1\.weight is read between calls of modules, with its gradient"):
+            (loss + weight.square().sum()).backward()
+        del kept
+        (loss + weight.square().sum()).backward()
 
 
 # Hooks and steps in unusual places.

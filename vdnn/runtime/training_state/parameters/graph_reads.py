@@ -16,10 +16,14 @@ from vdnn.runtime.torch_internals.parameter_guard import guard, guard_no_longer,
 
 
 class GraphReads:
-    """`read(parameters)` is called for those that a graph was made of, and brings them to the device for good."""
+    """`read(parameters, held)` is called for those that a graph was made of, and brings them to the device for good.
+    `held` are the ids of those for which `is_held(parameter)` before: a graph may hold memory, too."""
 
-    def __init__(self, read: Callable[[list[torch.Tensor]], None]) -> None:
-        self._read = read
+    def __init__(
+        self, read: Callable[[list[torch.Tensor], set[int]], None], is_held: Callable[[torch.Tensor], bool]
+    ) -> None:
+        self._read, self._is_held = read, is_held
+        self._held: set[int] = set()
         self._watched: dict[int, torch.nn.Parameter] = {}
 
     def begin(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -37,6 +41,10 @@ class GraphReads:
 
     def before_use(self, parameter: torch.Tensor) -> None:
         guard_no_longer(parameter)
+        with torch._C.DisableTorchFunction():
+            self._held.discard(id(parameter))
+            if torch.is_grad_enabled() and self._is_held(parameter):
+                self._held.add(id(parameter))
 
     def after_use(self, parameters: list[torch.Tensor], outcome: Any, error: Exception | None, *, writes: bool) -> bool:
         """A function was called with `parameters`. True: it has to be called again, now that they are on the device."""
@@ -44,7 +52,7 @@ class GraphReads:
         if not writes and torch.is_grad_enabled() and (error is not None or _is_in_graph(outcome)):
             for one in known:
                 del self._watched[id(one)]
-            self._read(known)
+            self._read(known, self._held)
             return bool(known)
         for one in known:
             if not is_guarded(one):

@@ -50,6 +50,7 @@ class ManagedParameters:
         self._streaming: Streaming | None = None
         self._entries = 0
         self._host_bytes = self._mapped_bytes = 0
+        self._left: list[torch.Tensor] = []  # host copies of those that are managed no longer
         self._stack = contextlib.ExitStack()
         self._calls: ModuleCalls | None = None
         choose(model, 1)  # refuses what cannot be managed
@@ -96,7 +97,11 @@ class ManagedParameters:
         self._stack.close()
         if self._streaming is not None:
             self._streaming.begin()
-        return sum([self._return(one) for one in list(self._away.values())])
+        refused_bytes = sum([self._return(one) for one in list(self._away.values())])
+        for host in self._left:
+            _outlive_the_memory(host)
+        self._left.clear()
+        return refused_bytes
 
     def lines(self) -> list[str]:
         """The lines of the report."""
@@ -315,7 +320,7 @@ class ManagedParameters:
         manage_no_longer(away.parameter)
         if not away.is_mapped:
             away.copies.transport.state_bytes -= away.nbytes
-            _outlive_the_memory(away.host.tensor)
+            self._left.append(away.host.tensor)
 
     def _copied_back(self, away: AwayParameter) -> torch.Tensor:
         """A copy on the device that is complete, or ordered before what the current stream does next."""
@@ -330,7 +335,8 @@ def _is_held(parameter: torch.Tensor) -> bool:
 
 def _outlive_the_memory(host: torch.Tensor) -> None:
     """Moves what others hold of a host copy, such as a state_dict, to shared memory: the pinned memory ends with the
-    session. share_memory_() is what moves the bytes of a storage in place, for all of its views."""
+    session. share_memory_() is what moves the bytes of a storage in place, for all of its views. An array of numpy has
+    the old address, so this waits for the end of the session."""
     storage = host.untyped_storage()
     if not isinstance(host, FakeTensor) and natively_held(storage._cdata) > _HELD_BY_US:
         storage.share_memory_()

@@ -74,7 +74,7 @@ class ModuleCalls:
         self._called: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._read_outside: set[str] = set()  # names
         self._held: set[str] = set()  # names of those whose memory on the device the program held
-        self._graph_reads = GraphReads(self.read_in_graph)
+        self._graph_reads = GraphReads(self._read_in_graph, self._is_held_on_host)
         self._too_late: list[Use] = []  # written to on the host while they ran on the device
         self._undo: list[Callable[[], object]] = []
         self._forks = forks.count
@@ -246,13 +246,26 @@ class ModuleCalls:
                     continue
                 if away.is_in_place:
                     away.is_exposed = True
+                    self._write_through(away, None)
                 else:
                     self._streaming.drop(away)
 
-    def read_in_graph(self, tensors: list[torch.Tensor]) -> None:
-        """Between calls, a graph is made of these parameters."""
+    def _is_held_on_host(self, parameter: torch.Tensor) -> bool:
+        away = self._away.get(id(parameter))
+        return away is not None and not away.is_in_place and away.is_held_on_host()
+
+    def _read_in_graph(self, tensors: list[torch.Tensor], held: set[int]) -> None:
+        """Between calls, a graph is made of these parameters. `held`: the ids of those whose memory of the host the
+        program held before."""
         with torch._C.DisableTorchFunction():
             for away in [self._away[id(one)] for one in tensors if id(one) in self._away]:
+                if id(away.parameter) in held:
+                    raise VdnnError(
+                        f"parameter {away.name} is read between calls of modules, with its gradient, so it has to be "
+                        "on the device, while the program holds its memory on the host, as by state_dict(), detach() "
+                        "or numpy. That memory would see no later step. Let it go before, or take it ahead of the "
+                        "session."
+                    )
                 self._give_back(away, "it is read between calls of modules, with its gradient")
 
     def _bring(self, wanted: list[AwayParameter], call: _Call) -> None:
@@ -281,6 +294,8 @@ class ModuleCalls:
                 one.users = max(0, one.users - 1)
                 if not one.users:
                     self._let_go(one, call.module)
+                elif one.users == one.is_held:
+                    self._write_through(one, call.module)
             call.nodes.clear()
 
     def _let_go(self, away: AwayParameter, module: torch.nn.Module | None = None) -> bool:
@@ -293,6 +308,7 @@ class ModuleCalls:
                 return self._can_adopt(away) and self._adopt(away)
             if away.is_held_on_device():
                 self._held.add(away.name)
+                self._write_through(away, module)
                 return False
             found = self._writes.use_ends(away, lambda: self._name_of(module))
             if found is Found.UNSEEN:
@@ -304,6 +320,19 @@ class ModuleCalls:
             if found is Found.ON_HOST or away.is_held_on_host():
                 self._streaming.drop(away)  # the program may write to what it holds
             return True
+
+    def _write_through(self, away: AwayParameter, module: torch.nn.Module | None) -> None:
+        """The copy on the device stays in place. If the program holds memory of the host as well, it sees there what
+        was written."""
+        if not away.is_in_place or not away.is_there() or not away.is_held_on_host():
+            return
+        found = self._writes.use_ends(away, lambda: self._name_of(module))
+        if found is Found.UNSEEN:
+            self._give_back(away, found.value)
+            return
+        if found is Found.ON_HOST:
+            self._too_late.append(Use(away, self._name_of(module)))
+        self._writes.use_begins(away)
 
     def _name_of(self, module: torch.nn.Module | None) -> str:
         if module is None:
