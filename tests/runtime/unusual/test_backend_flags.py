@@ -171,6 +171,21 @@ def test_a_chain_of_operations_under_different_settings_has_no_recipe() -> None:
     assert saving.recipes[-1].flags == backend_flags()
 
 
+@pytest.mark.parametrize("inner", [_mkldnn_off, contextlib.nullcontext], ids=["different", "the same"])
+def test_products_of_which_none_saves_the_other_have_a_recipe_only_under_the_same_settings(inner: Any) -> None:
+    """Each saves the constant alone, so a recipe would have to run both."""
+    x, constant = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8)
+    observe(x)
+    with Saving() as saving:
+        with inner():
+            made = x.exp() @ constant
+        made = (made @ constant).neg()
+        before = len(saving.recipes)
+        made * torch.ones((), requires_grad=True)
+    found = [recipe.operation_names for recipe in saving.recipes[before:]]
+    assert found == ([] if inner is _mkldnn_off else [("mm", "mm", "neg")])
+
+
 def test_precisions_that_were_inherited_are_inherited_again() -> None:
     setter, getter = torch._C._set_fp32_precision_setter, torch._C._get_fp32_precision_getter
     before = backend_flags()
