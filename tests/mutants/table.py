@@ -145,7 +145,11 @@ MUTANTS = [
         ),
         ("runtime/training_state/loading.py", "part_bytes + nbytes > limit_bytes", "part_bytes > limit_bytes"),
         ("runtime/training_state/local_gradients.py", "local.nbytes >= min_bytes", "local.nbytes > min_bytes"),
-        ("runtime/training_state/slices.py", "if len(parameters) < 2:", "if len(parameters) < 1:"),
+        (
+            "runtime/training_state/slices.py",
+            "type(parameter) for parameter in parameters}) > 1",
+            "type(parameter) for parameter in parameters}) > 2",
+        ),
         ("runtime/training_state/parameters/managed_parameters.py", "if self._entries > 1:", "if self._entries > 2:"),
     ),
     *_of(

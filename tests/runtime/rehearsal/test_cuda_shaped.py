@@ -98,3 +98,12 @@ def test_a_layer_norm_has_statistics_in_float32() -> None:
         with hooks:
             nn.LayerNorm(512, dtype=BF16)(x)
     assert found.count(torch.float32) == 2, "mean and inverse deviation"
+
+
+def test_a_dropout_in_evaluation_keeps_its_input_and_one_in_place_writes_to_it() -> None:
+    with VirtualMachine("h100") as machine, stage(machine):
+        x = torch.randn(64)
+        assert functional.dropout(x, 0.5, training=False) is x
+        assert x._version == 0
+        assert functional.dropout(x, 0.5, inplace=True) is x
+        assert x._version == 1

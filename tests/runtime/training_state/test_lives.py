@@ -15,6 +15,8 @@ import torch
 from tests.runtime.training_state.conftest import Manage, on_host, open_session
 from tests.runtime.training_state.loops import OPTIMIZERS, SignOfMomentum, Training, begin, same, train
 from vdnn import _C
+from vdnn.runtime.torch_internals.gradient_reads import native_gradient
+from vdnn.runtime.training_state.loading import _parts_of
 from vdnn.runtime.training_state.optimizer_state import state_of
 
 ADAMW = OPTIMIZERS["adamw"]
@@ -172,6 +174,35 @@ def test_loading_brings_one_slice_at_a_time_to_the_device_and_calls_hooks_once(
         loaded = training.optimizer.state_dict()["state"]
         assert all(same(one["exp_avg"], loaded[index]["exp_avg"].double()) for index, one in saved["state"].items())
     assert calls == ["before", "after"]
+
+
+def test_no_part_of_a_loaded_state_is_larger_than_its_room_unless_it_is_of_one_parameter() -> None:
+    saved: dict[Any, Any] = {
+        name: {"sum": torch.zeros(size), "step": 1} for name, size in enumerate([25, 25, 25, 90, 5])
+    }
+    parts = list(_parts_of(saved, 4 * 60))
+    assert [list(part) for part in parts] == [[0, 1], [2], [3], [4]]
+    assert [list(part) for part in _parts_of(saved, 4 * 170)] == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("where", ["device", "cpu"])
+def test_state_below_the_least_size_stays_on_the_device(where: str, manage: Manage) -> None:
+    at_least, below = torch.nn.Parameter(torch.ones(256)), torch.nn.Parameter(torch.ones(255))
+    optimizer = torch.optim.AdamW([at_least, below])
+    with manage(optimizer, optimizer_on=where, min_bytes=1024):
+        for _ in range(2):
+            (at_least.sum() + below.sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert on_host(optimizer) == 2 * 1024
+
+
+def test_gradients_below_the_least_size_stay_on_the_device(manage: Manage) -> None:
+    at_least, below = torch.nn.Parameter(torch.ones(256)), torch.nn.Parameter(torch.ones(255))
+    optimizer = torch.optim.AdamW([at_least, below])
+    with manage(optimizer, gradients=True, min_bytes=1024):
+        (at_least.sum() + below.sum()).backward()
+        assert [native_gradient(one) is None for one in (at_least, below)] == [True, False]
 
 
 def test_a_state_that_does_not_fit_is_refused_as_in_plain_pytorch_and_changes_nothing(manage: Manage) -> None:

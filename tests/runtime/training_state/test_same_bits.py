@@ -22,6 +22,7 @@ from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, same, train
 from vdnn import _C
 from vdnn.bytesize import parse_bytes
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.training_state.slices import slices_of
 
 
 @pytest.mark.drawn(of=12)
@@ -136,6 +137,23 @@ def test_a_session_with_a_plan_for_its_budget_has_the_bits_of_plain_pytorch() ->
         found, peak_bytes = trained(machine, budget, is_managed=True)
     assert same(expected, found)
     assert peak_bytes - parse_bytes(budget) <= 0
+
+
+class OtherParameter(nn.Parameter):
+    """Torch steps a list with a subclass in a loop, and a list without one by foreach."""
+
+
+@pytest.mark.parametrize("kind", ["alike", "another class", "a sparse gradient"])
+def test_a_group_of_which_torch_decides_as_a_whole_is_one_slice(kind: str) -> None:
+    group = [nn.Parameter(torch.ones(4, 4)) for _ in range(3)]
+    if kind == "another class":
+        group[1] = OtherParameter(torch.ones(4, 4))
+    elif kind == "a sparse gradient":
+        for one in group:
+            one.grad = torch.ones(4, 4)
+        group[1].grad = torch.ones(4, 4).to_sparse()
+    slices = slices_of([{"params": group}], lambda one: one.nbytes, 64)
+    assert [len(one.parameters[0]) for one in slices] == ([1, 1, 1] if kind == "alike" else [3])
 
 
 def test_the_comparison_finds_a_difference() -> None:

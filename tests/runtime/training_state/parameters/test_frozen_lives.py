@@ -50,6 +50,20 @@ def test_a_model_is_as_before_after_a_session(device: _C.Device) -> None:
     assert same(values, values_of(model))
 
 
+def test_a_session_that_is_entered_again_keeps_the_parameters_away_until_the_last_exit(device: _C.Device) -> None:
+    model = made("low-rank")
+    values, away = values_of(model), (frozen_bytes(model), frozen_bytes(model))
+    with frozen_away(device, model) as session:
+        for _ in range(2):
+            with session:
+                assert pinned(session) == away
+                model(torch.randn(6, 16)).sum().backward()
+            assert pinned(session) == away
+        model(torch.randn(6, 16)).sum().backward()
+    assert pinned(session)[1] == 0
+    assert same(values, values_of(model))
+
+
 def test_a_state_dict_that_is_kept_outlives_the_pinned_memory(device: _C.Device) -> None:
     model = made("low-rank")
     values = values_of(model)
