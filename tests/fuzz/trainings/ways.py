@@ -162,9 +162,15 @@ REFUSALS = (
         "`.to()` and `parameter.data = ...` inside are refused at the next call of the module",
     ),
     Refusal(
-        r"is read between calls of modules, with its gradient, so it has to be on the device",
-        r"all[\s\S]*(alias|save)\([\s\S]*penalty\(|all[\s\S]*penalty\([\s\S]*(alias|save)\(",
-        "It is refused with a sentence while the program holds memory of the host",
+        r"has to be on the device from now on, because it (is read between|was frozen as)",
+        r"(frozen|all)[\s\S]*(alias|save)\(",
+        "A parameter that has to stay on the device from then on, while the program holds its memory of the host, is "
+        "refused with its name",
+    ),
+    Refusal(
+        r"optimizer: parameter .* is not one of the model's",
+        r"load\('assign'\)",
+        "the session then checks that the optimizer's parameters are the model's",
     ),
     Refusal(
         r"the data of parameter .* were replaced",

@@ -298,13 +298,47 @@ def test_an_alias_of_data_that_were_replaced_in_a_module_keeps_them(alias: str, 
     assert same(run(plain), run(managed))
 
 
+@pytest.mark.parametrize("write", ["numpy", "dlpack"])
+def test_memory_of_the_host_sees_what_torch_does_not_count(write: str, manage: Manage) -> None:
+    def run(inside: Inside) -> list[torch.Tensor]:
+        torch.manual_seed(4)
+        model, aliases, found = with_linear(Writing(UNSEEN[write])), list[torch.Tensor](), list[torch.Tensor]()
+        optimizer = optimizer_of(model)
+        with inside(model, optimizer):
+            for batch in batches(5):
+                aliases.append(model.state_dict()["1.weight"])
+                model(batch).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                found += [one.clone() for one in aliases]
+        return found
+
+    managed: Inside = lambda model, optimizer: manage(optimizer, model=model, parameters="all", recheck=1)  # noqa: E731
+    assert same(run(plain), run(managed))
+
+
+def test_unfreezing_a_parameter_whose_memory_of_the_host_is_held_is_refused_with_its_name(manage: Manage) -> None:
+    model = with_linear(nn.Linear(WIDTH, WIDTH).requires_grad_(False))
+    with manage(optimizer_of(model), model=model, parameters="frozen"):
+        model(batches()[0]).sum().backward()
+        kept = model.state_dict()
+        model.requires_grad_(True)
+        with pytest.raises(VdnnError, match=r"parameter 1\.weight has to be on the device from now on, because it was"):
+            model(batches()[1])
+        kept.clear()
+        model(batches()[1]).sum().backward()
+        assert model.get_parameter("1.weight").grad is not None
+
+
 def test_a_penalty_on_a_parameter_whose_memory_of_the_host_is_held_is_refused_with_its_name(manage: Manage) -> None:
     model = with_linear()
     optimizer, weight = optimizer_of(model), model.get_parameter("1.weight")
     with manage(optimizer, model=model, parameters="all"):
         loss = model(batches()[0]).square().mean()
         kept = weight.detach()
-        with pytest.raises(VdnnError, match=r"parameter 1\.weight is read between calls of modules, with its gradient"):
+        with pytest.raises(
+            VdnnError, match=r"parameter 1\.weight has to be on the device from now on, because it is read"
+        ):
             (loss + weight.square().sum()).backward()
         del kept
         (loss + weight.square().sum()).backward()

@@ -58,6 +58,7 @@ class AwayParameter:
     copy_version: int = 0  # the same of the copy on the device
     is_in_place: bool = False  # the parameter's data are the copy on the device
     is_exposed: bool = False  # the program took `.data` of the copy on the device: its writes are not counted
+    is_copied_out: bool = False  # behind each use, whatever the counters say
     is_stepped: bool = False  # an optimizer has its data
     replaced: int = 0  # how often the program put other data in the place of the parameter's
     host_holders: tuple[int, int] = (0, 0)  # of the memory of the host, if the program holds none of it

@@ -193,7 +193,7 @@ class ModuleCalls:
         lost = self._writes.call_ends()
         for use in lost:
             if id(use.away.parameter) in self._away:
-                self._give_back(use.away, Found.UNSEEN.value)
+                self._give_back(use.away, Found.UNSEEN.value, is_held_on_host=False)  # refused in any case
         if lost:
             raise VdnnError(
                 f"parameter {lost[0].away.name} was written to while {lost[0].module} ran, in the call at "
@@ -252,21 +252,15 @@ class ModuleCalls:
 
     def _is_held_on_host(self, parameter: torch.Tensor) -> bool:
         away = self._away.get(id(parameter))
-        return away is not None and not away.is_in_place and away.is_held_on_host()
+        return away is not None and away.is_held_on_host()
 
     def _read_in_graph(self, tensors: list[torch.Tensor], held: set[int]) -> None:
         """Between calls, a graph is made of these parameters. `held`: the ids of those whose memory of the host the
         program held before."""
         with torch._C.DisableTorchFunction():
             for away in [self._away[id(one)] for one in tensors if id(one) in self._away]:
-                if id(away.parameter) in held:
-                    raise VdnnError(
-                        f"parameter {away.name} is read between calls of modules, with its gradient, so it has to be "
-                        "on the device, while the program holds its memory on the host, as by state_dict(), detach() "
-                        "or numpy. That memory would see no later step. Let it go before, or take it ahead of the "
-                        "session."
-                    )
-                self._give_back(away, "it is read between calls of modules, with its gradient")
+                reason = "it is read between calls of modules, with its gradient"
+                self._give_back(away, reason, is_held_on_host=id(away.parameter) in held)
 
     def _bring(self, wanted: list[AwayParameter], call: _Call) -> None:
         with torch._C.DisableTorchFunction():
@@ -311,7 +305,7 @@ class ModuleCalls:
                 self._write_through(away, module)
                 return False
             found = self._writes.use_ends(away, lambda: self._name_of(module))
-            if found is Found.UNSEEN:
+            if found is Found.UNSEEN and not self._is_copied_out(away):
                 self._give_back(away, found.value)
                 return False
             away.put_host_in_place()
@@ -328,11 +322,19 @@ class ModuleCalls:
             return
         found = self._writes.use_ends(away, lambda: self._name_of(module))
         if found is Found.UNSEEN:
-            self._give_back(away, found.value)
-            return
+            self._is_copied_out(away)
         if found is Found.ON_HOST:
             self._too_late.append(Use(away, self._name_of(module)))
         self._writes.use_begins(away)
+
+    def _is_copied_out(self, away: AwayParameter) -> bool:
+        """What torch did not count was written to the copy on the device. If the program holds memory of the host, which
+        has to see it, the copy is written there from now on behind each use."""
+        if not away.is_held_on_host():
+            return False
+        away.is_copied_out = True
+        self._writes.use_ends(away, lambda: "")
+        return True
 
     def _name_of(self, module: torch.nn.Module | None) -> str:
         if module is None:
@@ -340,7 +342,17 @@ class ModuleCalls:
         names = (name for name, one in self._model.named_modules() if one is module)
         return f"{next(names, '') or 'the model'} ({type(module).__name__})"
 
-    def _give_back(self, away: AwayParameter, reason: str) -> None:
+    def _give_back(self, away: AwayParameter, reason: str, *, is_held_on_host: bool | None = None) -> None:
+        """`away` stays on the device from now on. Refused where the program holds its memory of the host, unless that
+        is no longer the parameter's."""
+        if is_held_on_host is None:
+            is_held_on_host = away.is_there() and away.is_held_on_host()
+        if is_held_on_host:
+            raise VdnnError(
+                f"parameter {away.name} has to be on the device from now on, because {reason}. But the program holds "
+                "its memory on the host, as by state_dict(), detach() or numpy, which would see no later step. Let "
+                "that go before, or take it ahead of the session."
+            )
         for read in self._read_in.values():
             if away in read:
                 read.remove(away)
@@ -349,8 +361,8 @@ class ModuleCalls:
     def give_all_back(self, reason: str) -> None:
         """All parameters return to the device, and nothing is fetched any longer."""
         with self._streaming.lock, torch._C.DisableTorchFunction():
-            for away in list(self._away.values()):
-                self._give_back(away, reason)
+            for away in list(self._away.values()):  # a transform is given detached parameters, which it holds
+                self._give_back(away, reason, is_held_on_host=False)
 
     def in_step(self, away: AwayParameter) -> bool:
         """An optimizer is about to step `away`. True: the host copy is the parameter's data, to be stepped on a copy.

@@ -117,7 +117,8 @@ class Writes:
         before, away.hash_before = away.hash_before, None
         host_hash, away.host_hash = away.host_hash, None
         is_counted = away.is_in_place and away.parameter._version != away.version
-        is_changed = away.copy_version != moving.tensors[0]._version or (away.is_in_place and away.is_exposed)
+        is_exposed = away.is_in_place and (away.is_exposed or away.is_copied_out)
+        is_changed = is_exposed or away.copy_version != moving.tensors[0]._version
         is_counted_on_host = is_counted and not is_changed and before is not None and away.is_held_on_host()
         is_on_host = is_counted_on_host and not self._differs(away, before) and not _are_equal(away)
         if is_on_host or (host_hash is not None and host_hash != _hash_of(away.host.tensor)):
