@@ -328,8 +328,8 @@ class ModuleCalls:
         self._writes.use_begins(away)
 
     def _is_copied_out(self, away: AwayParameter) -> bool:
-        """What torch did not count was written to the copy on the device. If the program holds memory of the host, which
-        has to see it, the copy is written there from now on behind each use."""
+        """What torch did not count was written to the copy on the device. If the program holds memory of the host, it
+        has to see that: from now on the copy is written there behind each use."""
         if not away.is_held_on_host():
             return False
         away.is_copied_out = True
