@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -228,3 +229,29 @@ def test_a_hook_hears_of_a_parameter_that_was_frozen_behind_its_forward(way: str
             training.model.requires_grad_(True)
 
     check(program, way, manage)
+
+
+@pytest.mark.parametrize("way", ["state", "gradients", "all"])
+def test_hooks_that_are_registered_behind_a_swap_are_heard_and_gradients_leave_again(way: str, manage: Manage) -> None:
+    """torch leaves the dict of hooks where it was, so a hook of ours there would silence all later ones."""
+    options: dict[str, Any] = {"state": {}, "gradients": {"gradients": True}, "all": {"parameters": "all"}}[way]
+
+    def run(*, is_managed: bool) -> list[Any]:
+        training, found = begin(adamw), list[Any]()
+        given = {**options, "model": training.model} if "parameters" in options else options
+        for epoch in range(2):
+            with manage(training.optimizer, **given) if is_managed else contextlib.nullcontext():
+                for step in range(STEPS):
+                    training.loss().backward()
+                    if (epoch, step) == (0, 1):
+                        for parameter in training.model.parameters():
+                            torch.utils.swap_tensors(parameter, torch.nn.Parameter(parameter.detach() * 0.5))
+                        register(training, logs_the_norm)
+                        for name, parameter in training.model.named_parameters():
+                            parameter.register_hook(lambda gradient, name=name: found.append((name, gradient.sum())))
+                    norm = torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.1)
+                    found.append(norm.clone())
+                    training.optimizer.step()
+        return [*found, *training.found, *(one.detach().clone() for one in training.model.parameters())]
+
+    assert str(run(is_managed=False)) == str(run(is_managed=True))

@@ -8,23 +8,47 @@ when it began.
 
 from __future__ import annotations
 
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 Hook = Callable[[torch.Tensor], None]
+_ours: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # handles of our hooks, by number
+_LISTS = {  # where a tensor has its hooks, and how one is registered there
+    "_post_accumulate_grad_hooks": torch.Tensor.register_post_accumulate_grad_hook,
+    "_backward_hooks": torch.Tensor.register_hook,
+}
 
 
 def hear_first(parameter: torch.Tensor, hook: Hook) -> Any:
     """`hook` is called ahead of all hooks that `parameter` has now. Returns the handle that removes it."""
-    handle: Any = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    handle = _registered(parameter, hook, "_post_accumulate_grad_hooks")
     hooks = _hooks_of(parameter)
     others = {number: other for number, other in dict.items(hooks) if number != handle.id}
     if others:
         hooks.clear()
         hooks[handle.id] = hook
         hooks.update(others)
+    return handle
+
+
+def hear_behind(parameter: torch.Tensor, hook: Hook) -> Any:
+    """`hook` is called behind all hooks that `parameter` has now."""
+    return _registered(parameter, hook, "_post_accumulate_grad_hooks")
+
+
+def hear_incoming(parameter: torch.Tensor, hook: Hook) -> Any:
+    """`hook` is called with a gradient before it is accumulated."""
+    return _registered(parameter, hook, "_backward_hooks")
+
+
+def _registered(parameter: torch.Tensor, hook: Hook, where: str) -> Any:
+    register: Any = _LISTS[where]
+    handle = register(parameter, hook)
+    _ours[handle.id] = handle
     return handle
 
 
@@ -41,3 +65,33 @@ def hear_last(parameter: torch.Tensor, handle: Any) -> None:
 
 def _hooks_of(parameter: torch.Tensor) -> Any:
     return parameter._post_accumulate_grad_hooks
+
+
+# Swaps of parameters.
+
+Taken = list[tuple[str, Any, Hook]]
+
+
+def without_ours(parameter: torch.Tensor) -> Taken:
+    """Takes our hooks out of `parameter`, whose implementation is about to be swapped: torch leaves the dicts of hooks
+    where they are, but calls those of the implementation."""
+    taken: Taken = []
+    for where in _LISTS:
+        hooks = getattr(parameter, where)
+        for number in list(hooks or ()):
+            handle = _ours.get(number)
+            if handle is not None and handle.hooks_dict_ref() is hooks:
+                taken.append((where, handle, hooks.pop(number)))
+        if hooks is not None and not hooks:
+            setattr(parameter, where, None)
+    return taken
+
+
+def with_ours(parameter: torch.Tensor, taken: Taken) -> None:
+    """Puts them in again, so that torch calls them. Their handles stay valid."""
+    for where in {where for where, _, _ in taken}:
+        setattr(parameter, where, OrderedDict())
+    for where, handle, hook in taken:
+        made = _registered(parameter, hook, where)
+        handle.id, handle.hooks_dict_ref = made.id, made.hooks_dict_ref
+        _ours[handle.id] = handle

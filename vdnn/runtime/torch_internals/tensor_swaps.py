@@ -2,7 +2,8 @@
 
 swap_tensors exchanges the implementations of two tensors, with their values, gradients and hooks. It asks nobody but
 those who refer to a tensor weakly. While somebody asks, the function of torch.utils, which `load_state_dict()` and
-`Module.to()` call too, first reads the gradient, which comes back, and lets go of the guard of a parameter.
+`Module.to()` call too, first reads the gradient, which comes back, lets go of the guard of a parameter, and takes out
+our hooks, which are those of the same parameter behind it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from vdnn.runtime.torch_internals.gradient_hooks import with_ours, without_ours
 from vdnn.runtime.torch_internals.gradient_reads import holder_of
 from vdnn.runtime.torch_internals.parameter_guard import ask
 
@@ -53,6 +55,11 @@ def _replacing(own: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
             if holder is not None:
                 holder.before_read(tensor)
             ask(tensor)
-        own(t1, t2)
+        taken = without_ours(t1), without_ours(t2)
+        try:
+            own(t1, t2)
+        finally:
+            with_ours(t1, taken[0])
+            with_ours(t2, taken[1])
 
     return swap_tensors

@@ -20,7 +20,7 @@ from vdnn.errors import VdnnError
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.backward_ends import call_after_backward, graph_task, in_backward
 from vdnn.runtime.torch_internals.clipping import Passes, replace_passes
-from vdnn.runtime.torch_internals.gradient_hooks import hear_first, hear_last, is_heard_last
+from vdnn.runtime.torch_internals.gradient_hooks import hear_behind, hear_first, hear_last, is_heard_last
 from vdnn.runtime.torch_internals.gradient_reads import (
     holder_of,
     native_gradient,
@@ -275,7 +275,7 @@ class AwayGradients:
         if not parameter.requires_grad:
             pass  # it was frozen behind its forward, and torch takes no hook of it
         elif len(hooks) == 1:
-            hooks.append(parameter.register_post_accumulate_grad_hook(self._heard_by_all))  # type: ignore[no-untyped-call]
+            hooks.append(hear_behind(parameter, self._heard_by_all))
             self._undo.append(hooks[-1].remove)
         else:
             hear_last(parameter, hooks[-1])

@@ -17,7 +17,7 @@ from vdnn.bytesize import format_bytes
 from vdnn.errors import VdnnError
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.data_reads import native_data, set_native_data, watch_data_no_longer
-from vdnn.runtime.torch_internals.gradient_hooks import hear_first
+from vdnn.runtime.torch_internals.gradient_hooks import hear_first, hear_incoming
 from vdnn.runtime.torch_internals.memory_holders import is_used_natively, memory_is_held, natively_held
 from vdnn.runtime.torch_internals.parameter_guard import guard_no_longer
 from vdnn.runtime.training_state.homes import manage, manage_no_longer
@@ -252,7 +252,7 @@ class ManagedParameters:
                     self._calls.uses.accumulated(away)
 
         parameter: Any = away.parameter
-        away.handles += (hear_first(parameter, accumulated), parameter.register_hook(arrives))
+        away.handles += (hear_first(parameter, accumulated), hear_incoming(parameter, arrives))
 
     # While optimizers step.
 
