@@ -140,8 +140,7 @@ class Deferral:
             return None  # nobody can read values of it
         if type(parameter) is not torch.nn.Parameter or not parameter.is_leaf or parameter.layout is not torch.strided:
             return "it is not a plain torch.nn.Parameter"
-        gradient = gradient_anywhere(parameter)
-        if gradient is not None and gradient.layout is not torch.strided:
+        if getattr(gradient_anywhere(parameter), "layout", torch.strided) is not torch.strided:  # a name would hold it
             return "its gradient is sparse, which many optimizers refuse"
         if is_managed(parameter):
             return "its values are on the host"
