@@ -1,7 +1,9 @@
 // Names of enumerators, and device ids, for all devices.
 #include "device/device.h"
 
+#include <algorithm>
 #include <atomic>
+#include <new>
 
 namespace vdnn {
 
@@ -19,6 +21,29 @@ const char* to_string(Access access) noexcept {
       return "release";
   }
   return "access";
+}
+
+Stream Device::borrow_stream(std::string_view name) {
+  if (!closed()) {
+    const std::lock_guard<std::mutex> lock(idle_mutex_);
+    const auto found =
+        std::find_if(idle_.begin(), idle_.end(), [&](const IdleStream& one) { return one.name == name; });
+    if (found != idle_.end()) {
+      const Stream stream = found->stream;
+      idle_.erase(found);
+      return stream;
+    }
+  }
+  return create_stream(name);
+}
+
+void Device::give_back(std::string_view name, Stream stream) noexcept {
+  try {
+    const std::lock_guard<std::mutex> lock(idle_mutex_);
+    idle_.push_back({std::string(name), stream});
+  } catch (const std::bad_alloc&) {
+    return;  // the device keeps the stream until it is closed
+  }
 }
 
 std::uint32_t next_device_id() noexcept {

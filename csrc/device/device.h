@@ -7,8 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "codec/kernel_call.h"
 
@@ -82,6 +84,10 @@ class Device {
 
   // Creates a stream that does not synchronize with the legacy default stream. It lives until close().
   [[nodiscard]] virtual Stream create_stream(std::string_view name) = 0;
+  // A stream with this name that nobody uses any more, or a new one. Its earlier work may still run.
+  [[nodiscard]] Stream borrow_stream(std::string_view name);
+  // For the next borrow_stream(). Does not call the driver, so destructors may call it.
+  void give_back(std::string_view name, Stream stream) noexcept;
   // Names a stream that the caller owns. The same handle returns the same Stream.
   [[nodiscard]] virtual Stream adopt_stream(std::uintptr_t native_handle) = 0;
   [[nodiscard]] virtual std::string stream_name(Stream stream) const = 0;
@@ -123,6 +129,14 @@ class Device {
   virtual void close() = 0;
   // True once no work runs on the device's own streams and every call is refused.
   [[nodiscard]] virtual bool closed() const = 0;
+
+ private:
+  struct IdleStream {
+    std::string name;
+    Stream stream;
+  };
+  std::mutex idle_mutex_;
+  std::vector<IdleStream> idle_;  // few: no more than were used at one time
 };
 
 [[nodiscard]] const char* to_string(CopyDirection direction) noexcept;

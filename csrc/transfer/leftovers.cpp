@@ -27,6 +27,8 @@ std::vector<Keepalive> Leftovers::take_all() {
       parked<Leftovers>().push(owned.release());  // for the next call; without a notice, which would repeat at once
       continue;
     }
+    owned->device->give_back(kToHost, owned->to_host);
+    owned->device->give_back(kToDevice, owned->to_device);
     std::move(owned->keepalives.begin(), owned->keepalives.end(), std::back_inserter(finished));
   }
   return finished;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "device/device.h"
@@ -12,6 +13,10 @@
 namespace vdnn {
 
 struct Leftovers {
+  // The names of the streams of a queue.
+  static constexpr std::string_view kToHost = "vdnn offload";
+  static constexpr std::string_view kToDevice = "vdnn reload";
+
   std::shared_ptr<Device> device;
   Stream to_host;
   Stream to_device;

@@ -29,13 +29,17 @@ TransferQueue::TransferQueue(std::shared_ptr<Device> device, std::shared_ptr<Pin
     : device_(checked(std::move(device), pool, options)),
       pool_(std::move(pool)),
       drops_(std::make_shared<std::atomic<std::uint64_t>>(0)),
-      to_host_(device_->create_stream("vdnn offload")),
+      to_host_(device_->borrow_stream(Leftovers::kToHost)),
       options_(options),
-      reloads_(*device_, device_->create_stream("vdnn reload"), options.timing, drops_),
+      reloads_(*device_, device_->borrow_stream(Leftovers::kToDevice), options.timing, drops_),
       finished_(Leftovers::take_all()) {}
 
 TransferQueue::~TransferQueue() {
-  if (in_flight_.empty() && reloads_.empty() && quarantine_.empty()) return;
+  if (in_flight_.empty() && reloads_.empty() && quarantine_.empty()) {
+    device_->give_back(Leftovers::kToHost, to_host_);
+    device_->give_back(Leftovers::kToDevice, reloads_.stream());
+    return;
+  }
   auto left = std::make_unique<Leftovers>();
   left->device = device_;
   left->to_host = to_host_;

@@ -144,3 +144,25 @@ def test_keepalives_are_destroyed_where_python_code_may_run(lazy: _C.Device) -> 
     rig.queue.wait(reload, rig.compute)
     assert rig.gone == ["saw 1 reloads"]
     rig.close()
+
+
+def test_the_streams_of_a_dropped_queue_are_those_of_a_later_one(lazy: _C.Device) -> None:
+    """Also where its copies still run: those of the later queue run behind them."""
+    rig = TransferRig(lazy)
+    streams = rig.queue.offload_stream, rig.queue.reload_stream
+    beside = _C.TransferQueue(lazy, rig.pool)
+    assert beside.offload_stream not in streams, "each queue that is alive has its own"
+    first = rig.storage(MIB, 1)
+    copy = rig.offload(first)
+    rig.queue = beside
+    later = _C.TransferQueue(lazy, rig.pool)  # takes over what the dropped queue left
+    rig.queue = _C.TransferQueue(lazy, rig.pool)
+    assert (rig.queue.offload_stream, rig.queue.reload_stream) == streams
+    second = rig.storage(MIB, 2)
+    reload, target = rig.reload(rig.offload(second))
+    rig.queue.wait(reload, rig.compute)
+    assert rig.read(target, MIB) == second.content
+    del copy
+    for queue in (beside, later):
+        queue.close()
+    rig.close()

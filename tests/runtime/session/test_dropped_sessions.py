@@ -164,14 +164,16 @@ def test_a_session_that_another_thread_drops_frees_what_it_owns() -> None:
 def test_sessions_on_a_virtual_machine_that_share_nothing_are_freed() -> None:
     training = Training()
     with VirtualMachine("h100", fake=False) as machine:
-        references = []
+        references, threads = [], []
         for _ in range(3):
             with offload("vdnn-all", device=machine, measure=True, min_bytes=0) as session:
                 training.step()
                 training.step()
             references.append(_engine_of(session))
             del session
+            threads.append(_threads())
         assert [reference() for reference in references] == [None] * 3
+        assert threads[1:] == threads[:1] * 2, "the streams of one session are those of the next"
 
 
 def test_the_ninth_kind_of_sessions_on_a_machine_frees_the_first() -> None:
@@ -195,6 +197,11 @@ def test_a_dropped_session_returns_its_memory_to_the_driver(fake_driver: FakeDri
         assert fake_driver.live("pinned_ranges") > 0
     del session
     assert fake_driver.live("pinned_ranges") == 0
+    streams = fake_driver.live("stream")
+    for _ in range(3):
+        with offload(device=device, min_bytes=0):
+            training.step()
+    assert fake_driver.live("stream") == streams, "each session takes those that the one before gave back"
     del device
     assert fake_driver.leaks() == {}
 
@@ -203,17 +210,27 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.fixture
+def machine(request: pytest.FixtureRequest) -> Iterator[VirtualMachine | None]:
+    """A virtual machine for the way "machine", whose sessions share its device."""
+    if request.node.callspec.params["way"] != "machine":
+        yield None
+        return
+    with VirtualMachine("h100", fake=False) as machine:
+        yield machine
+
+
 @pytest.mark.parametrize("count", [60, pytest.param(_MANY, marks=pytest.mark.full)])
-@pytest.mark.parametrize("way", ["plain", "plan", "optimizer"])
-def test_many_sessions_in_turn_need_no_more_than_one(way: str, count: int) -> None:
+@pytest.mark.parametrize("way", ["plain", "plan", "optimizer", "machine"])
+def test_many_sessions_in_turn_need_no_more_than_one(way: str, count: int, machine: VirtualMachine | None) -> None:
     """Counts threads and mappings, which the collector could free, after each session, and resident memory at the end
     with the collector as Python has it."""
     gc.enable()
     training = Training()
-    options = WAYS[way](training)
+    options = {"policy": "vdnn-all", "measure": True} if machine is not None else WAYS[way](training)
     threads, mappings, resident = 0, 0, 0
     for number in range(count):
-        with offload(device="sim", min_bytes=0, **options):
+        with offload(device=machine or "sim", min_bytes=0, **options):
             training.step()
         if number < min(100, count // 2):
             threads, mappings, resident = _threads(), _mappings(), _resident_bytes()
