@@ -656,6 +656,20 @@ class LightSave:
 
     def full(self, /) -> Any:
         """Its packed view. Hands its storage over to Python first, if that was not done before."""
+    def count_use(self, more: int, /) -> None:
+        """Recomputes will use its bytes once more, or once less for -1."""
+    @property
+    def view(self) -> Any:
+        """Its packed view, if its storage was handed over; else None, and the other properties hold."""
+    @property
+    def is_current(self) -> bool:
+        """True if nothing was written to its bytes since the save."""
+    @property
+    def native_address(self) -> int: ...
+    @property
+    def witness(self) -> Any: ...
+    @property
+    def geometry(self) -> tuple[Any, Any, Any]: ...
 
 @final
 class LightSource:

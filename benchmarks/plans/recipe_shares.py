@@ -44,6 +44,8 @@ from vdnn.runtime.recompute import (
     observe_parameters,
     owner_recipe,
 )
+from vdnn.runtime.recompute.node_notes import Packed
+from vdnn.runtime.recompute.recipe import geometry_of
 from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
 from vdnn.runtime.storage.kept import KeptTensor, keep_tensor, kept_tensor
 from vdnn.runtime.storage.packed_view import PackedView
@@ -119,7 +121,7 @@ class GreedyHooks:
             note_saved(node, tensor.output_nr, view)
         return view
 
-    def unpack(self, packed: KeptTensor | PackedView) -> torch.Tensor:
+    def unpack(self, packed: Packed) -> torch.Tensor:
         raise AssertionError("no backward is run")
 
     def _look(self, view: View, tensor: torch.Tensor, node: Any) -> None:
@@ -150,10 +152,10 @@ def _can_be_followed(recipe: Recipe) -> bool:
     return True
 
 
-def _without_data(packed: KeptTensor | PackedView) -> torch.Tensor:
-    if not isinstance(packed, PackedView):
+def _without_data(packed: Packed) -> torch.Tensor:
+    if isinstance(packed, tuple):
         return kept_tensor(packed)
-    dtype, size, stride = packed.geometry
+    dtype, size, stride = geometry_of(packed)
     return torch.empty_strided(size, stride, dtype=dtype)
 
 

@@ -92,13 +92,23 @@ PyObject* taught(const Gate* gate, const char* what, PyObject* argument, PyObjec
   return result;
 }
 
+// Python notes a save that a recipe reads, and the settings of torch at it. Drops `packed` and returns null if it raises.
+PyObject* noted(const Gate* gate, PyObject* tensor, PyObject* packed, bool is_exempt) {
+  if (packed != nullptr && !Reference::stolen(PyObject_CallFunctionObjArgs(gate->parts[kNoted], tensor,
+                                                                           is_exempt ? Py_None : packed, nullptr))) {
+    Py_DECREF(packed);
+    return nullptr;
+  }
+  return packed;
+}
+
 // The packed form of a save that stays on the device. See kept.py for what is held.
 PyObject* keep(Gate* gate, const Event& event, std::size_t position, PyObject* tensor) {
   std::int64_t version = 0;
   if (!read_number(gate, kVersion, tensor, version)) {
     return nullptr;
   }
-  const bool is_exempt = event.kind == Kind::Exempt, is_leaf = event.is_leaf;
+  const bool is_exempt = event.kind == Kind::Exempt, is_leaf = event.is_leaf, is_read = event.is_read;
   const std::int32_t lifetime = event.lifetime;
   gate->position = position + 1;
   const bool calls = !is_exempt && (event.has_moves || gate->attention != 0 || has_waiting(gate->mover));
@@ -111,7 +121,8 @@ PyObject* keep(Gate* gate, const Event& event, std::size_t position, PyObject* t
   // From here on another thread may run: `event` may be gone.
   PyObject* held = is_leaf ? Py_NewRef(tensor) : PyObject_CallOneArg(gate->parts[kDetach], tensor);
   if (is_exempt) {
-    return held == nullptr ? nullptr : Py_BuildValue("(NL)", held, static_cast<long long>(version));
+    PyObject* kept = held == nullptr ? nullptr : Py_BuildValue("(NL)", held, static_cast<long long>(version));
+    return is_read ? noted(gate, tensor, kept, true) : kept;
   }
   PyObject* save = held == nullptr ? nullptr : make_kept_save(held, version, step, ledger, lifetime);
   if (save == nullptr) {
@@ -122,7 +133,7 @@ PyObject* keep(Gate* gate, const Event& event, std::size_t position, PyObject* t
     Py_DECREF(save);
     return nullptr;
   }
-  return save;
+  return is_read ? noted(gate, tensor, save, false) : save;
 }
 
 // A save that does not stay: the mover's, or Python's.
@@ -136,9 +147,10 @@ PyObject* save_planned(Gate* gate, std::size_t position, PyObject* tensor) {
   }
   const Event& event = *now;
   if (event.moving != nullptr && gate->mover->is_open) {
+    const bool is_read = event.is_read;
     PyObject* save = move_save(gate, gate->mover, event, position, tensor);
     if (save != nullptr || PyErr_Occurred() != nullptr) {
-      return save;
+      return is_read ? noted(gate, tensor, save, false) : save;
     }
   }
   return call_at(gate->parts[kPlannedSave], tensor, position);
@@ -169,8 +181,9 @@ bool is_begun(const Gate* gate) {
   return event != nullptr && gate->position == 1 && gate->followed->script.events.front().kind == Kind::Kept;
 }
 
-// True if the tensor has the version of its save and no recompute reads it. False also where Python has to raise.
-bool may_be_returned(const Gate* gate, PyObject* tensor, std::int64_t version) {
+// True if the tensor has the version of its save and no recompute that reads it has to come first. False also where
+// Python has to raise.
+bool may_be_returned(const Gate* gate, PyObject* tensor, std::int64_t version, const KeptSave* save) {
   std::int64_t now = 0;
   if (!read_number(gate, kVersion, tensor, now)) {
     PyErr_Clear();
@@ -182,10 +195,12 @@ bool may_be_returned(const Gate* gate, PyObject* tensor, std::int64_t version) {
   if (PyDict_GET_SIZE(gate->parts[kReaders]) == 0) {
     return true;
   }
-  const Reference id = Reference::stolen(PyLong_FromVoidPtr(tensor));
+  // readers.py has the same keys.
+  const Reference id = Reference::stolen(save == nullptr ? PyLong_FromVoidPtr(tensor)
+                                                         : PyLong_FromLongLong(-1 - (save->step << 32 | save->lifetime)));
   const int is_read = id ? PyDict_Contains(gate->parts[kReaders], id.get()) : -1;
   PyErr_Clear();
-  return is_read == 0;
+  return is_read == 0 || (is_read == 1 && only_reads(gate->mover));
 }
 
 bool is_use_here(Gate* gate, const Event* event, Kind kind) {
@@ -203,7 +218,7 @@ PyObject* unpack_kept(Gate* gate, PyObject* packed) {
   const auto* save = reinterpret_cast<KeptSave*>(packed);
   const Event* event = expected(gate);
   if (!is_use_here(gate, event, Kind::Use) || event->lifetime != save->lifetime || save->step != gate->ledger->step() ||
-      !may_be_returned(gate, save->tensor, save->version) || expected(gate) != event) {
+      !may_be_returned(gate, save->tensor, save->version, save) || expected(gate) != event) {
     return nullptr;
   }
   const std::size_t position = gate->position++;
@@ -227,7 +242,7 @@ PyObject* unpack_exempt(const Gate* gate, PyObject* packed) {
     PyErr_Clear();
     return nullptr;
   }
-  return may_be_returned(gate, tensor, version) ? Py_NewRef(tensor) : nullptr;
+  return may_be_returned(gate, tensor, version, nullptr) ? Py_NewRef(tensor) : nullptr;
 }
 
 }  // namespace

@@ -19,13 +19,14 @@ enum Part {
   kPlannedSave,  // (tensor, position): a save that Python handles in a settled step
   kPlannedUse,   // (packed, position): a use that Python handles
   kMoved,        // (position): the plan moves something after a hook that the gate served
-  kReaders,      // a dict with the ids of tensors that a recompute will read
+  kReaders,      // a dict with the keys of saves that a recompute will read
   kVersion,      // torch's descriptors
   kIsLeaf,
   kNbytes,
   kDtype,
   kDetach,
   kGraphTask,  // -1 outside of a backward
+  kNoted,      // (tensor, save or None): a save that a recipe reads was kept
   kMover,
   kParts,
 };

@@ -38,6 +38,9 @@ PyObject* replace(PyObject* self, PyObject* packed) {
 
 void dealloc(PyObject* self) {
   auto* save = reinterpret_cast<KeptSave*>(self);
+  if (save->references != nullptr) {
+    PyObject_ClearWeakRefs(self);
+  }
   PyObject* tensor = save->tensor;
   leave_ledger(save);
   PyTypeObject* type = Py_TYPE(self);
@@ -56,6 +59,7 @@ PyMemberDef members[] = {
     {"version", T_LONGLONG, offsetof(KeptSave, version), READONLY, nullptr},
     {"step", T_LONGLONG, offsetof(KeptSave, step), READONLY, nullptr},
     {"lifetime", T_INT, offsetof(KeptSave, lifetime), READONLY, nullptr},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(KeptSave, references), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
 
@@ -102,6 +106,7 @@ PyObject* make_kept_save(PyObject* tensor, std::int64_t version, std::int64_t st
   save->version = version;
   save->step = step;
   save->lifetime = lifetime;
+  save->references = nullptr;
   return reinterpret_cast<PyObject*>(save);
 }
 

@@ -18,6 +18,7 @@ struct KeptSave final {
   std::int32_t lifetime;
   KeptSave* earlier;  // among those that the ledger counts
   KeptSave* later;
+  PyObject* references;  // weak ones to it
 };
 
 // Takes `tensor` (a new reference). The ledger has counted the save already. Null with a Python error set if there is

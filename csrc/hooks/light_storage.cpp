@@ -1,8 +1,12 @@
 #include "hooks/light_storage.h"
 
+// Python.h comes first
+#include <structmember.h>
+
+#include <cstddef>
 #include <new>
 
-#include "hooks/mover.h"
+#include "hooks/mover_state.h"
 
 namespace vdnn::hooks {
 namespace {
@@ -19,8 +23,49 @@ PyObject* full(PyObject* self, PyObject*) {
   return Py_XNewRef(save->full);
 }
 
+// Its packed view, if it was handed over; else None.
+PyObject* view(PyObject* self, void*) {
+  PyObject* view = reinterpret_cast<LightSave*>(self)->full;
+  return Py_NewRef(view == nullptr ? Py_None : view);
+}
+
+// True if nothing was written to its bytes since the save. Only while it is light.
+PyObject* is_current(PyObject* self, void*) {
+  const LightStorage* storage = reinterpret_cast<LightSave*>(self)->storage;
+  return PyBool_FromLong(!storage->is_handed_over &&
+                         version_of(storage->mover, storage->witness.get()) == storage->version);
+}
+
+PyObject* native_address_of(PyObject* self, void*) {
+  const LightSource* source = reinterpret_cast<LightSave*>(self)->storage->source;
+  return source == nullptr ? PyLong_FromLong(0) : Py_NewRef(source->address);
+}
+
+PyObject* witness(PyObject* self, void*) {
+  PyObject* witness = reinterpret_cast<LightSave*>(self)->storage->witness.get();
+  return Py_NewRef(witness == nullptr ? Py_None : witness);
+}
+
+PyObject* geometry(PyObject* self, void*) {
+  const Moving* moving = reinterpret_cast<LightSave*>(self)->moving;
+  return PyTuple_Pack(3, moving->dtype.get(), moving->size.get(), moving->strides.get());
+}
+
+// One more use of the bytes will come, or one fewer.
+PyObject* count_use(PyObject* self, PyObject* more) {
+  const long change = PyLong_AsLong(more);
+  if (change == -1 && PyErr_Occurred() != nullptr) {
+    return nullptr;
+  }
+  reinterpret_cast<LightSave*>(self)->storage->more_uses += change;
+  Py_RETURN_NONE;
+}
+
 void dealloc_save(PyObject* self) {
   auto* save = reinterpret_cast<LightSave*>(self);
+  if (save->references != nullptr) {
+    PyObject_ClearWeakRefs(self);
+  }
   LightStorage* storage = save->storage;
   PyObject* view = save->full;
   storage->freed(save);
@@ -53,10 +98,28 @@ void dealloc_source(PyObject* self) {
   }
 }
 
-PyMethodDef save_methods[] = {{"full", full, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef save_methods[] = {
+    {"full", full, METH_NOARGS, nullptr},
+    {"count_use", count_use, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyGetSetDef save_properties[] = {
+    {"view", view, nullptr, nullptr, nullptr},
+    {"is_current", is_current, nullptr, nullptr, nullptr},
+    {"native_address", native_address_of, nullptr, nullptr, nullptr},
+    {"witness", witness, nullptr, nullptr, nullptr},
+    {"geometry", geometry, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+PyMemberDef save_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(LightSave, references), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
 PyType_Slot save_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(&dealloc_save)},
     {Py_tp_methods, save_methods},
+    {Py_tp_getset, save_properties},
+    {Py_tp_members, save_members},
     {0, nullptr},
 };
 PyType_Spec save_spec = {"vdnn._C.LightSave", sizeof(LightSave), 0,
@@ -142,6 +205,7 @@ LightSave* LightStorage::save(const Moving& moving, std::int64_t offset) {
   made->full = nullptr;
   made->moving = &moving;
   made->offset = offset;
+  made->references = nullptr;
   made->next = nullptr;
   made->previous = newest;
   if (newest != nullptr) {

@@ -39,6 +39,7 @@ struct LightSave final {
   LightSave* previous;
   const Moving* moving;  // of the script that `storage` holds
   std::int64_t offset;   // in elements
+  PyObject* references;  // weak ones to it
 };
 
 // Only its holders drop it. GIL held.
@@ -77,6 +78,7 @@ class LightStorage final {
   bool is_waited_for = false;
   bool is_handed_over = false;
   std::int64_t views = 0;
+  std::int64_t more_uses = 0;  // by recomputes
   std::int64_t unused_views = 0;
   LightSave* newest = nullptr;
 

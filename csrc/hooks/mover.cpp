@@ -112,7 +112,7 @@ bool may_move_here(const Mover* mover) {
 bool issue_reload(LightStorage* storage) {
   const Mover* mover = storage->mover;
   const Moving& first = storage->first;
-  PyObject* const arguments[] = {first.size.get(), first.strides.get(), first.dtype.get(), first.device.get()};
+  PyObject* const arguments[] = {first.target_size.get(), first.target_strides.get(), first.dtype.get(), first.device.get()};
   Reference target =
       Reference::stolen(PyObject_Vectorcall(mover->parts[kEmptyStrided], arguments, 2, mover->parts[kKeywords]));
   const Reference at =
@@ -138,7 +138,7 @@ bool issue_reload(LightStorage* storage) {
   storage->target = std::move(target);
   storage->target_at = address;
   storage->is_waited_for = false;
-  storage->unused_views = storage->views;
+  storage->unused_views = storage->views + storage->more_uses;
   mover->board->counts.reloaded_bytes += storage->source->nbytes;
   return true;
 }

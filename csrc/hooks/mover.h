@@ -122,6 +122,8 @@ bool make_moves(Mover* mover, const Event& event, bool reloads);
 inline bool has_waiting(const Mover* mover) {
   return !mover->board->waiting.empty();
 }
+// True if the code that unpacks is known to only read.
+[[nodiscard]] bool only_reads(const Mover* mover);
 // Issues the copies of this thread whose operation is over. Returns false with a Python error set.
 bool submit_complete(const Gate* gate);
 

@@ -88,10 +88,9 @@ LightSave* begin(Mover* mover, Ledger* ledger, ScriptObject* script, const Event
   const auto& parts = mover->parts;
   Board* board = mover->board;
   const auto number = static_cast<std::size_t>(event.lifetime);
-  std::int64_t whole = 0, bytes_at = 0;
-  if (event.nbytes != event.storage_bytes ||
-      !as_number(Reference::stolen(PyObject_CallMethod(found.storage.get(), "nbytes", nullptr)), whole) ||
-      whole != event.nbytes || board->by_lifetime[number] != nullptr ||
+  std::int64_t whole = 0, bytes_at = 0, offset = 0;
+  if (!as_number(Reference::stolen(PyObject_CallMethod(found.storage.get(), "nbytes", nullptr)), whole) ||
+      whole != event.storage_bytes || board->by_lifetime[number] != nullptr ||
       PyDict_Contains(parts[kLatest], found.address.get()) != 0) {
     return nullptr;
   }
@@ -100,7 +99,8 @@ LightSave* begin(Mover* mover, Ledger* ledger, ScriptObject* script, const Event
     hand_over(known->second);  // the table has to find it
     return nullptr;
   }
-  if (!as_number(Reference::stolen(PyObject_CallOneArg(parts[kAddress], tensor)), bytes_at) ||
+  if (!as_number(Reference::stolen(PyObject_CallMethod(found.storage.get(), "data_ptr", nullptr)), bytes_at) ||
+      !as_number(Reference::stolen(PyObject_CallOneArg(parts[kOffset], tensor)), offset) ||
       static_cast<Address>(bytes_at) % board->transfer.alignment != 0) {
     return nullptr;
   }
@@ -123,7 +123,7 @@ LightSave* begin(Mover* mover, Ledger* ledger, ScriptObject* script, const Event
   storage->source = source;
   storage->version = version_of(mover, witness.get());
   storage->witness = std::move(witness);
-  LightSave* save = storage->save(moving, 0);
+  LightSave* save = storage->save(moving, offset);
   if (save == nullptr || storage->version < 0) {
     Py_XDECREF(save);
     return nullptr;
@@ -172,9 +172,9 @@ bool is_at(const Gate* gate, const ScriptObject* script, std::size_t position) {
 Reference tensor_of(const LightStorage* storage, const LightSave* save) {
   const Mover* mover = storage->mover;
   Reference tensor(storage->target.get());
-  const Moving& moving = *save->moving;
-  if (&moving != &storage->first && (save->offset != 0 || !equals(Reference(moving.size.get()), storage->first.size) ||
-                                     !equals(Reference(moving.strides.get()), storage->first.strides))) {
+  const Moving &moving = *save->moving, &first = storage->first;
+  if (save->offset != 0 || !equals(Reference(moving.size.get()), first.target_size) ||
+      !equals(Reference(moving.strides.get()), first.target_strides)) {
     const Reference offset = Reference::stolen(PyLong_FromLongLong(save->offset));
     tensor =
         offset
@@ -185,12 +185,9 @@ Reference tensor_of(const LightStorage* storage, const LightSave* save) {
   return tensor ? with_data(mover, storage->witness.get(), tensor.get()) : Reference();
 }
 
-// True if the code that unpacks is known to only read, and autograd records nothing of it.
-bool only_reads(const Mover* mover) {
-  const auto& parts = mover->parts;
-  const Reference node = Reference::stolen(PyObject_CallNoArgs(parts[kCurrentNode]));
-  return node && PyDict_GetItem(parts[kOverwrites], reinterpret_cast<PyObject*>(Py_TYPE(node.get()))) == Py_False &&
-         is_false(Reference::stolen(PyObject_CallNoArgs(parts[kIsGradEnabled])));
+// True if autograd records nothing of the code that unpacks.
+bool is_not_recorded(const Mover* mover) {
+  return is_false(Reference::stolen(PyObject_CallNoArgs(mover->parts[kIsGradEnabled])));
 }
 
 // Null, perhaps with a Python error set, if Python has to handle the use.
@@ -198,7 +195,7 @@ Reference reloaded(LightStorage* storage, const LightSave* save) {
   Mover* mover = storage->mover;
   Board* board = mover->board;
   if (storage->source->storage != nullptr || storage->copy == nullptr || is_held(storage) || !only_reads(mover) ||
-      !may_move_here(mover) || version_of(mover, storage->witness.get()) != storage->version) {
+      !is_not_recorded(mover) || !may_move_here(mover) || version_of(mover, storage->witness.get()) != storage->version) {
     return {};
   }
   if (storage->reload == nullptr) {
@@ -220,6 +217,15 @@ Reference reloaded(LightStorage* storage, const LightSave* save) {
 }
 
 }  // namespace
+
+bool only_reads(const Mover* mover) {
+  const Reference node = Reference::stolen(PyObject_CallNoArgs(mover->parts[kCurrentNode]));
+  if (!node) {
+    PyErr_Clear();
+    return false;
+  }
+  return PyDict_GetItem(mover->parts[kOverwrites], reinterpret_cast<PyObject*>(Py_TYPE(node.get()))) == Py_False;
+}
 
 std::int64_t version_of(const Mover* mover, PyObject* tensor) {
   std::int64_t version = 0;

@@ -30,15 +30,17 @@ bool read_moving(PyObject* given, PyObject* dtype, std::unique_ptr<Moving>& movi
   if (given == Py_None) {
     return true;
   }
-  int is_first = 0;
-  PyObject *size = nullptr, *strides = nullptr, *node_type = nullptr, *device = nullptr, *empty = nullptr,
+  int is_first = 0, is_dense = 0;
+  PyObject *size = nullptr, *strides = nullptr, *target_size = nullptr, *target_strides = nullptr, *node_type = nullptr, *device = nullptr, *empty = nullptr,
            *event = nullptr;
-  if (!PyArg_ParseTuple(given, "pO!O!OOOO", &is_first, &PyTuple_Type, &size, &PyTuple_Type, &strides, &node_type,
-                        &device, &empty, &event)) {
+  if (!PyArg_ParseTuple(given, "ppO!O!O!O!OOOO", &is_first, &is_dense, &PyTuple_Type, &size, &PyTuple_Type, &strides,
+                        &PyTuple_Type, &target_size, &PyTuple_Type, &target_strides, &node_type, &device, &empty,
+                        &event)) {
     return false;
   }
-  moving.reset(new Moving{is_first != 0, Reference(size), Reference(strides), Reference(node_type), Reference(dtype),
-                          Reference(device), Reference(empty), Reference(event)});
+  moving.reset(new Moving{is_first != 0, is_dense != 0, Reference(size), Reference(strides), Reference(target_size),
+                          Reference(target_strides), Reference(node_type), Reference(dtype), Reference(device),
+                          Reference(empty), Reference(event)});
   return true;
 }
 
@@ -51,14 +53,14 @@ bool read_script(PyObject* events, Script& script) {
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.get());
   script.events.reserve(static_cast<std::size_t>(count));
   for (Py_ssize_t index = 0; index < count; ++index) {
-    int kind = 0, has_moves = 0, in_backward = 0, is_leaf = 0, lifetime = 0;
+    int kind = 0, has_moves = 0, in_backward = 0, is_leaf = 0, is_read = 0, lifetime = 0;
     long long nbytes = 0, storage_bytes = 0, depth = 0;
     unsigned long long module = 0;
     PyObject *type = nullptr, *dtype = nullptr, *given_moves = nullptr, *given_moving = nullptr;
     std::vector<PlannedMove> moves;
     std::unique_ptr<Moving> moving;
-    if (!PyArg_ParseTuple(PySequence_Fast_GET_ITEM(fast.get(), index), "ipppiLLKLOOO!O", &kind, &has_moves,
-                          &in_backward, &is_leaf, &lifetime, &nbytes, &storage_bytes, &module, &depth, &type, &dtype,
+    if (!PyArg_ParseTuple(PySequence_Fast_GET_ITEM(fast.get(), index), "ippppiLLKLOOO!O", &kind, &has_moves,
+                          &in_backward, &is_leaf, &is_read, &lifetime, &nbytes, &storage_bytes, &module, &depth, &type, &dtype,
                           &PyTuple_Type, &given_moves, &given_moving) ||
         !read_moves(given_moves, moves) || !read_moving(given_moving, dtype, moving)) {
       return false;
@@ -76,7 +78,7 @@ bool read_script(PyObject* events, Script& script) {
     for (const PlannedMove& move : moves) {
       script.lifetimes = std::max(script.lifetimes, move.lifetime + 1);
     }
-    script.events.push_back(Event{static_cast<Kind>(kind), has_moves != 0, in_backward != 0, is_leaf != 0, lifetime,
+    script.events.push_back(Event{static_cast<Kind>(kind), has_moves != 0, in_backward != 0, is_leaf != 0, is_read != 0, lifetime,
                                   nbytes, storage_bytes, static_cast<std::uintptr_t>(module), depth, Reference(type),
                                   Reference(dtype), std::move(moves), std::move(moving)});
   }

@@ -61,9 +61,12 @@ struct PlannedMove final {
 
 // What the gate needs in order to move a save itself. Every field is a Python object.
 struct Moving final {
-  bool is_first;   // of its lifetime: these bytes are all of its storage
+  bool is_first;   // of its lifetime
+  bool is_dense;   // its bytes are all of its storage, in their order
   Reference size;  // a tuple, as strides
   Reference strides;
+  Reference target_size;  // of a tensor with all bytes of the storage, into which they are reloaded
+  Reference target_strides;
   Reference node_type;  // of its producer
   Reference dtype;
   Reference device;
@@ -76,6 +79,7 @@ struct Event final {
   bool has_moves;    // the plan moves something at this point
   bool in_backward;  // the first save after a use: it belongs to the step only inside a backward
   bool is_leaf;
+  bool is_read;                // a kept or exempt save, or its node's settings, are read by a recipe: Python notes it
   std::int32_t lifetime;       // -1: none, which the gate does not keep
   std::int64_t nbytes;         // of the tensor
   std::int64_t storage_bytes;  // of its lifetime

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from vdnn._C import KeptSave, LightSave
 from vdnn.runtime.recompute import compiled_search
 from vdnn.runtime.recompute.finder import Search, Wanted, search_recipe
-from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe, Unpack
+from vdnn.runtime.recompute.recipe import Constant, Given, Recipe, Unpack
 from vdnn.runtime.storage.packed_view import PackedView
 
 
@@ -76,8 +77,8 @@ def _is_same(one: Given, other: Given) -> bool:
         return one is other or (
             isinstance(other, PackedView) and one.managed is other.managed and one.geometry == other.geometry
         )
-    if isinstance(one, Constant) or isinstance(other, Constant):
-        return type(one) is type(other) and type(one[0]) is type(other[0]) and repr(one[0]) == repr(other[0])
-    if isinstance(other, PackedView) or isinstance(one, Leaf) is not isinstance(other, Leaf):
-        return False
-    return one[0] is other[0] and one[1:] == other[1:]
+    if isinstance(one, Constant) and isinstance(other, Constant):
+        return type(one.value) is type(other.value) and repr(one.value) == repr(other.value)
+    if isinstance(one, (KeptSave, LightSave)) or isinstance(other, (KeptSave, LightSave, PackedView)):
+        return one is other
+    return type(one) is type(other) and one[0] is other[0] and one[1:] == other[1:]

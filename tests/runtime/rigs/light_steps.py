@@ -60,6 +60,27 @@ class Model:
         return self.gradients()
 
 
+class PartsModel(Model):
+    """Its operations save parts of storages, and permuted tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(4)
+        self.weights = [
+            (torch.randn(_WIDTH, 3 * _WIDTH, generator=generator) / 5).requires_grad_() for _ in range(LAYERS)
+        ]
+
+    def forward(self, within: OfValue = lambda y: y) -> torch.Tensor:
+        y = self.x
+        for number, weight in enumerate(self.weights):
+            heads = (y @ weight).view(_BATCH, 3, 4, _WIDTH // 4).permute(1, 2, 0, 3)
+            query, key, value = heads
+            y = (query * key.sin() + value * value).exp().tanh().permute(1, 0, 2).reshape(_BATCH, _WIDTH)
+            if number == LAYERS // 2:
+                y = within(y)
+        return y.square().mean()
+
+
 class NoisyModel(Model):
     """Its operation saves noise that its kernel draws only after the save. The noise has no grad_fn."""
 

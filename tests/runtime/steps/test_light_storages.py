@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.rigs.light_steps import LAYERS, Model, NoisyModel, host_bytes, light_lifetimes, light_session, same
+from tests.runtime.rigs.light_steps import (
+    LAYERS,
+    Model,
+    NoisyModel,
+    PartsModel,
+    host_bytes,
+    light_lifetimes,
+    light_session,
+    same,
+)
 from tests.runtime.rigs.settled_steps import OFFLOADS_ALL, OFFLOADS_SOME, Network, settled_session, settling_of
 from tests.runtime.steps.test_settled_steps import CALLED_BY_THE_GATE, python_calls
 from vdnn._C import LightSave
@@ -54,6 +63,38 @@ def test_a_settled_step_moves_its_storages_without_python(monkeypatch: pytest.Mo
         # The first save of the step, and what lies on the leaf that it saves, is Python's.
         hooks = [name for name in called if name in CALLED_BY_THE_GATE]
         assert len(hooks) <= 12, hooks
+
+
+def test_parts_of_storages_and_permuted_tensors_move_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    with light_session(monkeypatch, make=PartsModel) as (session, model, handed_over):
+        gradients = model.step()
+        followed = settling_of(session).followed
+        assert followed is not None
+        first = [event for event in followed.script.events if event.moving is not None and event.is_new]
+        session.step()
+        assert settling_of(session).is_expected
+        assert same(gradients, PartsModel().step())
+        assert sum(event.nbytes < event.storage_bytes for event in first) >= LAYERS - 2, "parts"
+        permuted = [one for one in first if one.moving is not None and not one.moving.is_dense]
+        assert sum(event.nbytes == event.storage_bytes for event in permuted) >= LAYERS - 2, "permuted tensors"
+        assert handed_over.lifetimes == []
+
+
+@pytest.mark.parametrize("in_backward", [False, True], ids=["in the forward pass", "in the backward pass"])
+def test_parts_of_storages_are_continued_by_python(monkeypatch: pytest.MonkeyPatch, in_backward: bool) -> None:
+    """The step differs in the middle, with copies on the way out, or with reloads."""
+
+    def step(model: Model) -> list[torch.Tensor]:
+        loss = model.forward() if in_backward else model.forward(lambda y: y.sin().cos())
+        return [one.detach() for one in torch.autograd.grad(loss, model.weights, create_graph=in_backward)]
+
+    with light_session(monkeypatch, make=PartsModel) as (session, model, handed_over):
+        gradients = step(model)
+        session.step()
+        assert same(gradients, step(PartsModel()))
+        assert handed_over.lifetimes
+        assert same(model.step(), PartsModel().step())
+        session.step()
 
 
 def test_a_copy_of_a_save_without_a_graph_waits_for_its_operation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
+from vdnn import _C
 from vdnn.runtime.recompute.bit_mask import pack_bits, unpack_bits
 from vdnn.runtime.storage.counters import Counters
 from vdnn.runtime.storage.facts import Geometry, StorageFacts, is_dense
@@ -53,6 +54,7 @@ class Codec(ABC):
         )
         self.managed = managed = ManagedStorage(transport, storage, facts, witness)
         self.operands = (PackedView(managed, kept, witness, geometry, managed.facts.begin),)
+        self.light_operands: tuple[_C.LightSave, ...] = ()
         managed.views -= 1  # the discard that uses the codec counts the view that exists
         managed.keep_reloaded()  # another backward may decode it again
 

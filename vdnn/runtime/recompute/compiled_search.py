@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from vdnn._C import KeptSave, LightSave
 from vdnn.runtime.recompute.backend_flags import Flags, backend_flags, times_convolutions
 from vdnn.runtime.recompute.finder import (
     LEAF,
@@ -45,12 +46,11 @@ from vdnn.runtime.recompute.finder import (
 from vdnn.runtime.recompute.flag_epochs import flags_of
 from vdnn.runtime.recompute.node_notes import Packed, key_of_note, noted_save
 from vdnn.runtime.recompute.operation import Call, Node, Operation
-from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe, Step, Unpack
+from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe, Step, Unpack, tensor_read
 from vdnn.runtime.recompute.saved_values import may_save_output, number_in, saved_in, saved_output, signed
 from vdnn.runtime.recompute.shapeless import shapeless_signature
 from vdnn.runtime.recompute.table import is_chosen_by_its_node, operation_of
 from vdnn.runtime.storage.facts import Geometry
-from vdnn.runtime.storage.kept import KeptTensor
 from vdnn.runtime.storage.packed_view import PackedView
 
 _KEPT = 24  # for one kind of node; the one that was used longest ago makes room
@@ -263,9 +263,15 @@ class Trace(Search):
             if self._hold(packed, name):
                 self._given[id(packed)] = packed, name, f"{name}.geometry"
             return
-        self._refuse_if(f"type({name}) is not tuple or not IS_USABLE({name}, A)")
-        holder = self._read("h", f"{name}[0]")
-        if self._hold(packed[0], holder):
+        if isinstance(packed, LightSave):
+            self._refuse_if(f"type({name}) is not LIGHT or not IS_USABLE({name}, A)")
+            if self._hold(packed, name):
+                self._given[id(packed)] = packed, name, f"{name}.geometry"
+            return
+        is_tuple = isinstance(packed, tuple)
+        self._refuse_if(f"type({name}) is not {'tuple' if is_tuple else 'KEPT'} or not IS_USABLE({name}, A)")
+        holder = self._read("h", f"{name}[0]" if is_tuple else f"{name}.tensor")
+        if self._hold(tensor_read(packed)[0], holder):
             self._given[id(packed)] = packed, name, f"({holder}.dtype, {holder}.shape, {holder}.stride())"
 
     # Reads of the graph.
@@ -379,7 +385,7 @@ class Trace(Search):
         self._refuse_if(f"not {self._constant(test)}({self._name(node)})")
         return True
 
-    def given_in(self, node: Node, slot: str) -> PackedView | KeptTensor | Constant | None:
+    def given_in(self, node: Node, slot: str) -> Packed | Constant | None:
         given = super().given_in(node, slot)
         name, attribute = self._name(node), f"_raw_saved_{slot}"
         raw = getattr(node, attribute, None)
@@ -472,6 +478,8 @@ def _tuple(names: list[str]) -> str:
 # What the code reads with.
 _READS: dict[str, Any] = {
     "VIEW": PackedView,
+    "KEPT": KeptSave,
+    "LIGHT": LightSave,
     "RECIPE": Recipe,
     "CONSTANT": Constant,
     "MISSING": object(),

@@ -16,17 +16,27 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vdnn._C import KeptSave, LightSave
 from vdnn.runtime.recompute.backend_flags import Flags, backend_flags, times_convolutions
 from vdnn.runtime.recompute.flag_epochs import flags_of
 from vdnn.runtime.recompute.leaf_versions import version_read
 from vdnn.runtime.recompute.node_notes import Packed, facts_of, noted_save
 from vdnn.runtime.recompute.operation import Argument, Call, Cost, Node, Operation
-from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe, Signature, Step, Unpack
+from vdnn.runtime.recompute.recipe import (
+    Constant,
+    Given,
+    Leaf,
+    Recipe,
+    Signature,
+    Step,
+    Unpack,
+    geometry_of,
+    tensor_read,
+)
 from vdnn.runtime.recompute.saved_values import number_in, saved_in, saved_output, scalars_of
 from vdnn.runtime.recompute.shapeless import shapeless_signature
 from vdnn.runtime.recompute.table import indices_of, operation_of
 from vdnn.runtime.storage.facts import Geometry
-from vdnn.runtime.storage.kept import KeptTensor
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.torch_internals.tensor_kinds import has_plain_storage
 
@@ -217,7 +227,7 @@ class Search:
     def _available(self, given: Given) -> Available:
         if isinstance(given, Constant):
             return Available(given)
-        held = given if isinstance(given, PackedView) else given[0]
+        held = given if isinstance(given, (PackedView, LightSave)) else tensor_read(given)[0]
         found = self.found.get(id(held))
         if found is None:
             found = self.found[id(held)] = Available(given)
@@ -254,7 +264,7 @@ class Search:
     def is_absent(self, node: Node, test: Callable[[Node], bool]) -> bool:
         return test(node)
 
-    def given_in(self, node: Node, slot: str) -> PackedView | KeptTensor | Constant | None:
+    def given_in(self, node: Node, slot: str) -> Packed | Constant | None:
         """The value that the node saved in this slot, if a recipe can read it."""
         packed = saved_in(node, slot, self.unpack)
         if packed is not None:
@@ -282,9 +292,11 @@ def is_usable(packed: Packed, avoided: int) -> bool:
     if isinstance(packed, PackedView):
         managed = packed.managed
         return managed.witness._version == managed.version and managed.native_address != avoided
-    if not isinstance(packed, tuple):  # a parameter that a session manages
+    if isinstance(packed, LightSave):
+        return packed.is_current and packed.native_address != avoided
+    if not isinstance(packed, (tuple, KeptSave)):  # a parameter that a session manages
         return False
-    tensor, version = packed
+    tensor, version = tensor_read(packed)
     return tensor._version == version and has_plain_storage(tensor) and tensor.untyped_storage()._cdata != avoided
 
 
@@ -399,7 +411,4 @@ def signature_of(steps: tuple[Step, ...], given: Sequence[Given], geometry: Geom
 
 
 def _geometry_of(given: Given) -> Hashable:
-    if isinstance(given, PackedView):
-        return given.geometry
-    held = given[0]
-    return (held.dtype, held.shape, held.stride()) if isinstance(held, torch.Tensor) else (type(held), held)
+    return (type(given.value), given.value) if isinstance(given, Constant) else geometry_of(given)

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
+from vdnn._C import KeptSave, LightSave
 from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe
 from vdnn.runtime.storage.packed_view import PackedView
 
@@ -34,6 +35,8 @@ def _operand_later(given: Given) -> Callable[[], Given | None]:
         return given.later()
     if isinstance(given, Constant):
         return lambda: given
+    if isinstance(given, (KeptSave, LightSave)):
+        return weakref.ref(given)
     tensor, rest, is_leaf = weakref.ref(given[0]), given[1:], isinstance(given, Leaf)
 
     def held() -> Given | None:

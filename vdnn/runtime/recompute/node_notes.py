@@ -14,11 +14,13 @@ import weakref
 from collections.abc import Hashable
 from typing import Any
 
+from vdnn._C import KeptSave, LightSave
 from vdnn.runtime.recompute.operation import Node
 from vdnn.runtime.storage.kept import KeptTensor
 from vdnn.runtime.storage.packed_view import PackedView
 
-Packed = KeptTensor | PackedView
+NativeSave = KeptSave | LightSave
+Packed = KeptTensor | NativeSave | PackedView
 
 EPS = "eps"
 NO_BIAS = "no bias"
@@ -41,9 +43,18 @@ def noted_save(node: Node, output_nr: int) -> Packed | None:
     reference, version = note
     holder = reference()
     if holder is None or version is None:
-        found: PackedView | None = holder
+        found: NativeSave | PackedView | None = current_form(holder)
         return found
     return holder, version
+
+
+def current_form(packed: Any) -> Any:
+    """The packed view that has replaced a save of the native gate, if one has; else the save."""
+    if type(packed) is KeptSave:
+        return packed.tensor if type(packed.tensor) is PackedView else packed
+    if type(packed) is LightSave:
+        return packed.view or packed
+    return packed
 
 
 def key_of_note(name: str) -> Hashable:

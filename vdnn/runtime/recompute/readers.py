@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from vdnn.runtime.recompute.recipe import Constant, Recipe
+from vdnn._C import KeptSave, LightSave
+from vdnn.runtime.recompute.recipe import Constant, Leaf, Recipe
+from vdnn.runtime.storage.kept import KeptTensor
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView
 
@@ -35,24 +37,42 @@ class Readers:
         for given in recipe.given:
             if isinstance(given, Constant):
                 continue
-            source: object = given.managed if isinstance(given, PackedView) else given[0]
-            self.by_source.setdefault(id(source), weakref.WeakSet()).add(reader)
+            self.by_source.setdefault(_key_of(given), weakref.WeakSet()).add(reader)
         if len(self.by_source) >= self._look_at:
             for key in [key for key, readers in self.by_source.items() if not readers]:
                 del self.by_source[key]
             self._look_at = max(_LOOK_AT, 2 * len(self.by_source))
 
-    def of(self, source: ManagedStorage | torch.Tensor) -> list[ManagedStorage]:
+    def replaced(self, source: KeptSave | torch.Tensor, managed: ManagedStorage) -> None:
+        """A kept save, or a light storage with this witness, became a managed storage: the same recomputes read it."""
+        readers = self.by_source.pop(_key(source), None)
+        if readers is not None:
+            self.by_source.setdefault(id(managed), weakref.WeakSet()).update(readers)
+
+    def of(self, source: ManagedStorage | KeptSave | torch.Tensor) -> list[ManagedStorage]:
         """The readers that are not recomputed yet. If an id was reused there may be too many, which only costs time."""
-        readers = self.by_source.get(id(source))
+        readers = self.by_source.get(_key(source))
         if readers is None:
             return []
         if not readers:
-            del self.by_source[id(source)]
+            del self.by_source[_key(source)]
         return [one for one in readers if one.is_yet_to_be_recomputed]
 
     def of_all(self, sources: Iterable[torch.Tensor]) -> list[ManagedStorage]:
         return [reader for source in sources for reader in self.of(source)]
+
+
+def _key_of(given: PackedView | KeptSave | LightSave | KeptTensor | Leaf) -> int:
+    if isinstance(given, PackedView):
+        return id(given.managed)
+    if isinstance(given, LightSave):
+        return id(given.witness)
+    return _key(given if isinstance(given, KeptSave) else given[0])
+
+
+def _key(source: ManagedStorage | KeptSave | torch.Tensor) -> int:
+    """All kept saves of a lifetime have one key, which csrc/hooks/gate.cpp computes as well. No object has its id."""
+    return -1 - (source.step << 32 | source.lifetime) if isinstance(source, KeptSave) else id(source)
 
 
 def may_be_overwritten() -> bool:

@@ -19,10 +19,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from vdnn._C import KeptSave, LightSave
 from vdnn.errors import OperandModifiedError, VdnnError
 from vdnn.runtime.recompute.backend_flags import Flags
 from vdnn.runtime.recompute.layouts import has_original_strides, refuse_unknown_strides
-from vdnn.runtime.recompute.node_notes import Packed
+from vdnn.runtime.recompute.node_notes import Packed, current_form
 from vdnn.runtime.recompute.operation import Call, Cost, Operation
 from vdnn.runtime.recompute.surroundings import run_under
 from vdnn.runtime.storage.facts import Geometry
@@ -46,7 +47,19 @@ class Constant(NamedTuple):
     value: bool | int | float | complex | torch.Tensor
 
 
-Given = PackedView | KeptTensor | Leaf | Constant
+Given = PackedView | KeptSave | LightSave | KeptTensor | Leaf | Constant
+
+
+def tensor_read(given: KeptSave | KeptTensor | Leaf) -> tuple[torch.Tensor, int]:
+    """The tensor that a recipe reads where it is, and the version that it has to have."""
+    return (given.tensor, given.version) if isinstance(given, KeptSave) else (given[0], given[1])
+
+
+def geometry_of(given: PackedView | KeptSave | LightSave | KeptTensor | Leaf) -> Geometry:
+    if isinstance(given, (PackedView, LightSave)):
+        return given.geometry
+    tensor = tensor_read(given)[0]
+    return tensor.dtype, tensor.shape, tensor.stride()
 
 
 class Signature:
@@ -104,6 +117,10 @@ class Recipe:
         return tuple(step.operation.name for step in self.steps)
 
     @property
+    def light_operands(self) -> tuple[LightSave, ...]:
+        return tuple(given for given in self.given if isinstance(given, LightSave))
+
+    @property
     def result_bytes(self) -> int:
         """The bytes of the results of all operations."""
         calls = [step.call for step in self.steps if step.operation.cost is not Cost.FREE]
@@ -138,7 +155,11 @@ class Recipe:
             return unpack(given)
         if isinstance(given, Constant):
             return given.value
-        tensor, version = given[0], given[1]
+        if isinstance(given, (KeptSave, LightSave)):
+            now = current_form(given)
+            if now is not given or isinstance(now, LightSave):
+                return unpack(now)
+        tensor, version = tensor_read(given)
         if tensor._version != version:
             raise OperandModifiedError(
                 recomputed="a tensor",
@@ -147,6 +168,8 @@ class Recipe:
                 found=tensor._version,
                 expected=version,
             )
+        if isinstance(given, KeptSave):
+            return unpack(given)
         if not isinstance(given, Leaf):
             return kept_tensor(given)
         storage = tensor.untyped_storage()

@@ -12,8 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
-from vdnn._C import KeptSave, LightSave
-from vdnn.runtime.recompute.node_notes import Packed
+from vdnn.runtime.recompute.node_notes import Packed, current_form
 from vdnn.runtime.recompute.operation import Node
 from vdnn.runtime.recompute.recipe import Unpack
 
@@ -93,11 +92,7 @@ def _read(node: Node, name: str, unpack: Unpack) -> Packed | None:
     data = raw.data
     if data is None or raw.unpack_hook != unpack:
         return None
-    if isinstance(data, KeptSave):
-        data = data.tensor
-        if isinstance(data, torch.Tensor):
-            return None  # no recipe reads it: a write to another save of its bytes would not be noticed before
-    found: Packed = data.full() if isinstance(data, LightSave) else data
+    found: Packed = current_form(data)
     return found
 
 

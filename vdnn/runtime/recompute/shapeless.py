@@ -15,9 +15,8 @@ import torch
 
 from vdnn.runtime.recompute.backend_flags import Flags
 from vdnn.runtime.recompute.operation import Operation
-from vdnn.runtime.recompute.recipe import Given, Signature, Step
+from vdnn.runtime.recompute.recipe import Constant, Given, Signature, Step, geometry_of
 from vdnn.runtime.storage.facts import Geometry
-from vdnn.runtime.storage.packed_view import PackedView
 
 _LARGE = 1 << 31  # elements
 
@@ -52,12 +51,12 @@ def _scalars_of(operation: Operation, scalars: tuple[object, ...]) -> tuple[obje
 
 
 def _given(given: Given) -> Hashable:
-    if isinstance(given, PackedView):
-        return _geometry(given.geometry)
-    held = given[0]
-    if isinstance(held, torch.Tensor):
-        return _geometry((held.dtype, held.shape, held.stride()))
-    return type(held), repr(held)
+    if not isinstance(given, Constant):
+        return _geometry(geometry_of(given))
+    value = given.value
+    if isinstance(value, torch.Tensor):
+        return _geometry((value.dtype, value.shape, value.stride()))
+    return type(value), repr(value)
 
 
 def _geometry(geometry: Geometry) -> Hashable:

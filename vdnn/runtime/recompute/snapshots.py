@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from vdnn.runtime.recompute.recipe import Constant, Given, Recipe
+from vdnn._C import KeptSave, LightSave
+from vdnn.runtime.recompute.recipe import Constant, Given, Recipe, tensor_read
 from vdnn.runtime.storage.packed_view import PackedView
 
 
@@ -34,9 +35,9 @@ class Snapshots:
         return replace(recipe, given=tuple(self._copied(given) for given in recipe.given))
 
     def _copied(self, given: Given) -> Given:
-        if isinstance(given, (PackedView, Constant)):
+        if isinstance(given, (PackedView, Constant, KeptSave, LightSave)):
             return given
-        tensor, version = given[0], given[1]
+        tensor, version = tensor_read(given)
         if tensor._version != version:
             return given  # the recompute raises OperandModifiedError
         known = self._known.get(id(tensor))

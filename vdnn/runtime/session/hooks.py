@@ -94,7 +94,7 @@ class Packer:
         self._steps = steps
         self._watch = steps if isinstance(steps, StepWatch) else None
         self._manages = self._watch is not None or policy.may_offload
-        readers = Readers()
+        readers = self.readers = Readers()
         self.exemptions = Exemptions(policy, modules, marked, recasts=bool(steps.recomputes))
         self.table: Table[ManagedStorage] = Table()
         self.lock = threading.RLock()  # see [Note: One hook at a time]

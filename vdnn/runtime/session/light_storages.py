@@ -27,6 +27,7 @@ from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.storage.reloaded import Reloaded
 from vdnn.runtime.storage.source import Source
+from vdnn.runtime.storage.table import reach
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.cuda_graphs import may_run_as_graphs
 from vdnn.runtime.torch_internals.tensor_kinds import is_traced, num_dispatch_modes, transform_level
@@ -151,7 +152,10 @@ class LightStorages:
         others = stored if isinstance(stored, StorageWeakRef) else None
         managed = ManagedStorage(transport, None if isinstance(stored, StorageWeakRef) else stored, facts, witness)
         managed.source.others = others
-        managed.resume(version, copy, None if reload is None else _resumed(transport, stream, *reload))
+        resumed = None if reload is None else _resumed(transport, stream, facts, *reload)
+        managed.resume(version, copy, resumed)
+        if event.nbytes != event.storage_bytes:
+            managed.saved_bytes = reach(saves[0][1] * _itemsize(event) if saves else 0, *_geometry(event))
         views = [
             PackedView.of_all_bytes(
                 managed, facts.geometry if save is event else _geometry(save), offset * _itemsize(save)
@@ -160,6 +164,7 @@ class LightStorages:
         ]
         if self._packer.in_forked_child:
             return views, managed.source
+        self._packer.readers.replaced(witness, managed)
         with self._packer.lock:
             storage = managed.source.on_device()
             if storage is not None:
@@ -210,7 +215,8 @@ class LightStorages:
     def _facts(self, event: Event, address: int, stream: _C.Stream) -> StorageFacts:
         counters = self._packer.counters if self._followed is None else self._followed.counters
         geometry = _geometry(event)
-        return StorageFacts(address, 0, event.storage_bytes, stream, geometry, True, event.saved_in, counters)
+        is_dense = event.moving is not None and event.moving.is_dense
+        return StorageFacts(address, 0, event.storage_bytes, stream, geometry, is_dense, event.saved_in, counters)
 
 
 def full_view(save: _C.LightSave) -> PackedView:
@@ -226,9 +232,23 @@ def _may_be_light(transport: Transport) -> bool:
 
 
 def _resumed(
-    transport: Transport, stream: _C.Stream, tensor: torch.Tensor, copy: _C.Reload, is_waited_for: bool, unused: int
+    transport: Transport,
+    stream: _C.Stream,
+    facts: StorageFacts,
+    tensor: torch.Tensor,
+    copy: _C.Reload,
+    is_waited_for: bool,
+    unused: int,
 ) -> Reloaded:
-    return Reloaded.issued(transport, stream, tensor, copy, is_waited_for=is_waited_for, unused_views=unused)
+    return Reloaded.issued(
+        transport,
+        stream,
+        tensor,
+        copy,
+        is_whole=facts.is_dense,
+        is_waited_for=is_waited_for,
+        unused_views=unused,
+    )
 
 
 def _itemsize(event: Event) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from vdnn._C import KeptSave
 from vdnn.errors import VdnnError
 from vdnn.runtime.recompute.readers import Readers, may_be_overwritten
 from vdnn.runtime.steps.unwatched import Steps
@@ -51,7 +52,7 @@ class Missing:
 
     # See [Note: Who overwrites].
 
-    def before_use(self, source: ManagedStorage | torch.Tensor) -> None:
+    def before_use(self, source: ManagedStorage | KeptSave | torch.Tensor) -> None:
         """Called before the unpack hook returns `source`."""
         if self._is_recomputing:
             return

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from vdnn import _C
-from vdnn.runtime.recompute import observe_flags
+from vdnn.runtime.recompute import note_saved, observe_flags
+from vdnn.runtime.recompute.node_notes import NativeSave
 from vdnn.runtime.recompute.readers import Readers
 from vdnn.runtime.session.kept_saves import manage_kept
 from vdnn.runtime.session.light_storages import LightStorages, full_view
@@ -21,7 +22,7 @@ from vdnn.runtime.steps.settling import Followed
 from vdnn.runtime.steps.step_script import Event, EventKind
 from vdnn.runtime.steps.watch import StepWatch
 from vdnn.runtime.storage.counters import Kept
-from vdnn.runtime.storage.kept import KeptTensor, keep_tensor, kept_tensor
+from vdnn.runtime.storage.kept import kept_tensor
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out, refuse_capture
 from vdnn.runtime.torch_internals.tensor_kinds import is_traced, num_dispatch_modes, transform_level
@@ -60,6 +61,7 @@ class PlannedHooks:
             _Base.dtype,
             _Base.detach,
             torch._C._current_graph_task_id,
+            self._noted,
             self._light.mover,
         )
 
@@ -111,9 +113,16 @@ class PlannedHooks:
                 self._make_planned(followed, followed.script.events[index])
                 self.look_again()
 
+    def _noted(self, tensor: torch.Tensor, save: NativeSave | None) -> None:
+        """The gate has kept or moved a save that a recipe reads; None for an exempt save."""
+        observe_flags(at_save=True)
+        node = None if save is None else tensor.grad_fn
+        if node is not None and save is not None:
+            note_saved(node, tensor.output_nr, save)
+
     # At a save or use that is as planned.
 
-    def _planned_save(self, tensor: torch.Tensor, index: int) -> PackedView | KeptTensor | None:
+    def _planned_save(self, tensor: torch.Tensor, index: int) -> PackedView | None:
         packer, followed, transport = self.packer, self._settling.followed, self._watch.transport
         if followed is None or transport is None or not self.is_at(index):
             return None
@@ -124,9 +133,6 @@ class PlannedHooks:
         event = followed.script.events[index]
         if followed.executor.recomputes:
             observe_flags(at_save=True)
-        if event.is_observed:
-            self.gate.advance()
-            return keep_tensor(tensor)
         node, storage = tensor.grad_fn, tensor.untyped_storage()
         if not _has_key(tensor, node, event.key) or packer.exemptions.always(tensor, storage, node) is not None:
             return None
@@ -222,7 +228,7 @@ class PlannedHooks:
         with packer.lock:
             has_grad_mode = torch.is_grad_enabled()
             try:
-                packer.missing.before_use(save.tensor)
+                packer.missing.before_use(save)
                 tensor = kept_tensor((save.tensor, save.version))
                 if self._is_used_as_planned(save):
                     return tensor

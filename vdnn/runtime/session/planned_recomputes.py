@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from vdnn import _C
+from vdnn.runtime.recompute.node_notes import NativeSave
 from vdnn.runtime.recompute.readers import may_be_overwritten
 from vdnn.runtime.steps.settling import Followed, Settling
 from vdnn.runtime.steps.step_script import NO_LIFETIME, Event, EventKind
+from vdnn.runtime.storage.kept import kept_tensor
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.torch_internals.tensor_kinds import transform_level
 
@@ -54,7 +56,7 @@ class PlannedRecomputes:
         followed.to_encode = ()
         return is_right
 
-    def unpack_operand(self, packed: PackedView) -> torch.Tensor:
+    def unpack_operand(self, packed: PackedView | NativeSave) -> torch.Tensor:
         """Unpacks what a recompute reads."""
         followed = self._settling.followed
         tensor = None if followed is None else self._planned_operand(followed, packed)
@@ -63,16 +65,27 @@ class PlannedRecomputes:
             self._settling.used_operand(packed)
         return tensor
 
-    def _planned_operand(self, followed: Followed, packed: PackedView) -> torch.Tensor | None:
+    def _planned_operand(self, followed: Followed, packed: PackedView | NativeSave) -> torch.Tensor | None:
         event = self.expected(followed)
         if event is None or event.kind is not EventKind.OPERAND or transform_level() is not None:
             return None
+        if isinstance(packed, _C.LightSave):
+            tensor: torch.Tensor = self._gate.unpack(packed)  # which knows its lifetime
+            return tensor
         index = self._gate.position
-        if not is_lifetime(followed, event, packed) or not self.prepare(packed):
+        if isinstance(packed, _C.KeptSave):
+            if packed.step != self._gate.step or packed.lifetime != event.lifetime:
+                return None
+        elif not is_lifetime(followed, event, packed) or not self.prepare(packed):
             return None
         if not self._hooks.is_at(index) or not self.encode(followed, index):
             return None
-        tensor = self._packer.unpacked(packed)
+        if isinstance(packed, _C.KeptSave):
+            tensor = kept_tensor((packed.tensor, packed.version))
+            self._packer.counters.uses += 1
+            self._packer.counters.used_in_place += 1
+        else:
+            tensor = self._packer.unpacked(packed)
         self._gate.advance()
         self._hooks.act(followed, index)
         return tensor

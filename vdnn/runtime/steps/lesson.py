@@ -50,7 +50,7 @@ class Lesson:
         self._kept = dict(counters.kept)
         self._is_after_use = False
         self._storages: dict[int, int] = {}  # native addresses -> their first lifetime
-        self._begun: set[int] = set()  # lifetimes
+        self._are_kept: dict[int, bool] = {}  # by lifetime that has begun: if the plan keeps it
         self._apart: set[int] = set()  # lifetimes that Python handles, though the plan keeps them
         self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}  # by event
         self._recomputes = RecomputeLesson(step)
@@ -64,20 +64,26 @@ class Lesson:
         has_acted = step.guard is not None and step.guard.has_acted
         if self.has_failed or not is_whole or has_acted or executor.differences or executor.has_grown:
             return None
-        self._apart |= self._recomputes.read
+        read = {one for one in self._recomputes.read if one not in self._apart and self._is_native(one)}
+        self._apart |= self._recomputes.read - read
         for number, module in self._modules.items():
             if module() is None:
                 self._events[number] = self._events[number].in_any_module()
-        for number in self._observed():
-            self._events[number] = self._events[number]._replace(is_observed=True)
+        for number in self._read_natively(read):
+            self._events[number] = self._events[number]._replace(is_read=True)
         return StepScript(tuple(map(self._settled, self._events)), step, self._resident_bytes)
 
-    def _observed(self) -> set[int]:
-        """Exempt saves at which the settings of torch are read. Other such saves become planned ones."""
-        unseen = self._recomputes.unseen(lambda number: self._settled(self._events[number]).is_for_python)
-        lifetimes = {number: self._events[number].lifetime for number in unseen}
-        self._apart |= {lifetime for lifetime in lifetimes.values() if lifetime != NO_LIFETIME}
-        return {number for number, lifetime in lifetimes.items() if lifetime == NO_LIFETIME}
+    def _is_native(self, lifetime: int) -> bool:
+        """True if the gate keeps or moves it by itself."""
+        return self._are_kept[lifetime] or lifetime not in self._not_light
+
+    def _read_natively(self, read: set[int]) -> set[int]:
+        """The events of saves that the gate keeps or moves and Python notes for recipes: saves of the lifetimes in
+        `read`, and saves at which the settings of torch are read."""
+        events = self._events
+        found = {number for number, event in enumerate(events) if event.is_save and event.lifetime in read}
+        unseen = self._recomputes.unseen(lambda number: number in found or self._settled(events[number]).is_for_python)
+        return found.union(unseen)
 
     def _settled(self, event: Event) -> Event:
         """Turns kept saves into planned ones where something depends on them."""
@@ -163,8 +169,8 @@ class Lesson:
         if managed is None or watched is None or watched.observer is not self.step or watched.number is None:
             return None
         number, planned = watched.number, watched.planned
-        is_new = number not in self._begun
-        self._begun.add(number)
+        is_new = number not in self._are_kept
+        self._are_kept[number] = self._is_kept(planned)
         if is_new:
             self._recomputes.begins(managed)
         address = managed.native_address
@@ -186,18 +192,17 @@ class Lesson:
     def _moving(self, event: Event, tensor: torch.Tensor, managed: ManagedStorage) -> Moving | None:
         """The facts with which the gate moves this save itself; None if Python has to."""
         node, facts, key = tensor.grad_fn, managed.facts, event.key
-        is_plain = type(tensor) is torch.Tensor and not tensor.dtype.is_complex and facts.is_dense
-        is_part = event.is_new and event.nbytes != event.storage_bytes
-        if key is None or is_part or not is_plain or managed.action is not Action.OFFLOAD:
+        is_plain = type(tensor) is torch.Tensor and not tensor.dtype.is_complex and not tensor.is_neg()
+        if key is None or not is_plain or managed.action is not Action.OFFLOAD:
             return None
         if node is None and (tensor.requires_grad or tensor._base is not None):
             return None
         whole = tensor.untyped_storage().nbytes()
-        if facts.begin or facts.nbytes != whole or tensor.dtype is not facts.geometry[0]:
+        if facts.begin or facts.nbytes != whole or tensor.dtype is not facts.geometry[0] or whole % tensor.itemsize:
             return None
         if node is not None and (type(node).__name__ != key.producer or key.producer in (UNSAFE_SPLIT, CAST)):
             return None
-        return Moving(type(node), tensor.device, facts.saved_in)
+        return Moving(type(node), tensor.device, facts.saved_in, event.is_new and facts.is_dense)
 
     def _event(
         self, kind: EventKind, tensor: torch.Tensor, lifetime: int, planned: int | None, *, is_new: bool

@@ -1,7 +1,7 @@
 """The part of a step's lesson that is about recomputes: which saves a recompute reads, and what is encoded where.
 
 A recipe finds what it reads through the nodes of the graph, as packed views. It also has to know the settings of torch
-under which each node ran: from a save of that node, or from the saves before and after it. So Python handles all of
+under which each node ran: from a save of that node, or from the saves before and after it. So Python notes all of
 these saves in a settled step and reads the settings there. A recipe is then as exact as without the gate.
 """
 
@@ -34,7 +34,7 @@ class RecomputeLesson:
 
     def __init__(self, step: StepObserver) -> None:
         self._step = step
-        self.read: set[int] = set()  # lifetimes that Python handles, because a recompute reads or finds them
+        self.read: set[int] = set()  # lifetimes that a recompute reads or finds
         self._discarding: list[weakref.ref[ManagedStorage]] = []  # to be discarded once that is possible
         self._encoded: list[EncodedSave] = []  # since the last event
         self._saves: list[tuple[int, int]] = []  # the sequence number of the node, and the event

@@ -170,7 +170,9 @@ class Settling:
 
     def _replay(self, followed: Followed, end: int, *, has_encoded: bool = False) -> None:
         followed.script.replay(followed.step, end, has_encoded=has_encoded)
-        if followed.step.guard is not None:
+        # A guard may have to evict what the gate kept. If a recompute reads it, later saves of the same bytes must find
+        # the same storage.
+        if followed.step.guard is not None or followed.executor.recomputes:
             self.manage_kept(followed)
 
     def leave_step(self) -> None:

@@ -39,6 +39,7 @@ class Moving(NamedTuple):
     node_type: type  # of its producer; NoneType for a save without one
     device: torch.device
     saved_in: type | None  # the class of the module
+    is_dense: bool  # its bytes are all of its storage, in their order
 
 
 class Event(NamedTuple):
@@ -62,7 +63,7 @@ class Event(NamedTuple):
     moving: Moving | None = None  # of a save that the gate moves
     reason: Kept | None = None  # of an exempt save
     encoded: tuple[EncodedSave, ...] = ()  # just before this event
-    is_observed: bool = False  # an exempt save at which Python reads the settings of torch
+    is_read: bool = False  # a kept or exempt save that a recipe reads, or whose node's settings it needs
 
     @property
     def is_save(self) -> bool:
@@ -82,10 +83,11 @@ class Event(NamedTuple):
         their numbers in the plan."""
         kind = EventKind.FETCH if self.kind is EventKind.OPERAND else self.kind
         return (
-            int(EventKind.PLANNED if self.is_observed else kind),
+            int(kind),
             bool(self.moves),
             self.in_backward,
             self.is_leaf,
+            self.is_read,
             self.lifetime,
             self.nbytes,
             self.storage_bytes,
@@ -102,7 +104,9 @@ class Event(NamedTuple):
         if key is None or moving is None or self.dtype is None:
             return None
         empty = empty_of(self.dtype, moving.device)
-        return self.is_new, tuple(key.size), tuple(key.stride), moving.node_type, moving.device, empty, self
+        size, stride = tuple(key.size), tuple(key.stride)
+        target = (size, stride) if moving.is_dense else ((self.storage_bytes // self.dtype.itemsize,), (1,))
+        return self.is_new, moving.is_dense, size, stride, *target, moving.node_type, moving.device, empty, self
 
     @property
     def saved_in(self) -> type | None:

@@ -58,6 +58,10 @@ class RecomputeRecipe(Protocol):
     def operands(self) -> Sequence[Operand]: ...
 
     @property
+    def light_operands(self) -> Sequence[_C.LightSave]:
+        """Further operands, which the native gate moves."""
+
+    @property
     def nodes(self) -> Sequence[int]:
         """The sequence numbers of the nodes whose operations may run again."""
 
@@ -130,6 +134,8 @@ class Discarded:
         self._unused_views = 0
         for operand in recipe.operands:
             operand.managed.views += 1  # the recompute is one more use of the operand
+        for light in recipe.light_operands:
+            light.count_use(1)
         source.discard()
 
     @property
@@ -221,8 +227,10 @@ class Discarded:
 
     def __del__(self) -> None:
         try:
-            operands = self._recipe.operands
+            operands, light_operands = self._recipe.operands, self._recipe.light_operands
         except AttributeError:  # __init__ raised
             return
         for operand in operands:
             operand.managed.views -= 1
+        for light in light_operands:
+            light.count_use(-1)

@@ -60,14 +60,15 @@ class Reloaded:
         tensor: torch.Tensor,
         copy: _C.Reload,
         *,
+        is_whole: bool,
         is_waited_for: bool,
         unused_views: int,
     ) -> Reloaded:
-        """A reload that the native gate has issued, into a tensor with the geometry of the saved one."""
+        """A reload that the native gate has issued, into a tensor with all bytes of the storage."""
         reloaded = cls.__new__(cls)
         reloaded._in_window = 0
         reloaded._transport, reloaded.stream, reloaded.tensor, reloaded.copy = transport, stream, tensor, copy
-        reloaded.address, reloaded.begin, reloaded.is_whole = tensor.data_ptr(), 0, True
+        reloaded.address, reloaded.begin, reloaded.is_whole = tensor.data_ptr(), 0, is_whole
         reloaded.is_waited_for, reloaded.unused_views = is_waited_for, unused_views
         if not is_waited_for:
             reloaded._in_window = copy.bytes

@@ -49,10 +49,13 @@ def bytes_to_manage(tensor: torch.Tensor, whole: int) -> tuple[int, int]:
 
 def reach_of(tensor: torch.Tensor) -> tuple[int, int]:
     """The first byte of a view in its storage, and the one behind its last."""
-    itemsize = tensor.itemsize
-    first = int(tensor.storage_offset()) * itemsize
-    reach = sum((int(size) - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return first, first + itemsize * (1 + reach)
+    return reach(int(tensor.storage_offset()) * tensor.itemsize, tensor.dtype, tensor.shape, tensor.stride())
+
+
+def reach(first: int, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...]) -> tuple[int, int]:
+    """The same for a view whose first byte is known."""
+    elements = 1 + sum((int(one) - 1) * step for one, step in zip(size, stride, strict=True))
+    return first, first + dtype.itemsize * elements
 
 
 def _contains(outer: TableKey, inner: TableKey) -> bool:
