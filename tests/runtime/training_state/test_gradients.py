@@ -1,4 +1,5 @@
-"""With gradients on the host, every loop computes the bits of plain PyTorch, and whoever reads one sees it."""
+"""With gradients on the host, whoever reads one sees that of plain PyTorch. For bits of trainings see
+test_bits_by_way.py."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import contextlib
 import itertools
 import sys
 import weakref
-from collections.abc import Iterator
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -16,10 +16,8 @@ import torch
 from torch import nn
 
 import vdnn
-from tests.drawn import quick_and_full
-from tests.runtime.training_state.conftest import Manage, open_session
+from tests.runtime.training_state.conftest import Manage
 from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, Net, Training, begin, same, train
-from vdnn import _C
 from vdnn.runtime.torch_internals.gradient_reads import native_gradient
 from vdnn.runtime.training_state.host_tensor import HostTensor
 from vdnn.runtime.training_state.optimizer_state import state_of
@@ -27,34 +25,6 @@ from vdnn.runtime.training_state.sliced_step import SlicedStep
 from vdnn.runtime.training_state.state_copies import StateCopies
 
 ADAMW = OPTIMIZERS["adamw"]
-
-
-@pytest.mark.drawn(of=12)
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_training_has_the_bits_of_plain_pytorch(optimizer: str, loop: str, manage: Manage) -> None:
-    make, train_in = OPTIMIZERS[optimizer], LOOPS[loop]
-    assert same(train(make, train_in), train(make, train_in, partial(manage, gradients=True)))
-
-
-@pytest.mark.slow
-@quick_and_full("seeds", 6, 20)
-@pytest.mark.drawn(of=3)
-@pytest.mark.parametrize("optimizer", ["adamw-foreach", "adamw-fused", "third-party"])
-def test_no_order_of_copies_changes_a_bit(optimizer: str, seeds: int) -> None:
-    make = OPTIMIZERS[optimizer]
-    expected = train(make, LOOPS["accumulation"], tied=True)
-    for seed in range(seeds):
-        checker = _C.OrderingChecker(_C.SimDevice(schedule=_C.Schedule.RANDOM, seed=seed))
-
-        @contextlib.contextmanager
-        def inside(managed: Any, checker: _C.Device = checker) -> Iterator[None]:
-            with contextlib.closing(open_session(checker, managed, gradients=True)) as session, session:
-                yield
-
-        assert same(expected, train(make, LOOPS["accumulation"], inside, tied=True)), f"seed {seed}"
-        checker.close()
-        assert checker.take_violations() == []
 
 
 def backward(training: Training) -> None:

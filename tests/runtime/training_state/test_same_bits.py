@@ -1,14 +1,11 @@
-"""With its state on the host, every optimizer computes the bits of plain PyTorch, in every loop and on every device.
-
-Compared are all losses, norms, parameters, tensors of the state and options of groups, after 20 steps. Muon has no
-fused form and takes matrices only; SGD without momentum has no state, and shows that this is no special case.
+"""With its state on the host, optimizers compute the bits of plain PyTorch, also where test_bits_by_way.py does not
+look: other optimizers of torch, all dtypes and layouts, under a plan, and in groups that are stepped as a whole.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,29 +13,11 @@ import torch
 from torch import nn
 
 import vdnn
-from tests.drawn import quick_and_full
-from tests.runtime.training_state.conftest import Manage, on_host, open_session
+from tests.runtime.training_state.conftest import Manage, on_host
 from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, same, train
-from vdnn import _C
 from vdnn.bytesize import parse_bytes
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.training_state.slices import slices_of
-
-
-@pytest.mark.drawn(of=12)
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_training_has_the_bits_of_plain_pytorch(optimizer: str, loop: str, manage: Manage) -> None:
-    make, train_in = OPTIMIZERS[optimizer], LOOPS[loop]
-    expected = train(make, train_in)
-    assert same(expected, train(make, train_in, manage))
-
-
-@pytest.mark.drawn(of=2)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_tied_weights_have_the_bits_of_plain_pytorch(optimizer: str, manage: Manage) -> None:
-    make = OPTIMIZERS[optimizer]
-    assert same(train(make, LOOPS["plain"], tied=True), train(make, LOOPS["plain"], manage, tied=True))
 
 
 @pytest.mark.parametrize("loop", ["plain", "resumed"])
@@ -46,25 +25,6 @@ def test_tied_weights_have_the_bits_of_plain_pytorch(optimizer: str, manage: Man
 def test_the_other_optimizers_of_torch_have_the_bits_of_plain_pytorch(name: str, loop: str, manage: Manage) -> None:
     make = getattr(torch.optim, name)
     assert same(train(make, LOOPS[loop]), train(make, LOOPS[loop], manage))
-
-
-@quick_and_full("seeds", 6, 20)
-@pytest.mark.drawn(of=3)
-@pytest.mark.parametrize("optimizer", ["adamw-foreach", "adamw-fused", "third-party"])
-def test_no_order_of_copies_changes_a_bit(optimizer: str, seeds: int) -> None:
-    make = OPTIMIZERS[optimizer]
-    expected = train(make, LOOPS["accumulation"])
-    for seed in range(seeds):
-        checker = _C.OrderingChecker(_C.SimDevice(schedule=_C.Schedule.RANDOM, seed=seed))
-
-        @contextlib.contextmanager
-        def inside(managed: Any, checker: _C.Device = checker) -> Iterator[None]:
-            with contextlib.closing(open_session(checker, managed)) as session, session:
-                yield
-
-        assert same(expected, train(make, LOOPS["accumulation"], inside)), f"seed {seed}"
-        checker.close()
-        assert checker.take_violations() == []
 
 
 class Kinds(nn.Module):

@@ -1,6 +1,6 @@
-"""Steps on the CPU by choice: forms that the device runs too give its bits, and torch's fused kernels differ by a
-bound. For one step from equal parameters, state and gradients it is 2 units in the last place of parameter and update
-together, as docs/training-state.md states.
+"""Steps on the CPU by choice: forms that the device runs too give its bits (test_bits_by_way.py), and torch's fused
+kernels differ by a bound. For one step from equal parameters, state and gradients it is 2 units in the last place of
+parameter and update together, as docs/training-state.md states.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import vdnn
 from tests.conftest import open_fake_device
 from tests.fake_driver.control import FakeDriver
 from tests.runtime.training_state.conftest import Manage, on_host, open_session, reach_fault
-from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, SignOfMomentum, begin, same, train
+from tests.runtime.training_state.loops import OPTIMIZERS, SignOfMomentum, begin, same
 from tests.runtime.training_state.test_faults import INVALID_VALUE
 from tests.runtime.training_state.test_lives import expected, one_step, outcome, state_bytes
 from vdnn.errors import VdnnError
@@ -42,19 +42,6 @@ def manage_on_cpu(manage: Manage) -> Manage:
 
 
 # Bits, and the bound.
-
-
-@pytest.mark.drawn(of=12)
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_the_own_form_on_the_cpu_has_the_bits_of_the_same_form_on_the_device(
-    optimizer: str, loop: str, manage_on_cpu: Manage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The device is simulated on the CPU, so forms can be compared: nothing is lost between the host and the device."""
-    make, train_in = OPTIMIZERS[optimizer], LOOPS[loop]
-    if "fused" not in optimizer:
-        monkeypatch.setattr(host_step, "_FUSED_ON_THE_CPU", ())
-    assert same(train(make, train_in), train(make, train_in, manage_on_cpu))
 
 
 def one_update(make: Make, inside: Any, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
