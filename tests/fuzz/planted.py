@@ -26,10 +26,16 @@ from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.torch_internals import module_watch, zero_grads
 from vdnn.runtime.torch_internals.gradient_reads import set_native_gradient
 from vdnn.runtime.torch_internals.memory_holders import Counts
+from vdnn.runtime.torch_internals.parameter_guard import guard_no_longer
 from vdnn.runtime.training_state import away_gradients
 from vdnn.runtime.training_state.away_gradients import AwayGradients
 from vdnn.runtime.training_state.homes import device_of
 from vdnn.runtime.training_state.parameters import managed_parameters
+from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
+from vdnn.runtime.training_state.parameters.graph_reads import GraphReads
+from vdnn.runtime.training_state.parameters.module_calls import ModuleCalls
+from vdnn.runtime.training_state.parameters.streaming import Streaming
+from vdnn.runtime.training_state.parameters.writes import Writes
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -192,3 +198,56 @@ def gradients_of_entry_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
         return list(known.values())
 
     monkeypatch.setattr(zero_grads, "_parameters_of", parameters_of)
+
+
+def writes_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2: what a module writes to a parameter on the device is not copied to the host."""
+    monkeypatch.setattr(Writes, "_write_back", staticmethod(nothing))
+
+
+def fetched_ahead_of_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3: a copy that is on the device is used whatever was written to the host since."""
+    use = Streaming.use
+
+    def used(self: Streaming, parameters: list[AwayParameter], phase: Any) -> None:
+        for one in parameters:
+            if one.on_device is not None:
+                one.version = one.parameter._version
+        use(self, parameters, phase)
+
+    monkeypatch.setattr(Streaming, "use", used)
+
+
+def versions_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4: only reads of `.data` show a write, and no version does."""
+    use_ends = Writes.use_ends
+
+    def ends(self: Writes, away: AwayParameter, module: Callable[[], str]) -> Any:
+        if away.on_device is not None:
+            away.version, away.copy_version = away.parameter._version, away.on_device.tensors[0]._version
+        return use_ends(self, away, module)
+
+    monkeypatch.setattr(Writes, "use_ends", ends)
+
+
+def steps_on_the_device_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5: what an optimizer steps on the device, while the module runs, is taken for what was fetched."""
+
+    def stepped(self: ModuleCalls, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        for away in [self._away.get(id(one)) for group in optimizer.param_groups for one in group["params"]]:
+            if away is not None and away.is_in_place and away.on_device is not None:
+                away.version, away.copy_version = away.parameter._version, away.on_device.tensors[0]._version
+
+    monkeypatch.setattr(ModuleCalls, "_stepped", stepped)
+
+
+def holders_of_parameters_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """6: nobody is asked who holds the memory of a parameter."""
+    for name in ("memory_is_held", "is_used_natively"):
+        monkeypatch.setattr(managed_parameters, name, lambda parameter: False)
+
+
+def guarded_while_modules_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10: the class of a parameter has a function of ours in evaluation as well, so torch leaves its fast paths."""
+    monkeypatch.setattr(GraphReads, "end", nothing)
+    monkeypatch.setattr(GraphReads, "before_use", lambda self, parameter: guard_no_longer(parameter))

@@ -89,7 +89,21 @@ FAULTS = [
 
 FAULTS += [
     _of_trainings("38.1", planted.hooks_in_order, "gradients, none", 0, 5, "accumulated_hook", NUMBERS),
+    _of_trainings("38.2", planted.writes_lost, "all, none", 63, 5, "writing", NUMBERS),
+    _of_trainings("38.3", planted.fetched_ahead_of_a_write, "all, none", 48, 5, "momentum", NUMBERS),
+    _of_trainings("38.4", planted.versions_unseen, "all, none", 6, 5, "embedding", NUMBERS),
+    _of_trainings("38.5", planted.steps_on_the_device_unseen, "all, none", 650, 5, "greedy", NUMBERS),
+    _of_trainings("38.6", planted.holders_of_parameters_unseen, "all, none", 20, 10, "alias", "alias .*, ours "),
     _of_trainings("38.7", planted.native_holders_unseen, "gradients, none", 190, 15, "alias", "alias .*, ours "),
+    _of_trainings(
+        "38.10",
+        planted.guarded_while_modules_run,
+        "all, none",
+        2513,
+        5,
+        "transformer evaluate",
+        "evaluation: .*, ours ",
+    ),
     _of_trainings("38.8", planted.gradients_of_entry_dropped, "gradients, none", 480, 15, "group", NUMBERS),
 ]
 
