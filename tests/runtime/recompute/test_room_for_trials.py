@@ -123,3 +123,20 @@ def test_a_trial_without_room_is_left_out_and_the_next_step_has_the_same_gradien
 
     plain = gradients(None)
     assert all(map(torch.equal, gradients(1400 << 10), plain))
+
+
+@pytest.mark.parametrize("budget_kib", [1860, 1920])
+def test_a_trial_at_a_new_size_under_a_plan_waits_until_there_is_room_for_it(budget_kib: int) -> None:
+    """A matrix product is tried at each size. What leaves the device anyway leaves before that trial."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.GELU())))
+    optimizer, budget = torch.optim.AdamW(model.parameters()), budget_kib << 10
+    with vdnn.VirtualMachine("h100", fake=False) as machine:
+        with vdnn.offload(budget=budget, device=machine, min_bytes=0) as session:
+            for rows in (512, 512, 256, 768, 512, 1024, 875, 256, 1024, 768):
+                machine.reset_peak()
+                model(torch.randn(rows, 64)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                assert machine.peak_bytes <= budget
+        assert session.counters.recomputes > 0

@@ -29,7 +29,7 @@ from vdnn.runtime.recompute.codecs import Codec, codec_for
 from vdnn.runtime.recompute.flag_epochs import were_observed_at_save
 from vdnn.runtime.recompute.later_recipe import later
 from vdnn.runtime.recompute.leaf_versions import reader_of
-from vdnn.runtime.recompute.proofs import Outcome, Place, Proofs, always
+from vdnn.runtime.recompute.proofs import Outcome, Place, Proofs
 from vdnn.runtime.recompute.readers import Readers
 from vdnn.runtime.recompute.rechecks import Check, Rechecks
 from vdnn.runtime.recompute.recipe import Leaf
@@ -228,7 +228,7 @@ class SessionRecipes:
         if discards and not self._steps.is_watching:
             recipe = self._snapshots.of(recipe)
         # What a plan recomputes takes more if it is kept than its trial does.
-        has_room = always if discards else self._has_room(managed)
+        has_room = self._making_room(managed) if discards else self._has_room(managed)
         place = self._place_of(managed, recipe, save_key, form)
         outcome = self._proofs.at_save(managed, recipe, place, self._gauges, has_room, measures=not discards)
         waits_for_use = outcome is Outcome.WAITS and not discards
@@ -262,6 +262,10 @@ class SessionRecipes:
 
     def _has_room(self, managed: ManagedStorage) -> Callable[[int], bool]:
         return lambda nbytes: self._steps.has_room_for_trial(managed.transport, nbytes)
+
+    def _making_room(self, managed: ManagedStorage) -> Callable[[int], bool]:
+        """True, behind what makes room if that is needed."""
+        return lambda nbytes: self._steps.make_room_for_trial(managed.transport, nbytes) is None
 
     def _can_be_recomputed(
         self, managed: ManagedStorage, name: str, operands: Sequence[PackedView], cost: RecomputeCost

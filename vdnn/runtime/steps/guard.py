@@ -123,6 +123,21 @@ class Guard:
         freed_bytes, self._freed_bytes = self._freed_bytes, 0
         return freed_bytes
 
+    def free_now(self, nbytes: int) -> None:
+        """Evicts so many bytes and waits for their copies: the running hook needs them itself. As far as operations are
+        over, and nobody else holds the bytes."""
+        for lifetime, (reference, why) in list(self._candidates.items()):
+            if nbytes <= 0:
+                return
+            managed = reference()
+            if managed is None or not managed.is_complete or not managed.can_be_evicted:
+                continue
+            del self._candidates[lifetime]
+            if self._evict(lifetime, reference, why):
+                managed.complete()
+                managed.release()
+                nbytes -= managed.nbytes
+
     @property
     def kept(self) -> dict[int, Kept]:
         """The lifetimes that could still be evicted, and why they were kept."""

@@ -140,6 +140,23 @@ class PlanGuard(Guard):
             if managed is not None:
                 managed.release()
 
+    def free_now(self, nbytes: int) -> None:
+        for lifetime, reference in [*self._leaving.items(), *self._offloads.items()]:
+            managed = reference()
+            if nbytes <= 0:
+                return
+            if managed is None or managed.copy is None or not managed.can_be_evicted:
+                continue
+            self.has_acted = True
+            if lifetime in self._leaving:
+                self._has_left(lifetime)
+            else:
+                del self._offloads[lifetime]
+                self.is_gone(lifetime)
+            managed.release()
+            nbytes -= managed.nbytes
+        super().free_now(nbytes)
+
     def _choose(self) -> int:
         """The smallest that is large enough, of those that are away for long; or the largest of smaller ones, if that
         is fewer bytes in all."""

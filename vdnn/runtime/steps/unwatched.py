@@ -80,6 +80,9 @@ class UnwatchedSteps:
         """There is no budget."""
         return True
 
+    def make_room_for_trial(self, transport: Transport, nbytes: int) -> None:
+        """There is no budget."""
+
     def cannot_be_recomputed(self, managed: ManagedStorage) -> None:
         """Does nothing: there is no recording."""
 

@@ -61,6 +61,7 @@ class ManagedStorage:
         "entry",
         "facts",
         "has_several_dtypes",
+        "is_complete",
         "nbytes",
         "position",
         "reference",
@@ -92,6 +93,7 @@ class ManagedStorage:
         self.position = -1
         self.views = 0
         self.saved_bytes: tuple[int, int] | None = None  # first and end, in its storage; None: all of them
+        self.is_complete = False  # the operation that saved it is over
         self.has_several_dtypes = False  # views of more than one dtype were saved
         self.discarded: Discarded | None = None
         self._keeps_reloaded = False
@@ -144,7 +146,7 @@ class ManagedStorage:
 
     def resume(self, version: int, copy: _C.HostCopy | None, reloaded: Reloaded | None) -> None:
         """It was light until now: the native gate has offloaded it at this version."""
-        self.action = _OFFLOAD
+        self.action, self.is_complete = _OFFLOAD, copy is not None
         self.version, self.copy, self.reloaded = version, copy, reloaded
 
     # To the host.
@@ -155,6 +157,7 @@ class ManagedStorage:
         If the copy is refused, the storage stays on the device and the reason is counted.
         """
         watched, source = self.watched, self.source
+        self.is_complete = True
         if watched is not None:
             watched.observer.completed(watched)
         if self.action is not _OFFLOAD or source.storage is None or self.copy is not None:
