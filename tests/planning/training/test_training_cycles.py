@@ -194,3 +194,15 @@ def test_each_placement_stays_under_its_budget_and_moves_what_it_says(seed: int)
 def test_a_unit_without_sense_is_refused(wrong: dict[str, int], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         unit("a", **wrong)
+
+
+@pytest.mark.parametrize(("clips", "earliest"), [(True, 0), (False, -1)])
+def test_parameters_stepped_on_the_cpu_return_behind_all_backwards_only_if_gradients_are_clipped(
+    clips: bool, earliest: int
+) -> None:
+    """The tasks are two forwards and two backwards. Unit 1 has its backward first, one task before the end."""
+    training = Training("two units", (unit("0"), unit("1")), 1, clips, 0)
+    placement = all_alike(training, UnitPlacement(streams=True, gradient_leaves=True, state=State.CPU))
+    (of_unit_1,) = [move for move in cycle_of(training, placement).ins if (move.unit, move.task) == (1, 1)]
+    assert of_unit_1.byte_class is ByteClass.PARAMETER
+    assert of_unit_1.earliest == earliest

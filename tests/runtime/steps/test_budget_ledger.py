@@ -32,6 +32,13 @@ def test_the_report_counts_the_steps_and_the_causes(caplog: pytest.LogCaptureFix
     ]
 
 
+def test_a_step_of_exactly_its_budget_is_within() -> None:
+    ledger = BudgetLedger()
+    ledger.micro_batch_ended(100 << 20, 100 << 20, Over.NO_PLAN)
+    ledger.step_ended()
+    assert ledger.lines() == ["  budget 100.00 MiB: all of 1 steps within"]
+
+
 def test_a_session_says_what_was_asked_for_and_how_its_steps_went() -> None:
     with VirtualMachine("titan-x", fake=False) as machine:
         model = perceptron(64, 12)

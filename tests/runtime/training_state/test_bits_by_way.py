@@ -56,7 +56,7 @@ def in_plain_pytorch(way: str, model: nn.Module) -> Iterator[None]:
 
 
 def trained(way: str, optimizer: str, loop: str, manage: Manage | None, *, tied: bool = False) -> list[Any]:
-    """What a training comes to: in plain PyTorch without `manage`."""
+    """Runs a training, in plain PyTorch without `manage`, and returns what it comes to."""
 
     @contextlib.contextmanager
     def inside(managed: Any, model: nn.Module) -> Iterator[None]:

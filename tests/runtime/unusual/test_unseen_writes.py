@@ -7,6 +7,7 @@ saved first stay as they are.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import vdnn
 from tests.runtime.rigs.limits import grouped
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.storage.unseen_writes import joins_unseen_writes
 
 Tensor = torch.Tensor
 STAGES = 6
@@ -85,3 +87,17 @@ def test_halves_of_what_torch_made_share_one_copy() -> None:
             del gate, up, squared
             loss.backward()
     assert (session.counters.saves, session.counters.storages, session.counters.shared_saves) == (3, 2, 1)
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_only_a_view_that_a_function_made_of_more_than_was_saved_is_managed_on_its_own(is_copied: bool) -> None:
+    x, row_bytes = torch.randn(64, requires_grad=True), 4 * 64
+    rows: Tensor = Assign.apply(torch.zeros(STAGES, 64), x, 0)
+    managed: Any = SimpleNamespace(facts=SimpleNamespace(begin=0), copy=object() if is_copied else None, discarded=None)
+    managed.saved_bytes = saved = (row_bytes, 3 * row_bytes)
+    for within in (rows[1:3], rows[1:2], rows[2:3]):
+        assert not joins_unseen_writes(managed, saved, within, 0)
+    assert managed.saved_bytes == saved
+    assert not joins_unseen_writes(managed, saved, torch.zeros(STAGES, 64)[:3], 0), "torch's own operations write seen"
+    for beyond in (rows[1:4], rows[:2]):
+        assert joins_unseen_writes(managed, saved, beyond, 0) is is_copied

@@ -601,8 +601,8 @@ def test_a_write_to_a_copy_that_waits_for_its_gradient_is_kept_where_every_use_i
 
 @pytest.mark.parametrize("what", ["all", "frozen"])
 def test_what_a_module_writes_to_memory_of_the_host_ahead_of_its_childs_call_is_used(what: str, manage: Manage) -> None:
-    """By numpy, whose memory the program took between calls: no counter shows it, and the child's copy is not fetched
-    ahead or used again."""
+    """Writes by numpy to memory that the program took between calls: no counter shows it, and the child's copy is not
+    fetched ahead or used again."""
 
     def run(inside: Any) -> list[torch.Tensor]:
         torch.manual_seed(4)

@@ -328,7 +328,7 @@ class ModuleCalls:
         self._writes.use_begins(away)
 
     def _is_copied_out(self, away: AwayParameter) -> bool:
-        """What torch did not count was written to the copy on the device. If the program holds memory of the host, it
+        """Notes a write to the copy on the device that torch did not count. If the program holds memory of the host, it
         has to see that: from now on the copy is written there behind each use."""
         if not away.is_held_on_host():
             return False
