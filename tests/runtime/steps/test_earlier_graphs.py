@@ -90,6 +90,13 @@ def test_steps_after_a_held_graph_stay_within_the_budget(share: float, held: str
     assert [peak for peak in result.peaks[:HELD_STEP] if peak > budget] == []
 
 
+def test_what_a_step_evicts_beside_a_held_graph_returns_ahead_of_its_use() -> None:
+    result = trained(budget_of(0.8), held="output", recompute=False)
+    assert result.session is not None
+    (line,) = [line for line in result.session.report().splitlines() if "ahead of a use" in line]
+    assert line.endswith(" ahead of a use, 0 on demand")
+
+
 def test_what_a_held_graph_keeps_is_evicted_only_if_a_step_needs_its_memory() -> None:
     ample = trained(4 * kept_peak_bytes(), held="output", recompute=False)
     assert ample.session is not None
