@@ -1,4 +1,4 @@
-"""Where a step is in its plan, if it lacks saves of the plan or has others."""
+"""The place of a step in its plan, if it lacks saves of the plan or has others."""
 
 from __future__ import annotations
 
