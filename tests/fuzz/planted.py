@@ -23,7 +23,7 @@ from vdnn.runtime.session.session_recipes import SessionRecipes
 from vdnn.runtime.steps.ends import StepEnds
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.packed_view import PackedView
-from vdnn.runtime.torch_internals import module_watch, zero_grads
+from vdnn.runtime.torch_internals import joint_graph, module_watch, zero_grads
 from vdnn.runtime.torch_internals.gradient_reads import set_native_gradient
 from vdnn.runtime.torch_internals.memory_holders import Counts
 from vdnn.runtime.torch_internals.parameter_guard import guard_no_longer
@@ -251,3 +251,8 @@ def guarded_while_modules_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """10: the class of a parameter has a function of ours in evaluation as well, so torch leaves its fast paths."""
     monkeypatch.setattr(GraphReads, "end", nothing)
     monkeypatch.setattr(GraphReads, "before_use", lambda self, parameter: guard_no_longer(parameter))
+
+
+def written_inputs_are_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    """9: backward of a compiled region reads an input that forward wrote to."""
+    monkeypatch.setattr(joint_graph, "keep_preimages", nothing)

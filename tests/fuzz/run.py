@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.fuzz.outcomes import Verdict
     from tests.fuzz.program import Program
 
-GRAMMARS = ("steps", "training")
+GRAMMARS = ("steps", "training", "compiled")
 _SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -36,6 +36,10 @@ class Drawn:
             from tests.fuzz.trainings import plot as trainings
 
             return trainings.program_of(seed, self.mode)
+        if self.grammar == "compiled":
+            from tests.fuzz import compiled_regions
+
+            return compiled_regions.program_of(seed, self.mode)
         from tests.fuzz import plot
 
         return plot.program_of(seed, self.mode)
@@ -46,6 +50,10 @@ class Drawn:
             from tests.fuzz.trainings import verdicts
 
             return verdicts.verdict_of(program, recheck)
+        if self.grammar == "compiled":
+            from tests.fuzz import compiled_regions
+
+            return compiled_regions.verdict_of(program)
         from tests.fuzz import outcomes
 
         return outcomes.verdict_of(program, recheck)
@@ -55,6 +63,8 @@ class Drawn:
             from tests.fuzz.trainings import verdicts
 
             return [one.error for one in verdicts.plain_outcomes(program)]
+        if self.grammar == "compiled":
+            return []
         from tests.fuzz import outcomes
 
         return [one.error for one in outcomes.plain_outcomes(program)]
@@ -75,7 +85,12 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--grammar", choices=GRAMMARS, default="steps", help="of single steps, or of whole trainings")
+    parser.add_argument(
+        "--grammar",
+        choices=GRAMMARS,
+        default="steps",
+        help="of single steps, of whole trainings, or of compiled regions",
+    )
     parser.add_argument("--mode", help="instead of the one that the seed draws")
     parser.add_argument("--seed", type=int, help="show this program and how it comes out")
     parser.add_argument("--shrink", type=int, metavar="SEED", help="make this program smaller")
@@ -157,7 +172,7 @@ class Summary:
                 "modes: " + ", ".join(f"{name} {count}" for name, count in sorted(self.by_mode.items())),
                 "productions: " + ", ".join(f"{name} {count}" for name, count in self.by_production.most_common()),
                 f"refused: {', '.join(map(str, self.refused[:40])) or 'none'}",
-                f"lost, as by any hooks that copy: {', '.join(map(str, self.lost[:40])) or 'none'}",
+                f"lost, as by any hooks that copy, or torch's own: {', '.join(map(str, self.lost[:40])) or 'none'}",
                 *(f"different: seed {seed}, {mode}: {said}" for seed, mode, said in self.differences),
             ]
         )

@@ -60,6 +60,10 @@ def _of_trainings(number: str, plant: Plant, mode: str, first: int, programs: in
     return Fault(number, plant, Drawn("training", mode), first, programs, frozenset(names.split()), says)
 
 
+def _of_regions(number: str, plant: Plant, mode: str, first: int, programs: int, names: str, says: str) -> Fault:
+    return Fault(number, plant, Drawn("compiled", mode), first, programs, frozenset(names.split()), says)
+
+
 NUMBERS = r"(grad|gradient|loss|parameter|buffer|penalty|norm)[^:]*: .*, ours "
 FAULTS = [
     _fault("1", planted.facts_of_modules, "drawn", 235, 10, "lying_norm", NUMBERS),
@@ -106,6 +110,12 @@ FAULTS += [
     ),
     _of_trainings("38.8", planted.gradients_of_entry_dropped, "gradients, none", 480, 15, "group", NUMBERS),
 ]
+
+FAULTS.append(
+    _of_regions(
+        "38.9", planted.written_inputs_are_available, "least, recomputes", 0, 3, "written", "gradient .*, ours "
+    )
+)
 
 
 @pytest.mark.slow
