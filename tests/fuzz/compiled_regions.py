@@ -2,9 +2,9 @@
 
 A program is a list of blocks, which write to parameters and buffers ahead of and behind their uses, draw random
 numbers, view and overwrite values, checkpoint parts and return several outputs. The mode is the budget: the least that
-a region can have, halfway to torch's own cut, or as much as it likes. Torch's own aot_eager differs from plain PyTorch in the
-last bits of some operations (dropout) and in some writes: where it has the same numbers as ours, the difference is
-torch's, and the verdict says so.
+a region can have, halfway to what it likes, or that. Torch's own aot_eager differs from plain PyTorch in the last bits
+of some operations and in some writes: where it has the same numbers as ours, the difference is torch's, and the verdict
+says so.
 """
 
 from __future__ import annotations
