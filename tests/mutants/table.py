@@ -184,4 +184,11 @@ MUTANTS = [
         ("csrc/device/check/ordering_checker.cpp", "< earlier.number) found", "+ 1 < earlier.number) found"),
         ("csrc/memory/host_limits.cpp", "*used - std::min(*used, reclaimable)", "*used"),
     ),
+    *_of(
+        "runtime/steps/test_facts_of_settled_steps.py runtime/steps/test_readings_of_hooks.py runtime/recompute",
+        ("runtime/recompute/flag_epochs.py", "or not settings_were_read_around(number)", "or False"),
+        ("runtime/recompute/proofs.py", "self._at_any_size.get(place.shapeless) is Outcome.EXACT", "True"),
+        ("runtime/steps/plan_guard.py", "managed.copy is None or not managed.can_be_evicted", "managed.copy is None"),
+        ("runtime/storage/transport.py", "self.release_context.changes += 1", "pass"),
+    ),
 ]

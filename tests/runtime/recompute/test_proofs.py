@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,8 +19,9 @@ from tests.runtime.rigs.virtual_training import recompute_all, recording_of, tra
 from vdnn.errors import IntegrityError, VdnnError
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.recompute import compiled_search, table
-from vdnn.runtime.recompute.proofs import Proofs
+from vdnn.runtime.recompute.proofs import Outcome, Place, Proofs
 from vdnn.runtime.recompute.recipe import _with_geometry
+from vdnn.runtime.recompute.tolerance import Tolerance
 
 
 def test_without_a_plan_a_parameter_that_nobody_saves_may_be_modified_before_the_backward(
@@ -130,6 +133,21 @@ def test_a_recipe_that_was_right_at_its_use_is_not_tried_at_that_of_later_steps(
     assert all(first)
     assert recorded == []
     assert any(one.recompute is not None for one in session.recording.lifetimes), "what is known is recorded"
+
+
+def test_a_recipe_that_was_wrong_at_one_size_is_tried_at_its_uses_of_every_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    proofs, outcomes = Proofs(Tolerance(None)), [Outcome.EXACT, Outcome.WRONG]
+    managed: Any = SimpleNamespace(nbytes=4, facts=SimpleNamespace(label="a tensor"), transport=None)
+    recipe: Any = SimpleNamespace(name="relu", signature="relu")
+    monkeypatch.setattr(Proofs, "_try", lambda *_, **__: outcomes.pop(0))
+    monkeypatch.setattr("vdnn.runtime.recompute.proofs.trial_bytes", lambda *_: 0)
+    places = [Place((size, cast(Any, size)), ("relu", cast(Any, "form"))) for size in range(3)]
+    assert proofs.at_use(managed, recipe, places[0], cast(Any, None), None)
+    assert [proofs.was_right_at_use(place) for place in places] == [True, True, True]
+    assert not proofs.at_use(managed, recipe, places[1], cast(Any, None), None)
+    assert [proofs.was_right_at_use(place) for place in places] == [True, False, False]
 
 
 def test_integrity_mode_finds_a_write_that_is_not_always_there() -> None:

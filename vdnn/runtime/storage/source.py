@@ -110,7 +110,6 @@ class Source:
         if storage is None:
             return
         facts, context = self._facts, self._context
-        context.changes += 1
         if context.streams:
             self._make_streams_wait(context)
         if natively_held(storage._cdata) > 1 or _references_to(storage) > HELD_ONCE:
