@@ -206,3 +206,14 @@ def test_parameters_stepped_on_the_cpu_return_behind_all_backwards_only_if_gradi
     (of_unit_1,) = [move for move in cycle_of(training, placement).ins if (move.unit, move.task) == (1, 1)]
     assert of_unit_1.byte_class is ByteClass.PARAMETER
     assert of_unit_1.earliest == earliest
+
+
+@pytest.mark.parametrize(("step_time", "leaving"), [(StepTime.IN_BACKWARD, []), (StepTime.END, [1])])
+def test_a_gradient_that_is_stepped_right_behind_its_backward_does_not_leave(
+    step_time: StepTime, leaving: list[int]
+) -> None:
+    """After the whole backward, the step of unit 0 comes first, right behind its backward, and that of unit 1 later."""
+    training = Training("two units", (unit("0"), unit("1")), clips=False)
+    cycle = cycle_of(training, all_alike(training, UnitPlacement(gradient_leaves=True), step_time))
+    assert [move.unit for move in cycle.outs if move.byte_class is ByteClass.GRADIENT] == leaving
+    assert {move.unit for move in cycle.ins if move.byte_class is ByteClass.GRADIENT} == set(leaving)
