@@ -195,6 +195,38 @@ def test_a_session_nested_in_one_of_another_device() -> None:
     assert all(map(torch.equal, other.result(), plain.result()))
 
 
+@pytest.mark.parametrize("backward", ["in both", "in the outer one", "outside"])
+@pytest.mark.parametrize("ways", [("all", "all"), ("all", "gradients"), ("gradients", "all")])
+def test_two_models_under_one_loss_in_sessions_of_two_devices(ways: tuple[str, str], backward: str) -> None:
+    def run(is_managed: bool) -> list[torch.Tensor]:
+        one, other = Training(), Training()
+        head = nn.Linear(4, 8)
+        if not is_managed:
+            outer: Any = contextlib.nullcontext()
+            inner: Any = contextlib.nullcontext()
+        else:
+            outer = _session(one, ways[0], policy="vdnn-all")
+            inner = _session(other, ways[1], policy="vdnn-all")
+        for step in range(3):
+            torch.manual_seed(step)
+            with contextlib.ExitStack() as both:
+                both.enter_context(outer)
+                with inner:
+                    loss = other.model(head(one.model(torch.randn(6, 8)))).square().mean()
+                    if backward == "in both":
+                        loss.backward()
+                if backward == "in the outer one":
+                    loss.backward()
+            if backward == "outside":
+                loss.backward()
+            for training in (one, other):
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+        return [*one.result(), *other.result()]
+
+    assert all(map(torch.equal, run(True), run(False)))
+
+
 def test_epochs_on_machines_of_their_own() -> None:
     training = Training()
     for _ in range(EPOCHS):
