@@ -9,6 +9,7 @@ import torch
 
 from tests.runtime.rigs.settled_steps import (
     CHANGES,
+    KEEPS_ALL,
     LAYERS,
     OF_A_RECIPE,
     OFFLOADS_SOME,
@@ -96,3 +97,16 @@ def test_a_thousand_random_changes_have_the_gradients_of_plain_torch(seed: int, 
     plan = drawn.choice(plans)
     changes = [Change(drawn.choice(changes_of(plan)), drawn.randrange(LAYERS)) for _ in range(100)]
     assert run_changes(plan, changes) > 75
+
+
+def test_a_training_whose_steps_differ_now_and_then_stays_settled() -> None:
+    """As with a loss term or a log of gradients in one step of a hundred."""
+    plain = network_for(KEEPS_ALL)
+    expected = plain.step(), plain.step(Change("a transposed save", 4))
+    with settled_session(KEEPS_ALL) as (session, network):
+        for _ in range(8):
+            assert same(network.step(Change("a transposed save", 4)), expected[1])
+            session.step()
+            settle(session, network)
+            assert same(network.step(), expected[0])
+            session.step()

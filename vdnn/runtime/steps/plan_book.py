@@ -255,7 +255,8 @@ class PlanBook:
         if ladder is not None:
             ladder.recorded.note(recording, has_own_recomputes=has_own_recomputes, is_warm_up=step.is_warm_up)
             rung = None if followed is None else ladder.rung_of(followed)
-            is_misfit = rung is not None and step.has_differed and rung.is_misfit
+            # Not the step that showed the misfit: it may be a passing one, and the next one like it is recorded.
+            is_misfit = rung is not None and step.has_differed and 0 < rung.misfit_steps <= _RECORDED_MISFITS
             if rung is not None and (is_misfit or rung.is_provisional or is_mistaken(rung, predicted, recording)):
                 ladder.replaced += is_misfit
                 wrong = rung
@@ -324,17 +325,21 @@ class PlanBook:
         rung = None if executor is None else self._rung_of(executor, kind)
         if 0 < step.peak_bytes - budget_bytes <= earlier_bytes:
             return budget_bytes, Over.EARLIER_GRAPHS
+        # A step that saved other things says nothing about the step that the plan is for.
+        differs = executor is not None and executor.differences > 0
         is_too_large = rung is not None and rung.least_bytes(resident_bytes) > budget_bytes >= rung.peak_bytes
-        if is_too_large or self._unplannable.has(kind, step.keys.first, resident_bytes):
+        if (is_too_large and not differs) or self._unplannable.has(kind, step.keys.first, resident_bytes):
             return budget_bytes, Over.TOO_LARGE
         if executor is None:
             return budget_bytes, Over.NO_PLAN
-        if executor.differences:
+        if differs:
             over_bytes = max(0, step.peak_bytes - budget_bytes)
             if over_bytes and rung is not None:
                 self._does_not_fit(rung, step.keys)
             self.unforeseen_bytes = min(self.unforeseen_bytes + over_bytes, budget_bytes // _MOST_UNFORESEEN)
             return budget_bytes, Over.DIFFERED
+        if rung is not None and not rung.is_misfit:
+            self._ladders[kind].replaced = 0  # its steps are as planned again: what differed was a passing step
         is_own = executor is self._given or rung is not None
         return budget_bytes, Over.MORE_THAN_PLANNED if is_own else Over.ANOTHER_PLAN
 

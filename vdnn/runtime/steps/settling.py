@@ -30,7 +30,8 @@ from vdnn.runtime.torch_internals.module_watch import ModuleWatch
 from vdnn.step.plan import Action
 from vdnn.step.recording import SaveKey
 
-# A step that differs each time is learned no more after so many steps, and after the gate was left so often.
+# A step that differs each time is learned no more after so many steps, and after the gate was left so often. Each step
+# that the gate serves to its end makes up for one.
 _MOST_LESSONS = 8
 _MOST_FAILURES = 3
 # Steps of so many shapes may be settled under one plan.
@@ -149,6 +150,7 @@ class Settling:
         if end == len(followed.script.events):
             followed.needs_replay = True
             followed.script.finish(followed.step)
+            followed.habit.failures = max(0, followed.habit.failures - 1)
             self.is_expected = True
             return
         self.is_expected = followed.habit.is_settled = False
