@@ -3,8 +3,8 @@
 #include "hooks/gate.h"
 
 #include "bindings/bindings.h"
-#include "hooks/running_modules.h"
 #include "hooks/native_parts.h"
+#include "hooks/running_modules.h"
 
 namespace py = pybind11;
 

@@ -92,7 +92,8 @@ PyObject* taught(const Gate* gate, const char* what, PyObject* argument, PyObjec
   return result;
 }
 
-// Python notes a save that a recipe reads, and the settings of torch at it. Drops `packed` and returns null if it raises.
+// Python notes a save that a recipe reads, and the settings of torch at it. Drops `packed` and returns null if it
+// raises.
 PyObject* noted(const Gate* gate, PyObject* tensor, PyObject* packed, bool is_exempt) {
   if (packed != nullptr && !Reference::stolen(PyObject_CallFunctionObjArgs(gate->parts[kNoted], tensor,
                                                                            is_exempt ? Py_None : packed, nullptr))) {
@@ -196,8 +197,8 @@ bool may_be_returned(const Gate* gate, PyObject* tensor, std::int64_t version, c
     return true;
   }
   // readers.py has the same keys.
-  const Reference id = Reference::stolen(save == nullptr ? PyLong_FromVoidPtr(tensor)
-                                                         : PyLong_FromLongLong(-1 - (save->step << 32 | save->lifetime)));
+  const Reference id = Reference::stolen(
+      save == nullptr ? PyLong_FromVoidPtr(tensor) : PyLong_FromLongLong(-1 - (save->step << 32 | save->lifetime)));
   const int is_read = id ? PyDict_Contains(gate->parts[kReaders], id.get()) : -1;
   PyErr_Clear();
   return is_read == 0 || (is_read == 1 && only_reads(gate->mover));

@@ -112,7 +112,8 @@ bool may_move_here(const Mover* mover) {
 bool issue_reload(LightStorage* storage) {
   const Mover* mover = storage->mover;
   const Moving& first = storage->first;
-  PyObject* const arguments[] = {first.target_size.get(), first.target_strides.get(), first.dtype.get(), first.device.get()};
+  PyObject* const arguments[] = {first.target_size.get(), first.target_strides.get(), first.dtype.get(),
+                                 first.device.get()};
   Reference target =
       Reference::stolen(PyObject_Vectorcall(mover->parts[kEmptyStrided], arguments, 2, mover->parts[kKeywords]));
   const Reference at =

@@ -195,7 +195,8 @@ Reference reloaded(LightStorage* storage, const LightSave* save) {
   Mover* mover = storage->mover;
   Board* board = mover->board;
   if (storage->source->storage != nullptr || storage->copy == nullptr || is_held(storage) || !only_reads(mover) ||
-      !is_not_recorded(mover) || !may_move_here(mover) || version_of(mover, storage->witness.get()) != storage->version) {
+      !is_not_recorded(mover) || !may_move_here(mover) ||
+      version_of(mover, storage->witness.get()) != storage->version) {
     return {};
   }
   if (storage->reload == nullptr) {

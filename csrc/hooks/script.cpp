@@ -31,8 +31,8 @@ bool read_moving(PyObject* given, PyObject* dtype, std::unique_ptr<Moving>& movi
     return true;
   }
   int is_first = 0, is_dense = 0;
-  PyObject *size = nullptr, *strides = nullptr, *target_size = nullptr, *target_strides = nullptr, *node_type = nullptr, *device = nullptr, *empty = nullptr,
-           *event = nullptr;
+  PyObject *size = nullptr, *strides = nullptr, *target_size = nullptr, *target_strides = nullptr, *node_type = nullptr,
+           *device = nullptr, *empty = nullptr, *event = nullptr;
   if (!PyArg_ParseTuple(given, "ppO!O!O!O!OOOO", &is_first, &is_dense, &PyTuple_Type, &size, &PyTuple_Type, &strides,
                         &PyTuple_Type, &target_size, &PyTuple_Type, &target_strides, &node_type, &device, &empty,
                         &event)) {
@@ -60,8 +60,8 @@ bool read_script(PyObject* events, Script& script) {
     std::vector<PlannedMove> moves;
     std::unique_ptr<Moving> moving;
     if (!PyArg_ParseTuple(PySequence_Fast_GET_ITEM(fast.get(), index), "ippppiLLKLOOO!O", &kind, &has_moves,
-                          &in_backward, &is_leaf, &is_read, &lifetime, &nbytes, &storage_bytes, &module, &depth, &type, &dtype,
-                          &PyTuple_Type, &given_moves, &given_moving) ||
+                          &in_backward, &is_leaf, &is_read, &lifetime, &nbytes, &storage_bytes, &module, &depth, &type,
+                          &dtype, &PyTuple_Type, &given_moves, &given_moving) ||
         !read_moves(given_moves, moves) || !read_moving(given_moving, dtype, moving)) {
       return false;
     }
@@ -78,9 +78,9 @@ bool read_script(PyObject* events, Script& script) {
     for (const PlannedMove& move : moves) {
       script.lifetimes = std::max(script.lifetimes, move.lifetime + 1);
     }
-    script.events.push_back(Event{static_cast<Kind>(kind), has_moves != 0, in_backward != 0, is_leaf != 0, is_read != 0, lifetime,
-                                  nbytes, storage_bytes, static_cast<std::uintptr_t>(module), depth, Reference(type),
-                                  Reference(dtype), std::move(moves), std::move(moving)});
+    script.events.push_back(Event{static_cast<Kind>(kind), has_moves != 0, in_backward != 0, is_leaf != 0, is_read != 0,
+                                  lifetime, nbytes, storage_bytes, static_cast<std::uintptr_t>(module), depth,
+                                  Reference(type), Reference(dtype), std::move(moves), std::move(moving)});
   }
   return true;
 }
