@@ -40,6 +40,7 @@ class Codec(ABC):
     is_exact_in_bytes: ClassVar[bool] = False  # it decodes the values of one dtype
     nodes: ClassVar[tuple[int, ...]] = ()  # it reads no node
     shapeless: ClassVar[None] = None
+    num_unpacked: ClassVar[int] = 1
 
     def __init__(self, tensor: torch.Tensor, transport: Transport, counters: Counters) -> None:
         self._geometry: Geometry = (tensor.dtype, tensor.size(), tensor.stride())

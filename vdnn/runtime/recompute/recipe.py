@@ -117,6 +117,11 @@ class Recipe:
         return tuple(step.operation.name for step in self.steps)
 
     @property
+    def num_unpacked(self) -> int:
+        """The number of operands that a recompute unpacks."""
+        return sum(isinstance(given, (PackedView, KeptSave, LightSave)) for given in self.given)
+
+    @property
     def light_operands(self) -> tuple[LightSave, ...]:
         return tuple(given for given in self.given if isinstance(given, LightSave))
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 
+from vdnn._C import KeptSave, LightSave
 from vdnn.runtime.machine.gauges import Gauges
 from vdnn.runtime.recompute import Recipe
 from vdnn.runtime.recompute.codecs import Codec
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.storage.discarded import Discarded, Recomputable, missing_for
+from vdnn.runtime.storage.kept import kept_tensor
 from vdnn.runtime.storage.managed_storage import ManagedStorage, Residency
 from vdnn.runtime.storage.packed_view import PackedView
 
@@ -51,7 +53,7 @@ class Trial:
         gauges, transport = self._gauges, self._managed.transport
         if gauges is None:
             return self._recipe.recompute(self._operand)
-        self._operands_left = len(self._recipe.operands)
+        self._operands_left = self._recipe.num_unpacked
         if not self._operands_left:
             self._begin()
         made = self._recipe.recompute(self._operand)
@@ -73,7 +75,11 @@ class Trial:
 
     def _operand(self, packed: Any) -> torch.Tensor:
         """Unpack an operand. The recipe unpacks all of them before it computes, and that is not part of the cost."""
-        view: PackedView = packed
+        if isinstance(packed, KeptSave):
+            tensor = kept_tensor((packed.tensor, packed.version))
+            self._operand_is_there()
+            return tensor
+        view: PackedView = packed.full() if isinstance(packed, LightSave) else packed
         if view.managed.transport.fake:
             dtype, size, stride = view.geometry
             tensor = torch.empty_strided(size, stride, dtype=dtype)
@@ -87,10 +93,13 @@ class Trial:
                 if not missing:
                     self._read.append(view.managed.discarded)
             tensor = view.unpack()
+        self._operand_is_there()
+        return tensor
+
+    def _operand_is_there(self) -> None:
         self._operands_left -= 1
         if not self._operands_left:
             self._begin()
-        return tensor
 
 
 def trial_bytes(managed: ManagedStorage, recipe: Recipe | Codec, cost: RecomputeCost | None) -> int:
