@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -279,6 +280,23 @@ def test_a_tensor_with_the_address_of_an_operand_leaves_the_gate_open() -> None:
         session.step()
         assert settling_of(session).is_expected
     assert_same(found, type(network)())
+
+
+@pytest.mark.parametrize("plan", [RECOMPUTES, RECOMPUTES_AND_OFFLOADS])
+def test_a_recipe_is_tried_at_another_size_with_operands_that_the_gate_serves(plan: str) -> None:
+    """The steps of both sizes are learned in turn, so the first of each that the gate serves may try a recipe."""
+    with settled_session(plan) as (session, network):
+        whole = network.x
+        for number in range(16):
+            network.x = whole[: 48 if number % 2 else 64]
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message=".*It is not recomputed")
+                found = network.step()
+            session.step()
+        assert settling_of(session).is_expected
+        plain = type(network)()
+        plain.x = plain.x[:48]
+        assert_same(found, plain)
 
 
 def assert_same(found: list[torch.Tensor | None], plain: Network) -> None:
