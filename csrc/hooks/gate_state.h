@@ -26,7 +26,7 @@ enum Part {
   kDtype,
   kDetach,
   kGraphTask,  // -1 outside of a backward
-  kNoted,      // (tensor, save or None): a save that a recipe reads was kept
+  kNoted,      // (tensor, save or None): a save that a recipe reads was kept or moved
   kMover,
   kParts,
 };

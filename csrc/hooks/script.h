@@ -62,7 +62,6 @@ struct PlannedMove final {
 // What the gate needs in order to move a save itself. Every field is a Python object.
 struct Moving final {
   bool is_first;   // of its lifetime
-  bool is_dense;   // its bytes are all of its storage, in their order
   Reference size;  // a tuple, as strides
   Reference strides;
   Reference target_size;  // of a tensor with all bytes of the storage, into which they are reloaded
@@ -79,7 +78,7 @@ struct Event final {
   bool has_moves;    // the plan moves something at this point
   bool in_backward;  // the first save after a use: it belongs to the step only inside a backward
   bool is_leaf;
-  bool is_read;                // a kept or exempt save, or its node's settings, are read by a recipe: Python notes it
+  bool is_read;                // Python notes this save: a recipe reads it, or needs the settings of its node
   std::int32_t lifetime;       // -1: none, which the gate does not keep
   std::int64_t nbytes;         // of the tensor
   std::int64_t storage_bytes;  // of its lifetime

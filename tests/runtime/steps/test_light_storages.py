@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,6 +95,29 @@ def test_parts_of_storages_are_continued_by_python(monkeypatch: pytest.MonkeyPat
         assert same(gradients, step(PartsModel()))
         assert handed_over.lifetimes
         assert same(model.step(), PartsModel().step())
+        session.step()
+
+
+class Reader:
+    """A discarded storage, as far as the index of readers knows it."""
+
+    is_yet_to_be_recomputed = True
+
+
+@pytest.mark.parametrize("is_handed_over", [False, True], ids=["before", "after"])
+def test_readers_of_a_light_save_are_found_when_python_has_it(
+    monkeypatch: pytest.MonkeyPatch, is_handed_over: bool
+) -> None:
+    """Python takes a save over when a step differs, and also for a trial, before its reader is noted."""
+    with light_session(monkeypatch) as (session, model, _):
+        loss = model.forward()
+        save = next(one for one in saved_by(loss.grad_fn) if type(one) is LightSave)
+        readers, reader, recipe = session._engine.packer.readers, Reader(), SimpleNamespace(given=(save,))
+        if is_handed_over:
+            save.full()
+        readers.add(reader, recipe)  # type: ignore[arg-type]
+        assert readers.of(save.full().managed) == [reader]
+        loss.backward()
         session.step()
 
 

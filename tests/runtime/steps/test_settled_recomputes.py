@@ -100,16 +100,20 @@ def test_a_settled_session_reports_what_another_one_does(plan: str, monkeypatch:
         assert session.report() == settled
 
 
-def test_a_recompute_reads_what_the_gate_keeps() -> None:
+@pytest.mark.parametrize("plan", [RECOMPUTES, RECOMPUTES_AND_OFFLOADS], ids=["kept", "moved"])
+def test_a_recompute_reads_what_the_gate_serves(plan: str) -> None:
     """Python notes such a save for recipes, and handles none of them."""
-    with settled_session(RECOMPUTES) as (session, network):
-        network.step()
+    with settled_session(plan) as (session, network):
+        found = network.step()
         events = events_of(session)
-        read = {event.lifetime for event in events if event.kind is EventKind.OPERAND and event.lifetime >= 0}
-        kept = {event.lifetime for event in events if event.kind is EventKind.KEPT}
-        assert read
-        assert read & kept
-        assert all(event.is_read for event in events if event.is_save and event.lifetime in read & kept)
+        read = {event.lifetime for event in events if event.kind is EventKind.OPERAND}
+        served = [event for event in events if event.is_read and event.is_new and event.lifetime in read]
+        assert served
+        assert all((event.moving is not None) is (plan == RECOMPUTES_AND_OFFLOADS) for event in served)
+        assert not any(event.is_for_python for event in served)
+        session.step()
+        assert settling_of(session).is_expected
+    assert_same(found, type(network)())
 
 
 def test_python_is_called_for_moves_of_bytes_that_the_program_did_not_save() -> None:
@@ -123,7 +127,7 @@ def test_python_is_called_for_moves_of_bytes_that_the_program_did_not_save() -> 
 
 
 @contextmanager
-def settled_program(step: Callable[[], object], *, offload_rest: bool = False) -> Iterator[Session]:
+def settled_program(step: Callable[[], object]) -> Iterator[Session]:
     """A session whose steps, which are all alike, are settled."""
     with VirtualMachine("titan-x", fake=False) as machine:
         with vdnn.offload("keep", device=machine, min_bytes=0, measure=True) as session:
@@ -131,7 +135,7 @@ def settled_program(step: Callable[[], object], *, offload_rest: bool = False) -
                 step()
                 session.step()
         assert session.recording is not None
-        plan = recompute_all(session.recording, offload_rest=offload_rest)
+        plan = recompute_all(session.recording, offload_rest=False)
         assert any(one.action is Action.RECOMPUTE for one in plan.lifetimes)
         with vdnn.offload(device=machine, plan=plan, min_bytes=0) as session:
             for _ in range(6):
@@ -180,8 +184,7 @@ def test_what_reads_an_overwritten_save_is_recomputed_before(monkeypatch: pytest
         assert session.counters.recomputes > before
 
 
-@pytest.mark.parametrize("offload_rest", [False, True], ids=["kept", "offloaded"])
-def test_a_save_that_the_gate_serves_and_a_changed_step_overwrites_is_read_before(offload_rest: bool) -> None:
+def test_a_save_that_the_gate_serves_and_a_changed_step_overwrites_is_read_before() -> None:
     """The recipe found a save of the gate. The step differs, and Python has the save when it is overwritten."""
     weight = torch.rand(8, 8, requires_grad=True)
 
@@ -202,13 +205,12 @@ def test_a_save_that_the_gate_serves_and_a_changed_step_overwrites_is_read_befor
     Overwrites.overwrites = True
     try:
         expected, changed = step(), step(is_changed=True)
-        with settled_program(step, offload_rest=offload_rest) as session:
+        with settled_program(step) as session:
             assert torch.equal(step(), expected)
             events = events_of(session)
             read = {event.lifetime for event in events if event.kind is EventKind.OPERAND}
             served = [event for event in events if event.is_read and event.is_new and event.lifetime in read]
             assert served
-            assert offload_rest or not any(event.moving is not None for event in events)
             session.step()
             assert torch.equal(step(is_changed=True), changed)
             session.step()
@@ -217,8 +219,7 @@ def test_a_save_that_the_gate_serves_and_a_changed_step_overwrites_is_read_befor
         Overwrites.overwrites = False
 
 
-@pytest.mark.parametrize("offload_rest", [False, True], ids=["kept", "offloaded"])
-def test_a_write_to_a_save_that_the_gate_serves_and_a_recompute_reads_raises(offload_rest: bool) -> None:
+def test_a_write_to_a_save_that_the_gate_serves_and_a_recompute_reads_raises() -> None:
     weight = torch.rand(8, 8, requires_grad=True)
 
     def step(*, writes: bool = False) -> None:
@@ -232,7 +233,7 @@ def test_a_write_to_a_save_that_the_gate_serves_and_a_recompute_reads_raises(off
                 read[2].mul_(2)
         y.sum().backward()
 
-    with settled_program(step, offload_rest=offload_rest) as session:
+    with settled_program(step) as session:
         with pytest.raises(RuntimeError, match="modified"):
             step(writes=True)
         session.step()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from vdnn._C import KeptSave, LightSave
+from vdnn.runtime.recompute.node_notes import current_form
 from vdnn.runtime.recompute.recipe import Constant, Leaf, Recipe
 from vdnn.runtime.storage.kept import KeptTensor
 from vdnn.runtime.storage.managed_storage import ManagedStorage
@@ -63,11 +64,12 @@ class Readers:
 
 
 def _key_of(given: PackedView | KeptSave | LightSave | KeptTensor | Leaf) -> int:
-    if isinstance(given, PackedView):
-        return id(given.managed)
-    if isinstance(given, LightSave):
-        return id(given.witness)
-    return _key(given if isinstance(given, KeptSave) else given[0])
+    now = current_form(given)  # Python may have the save since the recipe was found, as after a trial
+    if isinstance(now, PackedView):
+        return id(now.managed)
+    if isinstance(now, LightSave):
+        return id(now.witness)
+    return _key(now if isinstance(now, KeptSave) else now[0])
 
 
 def _key(source: ManagedStorage | KeptSave | torch.Tensor) -> int:

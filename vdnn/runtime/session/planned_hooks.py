@@ -115,10 +115,14 @@ class PlannedHooks:
 
     def _noted(self, tensor: torch.Tensor, save: NativeSave | None) -> None:
         """The gate has kept or moved a save that a recipe reads; None for an exempt save."""
-        observe_flags(at_save=True)
-        node = None if save is None else tensor.grad_fn
-        if node is not None and save is not None:
-            note_saved(node, tensor.output_nr, save)
+        try:
+            observe_flags(at_save=True)
+            node = None if save is None else tensor.grad_fn
+            if node is not None and save is not None:
+                note_saved(node, tensor.output_nr, save)
+        except BaseException:
+            _set_grad_mode(True)  # see [Note: Interrupted] in hooks.py
+            raise
 
     # At a save or use that is as planned.
 
@@ -266,5 +270,5 @@ def _has_key(tensor: torch.Tensor, node: torch.autograd.graph.Node | None, key: 
     )
 
 
-for hook in (PlannedHooks._save, PlannedHooks._use, PlannedHooks._moved, PlannedHooks.use_kept):
+for hook in (PlannedHooks._save, PlannedHooks._use, PlannedHooks._moved, PlannedHooks._noted, PlannedHooks.use_kept):
     keep_dynamo_out(hook)

@@ -51,7 +51,7 @@ class Lesson:
         self._is_after_use = False
         self._storages: dict[int, int] = {}  # native addresses -> their first lifetime
         self._are_kept: dict[int, bool] = {}  # by lifetime that has begun: if the plan keeps it
-        self._apart: set[int] = set()  # lifetimes that Python handles, though the plan keeps them
+        self._apart: set[int] = set()  # lifetimes that Python handles, though the gate could
         self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}  # by event
         self._recomputes = RecomputeLesson(step)
         self._not_light: set[int] = set()  # lifetimes that the gate cannot move

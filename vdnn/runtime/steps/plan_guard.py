@@ -131,14 +131,18 @@ class PlanGuard(Guard):
             managed = reference()
             if managed is not None and managed.copy is None and managed.source.storage is not None:
                 return  # its operation is still running
-            self.has_acted = True
-            if lifetime in self._leaving:
-                self._has_left(lifetime)
-            else:
-                del self._offloads[lifetime]
-                self.is_gone(lifetime)
-            if managed is not None:
-                managed.release()
+            self._leaves(lifetime, managed)
+
+    def _leaves(self, lifetime: int, managed: ManagedStorage | None) -> None:
+        """Releases one that was evicted, or that the plan offloads."""
+        self.has_acted = True
+        if lifetime in self._leaving:
+            self._has_left(lifetime)
+        else:
+            del self._offloads[lifetime]
+            self.is_gone(lifetime)
+        if managed is not None:
+            managed.release()
 
     def free_now(self, nbytes: int) -> None:
         for lifetime, reference in [*self._leaving.items(), *self._offloads.items()]:
@@ -147,13 +151,7 @@ class PlanGuard(Guard):
                 return
             if managed is None or managed.copy is None or not managed.can_be_evicted:
                 continue
-            self.has_acted = True
-            if lifetime in self._leaving:
-                self._has_left(lifetime)
-            else:
-                del self._offloads[lifetime]
-                self.is_gone(lifetime)
-            managed.release()
+            self._leaves(lifetime, managed)
             nbytes -= managed.nbytes
         super().free_now(nbytes)
 

@@ -1,6 +1,6 @@
 """The part of a step's lesson that is about recomputes: which saves a recompute reads, and what is encoded where.
 
-A recipe finds what it reads through the nodes of the graph, as packed views. It also has to know the settings of torch
+A recipe finds what it reads through the nodes of the graph. It also has to know the settings of torch
 under which each node ran: from a save of that node, or from the saves before and after it. So Python notes all of
 these saves in a settled step and reads the settings there. A recipe is then as exact as without the gate.
 """

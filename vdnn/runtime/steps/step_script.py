@@ -26,7 +26,7 @@ class EventKind(IntEnum):
     """The event at a position of a step. csrc/hooks/script.h has the same numbers."""
 
     EXEMPT = 0  # a save that is no point: a parameter, a small tensor
-    KEPT = 1  # a save that the plan keeps and nothing depends on
+    KEPT = 1  # a save that the plan keeps
     PLANNED = 2  # any other save
     USE = 3  # of a kept save
     FETCH = 4  # of any other save
@@ -63,7 +63,7 @@ class Event(NamedTuple):
     moving: Moving | None = None  # of a save that the gate moves
     reason: Kept | None = None  # of an exempt save
     encoded: tuple[EncodedSave, ...] = ()  # just before this event
-    is_read: bool = False  # a kept or exempt save that a recipe reads, or whose node's settings it needs
+    is_read: bool = False  # Python notes this save: a recipe reads it, or needs the settings of its node
 
     @property
     def is_save(self) -> bool:
@@ -106,7 +106,7 @@ class Event(NamedTuple):
         empty = empty_of(self.dtype, moving.device)
         size, stride = tuple(key.size), tuple(key.stride)
         target = (size, stride) if moving.is_dense else ((self.storage_bytes // self.dtype.itemsize,), (1,))
-        return self.is_new, moving.is_dense, size, stride, *target, moving.node_type, moving.device, empty, self
+        return self.is_new, size, stride, *target, moving.node_type, moving.device, empty, self
 
     @property
     def saved_in(self) -> type | None:
