@@ -52,6 +52,7 @@ def main() -> None:
             optimizer.zero_grad()
             ranks.step()
     print(f"rank {dist.get_rank()}: loss {loss.item():.6f}\n{ranks.session.report()}")
+    del model  # ahead of its group: the last holder of a group of gloo may wait for ever for the group's threads
     dist.destroy_process_group()
 
 
