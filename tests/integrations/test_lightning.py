@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import vdnn
-from tests.integrations.parallel_training import BATCH, WIDTH, blocks
 from tests.runtime.rigs.side_by_side import same_bits
 from vdnn.errors import CombinationError
 
@@ -25,56 +24,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 
-STEPS = 6
-Values = list[torch.Tensor]
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _imported() -> None:
     """Imports what takes three seconds here, and not in every collection."""
-    global OffloadCallback, Regression, lightning
-    import lightning.pytorch as lightning
-
+    global OffloadCallback, Regression, STEPS, fit_plainly, fit_with, quiet
+    from tests.integrations.lightning_fits import STEPS, Regression, fit_plainly, fit_with, quiet
     from vdnn.integrations.lightning import OffloadCallback
-
-    class Regression(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.model = blocks()
-
-        def training_step(self, x: torch.Tensor, index: int) -> torch.Tensor:
-            loss: torch.Tensor = self.model(x).square().mean()
-            return loss
-
-        validation_step = training_step
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.AdamW(self.parameters(), lr=1e-2)
-
-
-def loader() -> Any:
-    return torch.utils.data.DataLoader(torch.randn(12 * BATCH, WIDTH), batch_size=BATCH)
-
-
-def quiet(folder: Path, **options: Any) -> dict[str, Any]:
-    silent = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    return {**silent, "enable_model_summary": False, "accelerator": "cpu", "default_root_dir": folder, **options}
-
-
-def fit_plainly(module: Any, **options: Any) -> Values:
-    torch.manual_seed(7)
-    trainer = lightning.Trainer(max_steps=STEPS, **options)
-    trainer.fit(module, loader(), loader())
-    return [value.detach().clone() for value in module.state_dict().values()]
-
-
-def fit_with(callback: OffloadCallback, module: Any, **options: Any) -> Values:
-    torch.manual_seed(7)
-    trainer = lightning.Trainer(max_steps=STEPS, **options)
-    trainer.callbacks.append(callback)
-    trainer.fit(module, loader(), loader())
-    return [value.detach().clone() for value in module.state_dict().values()]
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_another_value_than_true_or_false_is_refused() -> None:
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}], ids=str)
 def test_lightning_trains_the_same(given: dict[str, Any], tmp_path: Path, options: dict[str, Any]) -> None:
     pytest.importorskip("lightning.pytorch")
-    from tests.integrations.test_lightning import Regression, fit_plainly, fit_with, quiet
+    from tests.integrations.lightning_fits import Regression, fit_plainly, fit_with, quiet
     from vdnn.integrations.lightning import OffloadCallback
 
     callback = OffloadCallback(**given)
