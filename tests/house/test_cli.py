@@ -149,9 +149,11 @@ def test_an_interrupted_command_says_nothing(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_reader_that_goes_away_is_no_fault() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_a_reader_that_goes_away_is_no_fault(unbuffered: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run([sys.executable, "-m", "vdnn", "report", "--help"], stdout=writing, stderr=subprocess.PIPE)
+    command, environment = [sys.executable, "-m", "vdnn", "report", "--help"], {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env={**os.environ, **environment})
     os.close(writing)
     assert done.stderr == b""

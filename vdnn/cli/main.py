@@ -24,24 +24,25 @@ _BROKEN_PIPE = 141  # the exit code that a shell reports for a program whose rea
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code. `arguments` defaults to those of the process."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.command is None:
-        parser.print_help(sys.stderr)
-        return 2
     try:
-        code = _run(options)
-        sys.stdout.flush()
+        try:
+            return _parsed_and_run(arguments)
+        finally:
+            sys.stdout.flush()  # also behind --help, which ends by an exception
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `vdnn doctor | head -1`
         # Python flushes stdout again at exit, which would print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
-    return code
 
 
-def _run(options: argparse.Namespace) -> int:
+def _parsed_and_run(arguments: Sequence[str] | None) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help(sys.stderr)
+        return 2
     if options.command == "plan":
         return run_plan_command(options)
     if options.command == "advise":
