@@ -80,7 +80,14 @@ def _pointwise(world: World, name: str) -> Callable[[Tensor], Tensor]:
 def _in_place(world: World, name: str) -> Callable[[Tensor], Tensor]:
     """Writes to an intermediate result, never to an input or a parameter."""
     apply = _IN_PLACE[name]
-    return lambda x: apply(x) if x.grad_fn is not None else apply(x * 1)
+
+    def applied(x: Tensor) -> Tensor:
+        if x.grad_fn is None:
+            return apply(x * 1)
+        world.note_write_to_value(x)
+        return apply(x)
+
+    return applied
 
 
 @operation("binary", arity=2, weight=4, draw=_one_of(_BINARY))

@@ -43,6 +43,7 @@ class Outcome(NamedTuple):
     state: Trace  # the state after the step
     unseen_writes: int  # counted up to the end of the step
     late_writes: int
+    writes_without_graph: int
     is_planned: bool
 
 
@@ -70,7 +71,8 @@ def outcome_of(world: World, step: int, enter: Enter = contextlib.nullcontext) -
         error.__context__ = error.__cause__ = None
     results, world.trace = world.trace, []
     world.note_state()
-    return Outcome(error, results, world.trace, world.unseen_writes, world.late_writes, is_planned(world.program.mode))
+    writes = world.unseen_writes, world.late_writes, world.writes_without_graph
+    return Outcome(error, results, world.trace, *writes, is_planned(world.program.mode))
 
 
 def plain_outcomes(program: Program) -> list[Outcome]:
@@ -217,10 +219,14 @@ def may_refuse(error: BaseException, plain: Outcome) -> bool:
 
     1. RecomputeError, OperandModifiedError, or the message that a parameter has other memory, if this or an earlier
        step wrote in a way that no version counter shows (writes.INVISIBLE);
-    2. these, or autograd's error about a write, if there is a plan and a statement first wrote after the recorded step.
+    2. RecomputeError, if it wrote to a result in a way that the result's graph does not show. Such a write may leave
+       the bits of what follows as they are for some steps, as log_softmax hardly changes with a shift;
+    3. these, or autograd's error about a write, if there is a plan and a statement first wrote after the recorded step.
     """
     is_ours = isinstance(error, RecomputeError | OperandModifiedError) or _OTHER_MEMORY in str(error)
     if is_ours and plain.unseen_writes:
+        return True
+    if isinstance(error, RecomputeError) and plain.writes_without_graph:
         return True
     return plain.is_planned and plain.late_writes > 0 and (is_ours or says_modified(error))
 

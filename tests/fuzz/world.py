@@ -47,6 +47,7 @@ class World:
         self.trace: list[tuple[str, bytes | None]] = []
         self.hooks_raise = True
         self.unseen_writes = 0  # writes so far that no version counter shows
+        self.writes_without_graph = 0  # writes so far to results that have a graph, which does not show them
         self.late_writes = 0  # writes by statements that first wrote when a plan had been made
         self._first_writes: dict[int, int] = {}  # the step of each statement's first write
         self._last_uses = _last_uses(program)
@@ -117,6 +118,10 @@ class World:
         first = self._first_writes.setdefault(id(statement), self.step)
         self.unseen_writes += not is_seen
         self.late_writes += first >= LATE
+
+    def note_write_to_value(self, value: torch.Tensor) -> None:
+        """Counts a write that is about to be made to a value, if its graph will not show it."""
+        self.writes_without_graph += value.grad_fn is not None and not torch.is_grad_enabled()
 
     def note_gradients(self) -> None:
         for part in self.parameters:

@@ -35,6 +35,8 @@ def _write_value(world: World, one: Statement) -> Run:
         if how in INVISIBLE:
             world.held.append(x)
         _note(world, one, how)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and how == "add_"):
+            world.note_write_to_value(x)
         write(x, how, world.step)
 
     return run

@@ -84,7 +84,7 @@ def compared(step: int, plain: StepOutcome, ours: StepOutcome, program: Program,
         return Verdict(kind, step, f"plain {message_of(plain.error)}, ours {message_of(ours.error)}")
     if plain.error is not None and ours.error is None and not _is_torchs_own(plain.error):
         return Verdict(Kind.DIFFERENT, step, f"ours has no error, plain {message_of(plain.error)}")
-    found = _difference(plain.trace, ours.trace, is_cut=plain.error is not None)
+    found = _difference(*_ordered(program, plain.trace, ours.trace), is_cut=plain.error is not None)
     if found is None:
         return Verdict(Kind.SAME)
     return Verdict(Kind.DIFFERENT, step, found)
@@ -118,6 +118,26 @@ def _may_refuse(error: BaseException, program: Program, training: Training) -> b
     if isinstance(error, RecomputeError | OperandModifiedError) and training.unseen_writes:
         return True
     return may_refuse(error, program.listing())
+
+
+def _ordered(program: Program, *traces: Trace) -> tuple[Trace, ...]:
+    """The traces, with the results of neighboring hooks in one order if forwards ran on other threads. Autograd orders
+    the nodes of a backward by numbers that each thread counts for itself, and a session makes nodes as well."""
+    if "'thread')" not in program.listing():
+        return traces
+    return tuple(_with_sorted_hooks(trace) for trace in traces)
+
+
+def _with_sorted_hooks(trace: Trace) -> Trace:
+    found: Trace = []
+    hooks: Trace = []
+    for one in trace:
+        if "hook" in one[0]:
+            hooks.append(one)
+        else:
+            found += [*sorted(hooks, key=repr), one]
+            hooks = []
+    return found + sorted(hooks, key=repr)
 
 
 def _difference(plain: Trace, ours: Trace, *, is_cut: bool) -> str | None:
