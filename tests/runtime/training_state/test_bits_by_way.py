@@ -21,17 +21,10 @@ from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, same, train
 from tests.runtime.training_state.parameters.frozen_loops import LOOPS as PROGRAMS
 from tests.runtime.training_state.parameters.frozen_loops import MODELS, made
 from tests.runtime.training_state.parameters.frozen_loops import train as run_program
-from tests.runtime.training_state.test_every_way import WAYS as ON_THE_DEVICE
+from tests.runtime.training_state.ways import options_of, ways
 from vdnn import _C
 from vdnn.runtime.training_state import host_step
 from vdnn.runtime.training_state.optimizer_state import state_of
-
-WAYS: dict[str, dict[str, Any]] = {
-    **ON_THE_DEVICE,
-    "on the cpu": {"optimizer_on": "cpu"},
-    "all, on the cpu": {"parameters": "all", "optimizer_on": "cpu"},
-}
-ways = pytest.mark.parametrize("way", WAYS)
 
 
 @pytest.fixture
@@ -42,10 +35,6 @@ def same_form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 pytestmark = pytest.mark.usefixtures("same_form")
-
-
-def options_of(way: str, model: nn.Module) -> dict[str, Any]:
-    return {**WAYS[way], **({"model": model} if "parameters" in WAYS[way] else {})}
 
 
 @contextlib.contextmanager

@@ -12,29 +12,22 @@ import pytest
 import torch
 
 from tests.conftest import open_fake_device
+from tests.drawn import quick_and_full
 from tests.fake_driver.control import LIVE_KINDS, FakeDriver
 from tests.runtime.training_state.conftest import Manage, open_session
 from tests.runtime.training_state.loops import OPTIMIZERS, Training, begin, same
 from tests.runtime.training_state.test_lives import one_step, outcome
+from tests.runtime.training_state.ways import options_for, ways
 from vdnn.runtime.session.session import Session
+from vdnn.runtime.training_state import host_step
 
 ADAMW = OPTIMIZERS["adamw"]
-WAYS: dict[str, dict[str, Any]] = {
-    "state": {},
-    "gradients": {"gradients": True},
-    "frozen": {"parameters": "frozen"},
-    "all": {"parameters": "all"},
-    "deferred": {"optimizer_step": "deferred"},
-    "deferred, frozen": {"optimizer_step": "deferred", "parameters": "frozen"},
-    "deferred, gradients": {"optimizer_step": "deferred", "gradients": True},
-}
-ways = pytest.mark.parametrize("way", WAYS)
 
 
-def options_for(way: str, training: Training) -> dict[str, Any]:
-    if "frozen" in way:
-        training.model.get_parameter("between.weight").requires_grad_(False)
-    return {**WAYS[way], **({"model": training.model} if "parameters" in WAYS[way] else {})}
+@pytest.fixture(autouse=True)
+def one_form_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU torch's fused form would have other bits."""
+    monkeypatch.setattr(host_step, "_FUSED_ON_THE_CPU", ())
 
 
 @ways
@@ -100,9 +93,10 @@ def holdings(driver: FakeDriver, session: Session) -> dict[str, int]:
     }
 
 
-@pytest.mark.full
+@pytest.mark.slow
+@quick_and_full("steps", 150, 1000)
 @ways
-def test_a_thousand_steps_hold_what_ten_do(way: str, fake_driver: FakeDriver) -> None:
+def test_many_steps_hold_what_ten_do(way: str, steps: int, fake_driver: FakeDriver) -> None:
     training = begin(ADAMW)
     device = open_fake_device(fake_driver)
     session = open_session(device, training.optimizer, policy="keep", **options_for(way, training))
@@ -111,10 +105,10 @@ def test_a_thousand_steps_hold_what_ten_do(way: str, fake_driver: FakeDriver) ->
             one_step(training)
         training.found.clear()
         before, objects = holdings(fake_driver, session), len(gc.get_objects())
-        for step in range(1000):
+        for step in range(steps):
             one_step(training)
             training.found.clear()
-            if step % 100 == 99:
+            if step % 50 == 49:
                 assert holdings(fake_driver, session) == before, f"step {step}"
         assert len(gc.get_objects()) - objects < 100
     device.close()

@@ -8,7 +8,6 @@ PyTorch, and what could not leave is still on the device.
 from __future__ import annotations
 
 import contextlib
-import copy
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 
 from tests.conftest import open_fake_device
 from tests.fake_driver.control import FakeDriver
-from tests.runtime.training_state.conftest import Manage, on_host, open_session, reach_fault
+from tests.runtime.training_state.conftest import Manage, on_host, open_session
 from tests.runtime.training_state.loops import OPTIMIZERS, Training, begin, same
 from tests.runtime.training_state.test_lives import expected, one_step, outcome, state_bytes
 from vdnn.errors import DeviceLostError, VdnnError
@@ -43,57 +42,6 @@ def on_the_fake_driver(driver: FakeDriver, training: Training) -> Iterator[Sessi
 def step_only(training: Training) -> None:
     training.optimizer.step()
     training.optimizer.zero_grad()
-
-
-def calls_of_a_step(driver: FakeDriver) -> list[str]:
-    """The driver calls of the second step, from first to last."""
-    training = begin(ADAMW)
-    with on_the_fake_driver(driver, training):
-        one_step(training)
-        training.loss().backward()
-        before = driver.call_count
-        step_only(training)
-        return driver.calls()[before:]
-
-
-@pytest.mark.slow
-@pytest.mark.drawn(of=4)
-@pytest.mark.parametrize("part", range(4))
-def test_each_call_of_a_step_refused_in_turn_changes_no_bit(part: int, fake_driver: FakeDriver) -> None:
-    calls = calls_of_a_step(fake_driver)
-    wanted = expected(3)
-    assert sum("Memcpy" in call for call in calls) == 40  # 10 parameters, 2 tensors each, both ways
-    for nth in range(1 + part, len(calls) + 1, 4):
-        training = begin(ADAMW)
-        with on_the_fake_driver(fake_driver, training):
-            one_step(training)
-            training.loss().backward()
-            fake_driver.fail_nth(nth, INVALID_VALUE)
-            step_only(training)
-            reach_fault(fake_driver, nth, calls)
-            one_step(training)
-            assert same(outcome(training), wanted), (nth, calls[nth - 1])
-        assert same(outcome(training), wanted), (nth, calls[nth - 1])
-
-
-def test_each_host_allocation_refused_in_turn_leaves_its_state_on_the_device(fake_driver: FakeDriver) -> None:
-    wanted = expected(2)
-    refused = 0
-    for nth in range(1, 100):
-        training = begin(ADAMW)
-        with on_the_fake_driver(fake_driver, training) as session:
-            fake_driver.fail_call("cuMemHostRegister", nth, OUT_OF_MEMORY)
-            one_step(training)
-            one_step(training)
-            pending = fake_driver.faults_pending
-            assert same(outcome(training), wanted), nth
-            assert on_host(training.optimizer) <= state_bytes(training)
-            assert session.report()
-        fake_driver.reset()
-        if pending:
-            break
-        refused += 1
-    assert refused >= 1
 
 
 def test_without_room_for_two_slices_one_comes_after_the_other_has_left(
@@ -143,72 +91,6 @@ def test_a_lost_device_is_said_to_have_lost_the_step(fake_driver: FakeDriver) ->
     fake_driver.reset()
 
 
-class Failing(torch.optim.AdamW):
-    """Raises in the slice that has one parameter."""
-
-    victim: torch.Tensor | None = None
-    error: BaseException | None = None
-
-    def step(self, closure: Any = None) -> Any:
-        if any(one is Failing.victim for group in self.param_groups for one in group["params"]):
-            assert Failing.error is not None
-            raise Failing.error
-        return super().step(closure)
-
-
-@pytest.fixture
-def failing() -> Iterator[Training]:
-    yield begin(lambda parameters: Failing(parameters, lr=1e-2, foreach=False))
-    Failing.victim = None
-
-
-def test_an_exception_in_a_later_slice_names_what_to_load(failing: Training, manage: Manage) -> None:
-    with manage(failing.optimizer):
-        one_step(failing)
-        failing.loss().backward()
-        Failing.victim, Failing.error = failing.model.last.weight, ArithmeticError("no")  # type: ignore[assignment]
-        said = r"the step of Failing stopped after \d of 10 parameters: no. Model and optimizer are between two steps"
-        with pytest.raises(VdnnError, match=said) as raised:
-            failing.optimizer.step()
-        assert isinstance(raised.value.__cause__, ArithmeticError)
-        assert [len(group["params"]) for group in failing.optimizer.param_groups] == [10]
-        assert on_host(failing.optimizer) == state_bytes(failing)
-
-
-def test_after_it_a_loaded_checkpoint_goes_on(failing: Training, manage: Manage) -> None:
-    with manage(failing.optimizer):
-        one_step(failing)
-        failing.loss().backward()
-        Failing.victim, Failing.error = failing.model.last.weight, ArithmeticError("no")  # type: ignore[assignment]
-        with pytest.raises(VdnnError, match="load both"):
-            failing.optimizer.step()
-        Failing.victim = None
-        good = begin(ADAMW)
-        one_step(good)
-        failing.model.load_state_dict(good.model.state_dict())
-        failing.optimizer.load_state_dict(copy.deepcopy(good.optimizer.state_dict()))
-        failing.optimizer.zero_grad()
-        good.batches = begin(ADAMW).batches
-        failing.batches = begin(ADAMW).batches
-        for _ in range(3):
-            one_step(good)
-            one_step(failing)
-        parameters = zip(good.model.parameters(), failing.model.parameters(), strict=True)
-        assert all(torch.equal(one, other) for one, other in parameters)
-
-
-def test_an_exception_in_a_closure_is_the_programs_own_and_changes_nothing(manage: Manage) -> None:
-    training = begin(ADAMW)
-    with manage(training.optimizer):
-        one_step(training)
-        before = outcome(training)
-        with pytest.raises(ArithmeticError):
-            training.optimizer.step(lambda: 1 / 0)
-        assert same(before, outcome(training))
-        one_step(training)
-        assert same(outcome(training), expected(2))
-
-
 class Interrupted(torch.optim.AdamW):
     """Receives SIGINT in each step of a slice, while `armed`."""
 
@@ -227,23 +109,6 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_in_the_middle_of_a_step_waits_for_its_end(manage: Manage) -> None:
-    training = begin(lambda parameters: Interrupted(parameters, lr=1e-2, foreach=False))
-    handler = signal.getsignal(signal.SIGINT)
-    with manage(training.optimizer):
-        one_step(training)
-        training.loss().backward()
-        Interrupted.armed = 1
-        with pytest.raises(KeyboardInterrupt):
-            training.optimizer.step()
-        training.optimizer.zero_grad()
-        assert signal.getsignal(signal.SIGINT) is handler
-        assert same(outcome(training), expected(2))
-        one_step(training)
-        assert same(outcome(training), expected(3))
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -17,7 +17,7 @@ from torch import nn
 
 import vdnn
 from tests.runtime.training_state.conftest import Manage
-from tests.runtime.training_state.loops import LOOPS, OPTIMIZERS, Net, Training, begin, same, train
+from tests.runtime.training_state.loops import OPTIMIZERS, Net, Training, begin, same
 from vdnn.runtime.torch_internals.gradient_reads import native_gradient
 from vdnn.runtime.training_state.host_tensor import HostTensor
 from vdnn.runtime.training_state.optimizer_state import state_of
@@ -184,42 +184,6 @@ def test_a_write_that_counts_no_version_is_not_lost(manage: Manage) -> None:
         assert same(expected, run(training))
 
 
-def test_an_exception_in_backward_or_in_the_step_leaves_gradients_as_plain_training_does(manage: Manage) -> None:
-    def run(training: Training) -> list[Any]:
-        weight = training.model.get_parameter("inner.weight")
-        backward(training)
-
-        def fails(gradient: torch.Tensor) -> None:
-            raise KeyboardInterrupt
-
-        handle = weight.register_hook(fails)
-        with pytest.raises(KeyboardInterrupt):
-            backward(training)
-        handle.remove()
-        found = [one.clone() for one in gradients_of(training)]
-        weight.grad = None
-        with pytest.raises(ZeroDivisionError):
-            training.optimizer.step(lambda: 1 // 0)  # type: ignore[arg-type,return-value]
-        return [*found, *(one for one in gradients_of(training) if one is not None)]
-
-    expected, training = run(begin(ADAMW)), begin(ADAMW)
-    with manage(training.optimizer, gradients=True):
-        assert same(expected, run(training))
-
-
-def test_refused_copies_keep_gradients_on_the_device(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = train(ADAMW, LOOPS["accumulation"])
-    leave = StateCopies.leave
-    calls = []
-
-    def refusing(self: StateCopies, tensors: list[torch.Tensor], hosts: list[HostTensor]) -> bool:
-        calls.append(0)
-        return len(calls) % 3 != 0 and leave(self, tensors, hosts)
-
-    monkeypatch.setattr(StateCopies, "leave", refusing)
-    assert same(expected, train(ADAMW, LOOPS["accumulation"], partial(manage, gradients=True)))
-
-
 def test_a_failed_fetch_loses_nothing(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, training = begin(ADAMW), begin(ADAMW)
     backward(plain)
@@ -230,21 +194,6 @@ def test_a_failed_fetch_loses_nothing(manage: Manage, monkeypatch: pytest.Monkey
             with pytest.raises(torch.OutOfMemoryError):
                 gradients_of(training)
         assert same(gradients_of(plain), gradients_of(training))
-
-
-@pytest.mark.slow
-def test_300_steps_hold_no_more_than_three(manage: Manage) -> None:
-    training, counts = begin(ADAMW), []
-    with manage(training.optimizer, gradients=True) as session:
-        for step in range(300):
-            for _ in range(2):
-                backward(training)
-            training.optimizer.step()
-            training.optimizer.zero_grad()
-            training.found.clear()
-            if step in (2, 299):
-                counts.append((session.host_bytes, state_of(training.optimizer).gradients.host_bytes))
-    assert counts[0] == counts[1] == (counts[0][0], 0)
 
 
 def test_bad_input() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import io
 import weakref
 from typing import Any
 
@@ -117,34 +116,6 @@ def test_state_that_was_there_before_leaves_at_the_entry(manage: Manage) -> None
         assert on_host(training.optimizer) == state_bytes(training)
         one_step(training)
     assert same(outcome(training), expected(2))
-
-
-def test_a_state_saved_inside_goes_on_in_plain_pytorch_and_back(manage: Manage) -> None:
-    training = begin(ADAMW)
-    saved = io.BytesIO()
-    with manage(training.optimizer):
-        for _ in range(3):
-            one_step(training)
-        torch.save([training.model.state_dict(), training.optimizer.state_dict()], saved)
-    plain = begin(ADAMW)
-    saved.seek(0)
-    weights, state = torch.load(saved)
-    plain.model.load_state_dict(weights)
-    plain.optimizer.load_state_dict(state)
-    plain.batches = training.batches
-    for _ in range(3):
-        one_step(plain)
-    back = begin(ADAMW)
-    back.batches = training.batches
-    with manage(back.optimizer):
-        back.model.load_state_dict(plain.model.state_dict())
-        back.optimizer.load_state_dict(copy.deepcopy(plain.optimizer.state_dict()))
-        back.model(torch.zeros(1, 8))  # the copy is gone
-        assert on_host(back.optimizer) == state_bytes(back)
-        for _ in range(3):
-            one_step(back)
-        back.found = [*training.found, *plain.found, *back.found]
-        assert same(outcome(back), expected(9))
 
 
 def test_loading_brings_one_slice_at_a_time_to_the_device_and_calls_hooks_once(
@@ -348,24 +319,6 @@ def test_an_optimizer_that_is_gone_leaves_nothing(device: _C.Device) -> None:
         assert transport.state_bytes == transport.pool.stats.live_bytes == 0
         assert "0 B on the host" in session.report()
     session.close()
-
-
-@pytest.mark.slow
-def test_a_thousand_steps_do_not_grow(manage: Manage) -> None:
-    training = begin(ADAMW)
-    with manage(training.optimizer) as session:
-        for _ in range(10):
-            one_step(training)
-        gc.collect()
-        pool = session._engine.transports.opened()[0].pool
-        pinned, objects = pool.stats.pinned_bytes, len(gc.get_objects())
-        for _ in range(1000):
-            one_step(training)
-            training.found.clear()
-        gc.collect()
-        assert pool.stats.pinned_bytes == pinned
-        assert len(gc.get_objects()) - objects < 100
-        assert on_host(training.optimizer) == state_bytes(training)
 
 
 def test_the_report_says_where_the_state_is(manage: Manage) -> None:

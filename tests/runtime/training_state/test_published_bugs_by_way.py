@@ -19,8 +19,9 @@ from torch import nn
 from tests.runtime.training_state.conftest import Manage
 from tests.runtime.training_state.loops import OPTIMIZERS, SignOfMomentum, begin, same
 from tests.runtime.training_state.parameters.frozen_loops import MODELS, WIDTH, LowRank
-from tests.runtime.training_state.test_every_way import WAYS, ways
 from tests.runtime.training_state.test_lives import one_step, outcome
+from tests.runtime.training_state.ways import ON_THE_DEVICE, WAYS, options_of
+from tests.runtime.training_state.ways import ways_on_the_device as ways
 from vdnn.runtime.training_state.optimizer_state import state_of
 
 ADAMW = OPTIMIZERS["adamw"]
@@ -32,8 +33,7 @@ def plain(optimizer: Any, model: nn.Module) -> contextlib.AbstractContextManager
 
 
 def managed_in(way: str, manage: Manage, optimizer: Any, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    given = {"model": model} if "parameters" in WAYS[way] else {}
-    return manage(optimizer, **WAYS[way], **given)
+    return manage(optimizer, **options_of(way, model))
 
 
 def check_same(run: Callable[[Run], Any], way: str, manage: Manage) -> None:
@@ -103,7 +103,7 @@ def test_gradients_of_micro_batches_are_summed_and_then_clipped_axolotl_1448(way
     check_same(run, way, manage)
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if "gradients" in way])
+@pytest.mark.parametrize("way", [way for way in ON_THE_DEVICE if "gradients" in way])
 def test_a_gradient_that_was_consumed_leaves_the_host_prime_rl_3522(way: str, manage: Manage) -> None:
     """All gradients stayed in memory of the host after the optimizer had consumed them, beside parameters and state."""
     training = begin(ADAMW)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +15,8 @@ import torch
 from torch import nn
 
 import vdnn
-from tests.conftest import open_fake_device
-from tests.fake_driver.control import FakeDriver
-from tests.runtime.training_state.conftest import Manage, on_host, open_session, reach_fault
-from tests.runtime.training_state.loops import OPTIMIZERS, SignOfMomentum, begin, same
-from tests.runtime.training_state.test_faults import INVALID_VALUE
+from tests.runtime.training_state.conftest import Manage, on_host
+from tests.runtime.training_state.loops import OPTIMIZERS, begin, same
 from tests.runtime.training_state.test_lives import expected, one_step, outcome, state_bytes
 from vdnn.errors import VdnnError
 from vdnn.runtime.training_state import host_step
@@ -188,35 +184,7 @@ def test_a_parameter_that_a_graph_saved_counts_as_modified(manage_on_cpu: Manage
             late.backward()
 
 
-@pytest.mark.slow
-def test_many_steps_do_not_grow(manage_on_cpu: Manage) -> None:
-    training = begin(ADAMW)
-    with manage_on_cpu(training.optimizer) as session:
-        counts = []
-        for _ in range(2):
-            for _ in range(200):
-                one_step(training)
-                training.found.clear()
-            gc.collect()
-            pool = session._engine.transports.opened()[0].pool
-            counts.append((pool.stats.pinned_bytes, len(gc.get_objects())))
-        assert counts[1][0] == counts[0][0]
-        assert counts[1][1] - counts[0][1] < 50
-
-
 # Faults.
-
-
-def test_an_error_in_the_middle_says_what_is_lost(manage_on_cpu: Manage) -> None:
-    training = begin(lambda parameters: SignOfMomentum(parameters))
-    with manage_on_cpu(training.optimizer):
-        one_step(training)
-        training.loss().backward()
-        training.optimizer.state[training.model.head.weight]["mean"] = torch.zeros(3)  # type: ignore[index]
-        with pytest.raises(VdnnError, match=r"stopped after \d+ of 10 parameters: .* load both from"):
-            training.optimizer.step()
-        assert [len(group["params"]) for group in training.optimizer.param_groups] == [10]
-        assert {id(one) for one in training.optimizer.state} == {id(one) for one in training.model.parameters()}
 
 
 @pytest.mark.parametrize("host_budget", [4096, 8192])
@@ -230,36 +198,6 @@ def test_without_host_memory_to_pin_torch_copies(
         for _ in range(3):
             one_step(training)
     assert same(outcome(training), expected(3))
-
-
-@pytest.mark.slow
-@pytest.mark.drawn(of=4)
-@pytest.mark.parametrize("part", range(4))
-def test_each_call_of_a_step_refused_in_turn_changes_no_bit(
-    part: int, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host_step, "_FUSED_ON_THE_CPU", ())
-    wanted = expected(3)
-    calls: list[str] = []
-    refused = 0
-    while not calls or refused <= len(calls):
-        training = begin(ADAMW)
-        device = open_fake_device(fake_driver)
-        with contextlib.closing(open_session(device, training.optimizer, optimizer_on="cpu")) as session, session:
-            one_step(training)
-            training.loss().backward()
-            before = fake_driver.call_count
-            if refused:
-                fake_driver.fail_nth(refused, INVALID_VALUE)
-            training.optimizer.step()
-            training.optimizer.zero_grad()
-            calls = calls or fake_driver.calls()[before:]
-            reach_fault(fake_driver, refused, calls)
-            one_step(training)
-            assert same(outcome(training), wanted), (refused, calls[refused - 1])
-        device.close()
-        refused += 4 if refused else 1 + part
-    assert sum("Memcpy" in call for call in calls) == 30  # parameters and gradients out, parameters in
 
 
 # Bad input.

@@ -13,7 +13,8 @@ from torch import nn
 import vdnn
 from tests.runtime.training_state.conftest import Manage, open_session
 from tests.runtime.training_state.loops import Training
-from tests.runtime.training_state.programs import WAYS, check, every_way
+from tests.runtime.training_state.programs import check, every_way
+from tests.runtime.training_state.ways import WAYS
 from vdnn import _C
 
 # A value for `parameter.grad` that torch refuses.
@@ -110,7 +111,7 @@ class Negated(torch.autograd.Function):
         return whole.conj().imag
 
 
-@pytest.mark.parametrize("way", ["gradients", "deferred", "deferred-gradients", None])
+@pytest.mark.parametrize("way", ["gradients", "deferred", "deferred, gradients", None])
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("function", [Conjugated, Negated], ids=lambda function: function.__name__)
@@ -169,7 +170,7 @@ def test_sparse_gradients_and_a_step_on_the_cpu_are_refused_in_one_sentence_befo
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-@pytest.mark.parametrize("way", ["gradients", "deferred", "deferred-gradients"])
+@pytest.mark.parametrize("way", ["gradients", "deferred", "deferred, gradients"])
 def test_sparse_gradients_sum_and_step_as_in_plain_pytorch(way: str, manage: Manage) -> None:
     def train(inside: Any) -> list[torch.Tensor]:
         torch.manual_seed(2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import signal
 from pathlib import Path
@@ -17,7 +16,7 @@ from tests.conftest import open_fake_device
 from tests.fake_driver.control import FakeDriver
 from tests.runtime.training_state.parameters.frozen_loops import frozen_away, made, same, train
 from vdnn import _C
-from vdnn.errors import DriverError, VdnnError
+from vdnn.errors import VdnnError
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.training_state.parameters.managed_parameters import ManagedParameters
 
@@ -204,41 +203,6 @@ def test_a_reader_outside_of_its_module_is_said(device: _C.Device) -> None:
         assert torch.overrides._get_current_function_mode() is None  # it is known by now
 
 
-@pytest.mark.parametrize("error", [ArithmeticError, KeyboardInterrupt])
-@pytest.mark.parametrize("when", ["forward", "backward"])
-def test_after_an_exception_the_training_goes_on(device: _C.Device, error: type[BaseException], when: str) -> None:
-    def broken(*_: object) -> None:
-        raise error
-
-    expected = train(made("low-rank"), "plain", steps=4)
-    model = made("low-rank")
-    values = values_of(model)
-    with frozen_away(device, model):
-        hook = (
-            model[2].register_forward_pre_hook(broken)  # type: ignore[index]
-            if when == "forward"
-            else model[2].register_full_backward_hook(broken)  # type: ignore[index]
-        )
-        with pytest.raises(error):
-            model(torch.randn(6, 16)).sum().backward()
-        hook.remove()
-        model.zero_grad()
-        assert same(values, values_of(model))
-        assert same(expected, train(model, "plain", steps=4))
-    assert torch.overrides._get_current_function_mode() is None
-
-
-def test_an_exception_that_leaves_the_session_leaves_the_model_as_before(device: _C.Device) -> None:
-    model = made("low-rank")
-    values = values_of(model)
-    with contextlib.suppress(ArithmeticError), frozen_away(device, model):
-        model(torch.randn(6, 16))
-        raise ArithmeticError
-    assert same(values, values_of(model))
-    assert torch.overrides._get_current_function_mode() is None
-    assert same(train(made("low-rank"), "plain", steps=2), train(model, "plain", steps=2))
-
-
 def test_ctrl_c_while_parameters_leave_waits_until_all_have(device: _C.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     take = ManagedParameters._take_one_out
 
@@ -259,37 +223,6 @@ def test_ctrl_c_while_parameters_leave_waits_until_all_have(device: _C.Device, m
     assert same(values, values_of(model))
 
 
-@pytest.mark.slow
-@pytest.mark.drawn(of=3)
-@pytest.mark.parametrize("part", range(3))
-def test_each_call_of_a_session_refused_in_turn_changes_no_bit(part: int, fake_driver: FakeDriver) -> None:
-    expected = train(made("twice"), "plain", steps=2)
-
-    def run(fault: int | None) -> list[str]:
-        device, model = open_fake_device(fake_driver), made("twice")
-        options: dict[str, Any] = {"min_bytes": 0, "model": model, "parameters": "frozen"}
-        with contextlib.closing(vdnn.offload("keep", device=device, **options)) as session:
-            session._engine.transport_for(torch.device("cpu"))
-            before = fake_driver.call_count
-            if fault is not None:
-                fake_driver.fail_nth(fault, INVALID_VALUE)
-            with session:
-                assert same(expected, train(model, "plain", steps=2)), fault
-            assert same(expected[-len(values_of(model)) :], values_of(model)), fault
-            calls = fake_driver.calls()[before:]
-            while fake_driver.faults_pending:  # this run made fewer calls
-                with contextlib.suppress(DriverError):
-                    device.synchronize(device.record(device.adopt_stream(0)))
-        device.close()
-        return calls
-
-    calls = run(None)
-    refused = [nth for nth, call in enumerate(calls, 1) if not call.startswith("cuCtx")]  # those belong to the core
-    assert sum("Memcpy" in calls[nth - 1] for nth in refused) == 3 + 2 * (3 + 2) + 3  # out, forward and backward, back
-    for nth in refused[part::3]:
-        run(nth)
-
-
 def test_each_host_allocation_refused_in_turn_leaves_parameters_on_the_device(fake_driver: FakeDriver) -> None:
     expected = train(made("low-rank"), "plain", steps=2)
     for nth in range(1, 4):
@@ -300,16 +233,3 @@ def test_each_host_allocation_refused_in_turn_leaves_parameters_on_the_device(fa
             assert (pinned(session)[0] < frozen_bytes(model)) == ("memory of the host was refused" in session.report())
         fake_driver.reset()
         device.close()
-
-
-@pytest.mark.slow
-def test_many_steps_do_not_grow(device: _C.Device) -> None:
-    model = made("low-rank")
-    with frozen_away(device, model) as session:
-        train(model, "plain", steps=20)
-        gc.collect()
-        objects, pinned_bytes = len(gc.get_objects()), session.host_bytes
-        train(model, "plain", steps=200)
-        gc.collect()
-        assert len(gc.get_objects()) - objects < 50
-        assert session.host_bytes == pinned_bytes
