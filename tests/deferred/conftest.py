@@ -21,12 +21,12 @@ seed_only_what_is_there()
 
 
 # Matrices of models, optimizers and loops, of which one mode each is enough here.
-DRAWN = {Path(__file__).parent / name for name in ("test_parameters.py", "test_optimizer_state.py")}
+DRAWN = Path(__file__).with_name("test_training_state.py")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    draw_one([item for item in items if item.path in DRAWN], {"mode": {mode: mode.name.lower() for mode in Mode}})
+    draw_one([item for item in items if item.path == DRAWN], {"mode": {mode: mode.name.lower() for mode in Mode}})
 
 
 @pytest.fixture(params=list(Mode), ids=[mode.name.lower() for mode in Mode])
