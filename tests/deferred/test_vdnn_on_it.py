@@ -5,11 +5,10 @@ No access is unordered, and nothing is left allocated. Each test runs for as man
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
-from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from torch import nn
 import vdnn
 from tests.deferred.models import MODELS, on_the_accelerator, step_of, vectors
 from tests.runtime.rigs.limits import grouped
+from tests.runtime.rigs.lives import LIVES
 from tests.runtime.rigs.networks import conv_chain, images, perceptron, small_resnet
 from tests.runtime.rigs.side_by_side import alive, differences, outcome
 from tests.runtime.rigs.virtual_training import train as train_virtually
@@ -114,131 +114,12 @@ def test_a_topology_is_the_same_as_without(name: str, mode: Mode) -> None:
     assert_same_on_it(mode, [make()], [make_input()], step_of)
 
 
-# Lifetimes of graphs.
-
-
-def backward_twice(model: nn.Module, x: torch.Tensor) -> Step:
-    def step() -> torch.Tensor:
-        loss: torch.Tensor = model(x).square().sum()
-        loss.backward(retain_graph=True)
-        loss.backward()
-        return loss
-
-    return step
-
-
-def dead_branch(model: nn.Module, x: torch.Tensor) -> Step:
-    def step() -> list[torch.Tensor]:
-        hidden = model[:2](x)
-        aside = model[2:](hidden.exp()).square().sum()
-        loss = model[2:](hidden).square().sum()
-        loss.backward()
-        return [loss, aside]
-
-    return step
-
-
-def two_forwards_then_two_backwards(model: nn.Module, x: torch.Tensor) -> Step:
-    def step() -> list[torch.Tensor]:
-        losses = [model(batch).square().sum() for batch in (x, x * 2)]
-        for loss in losses:
-            loss.backward()
-        return losses
-
-    return step
-
-
-def one_forward_one_backward(model: nn.Module, x: torch.Tensor) -> Step:
-    def step() -> list[torch.Tensor]:
-        waiting: deque[torch.Tensor] = deque()
-        done = []
-        for number in range(7):
-            waiting.append(model(x + number).square().sum())
-            if len(waiting) == 4:
-                done.append(waiting.popleft())
-                done[-1].backward()
-        while waiting:
-            done.append(waiting.popleft())
-            done[-1].backward()
-        return done
-
-    return step
-
-
-def double_backward(model: nn.Module, x: torch.Tensor) -> Step:
-    def step() -> list[torch.Tensor]:
-        leaf = x.detach().requires_grad_()
-        loss = model[:2](leaf).square().sum()
-        (slope,) = torch.autograd.grad(loss, leaf, create_graph=True)
-        penalty = slope.square().sum()
-        penalty.backward()
-        return [loss, slope, penalty]
-
-    return step
-
-
-def written_in_place(model: nn.Module, x: torch.Tensor) -> Step:
-    def step() -> torch.Tensor:
-        hidden = model[0](x)
-        hidden.mul_(2).relu_()
-        loss: torch.Tensor = model[1:](hidden).square().sum()
-        loss.backward()
-        return loss
-
-    return step
-
-
-def stopped_and_repeated(model: nn.Module, x: torch.Tensor) -> Step:
-    def stop(gradient: torch.Tensor) -> None:
-        raise RuntimeError("enough")
-
-    def step() -> torch.Tensor:
-        hidden = model[:3](x)
-        hidden.register_hook(stop)
-        with contextlib.suppress(RuntimeError):
-            model[3:](hidden).square().sum().backward()
-        model.zero_grad()
-        loss: torch.Tensor = model(x).square().sum()
-        loss.backward()
-        return loss
-
-    return step
-
-
-LIVES: list[MakeStep] = [
-    backward_twice,
-    dead_branch,
-    two_forwards_then_two_backwards,
-    one_forward_one_backward,
-    double_backward,
-    written_in_place,
-    stopped_and_repeated,
-]
-
-
 @pytest.mark.drawn(of=3)
-@pytest.mark.parametrize("life", LIVES, ids=lambda life: life.__name__)
-@pytest.mark.parametrize("make", [lambda: perceptron(depth=3), conv_chain], ids=["linear", "conv"])
-def test_a_life_is_the_same_as_without(make: Callable[[], nn.Module], life: MakeStep, mode: Mode) -> None:
-    model = make()
-    x = vectors() if isinstance(model[0], nn.Linear) else images()  # type: ignore[index]
-    assert_same_on_it(mode, [model], [x], life)
-
-
-def test_two_models_interleaved(mode: Mode) -> None:
-    def make_step(left: nn.Module, right: nn.Module, x: torch.Tensor) -> Step:
-        def step() -> list[torch.Tensor]:
-            first = left(x).square().sum()
-            second = right(x).square().sum()
-            first.backward()
-            third = left(x).exp().sum()
-            second.backward()
-            third.backward()
-            return [first, second, third]
-
-        return step
-
-    assert_same_on_it(mode, [conv_chain(), small_resnet()], [images()], make_step)
+@pytest.mark.parametrize("life", LIVES)
+def test_a_life_is_the_same_as_without(life: str, mode: Mode) -> None:
+    step, make_models, make_input = LIVES[life]
+    models = [make() for make in make_models]
+    assert_same_on_it(mode, models, [make_input()], lambda *there: partial(step, *there))
 
 
 # Streams.
