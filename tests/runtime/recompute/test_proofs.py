@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from torch import nn
 
 import vdnn
 from tests.runtime.conftest import OpenSession
+from tests.runtime.rigs.lives import one_backward
 from tests.runtime.rigs.networks import conv_chain, images
 from tests.runtime.rigs.side_by_side import assert_same_as_plain
 from tests.runtime.rigs.virtual_training import recompute_all, recording_of, trained_virtually
@@ -92,11 +94,7 @@ def test_what_is_written_behind_autograd_is_noticed_at_every_place(
     model, x = WritesBehindAutograd(), images()
     model.through_data = through_data
 
-    def step() -> torch.Tensor:
-        loss: torch.Tensor = model(x).square().sum()
-        loss.backward()
-        return loss
-
+    step = partial(one_backward, model, x)
     session = open_session("recompute-all")
     with caplog.at_level(logging.WARNING, "vdnn"):
         assert_same_as_plain(session, step, model)

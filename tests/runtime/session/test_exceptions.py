@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.runtime.conftest import EITHER_WAY
+from tests.runtime.rigs.lives import one_backward
 from tests.runtime.rigs.networks import images, perceptron, small_resnet
 from tests.runtime.rigs.side_by_side import assert_nothing_alive, differences, outcome
 from vdnn.runtime.session.session import Session
@@ -74,11 +76,7 @@ def test_an_exception_at_every_hook_call_leaves_the_next_step_working(
 ) -> None:
     model, x = small_resnet(), images()
 
-    def step() -> torch.Tensor:
-        loss: torch.Tensor = model(x).square().sum()
-        loss.backward()
-        return loss
-
+    step = partial(one_backward, model, x)
     plain = outcome(step, [model])
     fault = HookFault(session, monkeypatch)
     with session:
@@ -102,11 +100,7 @@ def test_an_exception_caught_inside_the_session_leaves_the_next_step_working(
 ) -> None:
     model, x = small_resnet(), images()
 
-    def step() -> torch.Tensor:
-        loss: torch.Tensor = model(x).square().sum()
-        loss.backward()
-        return loss
-
+    step = partial(one_backward, model, x)
     plain = outcome(step, [model])
     fault = HookFault(session, monkeypatch)
     with session:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import hypothesis
@@ -13,6 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.runtime.conftest import OpenSession
+from tests.runtime.rigs.lives import one_backward
 from tests.runtime.rigs.networks import conv_chain, images, small_resnet
 from tests.runtime.rigs.side_by_side import assert_same_as_plain, same_bits
 from vdnn import _C
@@ -198,12 +200,7 @@ def test_channels_last_models_are_the_same_as_plain(session: Session, make: Call
     model = make().to(memory_format=torch.channels_last)
     x = images().contiguous(memory_format=torch.channels_last)
 
-    def step() -> torch.Tensor:
-        loss: torch.Tensor = model(x).square().sum()
-        loss.backward()
-        return loss
-
-    assert_same_as_plain(session, step, model)
+    assert_same_as_plain(session, partial(one_backward, model, x), model)
 
 
 SHARED = offload(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from tests.runtime.conftest import EITHER_WAY, OpenSession
+from tests.runtime.rigs.lives import one_backward
 from tests.runtime.rigs.networks import (
     UNet,
     images,
@@ -79,12 +81,7 @@ def test_five_steps_of_an_optimizer_end_in_the_same_weights(session: Session) ->
 def test_dropout_draws_the_same_numbers(session: Session, dropout: type[nn.Module]) -> None:
     model, x = nn.Sequential(nn.Linear(16, 16), dropout(0.3), nn.Tanh(), dropout(0.1)), torch.randn(4, 16)
 
-    def step() -> torch.Tensor:
-        loss: torch.Tensor = model(x).square().sum()
-        loss.backward()
-        return loss
-
-    assert_same_as_plain(session, step, model)
+    assert_same_as_plain(session, partial(one_backward, model, x), model)
 
 
 def test_autocasts_of_weights_are_kept_or_cast_again(open_session: OpenSession) -> None:
@@ -183,12 +180,7 @@ def test_low_rank_adapters_on_frozen_layers(session: Session) -> None:
     model = nn.Sequential(*(layer for _ in range(3) for layer in (Adapted(nn.Linear(16, 16)), nn.GELU())))
     x = torch.randn(4, 16)
 
-    def step() -> torch.Tensor:
-        loss: torch.Tensor = model(x).square().sum()
-        loss.backward()
-        return loss
-
-    assert_same_as_plain(session, step, model)
+    assert_same_as_plain(session, partial(one_backward, model, x), model)
     # A frozen weight is still a parameter: it is saved for the gradient of the input, and kept.
     assert session.counters.kept[Kept.PARAMETER] >= 2 + 3 * 2 - 1
 
@@ -197,9 +189,4 @@ def test_one_batch_norm_in_evaluation_among_others_in_training(session: Session)
     model, x = small_resnet(), images()
     model[1].eval()
 
-    def step() -> torch.Tensor:
-        loss: torch.Tensor = model(x).square().sum()
-        loss.backward()
-        return loss
-
-    assert_same_as_plain(session, step, model)
+    assert_same_as_plain(session, partial(one_backward, model, x), model)

@@ -17,6 +17,7 @@ import vdnn
 import vdnn.runtime.session.save_on_cpu as room
 from tests.patience import PATIENCE_S
 from tests.runtime.conftest import OpenSession
+from tests.runtime.rigs.lives import one_backward as train
 from tests.runtime.rigs.networks import conv_chain, images, perceptron
 from tests.runtime.rigs.side_by_side import alive, assert_nothing_alive, assert_same_as_plain, differences, outcome
 from vdnn import _C
@@ -44,12 +45,6 @@ def place(schedule: _C.Schedule, monkeypatch: pytest.MonkeyPatch) -> Iterator[_C
 def wide(depth: int = 4) -> tuple[nn.Sequential, torch.Tensor]:
     """A chain with maps of 8 KiB, all of which are offloaded: Linear saves its input, tanh its result."""
     return perceptron(64, depth), torch.randn(32, 64)
-
-
-def train(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    loss: torch.Tensor = model(x).square().sum()
-    loss.backward()
-    return loss
 
 
 def transport_of(session: Session) -> Transport:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tests.runtime.conftest import OpenSession
+from tests.runtime.rigs.lives import one_backward as train
 from tests.runtime.rigs.networks import conv_chain, images, perceptron
 from tests.runtime.rigs.side_by_side import assert_nothing_alive, assert_same_as_plain
 from vdnn import _C
@@ -18,12 +19,6 @@ from vdnn.runtime.session.limits import Limits
 from vdnn.runtime.session.offload import keep, offload, paused
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.storage.counters import Kept
-
-
-def train(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    loss: torch.Tensor = model(x).square().sum()
-    loss.backward()
-    return loss
 
 
 def test_a_session_is_entered_again_and_again(session: Session) -> None:

@@ -5,6 +5,7 @@ saved.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.runtime.conftest import EITHER_WAY, OpenSession
+from tests.runtime.rigs.lives import one_backward
 from tests.runtime.rigs.networks import Dense, Inception, Residual, UNet, conv_chain, images, perceptron
 from tests.runtime.rigs.side_by_side import assert_nothing_alive, assert_same_as_plain
 from vdnn.runtime.session.session import Session
@@ -112,12 +114,7 @@ def storage_versions_saved(forward: Forward, model: nn.Module) -> list[int]:
 def test_a_topology_is_the_same_as_plain_with_one_copy_per_storage_version(session: Session, name: str) -> None:
     model, x = TOPOLOGIES[name][0](), TOPOLOGIES[name][1]()
 
-    def step() -> torch.Tensor:
-        loss = model(x).square().sum()
-        loss.backward()
-        return loss
-
-    assert_same_as_plain(session, step, model)
+    assert_same_as_plain(session, partial(one_backward, model, x), model)
     saved = storage_versions_saved(lambda: model(x).square().sum(), model)
     with session:
         loss = model(x).square().sum()

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import vdnn
 from tests.runtime.conftest import EITHER_WAY, OpenSession
+from tests.runtime.rigs.lives import one_backward as train
 from tests.runtime.rigs.networks import conv_chain, images, perceptron
 from tests.runtime.rigs.side_by_side import assert_nothing_alive, assert_same_as_plain
 from vdnn import _C
@@ -43,12 +44,6 @@ def test_every_report_has_a_test_that_cites_it() -> None:
     uncited = [report for report in REPORTS if not any(report in docstring for docstring in docstrings)]
     assert uncited == []
     assert len(set(REPORTS)) == 25
-
-
-def train(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    loss: torch.Tensor = model(x).square().sum()
-    loss.backward()
-    return loss
 
 
 class KeepsWhatItRead(torch.autograd.Function):

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import vdnn
 from tests.runtime.conftest import OpenSession
+from tests.runtime.rigs.lives import one_backward as train
 from tests.runtime.rigs.networks import conv_chain, images, perceptron
 from tests.runtime.rigs.side_by_side import alive, assert_same_as_plain
 from vdnn import _C
@@ -29,12 +30,6 @@ from vdnn.step.timeline import Timeline, Track
 from vdnn.user_warnings import VdnnWarning
 
 KIB = 1 << 10
-
-
-def train(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    loss: torch.Tensor = model(x).square().sum()
-    loss.backward()
-    return loss
 
 
 def transport_of(session: Session) -> Transport:
