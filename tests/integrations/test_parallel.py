@@ -1,110 +1,93 @@
-"""Two processes over gloo: the parameters after twenty steps are those of the same loop without vdnn, bit for bit."""
+"""Two processes over gloo: what a training comes to after twenty steps is that of the same program without vdnn, bit
+for bit, whatever leaves the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
-from tests.integrations import parallel_training, sequence_training
+from tests.integrations import parallel_training
+from tests.integrations.parallel_training import AUTO, BATCH, MOVES, PLANS, STATES, STEPS, WIDTH, beside_plain
 from tests.integrations.ranks import RankFailed, Ranks
 
 pytestmark = pytest.mark.slow
 
-MOVES, PLANS = "moves", "prefix-cut"
-EITHER = pytest.mark.parametrize("how", [MOVES, PLANS])
-
-
-def check(ranks: Ranks, how: str, job: Callable[..., Any], *arguments: Any) -> list[dict[str, Any]]:
-    facts: list[dict[str, Any]] = ranks.run(job, how, *arguments)
-    for fact in facts:
-        assert fact["differing"] == []
-        assert fact["storages"], fact["report"]
-        assert fact["steps"] == parallel_training.STEPS
-        if how != MOVES:
-            assert fact["planned_bytes"], fact["report"]
-    return facts
-
-
-@EITHER
-def test_ddp_trains_the_same(two_ranks: Ranks, how: str) -> None:
-    first, second = check(two_ranks, how, parallel_training.ddp)
-    assert first["digest"] == second["digest"]
-
-
-def test_ddp_with_accumulation_and_clipping_trains_the_same(two_ranks: Ranks) -> None:
-    first, second = check(two_ranks, MOVES, parallel_training.ddp_accumulating)
-    assert first["digest"] == second["digest"]
+KINDS_OF_DDP = [
+    *("DDP, static graph", "DDP, checkpoints", "DDP, reentrant", "DDP, small buckets", "DDP, fp16"),
+    *("DDP, bucket view", "DDP, unused"),
+]
+SHARDED = ["FSDP2", "FSDP2, micro-batches", "FSDP2, no reshard", "FSDP2, mixed precision"]
+CASES = [
+    *((one, how) for one in ("DDP", "FSDP2", "FSDP1", "tensor parallel", "1F1B") for how in (MOVES, PLANS)),
+    *((one, how) for one in ("sequence parallel", "context parallel") for how in (MOVES, PLANS)),
+    *((one, MOVES) for one in ("DDP, no_sync", "FSDP2, no reshard", "FSDP2, cpu offload", "FSDP2, mixed precision")),
+    *(("1F1B", AUTO), ("GPipe", MOVES)),
+    *((one, "state") for one in ("DDP", "DDP, micro-batches", *SHARDED, "FSDP2, saved and loaded", "1F1B")),
+    *((one, "gradients") for one in ("DDP", *KINDS_OF_DDP, *SHARDED, "1F1B")),
+    *((one, "frozen") for one in ("DDP, frozen", "FSDP2, frozen")),
+    ("1F1B", "all"),
+]
 
 
 @pytest.mark.drawn(of=2)
-@pytest.mark.parametrize(
-    ("how", "kind"),
-    [(MOVES, "plain"), (PLANS, "plain"), (MOVES, "no reshard"), (MOVES, "cpu offload"), (MOVES, "mixed precision")],
-)
-def test_fsdp2_trains_the_same(two_ranks: Ranks, how: str, kind: str) -> None:
-    first, second = check(two_ranks, how, parallel_training.fsdp2, kind)
-    assert first["digest"] == second["digest"]
+@pytest.mark.parametrize(("program", "way"), CASES)
+def test_ranks_train_the_same(program: str, way: str, two_ranks: Ranks) -> None:
+    """Published: deepspeedai/DeepSpeed#7967 and #7981, meta-llama/llama-cookbook#360, pytorch/pytorch#73784,
+    verl-project/verl#93 and instructlab/training#414 dropped gradients of micro-batches, or replaced their sum;
+    axolotl-ai-cloud/axolotl#3058: clipping raised with shards on the host."""
+    facts = two_ranks.run(beside_plain, program, way)
+    for fact in facts:
+        assert fact["differing"] == []
+        assert fact["storages"], fact["report"]
+        if way in (PLANS, AUTO):
+            assert fact["planned_bytes"], fact["report"]
+        if way in (MOVES, PLANS) and program != "DDP, no_sync":
+            assert fact["steps"] == STEPS
+        if way in STATES and program != "FSDP2, frozen":
+            assert fact["host_bytes"] == fact["state_bytes"] > 0
+        if way == "gradients":
+            assert (fact["most_gradient_bytes"] == 0) == ("bucket view" in program)  # DDP's buckets are the gradients
+            # All parameters are in checkpoints whose backward is nested: DDP has not reduced at the end of those.
+            assert (fact["stayed"] > 0) == ("bucket view" in program or "reentrant" in program)
+    if program not in ("1F1B", "GPipe"):
+        assert facts[0]["digest"] == facts[1]["digest"], "the ranks have other parameters"
 
 
-@EITHER
-def test_fsdp1_trains_the_same(two_ranks: Ranks, how: str) -> None:
-    check(two_ranks, how, parallel_training.fsdp1)
+def test_what_of_a_training_leaves_is_reported(two_ranks: Ranks) -> None:
+    for fact in two_ranks.run(beside_plain, "1F1B", "all"):
+        for line in ("  parameters: ", "gradients of AdamW: ", "optimizer state of AdamW: "):
+            assert line in fact["report"]
+    for fact in two_ranks.run(beside_plain, "DDP, frozen", "frozen"):
+        assert "gradients of AdamW: " in fact["report"]
+        assert "  frozen parameters: 4.31 KiB on the host" in fact["report"]
+    for fact in two_ranks.run(beside_plain, "FSDP2, frozen", "frozen"):
+        assert "gradients of AdamW: " in fact["report"]
+        assert "stays on the device: it is a DTensor" in fact["report"]
 
 
 def test_no_parameter_of_fsdp_leaves(two_ranks: Ranks) -> None:
     """FSDP changes no offloaded byte: gathered parameters, which FSDP resizes itself, are kept."""
-    plain = check(two_ranks, MOVES, parallel_training.ddp)
-    sharded = check(two_ranks, MOVES, parallel_training.fsdp2, "plain")
-    flat = check(two_ranks, MOVES, parallel_training.fsdp1)
-    for rank in range(2):
-        assert sharded[rank]["storage_bytes"] == plain[rank]["storage_bytes"]
-        assert flat[rank]["storage_bytes"] == plain[rank]["storage_bytes"]
+    plain, *others = (two_ranks.run(beside_plain, one, MOVES) for one in ("DDP", "FSDP2", "FSDP1"))
+    for one in others:
+        assert [fact["storage_bytes"] for fact in one] == [fact["storage_bytes"] for fact in plain]
 
 
-@pytest.mark.drawn(of=2)
-@EITHER
-def test_tensor_parallel_trains_the_same(two_ranks: Ranks, how: str) -> None:
-    """DTensors are offloaded too, to the byte. Only the weights of the two linear layers, and the parameters that the
-    norm saves, are kept."""
-    first, second = check(two_ranks, how, parallel_training.tensor_parallel)
-    assert first["digest"] == second["digest"]
-    steps, of_blocks = parallel_training.STEPS, len(parallel_training.blocks())
-    if how == MOVES:
-        rows, width = parallel_training.BATCH, parallel_training.WIDTH
-        # Inputs and outputs of the norm and of GELU (for GELU, half of 2 widths each), and two statistics of each row.
-        block = rows * (4 * width + 2)
-        loss = rows * width
-        assert first["storage_bytes"] == 4 * steps * (of_blocks * block + loss)
-        assert first["kept"] == {"PARAMETER": steps * of_blocks * 4}
-
-
-@pytest.mark.drawn(of=2)
-@EITHER
-def test_sequence_parallel_trains_the_same(two_ranks: Ranks, how: str) -> None:
-    first, second = check(two_ranks, how, sequence_training.sequence_parallel)
-    assert first["digest"] == second["digest"]
+def test_of_a_dtensor_the_local_part_leaves_to_the_byte(two_ranks: Ranks) -> None:
+    """Only the weights of the two linear layers, and the parameters that the norm saves, are kept."""
+    first, _ = two_ranks.run(beside_plain, "tensor parallel", MOVES)
+    of_blocks = len(parallel_training.blocks())
+    # Inputs and outputs of the norm and of GELU (for GELU, half of 2 widths each), and two statistics of each row.
+    block = BATCH * (4 * WIDTH + 2)
+    loss = BATCH * WIDTH
+    assert first["storage_bytes"] == 4 * STEPS * (of_blocks * block + loss)
+    assert first["kept"] == {"PARAMETER": STEPS * of_blocks * 4}
+    first, _ = two_ranks.run(beside_plain, "sequence parallel", MOVES)
     assert "SUBCLASS" not in first["kept"]
-
-
-@pytest.mark.drawn(of=2)
-@EITHER
-def test_context_parallel_by_gathered_keys_trains_the_same(two_ranks: Ranks, how: str) -> None:
-    first, second = check(two_ranks, how, sequence_training.gathering_context_parallel)
-    assert first["digest"] == second["digest"]
 
 
 def test_context_parallel_of_torch_has_no_kernel_for_the_cpu(two_ranks: Ranks) -> None:
     """Runs torch without vdnn. Once torch has such a kernel, this test fails and a real test can replace it."""
-    for said in two_ranks.run(sequence_training.context_parallel_of_torch):
+    for said in two_ranks.run(parallel_training.context_parallel_of_torch):
         assert "_for_cpu.default does not have a sharding strategy" in said
-
-
-@pytest.mark.drawn(of=2)
-@pytest.mark.parametrize(("how", "kind"), [(MOVES, "1F1B"), (PLANS, "1F1B"), ("auto", "1F1B"), (MOVES, "GPipe")])
-def test_a_pipeline_trains_the_same(two_ranks: Ranks, how: str, kind: str) -> None:
-    check(two_ranks, how, parallel_training.pipeline, kind)
 
 
 def test_a_stage_under_1f1b_is_planned_by_the_search_and_runs_as_predicted(two_ranks: Ranks) -> None:
@@ -121,13 +104,48 @@ def test_a_stage_under_1f1b_is_planned_by_the_search_and_runs_as_predicted(two_r
     assert first[2].step_ns == first[1].step_ns
 
 
-@pytest.mark.parametrize("what", [pytest.param("forward", marks=pytest.mark.slow), "backward"])
-def test_no_rank_hangs_when_one_raises(what: str) -> None:
+def test_ranks_that_agree_on_a_plan_take_the_state_over(two_ranks: Ranks) -> None:
+    for fact in two_ranks.run(parallel_training.ddp_under_a_budget):
+        assert fact["differing"] == []
+        assert fact["host_bytes"] == fact["state_bytes"] > 0
+        assert fact["is_planned"]
+
+
+@pytest.mark.parametrize("kind", ["cpu offload", "another device"])
+def test_state_that_fsdp2_keeps_on_the_host_itself_is_refused(kind: str, two_ranks: Ranks) -> None:
+    for said in two_ranks.run(parallel_training.refused, kind):
+        assert said.startswith("optimizer= does not work with FSDP2's CPUOffloadPolicy: both keep")
+
+
+def test_trained_parameters_are_refused_under_ddp_and_fsdp2_before_anything_is_lost(two_ranks: Ranks) -> None:
+    for before, sharded, inside in two_ranks.run(parallel_training.all_parameters_refused):
+        assert "stays on the device: the program holds its memory" in inside
+        assert "more parameters stay on the device" in inside
+        assert before.startswith("parameters='all' does not work with DistributedDataParallel: torch replaces")
+        assert sharded.startswith("parameters='all' does not work with FSDP2 or another DTensor: it gathers")
+
+
+def test_a_shard_whose_memory_the_program_holds_stays_what_it_sees(two_ranks: Ranks) -> None:
+    assert two_ranks.run(parallel_training.a_held_shard) == [[True, True]] * 2
+
+
+@pytest.mark.parametrize(
+    ("where", "way", "model"),
+    [
+        ("forward", MOVES, "DDP"),
+        ("backward", MOVES, "DDP"),
+        ("step", "state", "DDP"),
+        ("backward", "gradients", "FSDP2"),
+        pytest.param("backward", "gradients", "DDP", marks=pytest.mark.full),
+    ],
+)
+def test_no_rank_hangs_when_one_raises(where: str, way: str, model: str) -> None:
     ranks = Ranks(2)
     with pytest.raises(RankFailed) as failure:
-        ranks.run(parallel_training.one_raises, what)
+        ranks.run(parallel_training.one_raises, where, way, model)
     said = failure.value.said
-    assert "Trouble: this rank has had enough" in said[1]
+    assert "this rank has had enough" in said[1]
+    assert "the step of AdamW stopped after" in said[1] or where != "step"
     assert "no answer" not in said[0]
     assert not any(process.is_alive() for process in ranks.processes)
     assert [process.exitcode for process in ranks.processes] == [1, 1]
