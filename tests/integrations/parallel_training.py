@@ -201,7 +201,7 @@ def batches(rank: int, count: int = STEPS) -> Iterator[torch.Tensor]:
 
 
 def parts_of_sequences(rank: int, count: int) -> Iterator[torch.Tensor]:
-    """Of the same sequences on all ranks, the tokens of this one."""
+    """All ranks have the same sequences, and each yields its own tokens of them."""
     generator = torch.Generator().manual_seed(7)
     for _ in range(count):
         whole = torch.randn(BATCH // TOKENS, TOKENS, WIDTH, generator=generator)
@@ -482,8 +482,8 @@ def ddp_under_a_budget(rank: int) -> dict[str, Any]:
 
 
 def refused(rank: int, kind: str) -> str:
-    """What the refusal of optimizer= says. "another device" stands in for a mesh of GPUs with shards on the CPU:
-    without model=, the parameters tell."""
+    """Returns the refusal of optimizer=. "another device" stands in for a mesh of GPUs with shards on the CPU: without
+    model=, the parameters tell."""
     model = sharded("cpu offload" if kind == "cpu offload" else "plain")
     optimizer = torch.optim.AdamW(model.parameters())
     given: dict[str, Any] = {"model": model} if kind == "cpu offload" else {}
