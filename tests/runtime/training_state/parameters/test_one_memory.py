@@ -317,6 +317,46 @@ def test_memory_of_the_host_sees_what_torch_does_not_count(write: str, manage: M
     assert same(run(plain), run(managed))
 
 
+@pytest.mark.parametrize("alias", ["numpy", "dlpack", "storage"])
+@pytest.mark.parametrize("when", ["behind a graph that is gone", "ahead of the second use", "ahead of the backward"])
+def test_what_is_written_on_the_host_between_calls_is_used_where_a_graph_keeps_the_copy_in_place(
+    when: str, alias: str, manage: Manage
+) -> None:
+    """The layer is used twice in one graph, so its copy on the device is in place from its first use to its gradient.
+    torch counts none of these writes, so its backward reads what they left."""
+
+    def run(inside: Inside) -> list[torch.Tensor]:
+        torch.manual_seed(4)
+        model, found, aliases = with_linear(), list[torch.Tensor](), list[torch.Tensor]()
+        optimizer, layer = optimizer_of(model), model.get_submodule("1")
+
+        def write(now: str) -> None:
+            if now == when:
+                for one in aliases:
+                    one.mul_(0.5)
+
+        with inside(model, optimizer):
+            for number, batch in enumerate(batches(5)):
+                if number == 1:
+                    aliases += [ALIASES[alias](one) for one in layer.parameters()]  # type: ignore[arg-type]
+                hidden = model(batch)
+                found.append(layer(hidden).detach())
+                del hidden
+                write("behind a graph that is gone")
+                hidden = model(batch)
+                write("ahead of the second use")
+                loss = layer(hidden).square().mean()
+                write("ahead of the backward")
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                found += [loss.detach(), *(one.clone() for one in (*aliases, *layer.parameters()))]
+        return found
+
+    managed: Inside = lambda model, optimizer: manage(optimizer, model=model, parameters="all", recheck=1)  # noqa: E731
+    assert same(run(plain), run(managed))
+
+
 def test_unfreezing_a_parameter_whose_memory_of_the_host_is_held_is_refused_with_its_name(manage: Manage) -> None:
     model = with_linear(nn.Linear(WIDTH, WIDTH).requires_grad_(False))
     with manage(optimizer_of(model), model=model, parameters="frozen"):

@@ -67,6 +67,7 @@ class ModuleCalls:
         self._let_stay = let_stay
         self.uses = GraphUses(self._let_go)
         streaming.let_go, streaming.adopt = self._let_go, self._adopt
+        streaming.before_use_in_place = self._before_use_in_place
         self._calls = _Calls()
         self._running = 0  # outermost calls, on all threads
         # Those that a module is known to read without taking them from the module that has them.
@@ -275,6 +276,7 @@ class ModuleCalls:
             with self._streaming.lock:
                 self._streaming.use(wanted, self._phase())
                 for one in wanted:
+                    self._before_use_in_place(one)
                     one.users += 1
                     call.used.append(one)
                     if one.on_device is not None and not one.is_in_place:
@@ -309,21 +311,29 @@ class ModuleCalls:
                 self._give_back(away, found.value)
                 return False
             away.put_host_in_place()
-            if found is Found.ON_HOST:
+            if found is Found.BOTH or (found is Found.ON_HOST and module is not None):
                 self._too_late.append(Use(away, self._name_of(module)))
-            if found is Found.ON_HOST or away.is_held_on_host():
+            if found in (Found.ON_HOST, Found.BOTH) or away.is_held_on_host():
                 self._streaming.drop(away)  # the program may write to what it holds
             return True
 
+    def _before_use_in_place(self, away: AwayParameter) -> None:
+        """A module or a backward is about to use `away`. If its copy on the device is in place, but no module runs with
+        it, the program may have written to the memory of the host that it holds: such a write comes first."""
+        if away.is_in_place and away.users == away.is_held:
+            self._write_through(away, None)
+
     def _write_through(self, away: AwayParameter, module: torch.nn.Module | None) -> None:
         """The copy on the device stays in place. If the program holds memory of the host as well, it sees there what
-        was written."""
+        was written, and what it wrote there between calls is on the device from now on."""
         if not away.is_in_place or not away.is_there() or not away.is_held_on_host():
             return
         found = self._writes.use_ends(away, lambda: self._name_of(module))
         if found is Found.UNSEEN:
             self._is_copied_out(away)
-        if found is Found.ON_HOST:
+        if found is Found.ON_HOST and module is None:
+            self._writes.renew(away)
+        elif found in (Found.ON_HOST, Found.BOTH):
             self._too_late.append(Use(away, self._name_of(module)))
         self._writes.use_begins(away)
 

@@ -41,6 +41,7 @@ class Streaming:
     def __init__(self, saves: ParameterSaves, writes: Writes, window_bytes: int) -> None:
         self.let_go: Callable[[AwayParameter], bool] = lambda away: True  # True: its data are on the host now
         self.adopt: Callable[[AwayParameter], bool] = lambda away: True  # called for data that the program replaced
+        self.before_use_in_place: Callable[[AwayParameter], None] = lambda away: None
         self._writes = writes
         self.fetches = Fetches()
         self.lock = threading.RLock()
@@ -90,6 +91,8 @@ class Streaming:
                 return native_data(away.parameter)  # it went back to the device
             if not self._backward_ends:
                 self._backward_ends = call_after_backward(self._backward_ended)
+            with _ordinary_tensors():
+                self.before_use_in_place(away)
             self.use([away], _BACKWARD)
             moving = away.on_device
             return native_data(away.parameter) if moving is None else moving.tensors[0]

@@ -8,8 +8,10 @@ from a seed, for as long as the session lasts. A write is kept if every use befo
 Otherwise it is refused, because uses before may have lost one.
 
 Memory of the host that the program holds may be written to while a module runs with the copy on the device. Such a
-write comes too late for the module, so it is refused. A version that has changed does not say which of the two memories
-was written to, so the copy on the device is hashed in each use for as long as the program holds the other one.
+write comes too late for the module, so it is refused. Between calls it is not, also if a graph or the program keeps the
+copy on the device in place: the next use of that copy begins with the values of the host. A version that has changed
+does not say which of the two memories was written to, so the copy on the device is hashed in each use for as long as
+the program holds the other one.
 
 [Note: Cost of checks] A checked use reads the copy twice on the device. The host waits for the result of each for as
 long as all uses are checked, later once at the end of the call of the model.
@@ -38,7 +40,8 @@ class Found(Enum):
     """The consequence of a write."""
 
     UNSEEN = "it is written to while a module runs, in a way that torch does not count"  # and it was kept
-    ON_HOST = "it is written to on the host while a module runs with its copy on the device"  # and it came too late
+    ON_HOST = "it is written to on the host while its copy on the device is in use"  # and that copy was not
+    BOTH = "it is written to on the host and on the device while it is in use"
 
 
 DEFAULT_ONE_IN = 64
@@ -121,8 +124,11 @@ class Writes:
         is_changed = is_exposed or away.copy_version != moving.tensors[0]._version
         is_counted_on_host = is_counted and not is_changed and before is not None and away.is_held_on_host()
         is_on_host = is_counted_on_host and not self._differs(away, before) and not _are_equal(away)
-        if is_on_host or (host_hash is not None and host_hash != _hash_of(away.host.tensor)):
+        if is_on_host:
             return Found.ON_HOST
+        if host_hash is not None and host_hash != _hash_of(away.host.tensor):
+            is_changed = is_changed or before is None or self._differs(away, before)
+            return Found.BOTH if is_changed else Found.ON_HOST
         if is_counted or is_changed:
             self._write_back(away)
             self.kept[away.name] = self.kept.get(away.name, 0) + 1
@@ -130,6 +136,16 @@ class Writes:
         if before is None or not away.is_in_place:
             return None
         return self._checked(away, before, module)
+
+    @staticmethod
+    def renew(away: AwayParameter) -> None:
+        """Writes the host copy over the copy on the device, which is in place and which nothing uses now. Blocks."""
+        moving = away.on_device
+        if moving is None:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            moving.tensors[0].copy_(away.host.tensor)
+        away.version, away.copy_version = away.parameter._version, moving.tensors[0]._version
 
     @staticmethod
     def _write_back(away: AwayParameter) -> None:
