@@ -33,13 +33,19 @@ def _imported() -> None:
     from vdnn.integrations.lightning import OffloadCallback
 
 
+NARROW = {"device": "sim", "min_bytes": 0, "limits": vdnn.Limits(offload_window="4KiB", reload_window="4KiB")}
+STATE = {**NARROW, "offload_optimizer": True}
+WHOLE = {**STATE, "parameters": "all", "gradients": True}
+
+
+@pytest.mark.parametrize("given", [NARROW, STATE, WHOLE], ids=["activations", "state", "whole"])
 @pytest.mark.parametrize(
     "options",
     [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}, {"precision": "bf16-mixed"}],
     ids=["plain", "accumulating", "bf16"],
 )
-def test_lightning_trains_the_same(tmp_path: Path, options: dict[str, Any]) -> None:
-    callback = OffloadCallback(device="sim", min_bytes=0)
+def test_lightning_trains_the_same(given: dict[str, Any], tmp_path: Path, options: dict[str, Any]) -> None:
+    callback = OffloadCallback(**given)
     plain = fit_plainly(Regression(), **quiet(tmp_path, **options))
     ours = fit_with(callback, Regression(), **quiet(tmp_path, **options))
     assert all(map(same_bits, plain, ours))
@@ -47,6 +53,9 @@ def test_lightning_trains_the_same(tmp_path: Path, options: dict[str, Any]) -> N
     assert session is not None
     assert session.counters.storages, callback.report
     assert session.num_steps == STEPS
+    assert ("optimizer state of AdamW" in callback.report) == (given is not NARROW)
+    assert ("  parameters: " in callback.report) == (given is WHOLE)
+    assert " 0 B on the host" not in callback.report
 
 
 def test_lightning_follows_a_plan(tmp_path: Path) -> None:

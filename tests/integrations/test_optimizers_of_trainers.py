@@ -11,11 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import vdnn
-from tests.integrations.parallel_training import Block
-from tests.runtime.rigs.side_by_side import same_bits
 from tests.runtime.training_state.loops import same
 from vdnn.integrations.training_run import TrainingRun
 from vdnn.runtime.torch_internals.gradient_reads import native_gradient
@@ -193,25 +190,6 @@ def test_another_value_than_true_or_false_is_refused() -> None:
         OffloadCallback(device="sim", offload_optimizer="cpu")
 
 
-# Lightning.
-
-
-@pytest.mark.parametrize("given", [OPTIONS, WHOLE], ids=["state", "whole"])
-@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}], ids=str)
-def test_lightning_trains_the_same(given: dict[str, Any], tmp_path: Path, options: dict[str, Any]) -> None:
-    pytest.importorskip("lightning.pytorch")
-    from tests.integrations.lightning_fits import Regression, fit_plainly, fit_with, quiet
-    from vdnn.integrations.lightning import OffloadCallback
-
-    callback = OffloadCallback(**given)
-    plain = fit_plainly(Regression(), **quiet(tmp_path, **options))
-    ours = fit_with(callback, Regression(), **quiet(tmp_path, **options))
-    assert all(map(same_bits, plain, ours))
-    assert "optimizer state of AdamW" in callback.report
-    assert ("  parameters: " in callback.report) == (given is WHOLE)
-    assert " 0 B on the host" not in callback.report
-
-
 # Under a plan, and several ranks that agree on one.
 
 
@@ -263,46 +241,5 @@ def test_a_loop_as_nanogpt_has_it_trains_the_same() -> None:
                 scaler.update()
                 optimizer.zero_grad(set_to_none=True)
             return [losses, values_of(model), optimizer.state_dict()]
-
-    assert same(trained(lambda _: contextlib.nullcontext()), trained(managing))
-
-
-def test_lora_by_peft_trains_the_same() -> None:
-    """As the example of peft: only the adapters have a state, and it leaves."""
-    peft: Any = pytest.importorskip("peft")
-
-    def trained(inside: Any) -> list[Any]:
-        from tests.integrations.test_huggingface import gpt, texts
-
-        model = peft.get_peft_model(gpt(), peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        with inside(optimizer):
-            for one in texts(6):
-                model(**{name: value[None] for name, value in one.items()}).loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            return [values_of(model), optimizer.state_dict()]
-
-    assert same(trained(lambda _: contextlib.nullcontext()), trained(managing))
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpointed_blocks_train_the_same(use_reentrant: bool) -> None:
-    def trained(inside: Any) -> list[Any]:
-        torch.manual_seed(0)
-        layers = nn.ModuleList([Block() for _ in range(3)])
-        optimizer = torch.optim.AdamW(layers.parameters(), lr=1e-2)
-        losses = []
-        with inside(optimizer):
-            for _ in range(6):
-                x = torch.randn(32, 16, requires_grad=True)
-                for layer in layers:
-                    x = checkpoint(layer, x, use_reentrant=use_reentrant)  # type: ignore[assignment]
-                loss = x.square().mean()
-                losses.append(loss.detach().clone())
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            return [losses, values_of(layers), optimizer.state_dict()]
 
     assert same(trained(lambda _: contextlib.nullcontext()), trained(managing))

@@ -132,11 +132,11 @@ class Training:
             self.optimizer.zero_grad()
 
 
-def begin(make: MakeOptimizer, device: str = "cpu", **options: bool) -> Training:
+def begin(make: MakeOptimizer, device: str = "cpu", *, rows: int = 6, **options: bool) -> Training:
     torch.manual_seed(11)
     model = Net(**options).to(device)
     generator = torch.Generator().manual_seed(12)
-    batches = (torch.randn(6, 8, generator=generator).to(device) for _ in iter(int, 1))
+    batches = (torch.randn(rows, 8, generator=generator).to(device) for _ in iter(int, 1))
     return Training(model, make(model.parameters()), batches, [])
 
 
@@ -181,6 +181,18 @@ def scaled_with_a_skipped_step(training: Training) -> None:
         scaler.step(training.optimizer)
         scaler.update()
         training.found.append(torch.tensor(scaler.get_scale()))
+
+
+def scaled_under_autocast(training: Training) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for _ in training.steps(STEPS):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = training.loss()
+        scaler.scale(loss).backward()
+        scaler.unscale_(training.optimizer)
+        nn.utils.clip_grad_norm_(training.model.parameters(), 0.1)
+        scaler.step(training.optimizer)
+        scaler.update()
 
 
 def averaged(training: Training) -> None:
@@ -247,6 +259,7 @@ LOOPS: dict[str, Loop] = {
         clipped_by_norm,
         clipped_by_value,
         scaled_with_a_skipped_step,
+        scaled_under_autocast,
         averaged,
         scheduled,
         with_a_group_added,
@@ -263,11 +276,12 @@ def train(
     device: str = "cpu",
     *,
     with_model: bool = False,
+    rows: int = 6,
     **options: bool,
 ) -> list[Any]:
     """Everything that the training comes to: losses and norms, parameters, the optimizer's state and its options.
     `with_model`: `inside` takes the model as well."""
-    training = begin(make, device, **options)
+    training = begin(make, device, rows=rows, **options)
     with inside(training.optimizer, **({"model": training.model} if with_model else {})):
         loop(training)
         saved = copy.deepcopy(training.optimizer.state_dict())
