@@ -9,6 +9,7 @@ as reached as soon as a later point is reached.
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
 from collections.abc import Callable
@@ -70,7 +71,9 @@ class Executor:
     def __init__(self, plan: Plan, occupancy: Occupancy | None = None, *, is_given: bool = False) -> None:
         self.plan = plan
         self.recomputes = any(one.is_recomputed for one in plan.lifetimes)
+        self.keeps_everything = all(one.action is Action.KEEP for one in plan.lifetimes)
         self._occupancy = occupancy
+        self._most_transient_bytes = 0 if occupancy is None else max(occupancy.transient, default=0)
         self._is_given = is_given
         self.checked_steps = 0  # steps that followed it and were measured
         self.checked_bytes = 0  # the highest peak of those
@@ -87,7 +90,6 @@ class Executor:
         ]
         sizes = [plan.lifetimes[one.lifetime].nbytes for one in self.saves]
         self._largest_bytes = max(sizes, default=0)
-        self._by_form: dict[tuple[object, ...], int] | None = None  # without numbers
         self._bytes_nearby = [max(sizes[max(0, at - NEARBY) : at + NEARBY + 1]) for at in range(len(sizes))]
         self._use_points: list[list[int]] = [[] for _ in plan.lifetimes]
         for index, point in enumerate(plan.points):
@@ -105,10 +107,6 @@ class Executor:
             key=lambda one: (one[0], one[3] is Move.RELOAD, self._next_use(one[2], one[0]), one[2]),
         )
         self.begin_step()
-
-    @property
-    def keeps_everything(self) -> bool:
-        return all(one.action is Action.KEEP for one in self.plan.lifetimes)
 
     @property
     def first_key(self) -> SaveKey | None:
@@ -165,20 +163,24 @@ class Executor:
     def recomputes_like(self, form: Form) -> bool:
         """True if the plan recomputes the save that is nearest to this one, of those that differ from it in numbers
         only: the same operation of another layer or expert."""
-        alike = [index for index, one in enumerate(self.saves) if without_numbers(one.form) == without_numbers(form)]
-        if self._is_given or not alike:
+        alike = None if self._is_given else self._alike.get(without_numbers(form))
+        if not alike:
             return False
         nearest = min(alike, key=lambda index: abs(index - self._next_save))
         return self.plan.lifetimes[self.saves[nearest].lifetime].action is Action.RECOMPUTE
 
     def bytes_like(self, form: Form) -> int:
         """The largest planned storage of a save that differs from this one in numbers only; 0 if there is none."""
-        if self._by_form is None:
-            self._by_form = {}
-            for one in self.saves:
-                known, nbytes = without_numbers(one.form), self.plan.lifetimes[one.lifetime].nbytes
-                self._by_form[known] = max(nbytes, self._by_form.get(known, 0))
-        return self._by_form.get(without_numbers(form), 0)
+        alike = self._alike.get(without_numbers(form), ())
+        return max((self.plan.lifetimes[self.saves[index].lifetime].nbytes for index in alike), default=0)
+
+    @functools.cached_property
+    def _alike(self) -> dict[tuple[object, ...], list[int]]:
+        """The planned saves by their forms without numbers."""
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for index, one in enumerate(self.saves):
+            alike.setdefault(without_numbers(one.form), []).append(index)
+        return alike
 
     def not_recomputed(self, managed: ManagedStorage) -> None:
         self._differs(f"{managed.nbytes} bytes that the plan recomputes cannot be recomputed here", self._next_save - 1)
@@ -215,8 +217,9 @@ class Executor:
     @property
     def more_transient_bytes(self) -> int:
         """The most that an operation of the plan takes with its save, beyond `transient_bytes`."""
-        occupancy = self._occupancy
-        return 0 if occupancy is None else max(occupancy.transient) + self._largest_bytes - self.transient_bytes
+        if self._occupancy is None:
+            return 0
+        return self._most_transient_bytes + self._largest_bytes - self.transient_bytes
 
     @property
     def spare_bytes(self) -> int:
