@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from typing import NamedTuple
 
 from vdnn.step.recording import SaveKey
@@ -26,12 +25,12 @@ class Forms:
     """The forms of one step, in the order of its saves."""
 
     def __init__(self) -> None:
-        self._occurrences: Counter[tuple[str, str, str, int]] = Counter()
+        self._occurrences: dict[tuple[str, str, str, int], int] = {}
 
     def of(self, key: SaveKey) -> Form:
         """The form of the next save."""
         alike = key.producer, key.module, key.dtype, len(key.size)
-        occurrence = self._occurrences[alike]
+        occurrence = self._occurrences.get(alike, 0)
         self._occurrences[alike] = occurrence + 1
         return Form(*alike, occurrence)
 

@@ -302,10 +302,14 @@ class SessionRecipes:
 
     # Codecs. A save is encoded at the first hook after its operation. Encoding counts as compute before that hook.
 
-    @contextlib.contextmanager
-    def hook(self, transport: Transport) -> Iterator[None]:
+    def hook(self, transport: Transport) -> contextlib.AbstractContextManager[object]:
         """Surrounds a hook's work on the device in a session that watches steps."""
-        self.encode_complete()
+        if self._to_encode.number:
+            self.encode_complete()
+        return self._hook_with_trials(transport) if self._to_try.number else self._steps.hook(transport)
+
+    @contextlib.contextmanager
+    def _hook_with_trials(self, transport: Transport) -> Iterator[None]:
         with self._steps.hook(transport):
             self._try_encodings()
             yield

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vdnn import _C
 from vdnn.runtime.machine.gauges import Gauges, Mark
@@ -23,8 +23,7 @@ _CLOCK_NS = 1000  # how exact the times of a device's events are
 Ends = Mapping[Track, Sequence[int]]  # when the copies of each track ended, in order
 
 
-@dataclass(frozen=True, slots=True)
-class _Hook:
+class _Hook(NamedTuple):
     point: int
     begin: Mark
     reload_begin: Mark | None

@@ -29,6 +29,7 @@ from vdnn.runtime.machine.gauges import Gauges, Mark
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.source import HELD_ONCE
+from vdnn.runtime.torch_internals.memory_holders import natively_held
 from vdnn.step.recording import Lifetime, Point, PointKind, Recompute, Recording, SaveKey
 
 
@@ -237,8 +238,8 @@ class Recorder:
 
     def _find_freed(self) -> None:
         """Note the storages that only the runtime holds. See [Note: Other holders]."""
-        still_held: list[tuple[_Life, weakref.ref[ManagedStorage]]] = []
-        for life, reference in self._held:
+        held, number = self._held, 0
+        for life, reference in held:
             managed = reference()
             if managed is None or life.free_point is not None:
                 continue
@@ -246,11 +247,12 @@ class Recorder:
             if storage is None:
                 continue
             # Natively only the wrapper holds it. The source of the managed storage and this frame hold the wrapper.
-            if torch._C._storage_Use_Count(storage._cdata) == 1 and sys.getrefcount(storage) <= 1 + HELD_ONCE:
+            if natively_held(storage._cdata) == 1 and sys.getrefcount(storage) <= 1 + HELD_ONCE:
                 life.free_point = len(self._points)
             else:
-                still_held.append((life, reference))
-        self._held = still_held
+                held[number] = life, reference
+                number += 1
+        del held[number:]
 
     # The end.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import functools
 
 import torch
 
@@ -12,13 +12,18 @@ from vdnn.step.forms import NO_FORM, Form, Forms
 from vdnn.step.recording import SaveKey
 
 
+@functools.cache
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 class SaveKeys:
     """The save keys of one step or micro-batch, and its kind."""
 
     def __init__(self, *, is_later: bool = False) -> None:
         """`is_later`: of a micro-batch that is not the first of its step."""
         self._is_later = is_later
-        self._occurrences: Counter[tuple[object, ...]] = Counter()
+        self._occurrences: dict[tuple[object, ...], int] = {}
         self._forms = Forms()
         self.first: SaveKey | None = None
         self.last: SaveKey | None = None
@@ -34,19 +39,25 @@ class SaveKeys:
         alike = (
             "" if node is None else node.name(),
             modules.path(),
-            str(tensor.dtype).removeprefix("torch."),
-            tuple(int(size) for size in tensor.shape),
-            tuple(int(stride) for stride in tensor.stride()),
+            _name_of(tensor.dtype),
+            tuple(map(int, tensor.shape)),
+            tuple(map(int, tensor.stride())),
         )
-        key = SaveKey(*alike, self._occurrences[alike])
+        number = self._occurrences.get(alike, 0)
+        self._occurrences[alike] = number + 1
+        key = SaveKey(*alike, number)
         if self.first is None:
             self.begin = Begin(NO_FORM, modules.model(), self._is_later)
-        self.add(key, tensor.nbytes)
+        self._add(key, tensor.nbytes)
         return key
 
     def add(self, key: SaveKey, nbytes: int) -> None:
         """Adds the next save, which has this key."""
-        self._occurrences[key.producer, key.module, key.dtype, key.size, key.stride] += 1
+        alike = key.producer, key.module, key.dtype, key.size, key.stride
+        self._occurrences[alike] = self._occurrences.get(alike, 0) + 1
+        self._add(key, nbytes)
+
+    def _add(self, key: SaveKey, nbytes: int) -> None:
         form = self.form = self._forms.of(key)
         self.last = key
         self.saves[form] = nbytes

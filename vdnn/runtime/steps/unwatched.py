@@ -58,7 +58,7 @@ class UnwatchedSteps:
 
     # Called in the hooks.
 
-    def hook(self, transport: Transport) -> AbstractContextManager[None]:
+    def hook(self, transport: Transport) -> AbstractContextManager[object]:
         return _NOTHING
 
     def recomputing(self, transport: Transport) -> AbstractContextManager[None]:

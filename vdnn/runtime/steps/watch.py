@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
@@ -39,6 +39,23 @@ from vdnn.step.plan import Action, Plan
 from vdnn.step.plan_use import PlanUse
 from vdnn.step.recording import Recording, SaveKey
 from vdnn.step.timeline import Timeline
+
+_INSIDE_ANOTHER = contextlib.nullcontext()  # or on a device that is not watched
+
+
+class _Hook:
+    """The context around a hook. A context manager of contextlib's takes several times as long."""
+
+    __slots__ = ("_watch",)
+
+    def __init__(self, watch: StepWatch) -> None:
+        self._watch = watch
+
+    def __enter__(self) -> None:
+        self._watch.hook_begins()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._watch.hook_ends(was_interrupted=kind is not None)
 
 
 class StepWatch:
@@ -240,20 +257,26 @@ class StepWatch:
 
     # Called in the hooks, in this order.
 
-    @contextlib.contextmanager
-    def hook(self, transport: Transport) -> Iterator[None]:
+    def hook(self, transport: Transport) -> contextlib.AbstractContextManager[object]:
         """A context around everything that a hook does on the device."""
         if self.transport is None:
             self._open(transport)
-        if self._busy or transport is not self.transport:
-            yield
-            return
+        return _INSIDE_ANOTHER if self._busy or transport is not self.transport else _Hook(self)
+
+    def hook_begins(self) -> None:
         self.settling.continue_in_python()
         self._busy = self._thread.is_in_hook = True
         try:
             self._observe()
-            yield
-            self._step.make_moves()
+        except BaseException:
+            self.hook_ends(was_interrupted=True)
+            raise
+
+    def hook_ends(self, *, was_interrupted: bool) -> None:
+        """`was_interrupted`: by an exception."""
+        try:
+            if not was_interrupted:
+                self._step.make_moves()
         finally:
             observed, self._observed = self._observed, None
             try:
@@ -314,10 +337,12 @@ class StepWatch:
     def looks_for_recomputes(self) -> bool:
         """True in steps that are recorded, and have no plan that moves anything. Without a planner also in those ahead
         of the recorded one: what could not be tried there is tried again in it."""
-        executor, is_recorded = self._step.executor, self._step.recorder is not None
-        is_ahead = self.options.planner is None and self._measured.last_recorded is None and executor is None
-        is_free = executor is None or executor.keeps_everything
-        return self._is_in_hook and (is_ahead or (is_recorded and is_free)) and self.gauges is not None
+        executor = self._step.executor
+        if not self._is_in_hook or self.gauges is None:
+            return False
+        if self._step.recorder is not None and (executor is None or executor.keeps_everything):
+            return True
+        return self.options.planner is None and self._measured.last_recorded is None and executor is None
 
     def can_be_recomputed(
         self, managed: ManagedStorage, operation: str, inputs: list[ManagedStorage], cost: RecomputeCost

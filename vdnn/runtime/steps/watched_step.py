@@ -41,22 +41,22 @@ _CHECKED = 2
 class ObservedHook:
     """A running hook of a step that is recorded or measured."""
 
-    __slots__ = ("_begin", "_changes", "_gauges", "_peaks", "_step", "_transport")
+    __slots__ = ("_begin", "_changes", "_gauges", "_peaks", "_step", "_stream", "_transport")
 
     def __init__(self, step: WatchedStep, gauges: Gauges, transport: Transport) -> None:
         self._step, self._gauges, self._transport = step, gauges, transport
         self._changes = transport.release_context.changes
         step.reload_marks = None, None
-        begin, peaks = gauges.mark(transport.current_stream()), gauges.hook_begins()
+        stream = self._stream = transport.current_stream()
+        begin, peaks = gauges.mark(stream), gauges.hook_begins()
         self._begin, self._peaks = begin, peaks
         if step.recorder is not None:
             step.recorder.reached(begin, peaks.with_absent_bytes, peaks.allocated_bytes)
 
     def end(self) -> None:
-        step, gauges, transport = self._step, self._gauges, self._transport
-        stream = transport.current_stream()
+        step, gauges, stream = self._step, self._gauges, self._stream
         end = gauges.mark(stream)
-        own = gauges.hook_ends(has_changed=transport.release_context.changes != self._changes)
+        own = gauges.hook_ends(has_changed=self._transport.release_context.changes != self._changes)
         if step.recorder is not None:
             step.recorder.left(gauges.mark(stream) if gauges.fall_behind(stream) else end)
         peak_bytes = max(self._peaks.peak_bytes, own.peak_bytes)
