@@ -34,8 +34,8 @@ from vdnn.step.recording import SaveKey
 # that the gate serves to its end makes up for one.
 _MOST_LESSONS = 8
 _MOST_FAILURES = 3
-# Steps of so many shapes may be settled under one plan. The script of one takes about 500 bytes of the host for each save
-# and use: 0.25 MB for the 12 blocks of GPT-2.
+# Steps of so many shapes may be settled under one plan. The script of one takes about 500 bytes of the host for each
+# save and use: 0.25 MB for the 12 blocks of GPT-2.
 _MOST_SHAPES = 32
 
 
