@@ -86,9 +86,12 @@ class CountedGauges(Gauges):
 
     def hook_ends(self, *, has_changed: bool) -> Peaks:
         """As a GPU's, whose statistics take long to read."""
-        if has_changed or self._ran_trials:
+        if has_changed or self._is_unread:
             return self.take_peaks()
         return Peaks(_CONSTANT_BYTES, _CONSTANT_BYTES + self.absent_bytes, _CONSTANT_BYTES)
+
+    def allocated_in_hook(self, *, has_changed: bool) -> int:
+        return self.allocated_bytes() if has_changed or self._is_unread else _CONSTANT_BYTES
 
     def pause(self) -> None:
         """Does nothing."""

@@ -13,6 +13,8 @@ from tests.runtime.rigs.networks import conv_chain, images
 from vdnn import _C
 from vdnn.runtime.machine.gauges import Peaks, VirtualGauges
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
+from vdnn.runtime.recompute.trial import Trial
+from vdnn.runtime.steps.watch import StepWatch
 
 _MOST_BETWEEN_STEPS = 16
 
@@ -35,6 +37,32 @@ def test_a_hook_of_a_recorded_step_reads_statistics_once_and_makes_two_marks(*, 
         assert CountedGauges.marks - before[1] <= 2 * points + _MOST_BETWEEN_STEPS
 
 
+def test_a_trial_of_a_first_step_reads_statistics_once_and_those_of_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If there is room for a trial, and what is allocated behind it, is known from the readings of its hook."""
+    unmeasured, measured = list[Trial](), list[Trial]()
+    run = Trial.run
+
+    def noted(trial: Trial) -> torch.Tensor:
+        (unmeasured if trial._gauges is None else measured).append(trial)
+        return run(trial)
+
+    monkeypatch.setattr(Trial, "run", noted)
+    model, x = conv_chain(), images()
+    with counted_gauges(), vdnn.offload(device=_C.SimDevice(), budget="1GiB", min_bytes=0) as session:
+        before = CountedGauges.readings
+        model(x).square().sum().backward()
+        session.step()
+        readings = CountedGauges.readings - before
+    steps = session._engine.steps
+    assert isinstance(steps, StepWatch)
+    recording = steps.recording
+    assert recording is not None
+    assert len(unmeasured) >= 4
+    assert len(measured) >= 8, "each runs twice"
+    of_trials = len(unmeasured) + len(measured) // 2 + 2 * len(measured)
+    assert readings <= len(recording.points) + of_trials + _MOST_BETWEEN_STEPS
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "keep": {"policy": "keep"},
     "vdnn-all": {"policy": "vdnn-all"},
@@ -52,9 +80,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_a_hook_that_says_that_it_has_changed_no_memory_has_not(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU's statistics are not read again behind it."""
-    allocated, unchanged = [0], list[bool]()
-    begin, end = VirtualGauges.hook_begins, VirtualGauges.hook_ends
+    """A GPU's statistics are not read again behind it. Trials count by themselves, and leave nothing allocated."""
+    allocated, unchanged, trials = [0], list[bool](), list[Trial]()
+    begin, end, run = VirtualGauges.hook_begins, VirtualGauges.hook_ends, Trial.run
+
+    def noted(trial: Trial) -> torch.Tensor:
+        trials.append(trial)
+        return run(trial)
 
     def begins(self: VirtualGauges) -> Peaks:
         peaks = begin(self)
@@ -63,11 +95,13 @@ def test_a_hook_that_says_that_it_has_changed_no_memory_has_not(
 
     def ends(self: VirtualGauges, *, has_changed: bool) -> Peaks:
         peaks = end(self, has_changed=has_changed)
-        is_same = (peaks.allocated_bytes, peaks.peak_bytes) == (allocated[0], allocated[0])
-        if not has_changed and not self._ran_trials:
-            unchanged.append(is_same)
+        if not has_changed:
+            is_peak_same = peaks.peak_bytes == allocated[0] or bool(trials)
+            unchanged.append(peaks.allocated_bytes == allocated[0] and is_peak_same)
+        trials.clear()
         return peaks
 
+    monkeypatch.setattr(Trial, "run", noted)
     monkeypatch.setattr(VirtualGauges, "hook_begins", begins)
     monkeypatch.setattr(VirtualGauges, "hook_ends", ends)
     with VirtualMachine("titan-x", fake=False) as machine:

@@ -45,7 +45,7 @@ class Gauges(ABC):
         self.peak_before_bytes = 0
         self._trial_peak_bytes = 0
         self._is_unnoticed = False
-        self._ran_trials = False  # since the last hook began
+        self._is_unread = False  # a trial has ended in this hook, and its end was not read
 
     @abstractmethod
     def mark(self, stream: _C.Stream) -> Mark:
@@ -78,13 +78,17 @@ class Gauges(ABC):
 
     def hook_begins(self) -> Peaks:
         """The same as take_peaks, where a hook begins."""
-        self._ran_trials = False
+        self._is_unread = False
         return self.take_peaks()
 
     def hook_ends(self, *, has_changed: bool) -> Peaks:
         """The same where it ends. `has_changed`: it has allocated or freed something, apart from trials. Gauges that
         take long to read do not read again if nothing has changed."""
         return self.take_peaks()
+
+    def allocated_in_hook(self, *, has_changed: bool) -> int:
+        """The bytes that are allocated now, between hook_begins and hook_ends."""
+        return self.allocated_bytes()
 
     def step_begins(self) -> None:
         """Called before the first hook of a step, from which peaks count."""
@@ -106,10 +110,11 @@ class Gauges(ABC):
     def unnoticed(self) -> Iterator[None]:
         """A context for a trial: its allocations count only for a peak that is taken inside, and for that of trials. On
         a virtual machine the clock of the step stands still, and marks that are made inside measure the trial."""
-        self._is_unnoticed = self._ran_trials = True
+        self._is_unnoticed = self._is_unread = True
         try:
             yield
             self.take_peaks()
+            self._is_unread = False
         finally:
             self._is_unnoticed = False
 
@@ -215,10 +220,13 @@ class CudaGauges(Gauges):
         self.peak_before_bytes = self._last.peak_bytes
 
     def hook_ends(self, *, has_changed: bool) -> Peaks:
-        if has_changed or self._ran_trials:
+        if has_changed or self._is_unread:
             return self.take_peaks()
         now = self._last.bytes
         return Peaks(now, now + self.absent_bytes, now)
+
+    def allocated_in_hook(self, *, has_changed: bool) -> int:
+        return self.allocated_bytes() if has_changed or self._is_unread else self._last.bytes
 
     def step_ended(self) -> Peaks:
         peaks = self.take_peaks()

@@ -355,14 +355,17 @@ class StepWatch:
         budget_bytes = None if planner is None else planner.fixed_bytes(transport.device.info.total_bytes)
         if budget_bytes is None or gauges is None or transport.fake:
             return True
-        return gauges.allocated_bytes() + nbytes <= budget_bytes
+        return self._allocated_bytes(gauges) + nbytes <= budget_bytes
 
     def make_room_for_trial(self, transport: Transport, nbytes: int) -> None:
         """Moves something that the step keeps, or waits for what leaves, if a trial would take more than there is."""
         planner, gauges, guard = self.options.planner, self.gauges, self._step.guard
         budget_bytes = None if planner is None else planner.fixed_bytes(transport.device.info.total_bytes)
         if budget_bytes is not None and gauges is not None and guard is not None and not transport.fake:
-            guard.free_now(gauges.allocated_bytes() + nbytes - budget_bytes)
+            guard.free_now(self._allocated_bytes(gauges) + nbytes - budget_bytes)
+
+    def _allocated_bytes(self, gauges: Gauges) -> int:
+        return gauges.allocated_bytes() if self._observed is None else self._observed.allocated_bytes
 
     def cannot_be_recomputed(self, managed: ManagedStorage) -> None:
         self._step.cannot_be_recomputed(managed)

@@ -53,10 +53,19 @@ class ObservedHook:
         if step.recorder is not None:
             step.recorder.reached(begin, peaks.with_absent_bytes, peaks.allocated_bytes)
 
+    @property
+    def _has_changed(self) -> bool:
+        """True if the hook has allocated or freed something, apart from trials."""
+        return self._transport.release_context.changes != self._changes
+
+    @property
+    def allocated_bytes(self) -> int:
+        return self._gauges.allocated_in_hook(has_changed=self._has_changed)
+
     def end(self) -> None:
         step, gauges, stream = self._step, self._gauges, self._stream
         end = gauges.mark(stream)
-        own = gauges.hook_ends(has_changed=self._transport.release_context.changes != self._changes)
+        own = gauges.hook_ends(has_changed=self._has_changed)
         if step.recorder is not None:
             step.recorder.left(gauges.mark(stream) if gauges.fall_behind(stream) else end)
         peak_bytes = max(self._peaks.peak_bytes, own.peak_bytes)
