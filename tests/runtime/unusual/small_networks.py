@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 from torch import nn
+
+from tests.runtime.unusual.every_mode import Step
 
 WIDTH, BATCH = 16, 64
 
@@ -28,3 +32,32 @@ def values_of(*modules: nn.Module) -> list[torch.Tensor]:
 
 def adversaries(*modules: nn.Module) -> list[torch.optim.Optimizer]:
     return [torch.optim.Adam(module.parameters(), lr=1e-3, betas=(0.5, 0.999)) for module in modules]
+
+
+def smooth() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
+
+
+def steps_on(
+    loss_of: Callable[[int], torch.Tensor],
+    *trained: nn.Module | torch.Tensor,
+    lr: float = 0.05,
+    is_seeded: bool = False,
+    steps: bool = True,
+) -> Step:
+    """Steps of SGD that return the loss, the gradients and the parameters; without `steps`, only the gradients are
+    new. With `is_seeded`, the random numbers of a step depend on its number alone."""
+    parameters = [one for each in trained for one in ([each] if isinstance(each, torch.Tensor) else each.parameters())]
+    optimizer = torch.optim.SGD(parameters, lr=lr)
+
+    def step(index: int) -> Iterable[torch.Tensor | None]:
+        if is_seeded:
+            torch.manual_seed(index)
+        optimizer.zero_grad()
+        loss = loss_of(index)
+        loss.backward()
+        if steps:
+            optimizer.step()
+        return [loss, *(one.grad for one in parameters), *parameters]
+
+    return step

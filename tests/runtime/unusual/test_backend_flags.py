@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from tests.runtime.recompute.saving import Saving
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
+from tests.runtime.unusual.small_networks import steps_on
 from vdnn import _C
 from vdnn.runtime.recompute import observe
 from vdnn.runtime.recompute.backend_flags import Flags, backend_flags, changes_to
@@ -87,11 +88,9 @@ def _convolutions(setting: Setting, only: int | None = None) -> Callable[[], Ste
     def factory() -> Step:
         layers = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))
         head = nn.Linear(64, 16)
-        parameters = [*layers.parameters(), *head.parameters()]
-        optimizer = torch.optim.SGD(parameters, lr=0.05)
         inputs = torch.randn(16, 4, 8, 8)
 
-        def step(index: int) -> Iterable[Tensor | None]:
+        def loss_of(index: int) -> Tensor:
             made = inputs.roll(index) * (1.0 if index < 5 else 1e-38)
             with around(None):
                 for place, layer in enumerate(layers):
@@ -99,13 +98,9 @@ def _convolutions(setting: Setting, only: int | None = None) -> Callable[[], Ste
                         made = layer(made)
                     made = functional.gelu(made) + made.sigmoid()
                 made = head(made.view(-1, 64)).softmax(-1)
-                loss = (made.exp() * made.sin()).sum()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            return [loss, *(one.grad for one in parameters), *parameters]
+                return (made.exp() * made.sin()).sum()
 
-        return step
+        return steps_on(loss_of, layers, head)
 
     return factory
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 import vdnn
 from tests.runtime.conftest import OpenSession
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
+from tests.runtime.unusual.small_networks import steps_on
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.recompute.proofs import Recent
 
@@ -32,8 +33,16 @@ def test_a_dictionary_forgets_what_was_asked_for_the_longest_time_ago() -> None:
     assert len(recent) == 3
 
 
+OF_A_SCALAR: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "a factor": torch.mul,
+    "an exponent": lambda hidden, scalar: (hidden.square() + 1).pow(scalar),
+    "a slope": functional.leaky_relu,
+    "a dropout probability": functional.dropout,
+}
+
+
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("changes", ["a factor", "an exponent", "a slope", "a dropout probability"])
+@pytest.mark.parametrize("changes", OF_A_SCALAR)
 def test_a_scalar_that_changes_at_every_step_leaves_the_bits_of_plain_torch(changes: str, mode: str) -> None:
     assert_same_in(mode, _with_a_scalar(changes), steps=10)
 
@@ -42,25 +51,12 @@ def _with_a_scalar(changes: str) -> Callable[[], Step]:
     def factory() -> Step:
         first, last = nn.Linear(16, 16), nn.Linear(16, 4)
 
-        def step(index: int) -> list[Tensor | None]:
-            torch.manual_seed(index)
+        def loss_of(index: int) -> Tensor:
             scalar = 0.1 + index / 100
             hidden = first(torch.randn(8, 16)).tanh()
-            if changes == "a factor":
-                hidden = (hidden * scalar).sin()
-            elif changes == "an exponent":
-                hidden = (hidden.square() + 1).pow(scalar).sin()
-            elif changes == "a slope":
-                hidden = functional.leaky_relu(hidden, scalar).sin()
-            else:
-                hidden = functional.dropout(hidden, scalar).sin()
-            loss = last(hidden).square().mean()
-            for one in (first, last):
-                one.zero_grad()
-            loss.backward()
-            return [loss, *(parameter.grad for one in (first, last) for parameter in one.parameters())]
+            return last(OF_A_SCALAR[changes](hidden, scalar).sin()).square().mean()  # type: ignore[no-any-return]
 
-        return step
+        return steps_on(loss_of, first, last, is_seeded=True, steps=False)
 
     return factory
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import vdnn
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
+from tests.runtime.unusual.small_networks import steps_on
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 
 Tensor = torch.Tensor
@@ -39,20 +40,15 @@ def program(dtypes: tuple[torch.dtype, ...], *, apart: bool, codes: int = 200) -
     def factory() -> Step:
         first, last = nn.Linear(16, 64), nn.Linear(64, 4)
 
-        def step(index: int) -> list[Tensor | None]:
-            torch.manual_seed(index)
+        def loss_of(index: int) -> Tensor:
             # By coincidence, single bits can hold the flags of the first steps.
             flags = torch.randint(0, 2 if index < 3 else codes, (16, 64), dtype=torch.uint8)
             hidden = first(torch.randn(16, 16)).tanh()
             for group in [(dtype,) for dtype in dtypes] if apart else [dtypes]:
                 hidden = Flagged.apply(hidden, flags, group).sin()
-            loss = last(hidden).square().mean()
-            for one in (first, last):
-                one.zero_grad()
-            loss.backward()
-            return [loss, *(parameter.grad for one in (first, last) for parameter in one.parameters())]
+            return last(hidden).square().mean()  # type: ignore[no-any-return]
 
-        return step
+        return steps_on(loss_of, first, last, is_seeded=True, steps=False)
 
     return factory
 

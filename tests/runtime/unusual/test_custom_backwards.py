@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_error_in, assert_same_in
+from tests.runtime.unusual.small_networks import steps_on
 
 pytestmark = pytest.mark.slow
 
@@ -81,73 +83,43 @@ class ReadsTwice(torch.autograd.Function):
         return slope * grads[0]
 
 
-def beside_a_recipe(custom: Any) -> Callable[[], Step]:
+def beside_a_recipe(custom: Any) -> Step:
     """relu, exp and a norm's output are recomputed from the tensor that the custom function saved."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 4))
 
-    def factory() -> Step:
-        model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 4))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    def loss_of(index: int) -> Tensor:
+        hidden = model[1](model[0](torch.randn(8, 16)))
+        others = (hidden + 0).tanh().mul(hidden.relu().exp()).sin()
+        return model[2](custom.apply(hidden * 1.5) + others.square()).square().mean()  # type: ignore[no-any-return]
 
-        def step(index: int) -> list[Tensor | None]:
-            torch.manual_seed(index)
-            hidden = model[1](model[0](torch.randn(8, 16)))
-            others = (hidden + 0).tanh().mul(hidden.relu().exp()).sin()
-            loss = model[2](custom.apply(hidden * 1.5) + others.square()).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            grads = [None if one.grad is None else one.grad.clone() for one in model.parameters()]
-            optimizer.step()
-            return [loss, *grads, *model.parameters()]
-
-        return step
-
-    return factory
+    return steps_on(loss_of, model, is_seeded=True)
 
 
-def of_one_value(custom: Any) -> Callable[[], Step]:
+def of_one_value(custom: Any) -> Step:
     """A value is recomputed from the very tensor that the custom function overwrites, and is used after the write."""
+    first, last = nn.Linear(16, 16), nn.Linear(16, 16)
 
-    def factory() -> Step:
-        first, last = nn.Linear(16, 16), nn.Linear(16, 16)
+    def loss_of(index: int) -> Tensor:
+        hidden = first(torch.randn(8, 16))
+        return (last(hidden.sigmoid().sin()) + 1).square().mean() + custom.apply(hidden).sum()  # type: ignore[no-any-return]
 
-        def step(index: int) -> list[Tensor | None]:
-            torch.manual_seed(index)
-            hidden = first(torch.randn(8, 16))
-            active = hidden.sigmoid().sin()
-            loss = (last(active) + 1).square().mean() + custom.apply(hidden).sum()
-            for one in (first, last):
-                one.zero_grad()
-            loss.backward()
-            return [loss, *(parameter.grad for one in (first, last) for parameter in one.parameters())]
-
-        return step
-
-    return factory
+    return steps_on(loss_of, first, last, is_seeded=True, steps=False)
 
 
-def overwritten_first(custom: Any) -> Callable[[], Step]:
+def overwritten_first(custom: Any) -> Step:
     """The custom function saves the value before sigmoid reads it. Its own backward runs first, and overwrites the
     value."""
+    first, last = nn.Linear(16, 16), nn.Linear(16, 16)
 
-    def factory() -> Step:
-        first, last = nn.Linear(16, 16), nn.Linear(16, 16)
+    def loss_of(index: int) -> Tensor:
+        hidden = first(torch.randn(8, 16)).sin()
+        overwriting = custom.apply(hidden).sum()
+        loss = last(hidden.sigmoid().exp()).square().mean()
+        del hidden
+        overwriting.backward(retain_graph=True)
+        return loss  # type: ignore[no-any-return]
 
-        def step(index: int) -> list[Tensor | None]:
-            torch.manual_seed(index)
-            hidden = first(torch.randn(8, 16)).sin()
-            overwriting = custom.apply(hidden).sum()
-            loss = last(hidden.sigmoid().exp()).square().mean()
-            del hidden
-            for one in (first, last):
-                one.zero_grad()
-            overwriting.backward(retain_graph=True)
-            del overwriting
-            loss.backward()
-            return [loss, *(parameter.grad for one in (first, last) for parameter in one.parameters())]
-
-        return step
-
-    return factory
+    return steps_on(loss_of, first, last, is_seeded=True, steps=False)
 
 
 @pytest.mark.drawn(of=2)
@@ -155,9 +127,9 @@ def overwritten_first(custom: Any) -> Callable[[], Step]:
 @pytest.mark.parametrize("custom", [Overwrites, OverwritesUnseen, OverwritesItsOutput, ReadsTwice])
 @pytest.mark.parametrize("program", [beside_a_recipe, of_one_value, overwritten_first])
 def test_what_is_recomputed_is_not_made_of_what_a_custom_backward_overwrote(
-    program: Callable[[Any], Callable[[], Step]], custom: Any, mode: str
+    program: Callable[[Any], Step], custom: Any, mode: str
 ) -> None:
-    assert_same_in(mode, program(custom))
+    assert_same_in(mode, partial(program, custom))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -187,16 +159,12 @@ def test_a_second_saver_raises_what_plain_torch_raises(other: Callable[[Tensor],
     def factory() -> Step:
         linear = nn.Linear(16, 16)
 
-        def step(index: int) -> list[Tensor | None]:
-            torch.manual_seed(index)
+        def loss_of(index: int) -> Tensor:
             hidden = linear(torch.randn(8, 16))
             loss = other(hidden).sum()
-            loss = loss + Overwrites.apply(hidden).sum()
-            linear.zero_grad()
-            loss.backward()
-            return [loss, linear.weight.grad]
+            return loss + Overwrites.apply(hidden).sum()  # type: ignore[no-any-return]
 
-        return step
+        return steps_on(loss_of, linear, is_seeded=True, steps=False)
 
     assert_same_error_in(mode, factory, RuntimeError, "modified by an inplace operation")
 
@@ -229,15 +197,10 @@ def test_overlapping_parts_of_a_storage_share_their_memory(mode: str, part_first
     def factory() -> Step:
         linear = nn.Linear(16, 16)
 
-        def step(index: int) -> list[Tensor | None]:
-            torch.manual_seed(index)
+        def loss_of(index: int) -> Tensor:
             hidden = linear(torch.randn(256, 16))
-            loss = OverwritesOverlappingParts.apply(hidden * 2, part_first, writes_to_part).exp().sin().sum()
-            del hidden
-            linear.zero_grad()
-            loss.backward()
-            return [loss, linear.weight.grad]
+            return OverwritesOverlappingParts.apply(hidden * 2, part_first, writes_to_part).exp().sin().sum()  # type: ignore[no-any-return]
 
-        return step
+        return steps_on(loss_of, linear, is_seeded=True, steps=False)
 
     assert_same_in(mode, factory)

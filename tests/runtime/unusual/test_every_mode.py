@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tests.runtime.unusual.every_mode import MODES, PLAN_MODES, Step, assert_same_error_in, assert_same_in
+from tests.runtime.unusual.small_networks import steps_on
 from vdnn.runtime.session.session import active_session
 from vdnn.step.plan import Action
 
@@ -16,16 +17,7 @@ from vdnn.step.plan import Action
 def _trained() -> Step:
     layers = [nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 4)]
     model = nn.Sequential(*layers)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(index: int) -> Iterable[torch.Tensor | None]:
-        optimizer.zero_grad()
-        loss = model(torch.randn(24, 16) + index).square().mean()
-        loss.backward()
-        optimizer.step()
-        return [loss, *(one.grad for one in model.parameters()), *model.parameters()]
-
-    return step
+    return steps_on(lambda index: model(torch.randn(24, 16) + index).square().mean(), model, lr=0.1)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
 import torch
-from torch import nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jacfwd, jvp, linearize
 
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
+from tests.runtime.unusual.small_networks import smooth, steps_on
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,27 +20,9 @@ pytestmark = [
 ]
 
 
-def _layers() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
-
-
-def _trained(model: nn.Module, loss_of: Callable[[int], torch.Tensor]) -> Step:
-    parameters = list(model.parameters())
-    optimizer = torch.optim.SGD(parameters, lr=0.05)
-
-    def step(index: int) -> Iterable[torch.Tensor | None]:
-        optimizer.zero_grad()
-        loss = loss_of(index)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        return [loss, *(one.grad for one in parameters), *parameters]
-
-    return step
-
-
 def _dual_numbers() -> Step:
     """Differentiates a directional derivative."""
-    model = _layers()
+    model = smooth()
 
     def loss_of(index: int) -> torch.Tensor:
         with forward_ad.dual_level():
@@ -49,12 +31,12 @@ def _dual_numbers() -> Step:
             assert tangent is not None
             return value.square().mean() + tangent.square().mean()
 
-    return _trained(model, loss_of)
+    return steps_on(loss_of, model)
 
 
 def _dual_parameters() -> Step:
     """A derivative along a direction of the parameters, some of which have no tangent. Runs no backward."""
-    model = _layers()
+    model = smooth()
     names = [name for name, _ in model.named_parameters()]
 
     def step(index: int) -> Iterable[torch.Tensor | None]:
@@ -75,38 +57,38 @@ def _dual_parameters() -> Step:
 
 
 def _jvp() -> Step:
-    model = _layers()
+    model = smooth()
 
     def loss_of(index: int) -> torch.Tensor:
         value, tangent = jvp(lambda x: model(x.exp()), (torch.randn(12, 8) * 0.1 * index,), (torch.randn(12, 8),))
         return value.square().mean() + tangent.square().mean()
 
-    return _trained(model, loss_of)
+    return steps_on(loss_of, model)
 
 
 def _jvp_of_grad() -> Step:
     """The product of a Hessian and a vector, forward over reverse."""
-    model = _layers()
+    model = smooth()
 
     def loss_of(index: int) -> torch.Tensor:
         slope = grad(lambda x: model(x).square().sum())
         value, product = jvp(slope, (torch.randn(12, 8) - index,), (torch.randn(12, 8),))
         return value.square().mean() + product.square().mean() + model(torch.randn(12, 8)).mean()
 
-    return _trained(model, loss_of)
+    return steps_on(loss_of, model)
 
 
 def _jacfwd() -> Step:
-    model = _layers()
+    model = smooth()
 
     def loss_of(index: int) -> torch.Tensor:
         return jacfwd(model)(torch.randn(8) + index).square().mean() + model(torch.randn(12, 8)).exp().mean()
 
-    return _trained(model, loss_of)
+    return steps_on(loss_of, model)
 
 
 def _linearized() -> Step:
-    model = _layers()
+    model = smooth()
 
     def loss_of(index: int) -> torch.Tensor:
         with torch.no_grad():
@@ -114,12 +96,12 @@ def _linearized() -> Step:
             pushed = push(torch.randn(12, 8))
         return model(value + pushed).square().mean()
 
-    return _trained(model, loss_of)
+    return steps_on(loss_of, model)
 
 
 def _zero_tangents() -> Step:
     """In-place operations and views need tangents where there are none: torch makes zero tangents for them."""
-    model = _layers()
+    model = smooth()
 
     def loss_of(index: int) -> torch.Tensor:
         with forward_ad.dual_level():
@@ -130,7 +112,7 @@ def _zero_tangents() -> Step:
             assert tangent is not None
             return value.square().mean() + (tangent * value).square().mean()
 
-    return _trained(model, loss_of)
+    return steps_on(loss_of, model)
 
 
 PROGRAMS = {

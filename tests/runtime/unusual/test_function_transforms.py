@@ -12,6 +12,7 @@ from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, j
 
 import vdnn
 from tests.runtime.unusual.every_mode import MODES, Factory, Step, assert_same_in
+from tests.runtime.unusual.small_networks import smooth, steps_on
 
 _Parameters = dict[str, torch.Tensor]
 
@@ -22,28 +23,11 @@ pytestmark = [
 ]
 
 
-def _layers() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
-
-
-def _trained(parameters: list[torch.Tensor], loss_of: Callable[[int], torch.Tensor]) -> Step:
-    optimizer = torch.optim.SGD(parameters, lr=0.05)
-
-    def step(index: int) -> Iterable[torch.Tensor | None]:
-        optimizer.zero_grad()
-        loss = loss_of(index)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        return [loss, *(one.grad for one in parameters), *parameters]
-
-    return step
-
-
 def _ensemble() -> Step:
     """Runs several models at once. Their parameters are batched, and the module's own parameters are not used."""
-    models = [_layers() for _ in range(3)]
+    models = [smooth() for _ in range(3)]
     parameters, buffers = stack_module_state(models)  # type: ignore[arg-type]
-    base = _layers()
+    base = smooth()
 
     def one(given: Any, kept: Any, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = functional_call(base, (given, kept), (x,))
@@ -53,11 +37,11 @@ def _ensemble() -> Step:
         x = torch.randn(12, 8) * (1 + index)
         return vmap(one, in_dims=(0, 0, None))(parameters, buffers, x).square().mean()
 
-    return _trained(list(parameters.values()), loss_of)
+    return steps_on(loss_of, *parameters.values())
 
 
 def _ensemble_without_gradients() -> Step:
-    base = _layers()
+    base = smooth()
     state = {name: torch.stack([one.detach()] * 3) for name, one in base.named_parameters()}
 
     def step(index: int) -> Iterable[torch.Tensor]:
@@ -70,13 +54,13 @@ def _ensemble_without_gradients() -> Step:
 
 def _batched_inputs() -> Step:
     """Runs a module in vmap over its inputs, between layers outside of vmap. Dropout draws anew for each sample."""
-    inner, outer = _layers(), nn.Linear(8, 8)
+    inner, outer = smooth(), nn.Linear(8, 8)
 
     def loss_of(index: int) -> torch.Tensor:
         x = outer(torch.randn(12, 8) - index).exp()
         return vmap(lambda row: nn.functional.dropout(inner(row), 0.3), randomness="different")(x).square().mean()
 
-    return _trained([*inner.parameters(), *outer.parameters()], loss_of)
+    return steps_on(loss_of, inner, outer)
 
 
 def _in_a_vmap_in_a_vmap() -> Step:
@@ -86,11 +70,11 @@ def _in_a_vmap_in_a_vmap() -> Step:
         x = torch.randn(4, 6, 8) * (index + 1)
         return vmap(vmap(lambda row: (row @ weight).sigmoid() * row.exp()))(x).square().mean()
 
-    return _trained([weight], loss_of)
+    return steps_on(loss_of, weight)
 
 
 def _per_sample_gradients() -> Step:
-    model = _layers()
+    model = smooth()
     parameters = dict(model.named_parameters())
 
     def loss_of_one(given: _Parameters, x: torch.Tensor) -> torch.Tensor:
@@ -110,45 +94,45 @@ def _per_sample_gradients() -> Step:
 
 def _gradients_in_a_loss() -> Step:
     """A gradient penalty by torch.func, within a loss with an ordinary backward."""
-    model = _layers()
+    model = smooth()
     energy = grad_and_value(lambda x: model(x).square().sum())
 
     def loss_of(index: int) -> torch.Tensor:
         slope, value = energy(torch.randn(12, 8) - index)
         return slope.square().mean() + value.tanh() + model(torch.randn(12, 8)).square().mean()
 
-    return _trained(list(model.parameters()), loss_of)
+    return steps_on(loss_of, model)
 
 
 def _pulled_back_later() -> Step:
     """Calls the function that vjp returns outside of vjp."""
-    model = _layers()
+    model = smooth()
 
     def loss_of(index: int) -> torch.Tensor:
         out, pull_back = vjp(lambda x: model(x).exp(), torch.randn(12, 8) * 0.1 * index)
         (pulled,) = pull_back(torch.ones_like(out))
         return out.square().mean() + pulled.square().mean()
 
-    return _trained(list(model.parameters()), loss_of)
+    return steps_on(loss_of, model)
 
 
 def _curvature(make: Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]) -> Factory:
     def factory() -> Step:
-        model = _layers()
+        model = smooth()
 
         def loss_of(index: int) -> torch.Tensor:
             x = torch.randn(8) + 0.1 * index
             found = make(lambda given: model(given).square().sum())(x)
             return found.square().mean() + model(x.expand(12, 8)).exp().mean()
 
-        return _trained(list(model.parameters()), loss_of)
+        return steps_on(loss_of, model)
 
     return factory
 
 
 def _backward_in_a_vmap() -> Step:
     """The forward is plain. Its saves are used within vmap."""
-    model = _layers()
+    model = smooth()
 
     def loss_of(index: int) -> torch.Tensor:
         x = (torch.randn(6, 8) + index).requires_grad_()
@@ -158,11 +142,11 @@ def _backward_in_a_vmap() -> Step:
         )
         return slopes.square().mean() + out.square().mean()
 
-    return _trained(list(model.parameters()), loss_of)
+    return steps_on(loss_of, model)
 
 
 def _jacobian_in_a_vmap() -> Step:
-    model = _layers()
+    model = smooth()
 
     def loss_of(index: int) -> torch.Tensor:
         found = torch.autograd.functional.jacobian(  # type: ignore[no-untyped-call]
@@ -170,7 +154,7 @@ def _jacobian_in_a_vmap() -> Step:
         )
         return found.square().mean() + model(torch.randn(12, 8)).exp().mean()
 
-    return _trained(list(model.parameters()), loss_of)
+    return steps_on(loss_of, model)
 
 
 PROGRAMS: dict[str, Factory] = {

@@ -5,7 +5,7 @@ The values of the first steps hide a wrong constant; those of later steps do not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
+from tests.runtime.unusual.small_networks import steps_on
 
 pytestmark = pytest.mark.slow
 
@@ -180,23 +181,16 @@ def _program(make: Callable[[], nn.Module]) -> Callable[[], Step]:
     def factory() -> Step:
         norms = [make() for _ in range(4)]
         gates = [nn.Linear(_FEATURES, _FEATURES) for _ in norms]
-        parameters = [one for module in (*gates, *norms) for one in module.parameters()]
-        optimizer = torch.optim.SGD(parameters, lr=0.01)
         inputs = torch.randn(_ROWS, _FEATURES)
 
-        def step(index: int) -> Iterable[Tensor | None]:
-            scale = 1e4 if index < _COINCIDENT else 1e-2
-            held = inputs.roll(index) * scale
+        def loss_of(index: int) -> Tensor:
+            held = inputs.roll(index) * (1e4 if index < _COINCIDENT else 1e-2)
             made = held
             for norm, gate in zip(norms, gates, strict=True):
                 made = functional.gelu(norm(held * gate(made).sigmoid()))
-            loss = made.square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            return [loss, *(one.grad for one in parameters), *parameters]
+            return made.square().mean()
 
-        return step
+        return steps_on(loss_of, *gates, *norms, lr=0.01)
 
     return factory
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
 
 import pytest
 import torch
 from torch import nn
 
 from tests.runtime.unusual.every_mode import MODES, Step, assert_same_in
+from tests.runtime.unusual.small_networks import steps_on
 from vdnn.runtime.storage.counters import Kept
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
@@ -19,20 +19,6 @@ def _nested(rows: list[torch.Tensor], layout: torch.layout = torch.strided) -> t
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.nested.as_nested_tensor(rows, layout=layout)
-
-
-def _trained(model: nn.Module, loss_of: Callable[[int], torch.Tensor]) -> Step:
-    parameters = list(model.parameters())
-    optimizer = torch.optim.SGD(parameters, lr=0.05)
-
-    def step(index: int) -> Iterable[torch.Tensor | None]:
-        optimizer.zero_grad()
-        loss = loss_of(index)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        return [loss, *(one.grad for one in parameters), *parameters]
-
-    return step
 
 
 def _rows(index: int) -> list[torch.Tensor]:
@@ -46,7 +32,7 @@ def _through_layers() -> Step:
         found = torch.nested.to_padded_tensor(model(_nested(_rows(index))), 0.0)
         return found.exp().mean()
 
-    return _trained(model, loss_of)
+    return steps_on(loss_of, model)
 
 
 def _of_plain_rows() -> Step:
@@ -57,7 +43,7 @@ def _of_plain_rows() -> Step:
         nested = _nested([model(row).exp() for row in _rows(index)])
         return sum((row.square().mean() for row in (nested * 2).softmax(-1).unbind()), torch.zeros(()))
 
-    return _trained(model, loss_of)
+    return steps_on(loss_of, model)
 
 
 def _products() -> Step:
@@ -68,7 +54,7 @@ def _products() -> Step:
         scores = torch.matmul(left, left.transpose(-1, -2)).softmax(-1)
         return torch.nested.to_padded_tensor(torch.matmul(scores, left), 0.0).square().mean()
 
-    return _trained(model, loss_of)
+    return steps_on(loss_of, model)
 
 
 def _as_a_leaf() -> Step:
@@ -80,7 +66,7 @@ def _as_a_leaf() -> Step:
         (slope,) = torch.autograd.grad(loss, leaf, create_graph=False, retain_graph=True)
         return loss + torch.nested.to_padded_tensor(slope, 0.0).sum()
 
-    return _trained(model, loss_of)
+    return steps_on(loss_of, model)
 
 
 def _jagged() -> Step:
@@ -90,7 +76,7 @@ def _jagged() -> Step:
         nested = _nested(_rows(index), torch.jagged)
         return torch.nested.to_padded_tensor(model(nested).sin(), 0.0).square().mean()
 
-    return _trained(model, loss_of)
+    return steps_on(loss_of, model)
 
 
 PROGRAMS = {

@@ -12,6 +12,7 @@ from torch.func import functional_call, functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.runtime.unusual.every_mode import MODES, Factory, Step, assert_same_in
+from tests.runtime.unusual.small_networks import smooth, steps_on
 
 pytestmark = [
     pytest.mark.slow,
@@ -19,15 +20,11 @@ pytestmark = [
 ]
 
 
-def _layers() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
-
-
 def _followed(trace: Callable[..., Any]) -> Factory:
     """Steps 2 and 5 trace a whole step. The traced program computes the gradients from then on."""
 
     def factory() -> Step:
-        model = _layers()
+        model = smooth()
         names = [name for name, _ in model.named_parameters()]
         traced: list[Any] = []
 
@@ -56,26 +53,21 @@ def _followed(trace: Callable[..., Any]) -> Factory:
 
 
 def _exported() -> Step:
-    model = _layers()
+    model = smooth()
     exported: list[nn.Module] = []
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trained = steps_on(lambda index: model(torch.randn(12, 8) + index).square().mean(), model)
 
     def step(index: int) -> Iterable[torch.Tensor | None]:
         if index in (2, 5):
             exported[:] = [torch.export.export(model, (torch.randn(12, 8),)).module()]
-        optimizer.zero_grad()
-        loss = model(torch.randn(12, 8) + index).square().mean()
-        loss.backward()
-        optimizer.step()
-        found = exported[0](torch.ones(12, 8)) if exported else None
-        return [loss, found, *(one.grad for one in model.parameters()), *model.parameters()]
+        return [*trained(index), exported[0](torch.ones(12, 8)) if exported else None]
 
     return step
 
 
 def _ahead_of_time() -> Step:
     """A joint graph of forward and backward. The saves of its forward are plain tensors at run time."""
-    model = _layers()
+    model = smooth()
     names = [name for name, _ in model.named_parameters()]
 
     def loss_of(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
@@ -85,19 +77,14 @@ def _ahead_of_time() -> Step:
 
     from functorch.compile import aot_function, nop  # imports Dynamo: not while tests are collected
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     compiled: list[Any] = []
 
-    def step(index: int) -> Iterable[torch.Tensor | None]:
+    def loss_of_step(index: int) -> torch.Tensor:
         if index in (0, 4):
             compiled[:] = [aot_function(loss_of, nop)]
-        optimizer.zero_grad()
-        loss = compiled[0](torch.randn(12, 8) + index, *model.parameters())
-        loss.backward()
-        optimizer.step()
-        return [loss, *(one.grad for one in model.parameters()), *model.parameters()]
+        return compiled[0](torch.randn(12, 8) + index, *model.parameters())  # type: ignore[no-any-return]
 
-    return step
+    return steps_on(loss_of_step, model)
 
 
 def _functionalized() -> Step:

@@ -11,6 +11,7 @@ from torch import nn
 
 import vdnn
 from tests.runtime.unusual.every_mode import MODES, PLAN_MODES, Step, assert_same_in, run_in
+from tests.runtime.unusual.small_networks import steps_on
 from vdnn.errors import RecomputeError, VdnnError
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.recompute.proofs import disabled_recipes
@@ -36,20 +37,14 @@ def program(write: Write, *, first_step: int = 0) -> Callable[[], Step]:
 
     def factory() -> Step:
         model = _model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
-        def step(index: int) -> list[Tensor | None]:
-            torch.manual_seed(index)
+        def loss_of(index: int) -> Tensor:
             loss = (model(torch.randn(8, 16)).exp().sin() + 1).square().mean()
             if index >= first_step:
                 write(model)
-            optimizer.zero_grad()
-            loss.backward()
-            grads = [None if one.grad is None else one.grad.clone() for one in model.parameters()]
-            optimizer.step()
-            return [loss, *grads, *model.parameters()]
+            return loss  # type: ignore[no-any-return]
 
-        return step
+        return steps_on(loss_of, model, is_seeded=True)
 
     return factory
 
@@ -135,9 +130,9 @@ def test_what_the_program_holds_is_written_behind_autograd(place: str, mode: str
 
     def factory() -> Step:
         first, last = nn.Linear(16, 16), nn.Linear(16, 16)
+        held: list[Tensor] = []  # by the program, in the backward
 
-        def step(index: int) -> list[Tensor | None]:
-            torch.manual_seed(index)
+        def loss_of(index: int) -> Tensor:
             x = torch.randn(8, 16)
             hidden = first(x)
             active = hidden.tanh()
@@ -146,12 +141,10 @@ def test_what_the_program_holds_is_written_behind_autograd(place: str, mode: str
                 x.data[:2].mul_(1.5)
             if place != "the input":
                 active.data.add_(0.25)
-            for one in (first, last):
-                one.zero_grad()
-            loss.backward()
-            return [loss, *(parameter.grad for one in (first, last) for parameter in one.parameters())]
+            held[:] = [x, active]
+            return loss  # type: ignore[no-any-return]
 
-        return step
+        return steps_on(loss_of, first, last, is_seeded=True, steps=False)
 
     with contextlib.suppress(RecomputeError) if mode == "recompute-all" else contextlib.nullcontext():
         assert_same_in(mode, factory)
