@@ -21,10 +21,9 @@ from tests.runtime.rigs.settled_steps import (
     settling_of,
 )
 from tests.runtime.rigs.virtual_training import recompute_all
-from tests.runtime.steps.test_settled_steps import STEPS, python_calls, run
+from tests.runtime.steps.test_settled_steps import python_calls, run
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.session import Session
-from vdnn.runtime.steps import settling
 from vdnn.runtime.steps.executor import Move
 from vdnn.runtime.steps.step_script import NO_LIFETIME, Event, EventKind
 from vdnn.step.plan import Action
@@ -69,35 +68,6 @@ def test_only_the_points_of_the_plan_run_python(plan: str) -> None:
         assert bool(light) is (plan == RECOMPUTES_AND_OFFLOADS)
         if plan != RECOMPUTES_AND_OFFLOADS:
             assert len(gated) > len(handled) / 2
-
-
-@pytest.mark.parametrize("plan", PLANS_WITH_RECOMPUTES)
-def test_the_hooks_of_a_settled_step_read_no_statistics(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with settled_session(plan) as (session, network):
-        gauges = session._engine.steps.gauges
-        if gauges is None:
-            return  # a plan that was given needs none
-        read: list[str] = []
-        for name in ("take_peaks", "allocated_bytes", "mark"):
-            method = getattr(gauges, name)
-            monkeypatch.setattr(gauges, name, lambda *arguments, n=name, m=method: (read.append(n), m(*arguments))[1])
-        network.step()
-        assert read == []
-        monkeypatch.undo()
-
-
-@pytest.mark.parametrize("plan", PLANS_WITH_RECOMPUTES)
-def test_a_settled_session_reports_what_another_one_does(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with settled_session(plan) as (session, network):
-        steps = session.num_steps
-        run(session, network, STEPS)
-        settled = session.report()
-    monkeypatch.setattr(settling, "_MOST_LESSONS", 0)
-    monkeypatch.setattr("tests.runtime.rigs.settled_steps.settle", lambda session, network: None)
-    with settled_session(plan) as (session, network):
-        run(session, network, steps + STEPS)
-        assert not settling_of(session).is_expected
-        assert session.report() == settled
 
 
 @pytest.mark.parametrize("plan", [RECOMPUTES, RECOMPUTES_AND_OFFLOADS], ids=["kept", "moved"])

@@ -22,6 +22,8 @@ from tests.runtime.rigs.settled_steps import (
     OFFLOADS_ALL,
     OFFLOADS_SOME,
     PLANS,
+    PLANS_WITH_RECOMPUTES,
+    RECOMPUTES_SOME,
     Network,
     settled_session,
     settling_of,
@@ -145,7 +147,7 @@ def test_the_gate_takes_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
 
 
-@pytest.mark.parametrize("plan", [KEEPS_ALL, OFFLOADS_SOME])
+@pytest.mark.parametrize("plan", [KEEPS_ALL, OFFLOADS_SOME, RECOMPUTES_SOME])
 def test_the_hooks_of_a_settled_step_read_no_statistics(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with settled_session(plan) as (session, network):
         gauges = session._engine.steps.gauges
@@ -195,7 +197,7 @@ def test_a_kept_save_allocates_no_more_than_the_tensor_that_it_holds() -> None:
     assert found[0] - found[1] <= detached
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [*PLANS, *PLANS_WITH_RECOMPUTES])
 def test_a_settled_session_reports_what_another_one_does(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reports = []
     for most_lessons in (8, 0):
