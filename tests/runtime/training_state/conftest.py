@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from vdnn import _C
 from vdnn.errors import DriverError
 from vdnn.runtime.session.session import Session
 from vdnn.runtime.torch_internals.memory_holders import natively_held
+from vdnn.runtime.training_state import host_step
 from vdnn.runtime.training_state.optimizer_state import state_of
 from vdnn.runtime.training_state.state_copies import Moving, StateCopies
 
@@ -44,6 +46,20 @@ def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are not deferred in a process that has compiled code, as another test of this process may have."""
     if dynamo := sys.modules.get("torch._dynamo.utils"):
         monkeypatch.setitem(dynamo.counters["frames"], "total", 0)
+
+
+@pytest.fixture
+def one_form_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU torch's fused form would have other bits."""
+    monkeypatch.setattr(host_step, "_FUSED_ON_THE_CPU", ())
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also in a process that was started to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(params=PLACES, ids=[f"on-{place}" for place in PLACES])

@@ -19,15 +19,10 @@ from tests.runtime.training_state.loops import OPTIMIZERS, Training, begin, same
 from tests.runtime.training_state.test_lives import one_step, outcome
 from tests.runtime.training_state.ways import options_for, ways
 from vdnn.runtime.session.session import Session
-from vdnn.runtime.training_state import host_step
+
+pytestmark = pytest.mark.usefixtures("one_form_of_the_step")
 
 ADAMW = OPTIMIZERS["adamw"]
-
-
-@pytest.fixture(autouse=True)
-def one_form_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU torch's fused form would have other bits."""
-    monkeypatch.setattr(host_step, "_FUSED_ON_THE_CPU", ())
 
 
 @ways

@@ -103,14 +103,6 @@ class Interrupted(torch.optim.AdamW):
         return super().step(closure)
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt, also in a process that was started to ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interruptible")
 def test_a_second_ctrl_c_is_served_at_once(manage: Manage) -> None:
     training = begin(lambda parameters: Interrupted(parameters, lr=1e-2, foreach=False))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,19 +22,14 @@ from tests.runtime.training_state.test_lives import one_step, outcome, state_byt
 from tests.runtime.training_state.ways import options_for, ways
 from vdnn.errors import VdnnError
 from vdnn.runtime.torch_internals.parameter_guard import GuardedParameter
-from vdnn.runtime.training_state import host_step
 from vdnn.runtime.training_state.sliced_step import SlicedStep
 from vdnn.runtime.training_state.slices import Slice
 from vdnn.runtime.training_state.state_copies import StateCopies
 
+pytestmark = pytest.mark.usefixtures("one_form_of_the_step")
+
 ADAMW = OPTIMIZERS["adamw"]
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
-
-
-@pytest.fixture(autouse=True)
-def one_form_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU torch's fused form would have other bits."""
-    monkeypatch.setattr(host_step, "_FUSED_ON_THE_CPU", ())
 
 
 def begun(way: str) -> tuple[Training, dict[str, Any]]:
@@ -271,14 +266,6 @@ def load(training: Training, good: Training) -> None:
     training.model.load_state_dict(good.model.state_dict())
     training.optimizer.load_state_dict(good.optimizer.state_dict())
     training.batches = good.batches
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt, also in a process that was started to ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")

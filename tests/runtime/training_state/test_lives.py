@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.runtime.training_state.conftest import Manage, on_host, open_session
-from tests.runtime.training_state.loops import OPTIMIZERS, SignOfMomentum, Training, begin, same, train
+from tests.runtime.training_state.loops import OPTIMIZERS, SignOfMomentum, Training, begin, same
 from vdnn import _C
 from vdnn.runtime.torch_internals.gradient_reads import native_gradient
 from vdnn.runtime.training_state.loading import _parts_of
@@ -227,17 +227,6 @@ def test_other_optimizers_of_the_class_step_by_themselves(manage: Manage) -> Non
         assert other.optimizer not in vars(state_of(training.optimizer)).values()
     step = type(training.optimizer).step
     assert step.__wrapped__ is step.__closure__[step.__code__.co_freevars.index("func")].cell_contents  # type: ignore[attr-defined]
-
-
-def test_parameters_without_gradients_and_state_stay_as_they_are(manage: Manage) -> None:
-    def sometimes(training: Training) -> None:
-        for step in training.steps(6):
-            training.loss().backward()
-            if step % 2:
-                training.model.last.weight.grad = None  # type: ignore[union-attr]
-            training.optimizer.step()
-
-    assert same(train(ADAMW, sometimes), train(ADAMW, sometimes, manage))
 
 
 def test_sparse_gradients(manage: Manage) -> None:

@@ -18,15 +18,11 @@ import vdnn
 from tests.conftest import open_fake_device
 from tests.fake_driver.control import FakeDriver
 from tests.runtime.training_state.conftest import Manage, on_host, open_session
-from tests.runtime.training_state.loops import OPTIMIZERS, STEPS, Loop, Training, begin, same, train
+from tests.runtime.training_state.loops import OPTIMIZERS, Training, begin, same
 from tests.runtime.training_state.test_lives import expected, one_step, outcome, state_bytes
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 
 ADAMW = OPTIMIZERS["adamw"]
-
-
-def check_same(loop: Loop, manage: Manage, **options: bool) -> None:
-    assert same(train(ADAMW, loop, **options), train(ADAMW, loop, manage, **options))
 
 
 # The training is right.
@@ -65,22 +61,6 @@ def test_a_full_fine_tune_takes_less_than_sixteen_bytes_a_parameter_unsloth_1158
     assert peak_bytes < 2 * weights_bytes + 3 * (64 << 20) < 4 * weights_bytes
 
 
-def test_gradients_are_clipped_before_the_first_parameter_is_stepped_torchtune_1934(manage: Manage) -> None:
-    """An optimizer that steps in the backward pass cannot clip, and pytorch/torchtitan#990 silently clipped nothing."""
-
-    def clipped(norm: float) -> Loop:
-        def loop(training: Training) -> None:
-            for _ in training.steps(STEPS):
-                training.loss().backward()
-                training.found.append(nn.utils.clip_grad_norm_(training.model.parameters(), norm).clone())
-                training.optimizer.step()
-
-        return loop
-
-    check_same(clipped(0.05), manage)
-    assert not same(train(ADAMW, clipped(0.05), manage), train(ADAMW, clipped(1e9), manage))
-
-
 def test_accumulated_micro_batches_are_one_step_pytorch_124523(manage: Manage) -> None:
     """The optimizer stepped once for each micro-batch."""
     training = begin(ADAMW)
@@ -90,101 +70,6 @@ def test_accumulated_micro_batches_are_one_step_pytorch_124523(manage: Manage) -
                 training.loss().backward()
             training.optimizer.step()
         assert {float(state["step"]) for state in training.optimizer.state.values()} == {5.0}
-
-
-def test_the_norm_counts_every_micro_batch_deepspeed_7967(manage: Manage) -> None:
-    """Gradients of all micro-batches but the first were dropped, so the norm was too small."""
-
-    def loop(training: Training) -> None:
-        for _ in training.steps(STEPS):
-            norms = []
-            for _ in range(3):
-                training.loss().backward()
-                norms.append(nn.utils.get_total_norm([one.grad for one in training.model.parameters()]))  # type: ignore[misc]
-            assert norms[0] < norms[1] < norms[2]
-            training.found += norms
-            training.optimizer.step()
-
-    check_same(loop, manage)
-
-
-def test_any_number_of_backward_passes_before_a_step_counts_deepspeed_7981(manage: Manage) -> None:
-    """Without accumulation in the configuration, all backward passes of a step but the last were dropped."""
-
-    def loop(training: Training) -> None:
-        for step in training.steps(STEPS):
-            for _ in range(1 + step % 4):
-                training.loss().backward()
-            training.optimizer.step()
-
-    check_same(loop, manage)
-
-
-def test_accumulation_begins_anywhere_deepspeed_671(manage: Manage) -> None:
-    """The step raised KeyError if the norm of the first micro-batch had not been noted."""
-
-    def loop(training: Training) -> None:
-        training.loss().backward()  # before the first step, and never cleared
-        for _ in training.steps(STEPS):
-            training.loss().backward()
-            training.loss().backward()
-            training.optimizer.step()
-
-    check_same(loop, manage)
-
-
-def test_each_parameter_of_each_slice_is_stepped_deepspeed_2272(manage: Manage) -> None:
-    """Gradients that were not the last of their group stayed behind: the loss fell 25 times more slowly."""
-
-    def loop(training: Training) -> None:
-        for _ in training.steps(STEPS):
-            before = [one.detach().clone() for one in training.model.parameters()]
-            training.loss().backward()
-            training.optimizer.step()
-            for old, new in zip(before, training.model.parameters(), strict=True):
-                assert not torch.equal(old, new)
-
-    check_same(loop, manage)
-
-
-def test_a_fine_tune_from_loaded_weights_begins_as_plain_olmo_478(manage: Manage) -> None:
-    """From weights of a checkpoint, with micro-batches, clipping and a warm-up, the loss rose from the first step."""
-
-    def loop(training: Training) -> None:
-        trained = begin(ADAMW)
-        for _ in range(3):
-            one_step(trained)
-        training.model.load_state_dict(trained.model.state_dict())
-        warmup = torch.optim.lr_scheduler.LinearLR(training.optimizer, 0.1, total_iters=5)
-        batch = next(training.batches)
-        losses = []
-        for _ in training.steps(STEPS):
-            for part in batch.chunk(3):
-                loss = training.model(part).square().mean() / 3
-                training.found.append(loss.detach().clone())
-                loss.backward()
-            losses.append(float(sum(training.found[-3:])))
-            nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
-            training.optimizer.step()
-            warmup.step()
-        assert losses[-1] < losses[0]
-
-    check_same(loop, manage)
-
-
-@pytest.mark.parametrize("is_frozen", [False, True])
-def test_parameters_that_a_step_does_not_use_deepspeed_5241(is_frozen: bool, manage: Manage) -> None:
-    """A trainable parameter without a gradient made the step raise. DeepSpeed#707 is the same symptom."""
-
-    def loop(training: Training) -> None:
-        training.model.last.weight.requires_grad_(not is_frozen)  # type: ignore[union-attr]
-        for step in training.steps(STEPS):
-            training.loss().backward()
-            if step % 3:
-                training.model.between.bias.grad = None  # type: ignore[union-attr]
-            training.optimizer.step()
-
-    check_same(loop, manage)
 
 
 # Memory of the host.

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from tests.runtime.training_state.conftest import Manage
-from tests.runtime.training_state.loops import OPTIMIZERS, SignOfMomentum, begin, same
+from tests.runtime.training_state.loops import OPTIMIZERS, STEPS, Loop, SignOfMomentum, Training, begin, same
 from tests.runtime.training_state.parameters.frozen_loops import MODELS, WIDTH, LowRank
 from tests.runtime.training_state.test_lives import one_step, outcome
-from tests.runtime.training_state.ways import ON_THE_DEVICE, WAYS, options_of
+from tests.runtime.training_state.ways import ON_THE_DEVICE, WAYS, options_for, options_of
 from tests.runtime.training_state.ways import ways_on_the_device as ways
 from vdnn.runtime.training_state.optimizer_state import state_of
 
@@ -38,6 +38,118 @@ def managed_in(way: str, manage: Manage, optimizer: Any, model: nn.Module) -> co
 
 def check_same(run: Callable[[Run], Any], way: str, manage: Manage) -> None:
     assert same(run(plain), run(partial(managed_in, way, manage)))
+
+
+# Loops of trainings. Everything that they come to is compared.
+
+
+def norm_that_clips_torchtune_1934(training: Training) -> None:
+    """An optimizer that steps in the backward pass cannot clip, and pytorch/torchtitan#990 silently clipped nothing."""
+    for _ in training.steps(STEPS):
+        training.loss().backward()
+        norm = nn.utils.clip_grad_norm_(training.model.parameters(), 1e-3)
+        assert norm > 1e-3
+        training.found.append(norm.clone())
+        training.optimizer.step()
+
+
+def norms_of_micro_batches_deepspeed_7967(training: Training) -> None:
+    """Gradients of all micro-batches but the first were dropped, so the norm was too small."""
+    for _ in training.steps(STEPS):
+        norms = []
+        for _ in range(3):
+            training.loss().backward()
+            gradients = [one.grad for one in training.model.parameters() if one.grad is not None]
+            norms.append(nn.utils.get_total_norm(gradients))
+        assert norms[0] < norms[1] < norms[2]
+        training.found += norms
+        training.optimizer.step()
+
+
+def summed_and_then_clipped_axolotl_1448(training: Training) -> None:
+    """Clipping and accumulation were asked for with gradients that do not stay on the device: an optimizer that steps
+    as gradients are made has neither. In deepspeedai/DeepSpeed#7981 all backward passes but the last were dropped."""
+    for step in training.steps(STEPS):
+        for _ in range(1 + step % 4):
+            (training.loss() / 3).backward()
+        training.found.append(nn.utils.clip_grad_norm_(training.model.parameters(), 0.02).clone())
+        training.optimizer.step()
+
+
+def accumulation_that_begins_before_the_loop_deepspeed_671(training: Training) -> None:
+    """The step raised KeyError if the norm of the first micro-batch had not been noted."""
+    training.loss().backward()  # before the first step, and never cleared
+    for _ in training.steps(STEPS):
+        training.loss().backward()
+        training.loss().backward()
+        training.optimizer.step()
+
+
+def each_parameter_of_each_slice_deepspeed_2272(training: Training) -> None:
+    """Gradients that were not the last of their group stayed behind: the loss fell 25 times more slowly."""
+    for _ in training.steps(STEPS):
+        trained = [one for one in training.model.parameters() if one.requires_grad]
+        before = [one.detach().clone() for one in trained]
+        training.loss().backward()
+        training.optimizer.step()
+        assert not any(map(torch.equal, before, trained))
+
+
+def fine_tune_from_loaded_weights_olmo_478(training: Training) -> None:
+    """From weights of a checkpoint, with micro-batches, clipping and a warm-up, the loss rose from the first step."""
+    trained = begin(ADAMW)
+    for _ in range(3):
+        one_step(trained)
+    training.model.load_state_dict(trained.model.state_dict())
+    warmup = torch.optim.lr_scheduler.LinearLR(training.optimizer, 0.1, total_iters=5)
+    batch = next(training.batches)
+    losses = []
+    for _ in training.steps(STEPS):
+        for part in batch.chunk(3):
+            loss = training.model(part).square().mean() / 3
+            training.found.append(loss.detach().clone())
+            loss.backward()
+        losses.append(float(sum(training.found[-3:])))
+        nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
+        training.optimizer.step()
+        warmup.step()
+    assert losses[-1] < losses[0]
+
+
+def parameters_that_a_step_does_not_use_deepspeed_5241(training: Training) -> None:
+    """A trainable parameter without a gradient made the step raise. DeepSpeed#707 is the same symptom."""
+    training.model.get_parameter("last.weight").requires_grad_(False)
+    for step in training.steps(STEPS):
+        training.loss().backward()
+        if step % 3:
+            training.model.get_parameter("between.bias").grad = None
+        if step % 2 == 0:
+            training.model.get_parameter("inner.weight").grad = None
+        training.optimizer.step()
+
+
+BUGS = [
+    norm_that_clips_torchtune_1934,
+    norms_of_micro_batches_deepspeed_7967,
+    summed_and_then_clipped_axolotl_1448,
+    accumulation_that_begins_before_the_loop_deepspeed_671,
+    each_parameter_of_each_slice_deepspeed_2272,
+    fine_tune_from_loaded_weights_olmo_478,
+    parameters_that_a_step_does_not_use_deepspeed_5241,
+]
+
+
+@ways
+@pytest.mark.parametrize("loop", BUGS, ids=lambda loop: loop.__name__)
+def test_a_loop_that_went_wrong_elsewhere_has_the_bits_of_plain_pytorch(loop: Loop, way: str, manage: Manage) -> None:
+    def run(inside: Run) -> Any:
+        training = begin(ADAMW)
+        options_for(way, training)
+        with inside(training.optimizer, training.model):
+            loop(training)
+            return outcome(training)
+
+    check_same(run, way, manage)
 
 
 # The step.
@@ -83,24 +195,6 @@ def test_each_group_is_stepped_with_its_own_options_deepspeed_7906(way: str, man
 
 
 # Gradients.
-
-
-@ways
-def test_gradients_of_micro_batches_are_summed_and_then_clipped_axolotl_1448(way: str, manage: Manage) -> None:
-    """Clipping and accumulation were asked for with gradients that do not stay on the device: an optimizer that steps
-    as gradients are made has neither."""
-
-    def run(inside: Run) -> Any:
-        training = begin(ADAMW)
-        with inside(training.optimizer, training.model):
-            for step in training.steps(6):
-                for _ in range(1 + step % 3):
-                    (training.loss() / 3).backward()
-                training.found.append(nn.utils.clip_grad_norm_(training.model.parameters(), 0.02).clone())
-                training.optimizer.step()
-            return outcome(training)
-
-    check_same(run, way, manage)
 
 
 @pytest.mark.parametrize("way", [way for way in ON_THE_DEVICE if "gradients" in way])

@@ -11,9 +11,9 @@ import torch
 import vdnn
 from tests.runtime.training_state.conftest import Manage
 from tests.runtime.training_state.loops import OPTIMIZERS, Training, begin, same
+from tests.runtime.training_state.test_faults_by_way import evaluate, waiting
 from tests.runtime.training_state.test_lives import expected, one_step, outcome
 from vdnn.errors import VdnnError
-from vdnn.runtime.torch_internals.parameter_guard import GuardedParameter
 from vdnn.runtime.training_state.host_tensor import HostTensor
 from vdnn.runtime.training_state.sliced_step import SlicedStep
 from vdnn.runtime.training_state.slices import Slice
@@ -21,16 +21,6 @@ from vdnn.runtime.training_state.state_copies import Moving, StateCopies
 
 ADAMW = OPTIMIZERS["adamw"]
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
-
-
-def evaluate(training: Training) -> None:
-    """Steps what waits. No graph, so that no activation leaves."""
-    with torch.no_grad():
-        training.loss()
-
-
-def waiting(training: Training) -> int:
-    return sum(type(one) is GuardedParameter for one in training.model.parameters())
 
 
 def evaluated(steps: int) -> list[Any]:

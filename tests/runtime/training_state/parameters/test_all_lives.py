@@ -13,18 +13,13 @@ from torch import nn
 import vdnn
 from tests.runtime.training_state.conftest import Manage
 from tests.runtime.training_state.loops import OPTIMIZERS, Training, begin, same
+from tests.runtime.training_state.test_lives import one_step
 from vdnn.errors import VdnnError
 from vdnn.runtime.training_state.homes import is_managed
 from vdnn.runtime.training_state.parameters.away_parameter import away_of
 
 ADAMW = OPTIMIZERS["adamw"]
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
-
-
-def one_step(training: Training) -> None:
-    training.loss().backward()
-    training.optimizer.step()
-    training.optimizer.zero_grad()
 
 
 def values(training: Training) -> list[torch.Tensor]:
