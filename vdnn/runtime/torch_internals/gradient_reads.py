@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from vdnn.runtime.torch_internals.data_reads import native_data, set_native_data
+from vdnn.runtime.torch_internals.tensor_kinds import outside_of_inference_mode
 
 _native: Any = torch._C.TensorBase.grad
 
@@ -51,7 +52,7 @@ def set_native_gradient(
     if not is_elsewhere or not isinstance(gradient, torch.Tensor) or gradient.device != device:
         _native.__set__(parameter, gradient)
         return
-    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
+    with outside_of_inference_mode(), torch.no_grad(), torch._C.DisableTorchFunction():
         data = native_data(parameter)
         one = torch.empty((), dtype=data.dtype, device=device)
         set_native_data(parameter, one.expand(parameter.size()))

@@ -76,6 +76,22 @@ def _counts(get: Get) -> Counts:
     return Counts(sys.getrefcount(tensor), _used(tensor), sys.getrefcount(storage), held)
 
 
+def _is_within(get: Get, most: Counts, more: Counts) -> bool:
+    """True if surely nobody holds the tensor or its memory beyond `most` and `more` together: `not counts.exceed()` in
+    one call, since each step asks for each tensor of a state."""
+    tensor = get()
+    if tensor.layout is not torch.strided:
+        return False
+    storage = tensor.untyped_storage()
+    return (
+        sys.getrefcount(tensor) <= most.tensor + more.tensor
+        and sys.getrefcount(storage) <= most.storage + more.storage
+        and natively_held(storage._cdata) <= most.native_storage + more.native_storage
+        and _used(tensor) <= most.native_tensor + more.native_tensor
+        and not (tensor.is_cpu and storage.is_shared())
+    )
+
+
 # Counts of what nobody else holds.
 
 
@@ -112,10 +128,15 @@ def memory_is_held(tensor: torch.Tensor) -> bool:
     """True if anything but `tensor`, which has plain memory of its own, holds its memory: another tensor, a storage
     object, numpy, another process. Variables that hold `tensor` itself do not count: they see it when its data are
     replaced. Nor does what torch holds of it, see `is_used_natively`."""
-    counts, alone = _counts_of_memory(tensor), _VALUE
-    if counts.exceed(alone, NONE_MORE):
-        alone = _counts_of_memory(torch.zeros(1))
-    return counts.exceed(alone, NONE_MORE) or not tensor.untyped_storage().resizable()
+    is_held = not _memory_is_within(tensor) and _counts_of_memory(tensor).exceed(
+        _counts_of_memory(torch.zeros(1)), NONE_MORE
+    )
+    return is_held or not tensor.untyped_storage().resizable()
+
+
+def _memory_is_within(tensor: torch.Tensor) -> bool:
+    storage = tensor.untyped_storage()
+    return sys.getrefcount(storage) <= _VALUE.storage and natively_held(storage._cdata) <= _VALUE.native_storage
 
 
 def _counts_of_memory(tensor: torch.Tensor) -> Counts:
@@ -138,10 +159,9 @@ def is_used_natively(tensor: torch.Tensor) -> bool:
 def value_is_held(get: Get, known: Counts = NONE_MORE) -> bool:
     """True if anything but one container in Python, from which `get` reads it, holds a tensor or its memory. `known`:
     counts of holders that may."""
-    if _is_shared(get()):
-        return True
-    counts = _counts(get)
-    return counts.exceed(_VALUE, known) and counts.exceed(_of_a_value(), known)
+    if _is_within(get, _VALUE, known):
+        return False
+    return _is_shared(get()) or _counts(get).exceed(_of_a_value(), known)
 
 
 def wrapper_is_held(get: Get, known: Counts = NONE_MORE) -> bool:
@@ -163,10 +183,10 @@ def gradient_is_held(parameter: torch.Tensor, parameters: Iterable[torch.Tensor]
         return False
     if is_sharded(parameter):
         return _shard_is_held(parameter, parameters)
-    if _is_shared(_gradient_of(parameter)):
-        return True
-    counts = _counts(functools.partial(_gradient_of, parameter))
-    return counts.exceed(_GRADIENT, NONE_MORE) and counts.exceed(_of_a_gradient(), NONE_MORE)
+    get = functools.partial(_gradient_of, parameter)
+    if _is_within(get, _GRADIENT, NONE_MORE):
+        return False
+    return _is_shared(get()) or _counts(get).exceed(_of_a_gradient(), NONE_MORE)
 
 
 def _shard_is_held(parameter: torch.Tensor, parameters: Iterable[torch.Tensor]) -> bool:

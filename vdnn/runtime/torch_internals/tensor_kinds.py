@@ -34,7 +34,7 @@ _PROXY, _FUNCTIONAL = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispa
 _is_functional = torch._is_functional_tensor
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _without_transforms = torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack
-_NO_TRANSFORM = contextlib.nullcontext()
+_UNCHANGED = contextlib.nullcontext()
 
 CAST = "ToCopyBackward0"
 _VIEWS = frozenset({"TBackward0", "TransposeBackward0", "ViewBackward0", "UnsafeViewBackward0", "PermuteBackward0"})
@@ -65,7 +65,13 @@ def is_traced() -> bool:
 def outside_of_transforms() -> contextlib.AbstractContextManager[object]:
     """A context in which torch.func does not transform operations, for the runtime's own operations in a backward pass
     inside vmap (`is_grads_batched`) or another transform."""
-    return _NO_TRANSFORM if transform_level() is None else _without_transforms()
+    return _UNCHANGED if transform_level() is None else _without_transforms()
+
+
+def outside_of_inference_mode() -> contextlib.AbstractContextManager[object]:
+    """A context in which tensors are ordinary ones. `torch.inference_mode(False)` takes several microseconds, so it is
+    entered only where that changes anything."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _UNCHANGED
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from vdnn import _C
 from vdnn.runtime.storage.source import HELD_ONCE
 from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.tensor_kinds import outside_of_inference_mode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +52,7 @@ def host_tensor_for(tensor: torch.Tensor, transport: Transport) -> HostTensor:
     nbytes = tensor.untyped_storage().nbytes()
     block = transport.pool.allocate(nbytes)
     with (
-        torch.inference_mode(False),
+        outside_of_inference_mode(),
         _disable_current_modes(),
     ):  # no count of device memory may see it, and no mode may make it a fake
         if isinstance(tensor, FakeTensor):

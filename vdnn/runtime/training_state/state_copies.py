@@ -21,6 +21,7 @@ from vdnn.errors import DriverError, VdnnError
 from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.memory_holders import natively_held
 from vdnn.runtime.torch_internals.spans import span
+from vdnn.runtime.torch_internals.tensor_kinds import outside_of_inference_mode
 from vdnn.runtime.training_state.host_tensor import HostTensor
 from vdnn.runtime.training_state.state_tensors import bytes_of
 
@@ -226,9 +227,7 @@ class StateCopies:
     def _allocate(self, host: torch.Tensor) -> torch.Tensor:
         def allocate() -> torch.Tensor:
             device = self.transport.torch_device
-            if not torch.is_inference_mode_enabled():
-                return torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=device)
-            with torch.inference_mode(False):  # the program reads a gradient there, which autograd adds to later
+            with outside_of_inference_mode():  # the program reads a gradient there, which autograd adds to later
                 return torch.empty_strided(host.size(), host.stride(), dtype=host.dtype, device=device)
 
         try:

@@ -23,6 +23,7 @@ import torch
 
 from vdnn.runtime.torch_internals.data_reads import set_native_data
 from vdnn.runtime.torch_internals.memory_holders import natively_held
+from vdnn.runtime.torch_internals.tensor_kinds import outside_of_inference_mode
 from vdnn.runtime.training_state.homes import managed
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.state_copies import Moving, StateCopies
@@ -73,21 +74,21 @@ class AwayParameter:
     accumulators: list[tuple[int, weakref.ref[object]]] = field(default_factory=list)  # of live graphs
     handles: tuple[Any, ...] = ()  # of hooks on the parameter
     native_address: int = field(default=0)  # of the storage on the device, once it has arrived
+    nbytes: int = field(init=False)
 
-    @property
-    def nbytes(self) -> int:
-        return self.host.nbytes
+    def __post_init__(self) -> None:
+        self.nbytes = self.host.nbytes
 
     def put_in_place(self, moving: Moving) -> None:
         """The copy on the device is the parameter's data from now on."""
-        with torch.inference_mode(False):
+        with outside_of_inference_mode():
             set_native_data(self.parameter, moving.tensors[0])
         self.version, self.copy_version = self.parameter._version, moving.tensors[0]._version
         self.is_in_place, self.is_exposed = True, False
 
     def put_host_in_place(self) -> None:
         """The host copy is the parameter's data from now on."""
-        with torch.inference_mode(False):
+        with outside_of_inference_mode():
             set_native_data(self.parameter, self.host.tensor)
         self.is_in_place = self.is_exposed = False
 
@@ -102,6 +103,8 @@ class AwayParameter:
             return False
         held, references = holders_of(self.host.tensor)
         own_held, own_references = self.host_holders
+        if held <= own_held and references <= own_references:
+            return False
         is_the_parameters = storage_address(self.parameter) == storage_address(self.host.tensor)
         return held > own_held + is_the_parameters or references > own_references
 

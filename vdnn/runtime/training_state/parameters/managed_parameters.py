@@ -20,6 +20,7 @@ from vdnn.runtime.torch_internals.data_reads import native_data, set_native_data
 from vdnn.runtime.torch_internals.gradient_hooks import hear_first, hear_incoming
 from vdnn.runtime.torch_internals.memory_holders import is_used_natively, memory_is_held, natively_held
 from vdnn.runtime.torch_internals.parameter_guard import guard_no_longer
+from vdnn.runtime.torch_internals.tensor_kinds import outside_of_inference_mode
 from vdnn.runtime.training_state.homes import manage, manage_no_longer
 from vdnn.runtime.training_state.host_tensor import HostTensor, host_tensor_for
 from vdnn.runtime.training_state.interrupts import interrupts_wait
@@ -287,7 +288,7 @@ class ManagedParameters:
         """Ends the management of one parameter. Returns the bytes that the device refused. `is_to_be_used`: a mapped
         one goes to the device, too."""
         refused_bytes = 0
-        with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
+        with outside_of_inference_mode(), torch.no_grad(), torch._C.DisableTorchFunction():
             goes_home = away.home is not None or is_to_be_used
             away.replaced += not (away.is_in_place or away.is_there())
             if away.is_in_place and not goes_home and self._calls is not None:

@@ -220,6 +220,8 @@ class ModuleCalls:
 
     def _returned(self, output: object, caller: _Call) -> None:
         """A module returns parameters to the one that called it, which reads them from now on."""
+        if type(output) is torch.Tensor:  # no parameter, as most outputs
+            return
         found = [self._away.get(id(one)) for one in _parameters_in(output)]
         if returned := [one for one in found if one is not None]:
             self._read_outside |= {one.name for one in returned}

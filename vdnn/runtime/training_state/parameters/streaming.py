@@ -16,7 +16,7 @@ import torch
 
 from vdnn.runtime.torch_internals.backward_ends import call_after_backward
 from vdnn.runtime.torch_internals.data_reads import native_data
-from vdnn.runtime.torch_internals.tensor_kinds import outside_of_transforms
+from vdnn.runtime.torch_internals.tensor_kinds import outside_of_inference_mode, outside_of_transforms
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
 from vdnn.runtime.training_state.parameters.order import UseOrder
 from vdnn.runtime.training_state.parameters.packed_parameter import ParameterSaves
@@ -188,5 +188,5 @@ class Streaming:
 @contextlib.contextmanager
 def _ordinary_tensors() -> Iterator[None]:
     """Copies outlive the context that the program is in: no tensors of inference mode, no graph, no modes."""
-    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
+    with outside_of_inference_mode(), torch.no_grad(), torch._C.DisableTorchFunction():
         yield

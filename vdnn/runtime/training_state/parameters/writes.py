@@ -33,6 +33,7 @@ import torch
 from vdnn.errors import DriverError
 from vdnn.runtime.storage.integrity import HashPairs
 from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.tensor_kinds import outside_of_inference_mode
 from vdnn.runtime.training_state.parameters.away_parameter import AwayParameter
 
 
@@ -143,7 +144,7 @@ class Writes:
         moving = away.on_device
         if moving is None:
             return
-        with torch.inference_mode(False), torch.no_grad():
+        with outside_of_inference_mode(), torch.no_grad():
             moving.tensors[0].copy_(away.host.tensor)
         away.version, away.copy_version = away.parameter._version, moving.tensors[0]._version
 
