@@ -3,7 +3,9 @@
 The budget is 60 % of the largest requested peak of a plain step. Both trainings begin from the same seed and take the
 same steps with their optimizers, under deterministic algorithms: afterwards their parameters must be equal, bit for
 bit. Each step's time and peak are written as a case ends. Where steps exceed the budget, the session's causes are said,
-and the case is trained again without recipes: if it then keeps the budget, trials and recomputes took the rest.
+and the case is trained again without recipes: if it then keeps the budget, trials and recomputes took the rest. Each
+such step is named, with its size, beside plain's peak at it and what plain's peaks at the next smaller and larger sizes
+give for it: a workspace that only this size takes shows there.
 `--device virtual` trains in virtual time, without data, to try the program.
 """
 
@@ -120,6 +122,32 @@ class Varied:
     same: bool | None = None
     causes: str = ""
     without_recipes: tuple[Executed, ...] = ()
+    sizes: tuple[tuple[Any, ...], ...] = ()  # of the steps
+
+    @property
+    def steps_over(self) -> list[str]:
+        """A line for each step over the budget, with what tells the causes apart."""
+        lines = []
+        for index, (size, plain, ours) in enumerate(zip(self.sizes, self.plain, self.ours, strict=False)):
+            if ours.peak_bytes <= self.budget_bytes:
+                continue
+            line = f"  step {index + 1}, size {size}: {ours.peak_bytes / self.budget_bytes:.3f} of the budget"
+            if index < len(self.without_recipes):
+                line += f", without recipes {self.without_recipes[index].peak_bytes / self.budget_bytes:.3f}"
+            lines.append(f"{line}; plain {plain.peak_bytes / 2**20:.0f} MiB{self._plain_by_neighbours(size)}")
+        return lines
+
+    def _plain_by_neighbours(self, size: tuple[Any, ...]) -> str:
+        """What plain would take at this size if it took what lies between the next smaller and the next larger one."""
+        alike = {
+            one[-1]: step.peak_bytes for one, step in zip(self.sizes, self.plain, strict=False) if one[:-1] == size[:-1]
+        }
+        last, numbers = size[-1], sorted(one for one in alike if isinstance(one, int))
+        if last not in numbers[1:-1]:
+            return ""
+        low, high = numbers[numbers.index(last) - 1], numbers[numbers.index(last) + 1]
+        between = alike[low] + (alike[high] - alike[low]) * (last - low) / (high - low)
+        return f", and by sizes {low} and {high} {between / 2**20:.0f}"
 
     @property
     def over_budget(self) -> int:
@@ -190,7 +218,8 @@ def measure(case: Case, device: str, steps: int) -> Varied:
         budget_bytes = int(BUDGET_SHARE * max(step.peak_bytes for step in plain.steps))
         ours = trained(case, clock(), budget_bytes, steps)
         same = None if ours.digest is None else ours.digest == plain.digest
-        found = Varied(case.name, "", budget_bytes, plain.steps, ours.steps, same, ours.causes)
+        sizes = tuple(case.sizes[:steps])
+        found = Varied(case.name, "", budget_bytes, plain.steps, ours.steps, same, ours.causes, sizes=sizes)
         if found.over_budget:
             again = trained(case, clock(), budget_bytes, steps, recompute=False)
             found = replace(found, without_recipes=again.steps)
@@ -224,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             break
         found = measure(cases[name], options.device, options.steps)
         failures += not found.is_good
-        print(found, flush=True)
+        print("\n".join([str(found), *found.steps_over]), flush=True)
         if options.json is not None:
             with options.json.open("a") as lines:
                 lines.write(json.dumps(asdict(found)) + "\n")

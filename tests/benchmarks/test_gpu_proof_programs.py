@@ -227,6 +227,20 @@ def test_a_case_over_its_budget_says_why_and_what_it_is_without_recipes() -> Non
     )
 
 
+def test_each_step_over_the_budget_is_named_beside_what_tells_its_cause() -> None:
+    mib = 1 << 20
+    plain = steps(100 * mib, 260 * mib, 200 * mib, 300 * mib)
+    ours, without = steps(60 * mib, 99 * mib, 99 * mib, 120 * mib), steps(60 * mib, 98 * mib, 90 * mib, 90 * mib)
+    sizes = ((2, 128), (2, 192), (3, 224), (2, 256))
+    found = Varied("case", "", 90 * mib, plain, ours, True, "", without, sizes)
+    assert found.steps_over == [
+        "  step 2, size (2, 192): 1.100 of the budget, without recipes 1.089; "
+        "plain 260 MiB, and by sizes 128 and 256 200",
+        "  step 3, size (3, 224): 1.100 of the budget, without recipes 1.000; plain 200 MiB",
+        "  step 4, size (2, 256): 1.333 of the budget, without recipes 1.000; plain 300 MiB",
+    ]
+
+
 @pytest.mark.slow
 def test_a_case_is_trained_plain_and_under_a_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rows.jsonl"
