@@ -138,7 +138,7 @@ class Varied:
         return lines
 
     def _plain_by_neighbours(self, size: tuple[Any, ...]) -> str:
-        """Interpolates plain's peak at this size from the next smaller and the next larger one; empty if there are none."""
+        """Interpolates plain's peak at this size from the next smaller and the next larger one, if there are both."""
         alike = {
             one[-1]: step.peak_bytes for one, step in zip(self.sizes, self.plain, strict=False) if one[:-1] == size[:-1]
         }
