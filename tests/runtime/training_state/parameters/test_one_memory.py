@@ -530,10 +530,20 @@ def test_one_that_is_found_late_is_refused_with_names_and_the_line(write: str, m
 
 
 @pytest.mark.parametrize("alias", ["detach", "data", "numpy"])
-def test_a_write_on_the_host_that_comes_too_late_for_a_module_is_refused(alias: str, manage: Manage) -> None:
+@pytest.mark.parametrize("writes_both", [False, True])
+def test_a_write_on_the_host_that_comes_too_late_for_a_module_is_refused(
+    alias: str, manage: Manage, *, writes_both: bool
+) -> None:
+    """Also if the module writes to its own copy as well: one of the two would be lost."""
+
+    def write(weight: torch.Tensor) -> None:
+        kept[0].mul_(0.5)
+        if writes_both:
+            weight.data.mul_(0.9)
+
     torch.manual_seed(2)
     kept: list[torch.Tensor] = []
-    model = with_linear(Writing(lambda weight: kept[0].mul_(0.5), first=1))
+    model = with_linear(Writing(write, first=1))
     optimizer, weight = optimizer_of(model), model.get_parameter("1.weight")
     with manage(optimizer, model=model, parameters="all"):
         model(batches()[0]).square().mean().backward()
