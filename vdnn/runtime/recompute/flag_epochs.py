@@ -40,6 +40,7 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.flags: Flags | None = None
         self.last = 0
+        self.saved_at = 0  # the last reading at a save
         self.number = -1  # number of the newest epoch
         self.epochs: dict[int, _Epoch] = {}
         self.nodes = array("q", [-1]) * _SAVES
@@ -53,6 +54,10 @@ def observe_flags(*, at_save: bool = False) -> None:
     """Read the settings. `at_save`: called in a pack hook, whose node is the last that was created."""
     thread = _this_thread
     now = _sequence_nr()
+    if at_save:
+        if now == thread.saved_at and now == thread.last:
+            return  # another save of the same node, whose operation still runs
+        thread.saved_at = now
     flags = backend_flags()
     if flags is not thread.flags and flags != thread.flags:
         thread.number += 1

@@ -205,7 +205,7 @@ class Recorder:
         if storage is None:
             return
         managed.keep_reloaded()
-        self._held.append((life, weakref.ref(managed)))
+        self._held.append((life, managed.reference))
         if managed.entry is not None and managed.entry.is_aliased:
             for one in self._lives:
                 if one.source is not None and one.source.watched is not None and one.source.watched() is storage:

@@ -264,7 +264,8 @@ class StepWatch:
         return _INSIDE_ANOTHER if self._busy or transport is not self.transport else _Hook(self)
 
     def hook_begins(self) -> None:
-        self.settling.continue_in_python()
+        if self.settling.followed is not None:
+            self.settling.continue_in_python()
         self._busy = self._thread.is_in_hook = True
         try:
             self._observe()
@@ -294,7 +295,7 @@ class StepWatch:
     def _observe(self) -> None:
         """From now on the running hook is marked, and its memory counts, if that of the step is."""
         if self._step.is_observed and self.gauges is not None and self.transport is not None:
-            self._observed = self._step.observe(self.gauges, self.transport)
+            self._observed = ObservedHook(self._step, self.gauges, self.transport)
 
     @property
     def _is_in_hook(self) -> bool:  # True if this thread is in a watched hook

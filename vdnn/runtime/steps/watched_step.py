@@ -39,7 +39,7 @@ _CHECKED = 2
 
 
 class ObservedHook:
-    """A running hook of a step that is recorded or measured."""
+    """A running hook of a step that is recorded or measured: it is marked, and its memory counts."""
 
     __slots__ = ("_begin", "_changes", "_gauges", "_peaks", "_step", "_stream", "_transport")
 
@@ -136,10 +136,6 @@ class WatchedStep:
         return watched if watched is not None and watched.observer is self else None
 
     # Points.
-
-    def observe(self, gauges: Gauges, transport: Transport) -> ObservedHook:
-        """A hook has begun, which is marked, and whose memory counts."""
-        return ObservedHook(self, gauges, transport)
 
     def unpacked(self, packed: PackedView | PackedShard, gauges: Gauges | None) -> torch.Tensor:
         """Unpacks a save. In a hook that is measured, marks how long the use waits for its reload, if it may."""
