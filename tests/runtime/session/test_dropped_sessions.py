@@ -16,6 +16,7 @@ from torch import nn
 
 from tests.conftest import open_fake_device
 from tests.fake_driver.control import FakeDriver
+from tests.runtime.training_state.ways import WAYS, options_of
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.session.offload import offload
 from vdnn.runtime.session.session import Session
@@ -65,24 +66,26 @@ def _mappings() -> int:
     return len(Path("/proc/self/maps").read_text().splitlines())
 
 
-WAYS: dict[str, Callable[[Training], dict[str, Any]]] = {
-    "plain": lambda _: {},
-    "checked": lambda _: {"integrity": True},
-    "recomputes": lambda _: {"policy": "recompute-all"},
-    "plan": lambda _: {"plan": _plan()},
-    "optimizer": lambda training: {"optimizer": training.optimizer},
-    "on the CPU": lambda training: {"optimizer": training.optimizer, "optimizer_on": "cpu"},
-    "deferred": lambda training: {"optimizer": training.optimizer, "optimizer_step": "deferred"},
-    "gradients": lambda training: {"optimizer": training.optimizer, "gradients": True},
-    "all": lambda training: {"model": training.model, "optimizer": training.optimizer, "parameters": "all"},
+OF_A_SESSION: dict[str, Callable[[], dict[str, Any]]] = {
+    "plain": dict,
+    "checked": lambda: {"integrity": True},
+    "recomputes": lambda: {"policy": "recompute-all"},
+    "plan": lambda: {"plan": _plan()},
 }
+
+
+def _options(way: str, training: Training) -> dict[str, Any]:
+    """Options of a session without training state, and with it."""
+    if way in OF_A_SESSION:
+        return OF_A_SESSION[way]()
+    return {"optimizer": training.optimizer, **options_of(way, training.model)}
 
 
 def _engine_of(session: Session) -> weakref.ref[object]:
     return weakref.ref(session._engine)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*OF_A_SESSION, *WAYS])
 def test_a_session_that_is_dropped_frees_its_threads_and_its_memory(way: str) -> None:
     def run(training: Training, options: dict[str, Any]) -> tuple[list[weakref.ref[object]], int]:
         with offload(device="sim", min_bytes=0, **options) as session:
@@ -93,7 +96,7 @@ def test_a_session_that_is_dropped_frees_its_threads_and_its_memory(way: str) ->
             return [weakref.ref(one) for one in watched], _threads()
 
     training = Training()
-    options = WAYS[way](training)
+    options = _options(way, training)
     before = _threads()
     references, inside = run(training, options)
     training.optimizer.state.clear()
@@ -104,11 +107,11 @@ def test_a_session_that_is_dropped_frees_its_threads_and_its_memory(way: str) ->
     assert _threads() == before
 
 
-@pytest.mark.parametrize("way", ["plain", "checked", "recomputes", "plan"])
+@pytest.mark.parametrize("way", OF_A_SESSION)
 def test_a_graph_keeps_what_it_needs_of_a_session_that_is_gone(way: str) -> None:
     training, plain = Training(), Training()
     plain.model.load_state_dict(training.model.state_dict())
-    options = WAYS[way](training)
+    options = _options(way, training)
     before = _threads()
     with offload(device="sim", min_bytes=0, **options) as session:
         loss = training.model(torch.ones(8, 16)).square().sum()
@@ -221,13 +224,13 @@ def machine(request: pytest.FixtureRequest) -> Iterator[VirtualMachine | None]:
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(_MANY, marks=pytest.mark.full)])
-@pytest.mark.parametrize("way", ["plain", "plan", "optimizer", "machine"])
+@pytest.mark.parametrize("way", ["plain", "plan", "state", "machine"])
 def test_many_sessions_in_turn_need_no_more_than_one(way: str, count: int, machine: VirtualMachine | None) -> None:
     """Counts threads and mappings, which the collector could free, after each session, and resident memory at the end
     with the collector as Python has it."""
     gc.enable()
     training = Training()
-    options = {"policy": "vdnn-all", "measure": True} if machine is not None else WAYS[way](training)
+    options = {"policy": "vdnn-all", "measure": True} if machine is not None else _options(way, training)
     threads, mappings, resident = 0, 0, 0
     for number in range(count):
         with offload(device=machine or "sim", min_bytes=0, **options):

@@ -173,14 +173,19 @@ def clipped_by_value(training: Training) -> None:
 def scaled_with_a_skipped_step(training: Training) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=3)
     for step in training.steps(STEPS):
-        scaler.scale(training.loss()).backward()
+        for _ in range(2):
+            scaler.scale(training.loss()).backward()
         if step == 7:
             for parameter in training.model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.fill_(float("inf"))
+        scaler.unscale_(training.optimizer)
+        training.found.append(nn.utils.clip_grad_norm_(training.model.parameters(), 0.1).clone())
         scaler.step(training.optimizer)
         scaler.update()
         training.found.append(torch.tensor(scaler.get_scale()))
+        if step == 7:
+            training.model.zero_grad()  # also gradients of parameters that are in no group, which are NaN
 
 
 def scaled_under_autocast(training: Training) -> None:

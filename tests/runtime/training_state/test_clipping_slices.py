@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_
 
 from tests.runtime.training_state.conftest import Manage
-from tests.runtime.training_state.loops import OPTIMIZERS, Training, begin, same, train
+from tests.runtime.training_state.loops import OPTIMIZERS, Training, begin, same
 from vdnn.runtime.torch_internals.gradient_reads import native_gradient
 from vdnn.runtime.training_state.state_copies import StateCopies
 
@@ -84,25 +84,6 @@ def test_passes_follow_each_other_and_backward_passes(first: str, manage: Manage
             one.optimizer.step()
         assert same(gradients_of(plain), gradients_of(training))
         assert same(plain.found + parameters_of(plain), training.found + parameters_of(training))
-
-
-@pytest.mark.parametrize("optimizer", ["momentum", "adamw-foreach", "adamw-fused", "third-party"])
-def test_a_training_that_unscales_clips_and_skips_a_step(optimizer: str, manage: Manage) -> None:
-    def loop(training: Training) -> None:
-        scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=3)
-        for step in training.steps(20):
-            for _ in range(2):
-                scaler.scale(training.loss()).backward()
-            if step == 7:
-                parameters_of(training)[-1].grad.fill_(float("inf"))  # type: ignore[union-attr]
-            scaler.unscale_(training.optimizer)
-            training.found.append(clip_grad_norm_(training.model.parameters(), 0.1).clone())
-            scaler.step(training.optimizer)
-            scaler.update()
-            training.found.append(torch.tensor(scaler.get_scale()))
-
-    make = OPTIMIZERS[optimizer]
-    assert same(train(make, loop, tied=True), train(make, loop, partial(manage, gradients=True), tied=True))
 
 
 def test_the_norm_that_the_program_gets_is_its_own(manage: Manage) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,24 +17,12 @@ from torch import nn
 import vdnn
 from tests.conftest import open_fake_device
 from tests.fake_driver.control import FakeDriver
+from tests.runtime.training_state.ways import WAYS, options_of
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.training_state.optimizer_state import state_of
 
 EPOCHS, STEPS = 3, 2
-Options = Callable[[nn.Module, torch.optim.Optimizer], dict[str, Any]]
-WAYS: dict[str, Options] = {
-    "state": lambda _, optimizer: {"optimizer": optimizer},
-    "gradients": lambda _, optimizer: {"optimizer": optimizer, "gradients": True},
-    "on the CPU": lambda _, optimizer: {"optimizer": optimizer, "optimizer_on": "cpu"},
-    "deferred": lambda _, optimizer: {"optimizer": optimizer, "optimizer_step": "deferred"},
-    "deferred gradients": lambda _, optimizer: {
-        "optimizer": optimizer,
-        "optimizer_step": "deferred",
-        "gradients": True,
-    },
-    "all": lambda model, optimizer: {"model": model, "optimizer": optimizer, "parameters": "all"},
-    "frozen": lambda model, optimizer: {"model": model, "optimizer": optimizer, "parameters": "frozen"},
-}
+pytestmark = pytest.mark.usefixtures("one_form_of_the_step")
 
 
 class Training:
@@ -61,14 +49,17 @@ def _assert_plain(training: Training, way: str, steps: int = EPOCHS * STEPS) -> 
     for _ in range(steps):
         alone.step()
     for one, plain in zip(training.result(), alone.result(), strict=True):
-        if way == "on the CPU":
-            torch.testing.assert_close(one, plain)
-        else:
-            assert torch.equal(one, plain)
+        assert torch.equal(one, plain)
 
 
 def _session(training: Training, way: str, **options: Any) -> vdnn.Session:
-    given = {"device": "sim", "min_bytes": 0, **WAYS[way](training.model, training.optimizer), **options}
+    given = {
+        "device": "sim",
+        "min_bytes": 0,
+        "optimizer": training.optimizer,
+        **options_of(way, training.model),
+        **options,
+    }
     return vdnn.offload(**given)
 
 
@@ -160,7 +151,7 @@ def test_two_models_in_turn_in_each_epoch() -> None:
         assert all(map(torch.equal, training.result(), plain.result()))
 
 
-@pytest.mark.parametrize("way", ["state", "deferred", "deferred gradients"])
+@pytest.mark.parametrize("way", ["state", "deferred", "deferred, gradients"])
 def test_what_numpy_writes_to_the_state_in_the_second_epoch_is_kept(way: str) -> None:
     """State that followed to another device is asked for its holders as any other."""
 

@@ -12,6 +12,7 @@ from torch import nn
 
 import vdnn
 from tests.runtime.rigs.torchs_checks import Program, differences
+from tests.runtime.training_state.ways import WAYS
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 
 STEPS = 6
@@ -69,17 +70,7 @@ def test_torchs_checks_see_no_planned_session(options: dict[str, Any]) -> None:
     assert found == (KNOWN if options.get("recompute", True) else set())
 
 
-STATE: dict[str, dict[str, Any]] = {
-    "state": {},
-    "gradients": {"gradients": True},
-    "deferred": {"optimizer_step": "deferred", "gradients": True},
-    "step on the CPU": {"optimizer_on": "cpu"},
-    "frozen": {"parameters": "frozen"},
-    "all": {"parameters": "all"},
-}
-
-
-@pytest.mark.parametrize("options", STATE.values(), ids=STATE)
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
 def test_torchs_checks_see_no_training_state(options: dict[str, Any]) -> None:
     def plain(program: Program) -> contextlib.AbstractContextManager[None]:
         """With an optimizer of torch's own: one of the program has attributes, which steps in slices would change."""
