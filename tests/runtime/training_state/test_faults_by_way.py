@@ -116,7 +116,7 @@ def spread(calls: list[str], most: int) -> list[int]:
 @quick_and_full("most", 2, 150)
 @ways
 def test_each_driver_call_refused_in_turn_changes_no_bit(way: str, most: int, fake_driver: FakeDriver) -> None:
-    """Of each kind of call the first, the middle and the last, or more."""
+    """Refuses the first, the middle and the last of each kind of call, or more."""
     wanted = expected(way, 3, whole_step)
     found, calls = life(fake_driver, way)
     assert same(wanted, found)
