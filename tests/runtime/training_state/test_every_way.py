@@ -14,15 +14,46 @@ import torch
 from tests.conftest import open_fake_device
 from tests.drawn import quick_and_full
 from tests.fake_driver.control import LIVE_KINDS, FakeDriver
-from tests.runtime.training_state.conftest import Manage, open_session
+from tests.runtime.training_state.conftest import Manage, on_host, open_session
 from tests.runtime.training_state.loops import OPTIMIZERS, Training, begin, same
-from tests.runtime.training_state.test_lives import one_step, outcome
+from tests.runtime.training_state.test_lives import one_step, outcome, state_bytes
 from tests.runtime.training_state.ways import options_for, ways
 from vdnn.runtime.session.session import Session
+from vdnn.runtime.training_state.homes import is_managed
+from vdnn.runtime.training_state.parameters.away_parameter import away_of
 
 pytestmark = pytest.mark.usefixtures("one_form_of_the_step")
 
 ADAMW = OPTIMIZERS["adamw"]
+
+
+@ways
+def test_what_leaves_is_away_between_steps_and_back_behind_the_session(way: str, manage: Manage) -> None:
+    wanted, training = begin(ADAMW), begin(ADAMW)
+    options_for(way, wanted)
+    options = options_for(way, training)
+    objects, named = list(training.model.parameters()), dict(training.model.named_parameters())
+    leaves = {"frozen": ["between.weight"], "all": list(named)}.get(way.split(", ")[-1 if "frozen" in way else 0], [])
+    with manage(training.optimizer, **options) as session:
+        for number in range(3):
+            one_step(wanted)
+            one_step(training)
+            assert same(list(wanted.model.parameters()), list(training.model.parameters()))
+            training.loss()  # steps what waits
+            wanted.loss()
+            known = {name: away_of(one) for name, one in named.items()}
+            assert [name for name, away in known.items() if away is not None] == leaves
+            # State that a deferred step makes leaves with the next step.
+            assert on_host(training.optimizer) == state_bytes(training) or ("deferred" in way and not number)
+        assert ("parameters: " in session.report()) == bool(leaves)
+    assert all(one is other for one, other in zip(objects, training.model.parameters(), strict=True))
+    assert {type(one) for one in objects} == {torch.nn.Parameter}
+    assert not any(map(is_managed, objects))
+    assert not any(one._backward_hooks or one._post_accumulate_grad_hooks for one in objects)
+    assert on_host(training.optimizer) == 0
+    for one in (wanted, training):
+        one_step(one)
+    assert same(outcome(wanted), outcome(training))
 
 
 @ways

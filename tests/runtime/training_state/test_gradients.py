@@ -131,22 +131,6 @@ def test_hooks_double_backward_and_autograd_grad_see_plain_gradients(way: str, m
     check(program, way, manage)
 
 
-def test_sparse_gradients_stay_and_are_right(manage: Manage) -> None:
-    def run(inside: Any) -> list[Any]:
-        torch.manual_seed(1)
-        table = nn.Embedding(20, 4, sparse=True)
-        optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
-        with inside(optimizer):
-            for _ in range(3):
-                for _ in range(2):
-                    table(torch.randint(20, (5,))).square().sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        return [table.weight.detach()]
-
-    assert same(run(contextlib.nullcontext), run(partial(manage, gradients=True)))
-
-
 def test_what_leaves_at_the_end_of_the_session_is_back_on_the_device(manage: Manage) -> None:
     plain, training = begin(ADAMW), begin(ADAMW)
     backward(plain)

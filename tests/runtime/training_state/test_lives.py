@@ -69,16 +69,6 @@ def test_a_tensor_of_the_state_is_the_same_object_after_each_step(manage: Manage
         assert not torch.equal(held, before)
 
 
-def test_an_exit_leaves_a_training_that_goes_on(manage: Manage) -> None:
-    training = begin(ADAMW)
-    with manage(training.optimizer):
-        one_step(training)
-    for _ in range(2):
-        one_step(training)
-    assert same(outcome(training), expected(3))
-    assert on_host(training.optimizer) == 0
-
-
 def test_a_step_between_two_sessions_brings_the_state_back(device: _C.Device) -> None:
     training = begin(ADAMW)
     with contextlib.closing(open_session(device, training.optimizer)) as session:
@@ -227,21 +217,6 @@ def test_other_optimizers_of_the_class_step_by_themselves(manage: Manage) -> Non
         assert other.optimizer not in vars(state_of(training.optimizer)).values()
     step = type(training.optimizer).step
     assert step.__wrapped__ is step.__closure__[step.__code__.co_freevars.index("func")].cell_contents  # type: ignore[attr-defined]
-
-
-def test_sparse_gradients(manage: Manage) -> None:
-    def trained(inside: Any) -> list[Any]:
-        torch.manual_seed(1)
-        table = torch.nn.EmbeddingBag(50, 8, sparse=True)
-        optimizer = torch.optim.SparseAdam(table.parameters())
-        with inside(optimizer):
-            for step in range(5):
-                table(torch.tensor([[step, 7, 2 * step]])).square().sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            return [table.weight.detach(), copy.deepcopy(optimizer.state_dict())]
-
-    assert same(trained(lambda _: contextlib.nullcontext()), trained(manage))
 
 
 def test_two_optimizers_of_one_session(manage: Manage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 
 import vdnn
 from tests.runtime.training_state.conftest import Manage, open_session
-from tests.runtime.training_state.loops import Training
+from tests.runtime.training_state.loops import Training, same
 from tests.runtime.training_state.programs import check, every_way
 from tests.runtime.training_state.ways import WAYS
 from vdnn import _C
@@ -170,25 +171,26 @@ def test_sparse_gradients_and_a_step_on_the_cpu_are_refused_in_one_sentence_befo
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-@pytest.mark.parametrize("way", ["gradients", "deferred", "deferred, gradients"])
-def test_sparse_gradients_sum_and_step_as_in_plain_pytorch(way: str, manage: Manage) -> None:
-    def train(inside: Any) -> list[torch.Tensor]:
+@pytest.mark.parametrize("make", [torch.optim.SparseAdam, torch.optim.Adagrad, torch.optim.SGD])
+@pytest.mark.parametrize("way", ["state", "gradients", "deferred", "deferred, gradients"])
+def test_sparse_gradients_sum_and_step_as_in_plain_pytorch(way: str, make: Any, manage: Manage) -> None:
+    def train(inside: Any) -> list[Any]:
         torch.manual_seed(2)
         table, dense = nn.Embedding(50, 4, sparse=True), nn.Linear(4, 4)
-        sparse_step = torch.optim.Adagrad(table.parameters(), lr=0.1)
-        with inside(sparse_step):
+        optimizer = make(table.parameters(), lr=0.1)
+        with inside(optimizer):
             for number in range(4):
                 for shift in range(2):
                     dense(table(torch.tensor([1, 3, 3, 7 + number + shift]))).square().sum().backward()
-                sparse_step.step()
+                optimizer.step()
                 if number % 2:
-                    sparse_step.zero_grad()
-        return [table.weight.detach().clone(), table.weight.grad.to_dense() if table.weight.grad is not None else None]  # type: ignore[list-item]
+                    optimizer.zero_grad()
+            state = copy.deepcopy(optimizer.state_dict())
+        gradient = table.weight.grad
+        return [table.weight.detach(), state, gradient if gradient is None else gradient.to_dense()]
 
     expected = train(lambda _: contextlib.nullcontext())
-    found = train(lambda optimizer: manage(optimizer, **WAYS[way]))
-    assert torch.equal(expected[0], found[0])
-    assert (expected[1] is None) == (found[1] is None)
+    assert same(expected, train(lambda optimizer: manage(optimizer, **WAYS[way])))
 
 
 @every_way

@@ -15,7 +15,6 @@ from tests.runtime.training_state.conftest import Manage
 from tests.runtime.training_state.loops import OPTIMIZERS, Training, begin, same
 from tests.runtime.training_state.test_lives import one_step
 from vdnn.errors import VdnnError
-from vdnn.runtime.training_state.homes import is_managed
 from vdnn.runtime.training_state.parameters.away_parameter import away_of
 
 ADAMW = OPTIMIZERS["adamw"]
@@ -29,24 +28,6 @@ def values(training: Training) -> list[torch.Tensor]:
 def are_on_host(training: Training) -> list[bool]:
     known = [away_of(one) for one in training.model.parameters()]
     return [away is not None and away.parameter.data_ptr() == away.host.tensor.data_ptr() for away in known]
-
-
-def test_all_are_on_the_host_between_and_on_the_device_after_a_session(manage: Manage) -> None:
-    plain, training = begin(ADAMW), begin(ADAMW)
-    objects = [id(one) for one in training.model.parameters()]
-    with manage(training.optimizer, model=training.model, parameters="all") as session:
-        for _ in range(3):
-            one_step(plain)
-            one_step(training)
-            assert all(are_on_host(training))
-            assert same(values(plain), values(training))
-        assert "parameters: 1.94 KiB on the host" in session.report()
-    assert [id(one) for one in training.model.parameters()] == objects
-    assert not any(map(is_managed, training.model.parameters()))
-    one_step(plain)
-    one_step(training)
-    assert same(values(plain), values(training))
-    assert not any(one._backward_hooks or one._post_accumulate_grad_hooks for one in training.model.parameters())
 
 
 def test_copies_parametrizations_and_functional_calls_have_the_bits(manage: Manage) -> None:
