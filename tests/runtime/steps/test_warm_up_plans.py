@@ -106,3 +106,39 @@ def test_the_optimizers_state_appears_and_all_steps_keep_within_the_budget(
         peaks_with(optimizer, way, 64 << 10, 3)
     budget_bytes = int(larger * refused.value.least_bytes)
     assert max(peaks_with(optimizer, way, budget_bytes, 4)) <= budget_bytes
+
+
+class Vocabulary(torch.nn.Module):
+    """Its logits take far more than all that it saves before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = perceptron(64, 24)
+        self.head = torch.nn.Linear(64, 1024, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.log_softmax(self.head(self.trunk(x)), -1)
+
+
+def peaks_of_logits(budget_bytes: int) -> list[int]:
+    peaks = []
+    with VirtualMachine("titan-x") as machine:
+        model = Vocabulary()
+        optimizer = torch.optim.Adam(model.parameters())
+        with vdnn.offload(budget=budget_bytes, device=machine, min_bytes=0):
+            for _ in range(4):
+                machine.reset_peak()
+                model(torch.zeros(4096, 64)).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                peaks.append(machine.peak_bytes)
+    return peaks
+
+
+@pytest.mark.parametrize("larger", [1.05, 1.2])
+def test_a_first_step_has_room_for_the_logits_of_a_large_vocabulary(larger: float) -> None:
+    """The product is larger than all that was saved, so what was saved before does not tell of it."""
+    with pytest.raises(BudgetError) as refused:
+        peaks_of_logits(64 << 10)
+    budget_bytes = int(larger * refused.value.least_bytes)
+    assert max(peaks_of_logits(budget_bytes)) <= budget_bytes

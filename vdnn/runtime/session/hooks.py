@@ -179,6 +179,8 @@ class Packer:
         node = tensor.grad_fn  # read once: each read makes a Python object
         reason = self.exemptions.always(tensor, storage, node)
         if reason is not None:
+            if reason is Kept.PARAMETER and self._watch is not None and self._watch.has_guard_alone:
+                self._watch.passed_weight(tensor)
             return self._keep(tensor, reason, nbytes)
         if part.is_quantized or part.is_nested:
             return self._pass_through(tensor, nbytes)

@@ -6,8 +6,9 @@ It counts by itself and asks no allocator.
 
 [Note: The margin] A step that was never seen allocates what no hook sees: results that are not saved, gradients, the
 workspace of an operation. The guard leaves room for the gradients of all parameters, for `TRANSIENTS` times the
-largest storage that was saved so far, and for one window of copies in flight. Reloads ahead of their use share it with
-the offloads that are still in flight, and have what the backward pass has freed.
+largest storage that was saved so far, and for one window of copies in flight. Before a matrix product without a bias,
+whose result may be far larger (logits), it also leaves room for that and for what is made of it. Reloads ahead of their
+use share the window with the offloads that are still in flight, and have what the backward pass has freed.
 """
 
 from __future__ import annotations

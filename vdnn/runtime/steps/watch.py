@@ -40,6 +40,9 @@ from vdnn.step.plan_use import PlanUse
 from vdnn.step.recording import Recording, SaveKey
 from vdnn.step.timeline import Timeline
 
+_sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
+# A result, and what is made of it before it is freed, such as its log_softmax.
+_PRODUCTS = 2
 _INSIDE_ANOTHER = contextlib.nullcontext()  # or on a device that is not watched
 
 
@@ -322,11 +325,38 @@ class StepWatch:
         key = step.next_key(tensor, self._modules)
         now_bytes = self._choose_executor(step) if is_first else 0
         action = step.saved(managed, key, is_new=is_new)
+        if step.weight is not None:
+            self._expect_product(step, tensor)
         if is_first:
             self.settling.begin(step, self._modules, managed.facts.counters, now_bytes)
         if step.executor is not None and step.executor.is_outgrown and isinstance(step.guard, PlanGuard):
             self._guard_the_rest(step)
         return action
+
+    @property
+    def has_guard_alone(self) -> bool:
+        """True in a step that has a budget and no plan."""
+        return self._step.guard is not None and self._step.executor is None
+
+    def passed_weight(self, weight: torch.Tensor) -> None:
+        """In such a step, a save that is a parameter: it may be what an operation multiplies its next save by."""
+        self._step.weight = (_sequence_nr(), weight.shape) if weight.dim() == 2 else None
+
+    def _expect_product(self, step: WatchedStep, operand: torch.Tensor) -> None:
+        """Makes room for the result of a matrix product, if one has saved its weight and now saves `operand`. Its
+        result may be far larger than all that was saved: the logits of a large vocabulary."""
+        (number, shape), step.weight = step.weight or (0, torch.Size()), None
+        planner, gauges, guard = self.options.planner, self.gauges, step.guard
+        if number != _sequence_nr() or operand.dim() != 2 or operand.shape[1] != shape[0]:
+            return
+        budget_bytes = None
+        if planner is not None and self.transport is not None:
+            budget_bytes = planner.fixed_bytes(self.transport.device.info.total_bytes)
+        if budget_bytes is None or gauges is None or guard is None:
+            return
+        nbytes = _PRODUCTS * int(operand.shape[0]) * int(shape[1]) * operand.itemsize
+        guard.leaves_room(nbytes)
+        guard.free_now(self._allocated_bytes(gauges) + nbytes - budget_bytes)
 
     def guards(self, managed: ManagedStorage) -> bool:
         """True if the guard keeps a storage that the online policy would offload, until it has to be evicted."""

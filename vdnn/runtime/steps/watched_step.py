@@ -91,6 +91,7 @@ class WatchedStep:
         self.save_key: SaveKey | None = None  # of the last save
         self.executor: Executor | None = None
         self.guard: Guard | None = None  # of a step with a budget in bytes
+        self.weight: tuple[int, torch.Size] | None = None  # that a node has saved, with autograd's sequence number
         self.meter: Meter | None = None
         self.recorder: Recorder | None = None
         self._ends_to: Recorder | None = None  # the recorder, also after the step
