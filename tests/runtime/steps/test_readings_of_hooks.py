@@ -63,6 +63,16 @@ def test_a_trial_of_a_first_step_reads_statistics_once_and_those_of_its_cost(mon
     assert readings <= len(recording.points) + of_trials + _MOST_BETWEEN_STEPS
 
 
+def test_sessions_that_plan_on_two_devices_share_nothing() -> None:
+    with counted_gauges():
+        sessions = [vdnn.offload(device=device, budget="1GiB") for device in (_C.SimDevice(), _C.SimDevice())]
+        sessions.append(vdnn.offload(budget="1GiB"))
+        for session in sessions:
+            with session:
+                pass
+    assert len({id(session._engine) for session in sessions}) == 3
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "keep": {"policy": "keep"},
     "vdnn-all": {"policy": "vdnn-all"},

@@ -191,7 +191,8 @@ def offload(
         return make(engine, None)
     named = policy if isinstance(policy, str) else id(policy)
     learns = wanted, recompute, lossy, limit, recheck, integrity, measure, warmup_steps, least, limits
-    return make(engine, (named, *learns, parameters, gradients, defers))
+    on = None if isinstance(device, TensorDevice) else device  # which keeps engines of its own
+    return make(engine, (named, on, *learns, parameters, gradients, defers))
 
 
 def _codecs_with(lossy: object) -> tuple[str, ...]:
