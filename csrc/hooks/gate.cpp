@@ -184,7 +184,7 @@ bool is_begun(const Gate* gate) {
 
 // True if the tensor has the version of its save and no recompute that reads it has to come first. False also where
 // Python has to raise.
-bool may_be_returned(const Gate* gate, PyObject* tensor, std::int64_t version, const KeptSave* save) {
+bool may_be_returned(const Gate* gate, PyObject* tensor, std::int64_t version) {
   std::int64_t now = 0;
   if (!read_number(gate, kVersion, tensor, now)) {
     PyErr_Clear();
@@ -193,15 +193,7 @@ bool may_be_returned(const Gate* gate, PyObject* tensor, std::int64_t version, c
   if (now != version) {
     return false;
   }
-  if (PyDict_GET_SIZE(gate->parts[kReaders]) == 0) {
-    return true;
-  }
-  // readers.py has the same keys.
-  const Reference id = Reference::stolen(
-      save == nullptr ? PyLong_FromVoidPtr(tensor) : PyLong_FromLongLong(-1 - (save->step << 32 | save->lifetime)));
-  const int is_read = id ? PyDict_Contains(gate->parts[kReaders], id.get()) : -1;
-  PyErr_Clear();
-  return is_read == 0 || (is_read == 1 && only_reads(gate->mover));
+  return PySet_GET_SIZE(gate->parts[kDiscarded]) == 0 || only_reads(gate->mover);
 }
 
 bool is_use_here(Gate* gate, const Event* event, Kind kind) {
@@ -219,7 +211,7 @@ PyObject* unpack_kept(Gate* gate, PyObject* packed) {
   const auto* save = reinterpret_cast<KeptSave*>(packed);
   const Event* event = expected(gate);
   if (!is_use_here(gate, event, Kind::Use) || event->lifetime != save->lifetime || save->step != gate->ledger->step() ||
-      !may_be_returned(gate, save->tensor, save->version, save) || expected(gate) != event) {
+      !may_be_returned(gate, save->tensor, save->version) || expected(gate) != event) {
     return nullptr;
   }
   const std::size_t position = gate->position++;
@@ -243,7 +235,7 @@ PyObject* unpack_exempt(const Gate* gate, PyObject* packed) {
     PyErr_Clear();
     return nullptr;
   }
-  return may_be_returned(gate, tensor, version, nullptr) ? Py_NewRef(tensor) : nullptr;
+  return may_be_returned(gate, tensor, version) ? Py_NewRef(tensor) : nullptr;
 }
 
 }  // namespace

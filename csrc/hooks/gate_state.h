@@ -19,7 +19,7 @@ enum Part {
   kPlannedSave,  // (tensor, position): a save that Python handles in a settled step
   kPlannedUse,   // (packed, position): a use that Python handles
   kMoved,        // (position): the plan moves something after a hook that the gate served
-  kReaders,      // a dict with the keys of saves that a recompute will read
+  kDiscarded,    // a set: what Python discarded and a recompute will make
   kVersion,      // torch's descriptors
   kIsLeaf,
   kNbytes,

@@ -100,9 +100,9 @@ PyObject* kept_bytes(PyObject* self, void*) {
 
 PyObject* make_gate(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
   if (PyTuple_GET_SIZE(arguments) != kParts || (keywords != nullptr && PyDict_GET_SIZE(keywords) != 0) ||
-      !PyDict_CheckExact(PyTuple_GET_ITEM(arguments, kReaders)) ||
+      !PySet_CheckExact(PyTuple_GET_ITEM(arguments, kDiscarded)) ||
       Py_TYPE(PyTuple_GET_ITEM(arguments, kMover)) != mover_type()) {
-    PyErr_Format(PyExc_TypeError, "expected %d arguments, the sixth a dict, the last a mover",
+    PyErr_Format(PyExc_TypeError, "expected %d arguments, the sixth a set, the last a mover",
                  static_cast<int>(kParts));
     return nullptr;
   }

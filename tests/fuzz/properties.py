@@ -57,7 +57,7 @@ def containers(root: Any) -> dict[str, int]:
         for name, value in _attributes(one):
             if id(value) in seen:
                 continue
-            if name in ("lookahead", "read", "by_source"):  # these forget released entries now and then, not at once
+            if name in ("lookahead", "_by_source"):  # these forget released entries now and then, not at once
                 continue
             if isinstance(value, dict | list | set) or type(value).__name__.startswith("Weak"):
                 found[f"{path}.{name}"] = len(value)

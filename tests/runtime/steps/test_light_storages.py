@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,6 +104,10 @@ class Reader:
 
     is_yet_to_be_recomputed = True
 
+    def __init__(self, *given: object) -> None:
+        self.discarded = SimpleNamespace(recipe=SimpleNamespace(given=given))
+        self.reference = weakref.ref(self)
+
 
 @pytest.mark.parametrize("is_handed_over", [False, True], ids=["before", "after"])
 def test_readers_of_a_light_save_are_found_when_python_has_it(
@@ -112,10 +117,11 @@ def test_readers_of_a_light_save_are_found_when_python_has_it(
     with light_session(monkeypatch) as (session, model, _):
         loss = model.forward()
         save = next(one for one in saved_by(loss.grad_fn) if type(one) is LightSave)
-        readers, reader, recipe = session._engine.packer.readers, Reader(), SimpleNamespace(given=(save,))
+        readers, reader = session._engine.packer.readers, Reader(save)
         if is_handed_over:
             save.full()
-        readers.add(reader, recipe)  # type: ignore[arg-type]
+        readers.add(reader)  # type: ignore[arg-type]
+        assert readers.of(save.witness if save.view is None else save.view.managed) == [reader]
         assert readers.of(save.full().managed) == [reader]
         loss.backward()
         session.step()

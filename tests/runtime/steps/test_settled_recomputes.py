@@ -227,32 +227,6 @@ def test_a_step_whose_module_is_made_anew_settles() -> None:
             assert settling_of(session).is_expected
 
 
-def test_a_tensor_with_the_address_of_an_operand_leaves_the_gate_open() -> None:
-    """The index of readers may have an address that was used again. It costs a look, and no more."""
-    with settled_session(RECOMPUTES) as (session, network):
-        gate = settling_of(session).gate
-        assert gate is not None
-        readers = session._engine.packer.missing.read
-        network.step()
-        session.step()
-        number = 0
-
-        def pack(tensor: torch.Tensor) -> object:
-            packed = gate.pack(tensor)
-            nonlocal number
-            if type(packed) is vdnn._C.KeptSave:
-                readers[-1 - (packed.step << 32 | packed.lifetime)] = type(next(iter(readers.values())))()
-                number += 1
-            return packed
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, gate.unpack):
-            found = network.step()
-        assert number
-        session.step()
-        assert settling_of(session).is_expected
-    assert_same(found, type(network)())
-
-
 @pytest.mark.parametrize("plan", [RECOMPUTES, RECOMPUTES_AND_OFFLOADS])
 def test_a_recipe_is_tried_at_another_size_with_operands_that_the_gate_serves(plan: str) -> None:
     """The steps of both sizes are learned in turn, so the first of each that the gate serves may try a recipe."""

@@ -77,7 +77,7 @@ def test_what_is_remembered_of_recipes_does_not_grow_with_the_steps(monkeypatch:
 
 def _remembered(session: Any) -> int:
     recipes = session._engine.packer.recipes
-    return len(recipes._proofs) + len(recipes._rechecks._followed) + len(recipes.readers.by_source)
+    return len(recipes._proofs) + len(recipes._rechecks._followed) + len(recipes.readers.discarded)
 
 
 def test_indices_whose_source_has_left_are_not_said_to_differ(caplog: pytest.LogCaptureFixture) -> None:

@@ -54,7 +54,7 @@ class Codec(ABC):
             transport.address_of(storage), 0, storage.nbytes(), stream, geometry, is_dense(kept), None, counters
         )
         self.managed = managed = ManagedStorage(transport, storage, facts, witness)
-        self.operands = (PackedView(managed, kept, witness, geometry, managed.facts.begin),)
+        self.operands = self.given = (PackedView(managed, kept, witness, geometry, managed.facts.begin),)
         self.light_operands: tuple[_C.LightSave, ...] = ()
         managed.views -= 1  # the discard that uses the codec counts the view that exists
         managed.keep_reloaded()  # another backward may decode it again

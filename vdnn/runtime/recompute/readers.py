@@ -8,13 +8,13 @@ PyTorch has them in memory at that moment too.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from vdnn._C import KeptSave, LightSave
 from vdnn.runtime.recompute.node_notes import current_form
-from vdnn.runtime.recompute.recipe import Constant, Leaf, Recipe
+from vdnn.runtime.recompute.recipe import Constant, Leaf
 from vdnn.runtime.storage.kept import KeptTensor
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView
@@ -22,45 +22,52 @@ from vdnn.runtime.storage.packed_view import PackedView
 _current_node: Callable[[], object] = torch._C._current_autograd_node
 _FOREIGN = ("NoneType", "CppFunction")  # CppFunction: any C++ node that torch has no class for
 overwrites: dict[type, bool] = {}  # by class of C++ node: a bounded number
-_LOOK_AT = 64  # entries; each time their number has doubled, dead ones are removed
 
 
 class Readers:
-    """One session's index. It keeps nothing alive. `by_source` is empty until something is discarded; the hooks test
-    that first."""
+    """One session's index. It keeps nothing alive. `discarded` has the storages that Python discarded, as weak
+    references; the native gate tests if there are any. The index by operand is made when something is first overwritten
+    after a discard: most programs overwrite nothing."""
 
     def __init__(self) -> None:
-        self.by_source: dict[int, weakref.WeakSet[ManagedStorage]] = {}
-        self._look_at = _LOOK_AT
+        self._living: weakref.WeakSet[ManagedStorage] = weakref.WeakSet()
+        self._by_source: dict[int, list[weakref.ref[ManagedStorage]]] | None = None
 
-    def add(self, reader: ManagedStorage, recipe: Recipe) -> None:
-        """Note that `reader` was discarded and is recomputed by `recipe`."""
-        for given in recipe.given:
-            if isinstance(given, Constant):
-                continue
-            self.by_source.setdefault(_key_of(given), weakref.WeakSet()).add(reader)
-        if len(self.by_source) >= self._look_at:
-            for key in [key for key, readers in self.by_source.items() if not readers]:
-                del self.by_source[key]
-            self._look_at = max(_LOOK_AT, 2 * len(self.by_source))
+    @property
+    def discarded(self) -> set[weakref.ref[ManagedStorage]]:
+        found: set[weakref.ref[ManagedStorage]] = self._living.data  # type: ignore[attr-defined]
+        return found
 
-    def replaced(self, source: KeptSave | torch.Tensor, managed: ManagedStorage) -> None:
-        """A kept save, or a light storage with this witness, became a managed storage: the same recomputes read it."""
-        readers = self.by_source.pop(_key(source), None)
-        if readers is not None:
-            self.by_source.setdefault(id(managed), weakref.WeakSet()).update(readers)
+    def add(self, reader: ManagedStorage) -> None:
+        """Notes that `reader` was discarded."""
+        self._living.add(reader)
+        self._by_source = None
+
+    def forget_index(self) -> None:
+        """A save has another form from now on: the index is made anew."""
+        self._by_source = None
 
     def of(self, source: ManagedStorage | KeptSave | torch.Tensor) -> list[ManagedStorage]:
         """The readers that are not recomputed yet. If an id was reused there may be too many, which only costs time."""
-        readers = self.by_source.get(_key(source))
-        if readers is None:
-            return []
-        if not readers:
-            del self.by_source[_key(source)]
-        return [one for one in readers if one.is_yet_to_be_recomputed]
+        if self._by_source is None:
+            self._by_source = self._index()
+        readers = [reader() for reader in self._by_source.get(_key(source), ())]
+        return [one for one in readers if one is not None and one.is_yet_to_be_recomputed]
 
     def of_all(self, sources: Iterable[torch.Tensor]) -> list[ManagedStorage]:
         return [reader for source in sources for reader in self.of(source)]
+
+    def _index(self) -> dict[int, list[weakref.ref[ManagedStorage]]]:
+        index: dict[int, list[weakref.ref[ManagedStorage]]] = {}
+        for reader in list(self._living):
+            for given in _given_to(reader):
+                index.setdefault(_key_of(given), []).append(reader.reference)
+        return index
+
+
+def _given_to(reader: ManagedStorage) -> Sequence[PackedView | KeptSave | LightSave | KeptTensor | Leaf]:
+    given = () if reader.discarded is None else reader.discarded.recipe.given
+    return [one for one in given if not isinstance(one, Constant)]
 
 
 def _key_of(given: PackedView | KeptSave | LightSave | KeptTensor | Leaf) -> int:
@@ -73,7 +80,7 @@ def _key_of(given: PackedView | KeptSave | LightSave | KeptTensor | Leaf) -> int
 
 
 def _key(source: ManagedStorage | KeptSave | torch.Tensor) -> int:
-    """All kept saves of a lifetime have one key, which csrc/hooks/gate.cpp computes as well. No object has its id."""
+    """All kept saves of a lifetime have one key. No object has its id."""
     return -1 - (source.step << 32 | source.lifetime) if isinstance(source, KeptSave) else id(source)
 
 

@@ -35,5 +35,5 @@ def manage_kept(packer: Packer, gate: _C.Gate, followed: Followed, transport: Tr
             followed.step.guard_passed(managed, save.lifetime)
         else:
             packer.counters.shared_saves -= 1  # the script has counted it
-        packer.readers.replaced(save, managed)
         save.replace(packed)
+    packer.readers.forget_index()

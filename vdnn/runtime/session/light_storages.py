@@ -164,7 +164,7 @@ class LightStorages:
         ]
         if self._packer.in_forked_child:
             return views, managed.source
-        self._packer.readers.replaced(witness, managed)
+        self._packer.readers.forget_index()
         with self._packer.lock:
             storage = managed.source.on_device()
             if storage is not None:

@@ -28,7 +28,7 @@ class Missing:
         self._unpack = unpack
         self._steps = steps
         self._readers = readers
-        self.read = readers.by_source  # usually empty
+        self.discarded = readers.discarded  # usually empty
         self._is_recomputing = False
 
     def cut(self) -> None:
@@ -54,14 +54,11 @@ class Missing:
 
     def before_use(self, source: ManagedStorage | KeptSave | torch.Tensor) -> None:
         """Called before the unpack hook returns `source`."""
-        if self._is_recomputing:
-            return
-        readers = self._readers.of(source)
-        if readers and may_be_overwritten():
-            self._recompute_early(readers)
+        if not self._is_recomputing and may_be_overwritten():
+            self._recompute_early(self._readers.of(source))
 
     def before_writes_to(self, tensors: Iterable[torch.Tensor]) -> None:
-        if self.read:
+        if self.discarded:
             self._recompute_early(self._readers.of_all(tensors))
 
     def _recompute_early(self, readers: list[ManagedStorage]) -> None:

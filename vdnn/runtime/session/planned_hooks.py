@@ -54,7 +54,7 @@ class PlannedHooks:
             self._save,
             self._use,
             self._moved,
-            readers.by_source,
+            readers.discarded,
             _Base._version,
             _Base.is_leaf,
             _Base.nbytes,

@@ -242,7 +242,7 @@ class SessionRecipes:
         if discards:
             if not self._discard(managed, recipe, save_key, is_exact=is_exact):
                 return False
-            self.readers.add(managed, recipe)
+            self.readers.add(managed)
             if self._running.notes_all():
                 self._need_facts_of(recipe)
             return True

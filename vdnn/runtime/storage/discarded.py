@@ -55,6 +55,10 @@ class RecomputeRecipe(Protocol):
     """Recomputes one storage. Owns its operands, and holds no part of the graph."""
 
     @property
+    def given(self) -> Sequence[Any]:
+        """Everything that it reads."""
+
+    @property
     def operands(self) -> Sequence[Operand]: ...
 
     @property
@@ -102,13 +106,13 @@ class Discarded:
         "_check",
         "_facts",
         "_hash",
-        "_recipe",
         "_recomputed",
         "_source",
         "_stream",
         "_transport",
         "_unused_views",
         "is_exact",
+        "recipe",
     )
 
     def __init__(
@@ -123,7 +127,7 @@ class Discarded:
         self._facts = facts
         self._source = source
         self._transport = transport
-        self._recipe = recipe
+        self.recipe = recipe
         self.is_exact = is_exact
         self._check = check
         self._hash: torch.Tensor | None = None
@@ -140,16 +144,16 @@ class Discarded:
 
     @property
     def operands(self) -> Sequence[Operand]:
-        return self._recipe.operands
+        return self.recipe.operands
 
     @property
     def nodes(self) -> Sequence[int]:
-        return self._recipe.nodes
+        return self.recipe.nodes
 
     @property
     def is_exact_in_bytes(self) -> bool:
         """True if the recomputed bytes are right for a view of any dtype."""
-        return self.is_exact and self._recipe.is_exact_in_bytes
+        return self.is_exact and self.recipe.is_exact_in_bytes
 
     @property
     def is_ready(self) -> bool:
@@ -187,7 +191,7 @@ class Discarded:
         facts, transport = self._facts, self._transport
         self._recomputed = None
         try:
-            storage = self._recipe.recompute(unpack).untyped_storage()
+            storage = self.recipe.recompute(unpack).untyped_storage()
         except OperandModifiedError as error:
             raise error.of(facts.label) from None
         except VdnnError as error:
@@ -197,7 +201,7 @@ class Discarded:
             raise RuntimeError(f"expected a recompute of {nbytes} bytes, got {storage.nbytes()}: {facts.label}")
         stream = transport.current_stream()
         # A lossy codec may have replaced an operand since the discard.
-        operands = [operand.managed.discarded for operand in self._recipe.operands]
+        operands = [operand.managed.discarded for operand in self.recipe.operands]
         self.is_exact = self.is_exact and all(one is None or one.is_exact for one in operands)
         if self._hash is not None and transport.integrity is not None and self.is_exact:
             transport.integrity.compare(facts.label, self._hash, transport.address_of(storage), nbytes, stream)
@@ -227,7 +231,7 @@ class Discarded:
 
     def __del__(self) -> None:
         try:
-            operands, light_operands = self._recipe.operands, self._recipe.light_operands
+            operands, light_operands = self.recipe.operands, self.recipe.light_operands
         except AttributeError:  # __init__ raised
             return
         for operand in operands:
