@@ -658,6 +658,8 @@ class LightSave:
         """Its packed view. Hands its storage over to Python first, if that was not done before."""
     def count_use(self, more: int, /) -> None:
         """Recomputes will use its bytes once more, or once less for -1."""
+    def restore(self, made: Any, /) -> None:
+        """Its storage was discarded, and `made` has all its bytes again. Does nothing once it was handed over."""
     @property
     def view(self) -> Any:
         """Its packed view, if its storage was handed over; else None, and the other properties hold."""
@@ -670,6 +672,15 @@ class LightSave:
     def witness(self) -> Any: ...
     @property
     def geometry(self) -> tuple[Any, Any, Any]: ...
+    @property
+    def whole_geometry(self) -> tuple[Any, Any]:
+        """The size and strides of a tensor with all bytes of its storage, in its first save's dtype."""
+    @property
+    def recipe(self) -> Any:
+        """What recomputes its storage, if that was discarded; else None."""
+    @property
+    def is_missing(self) -> bool:
+        """True if it was discarded and has to be recomputed before its next use."""
 
 @final
 class LightSource:
@@ -696,10 +707,15 @@ class Mover:
         notes_releases: bool,
         /,
     ) -> None: ...
-    def end(self, /) -> tuple[int, int, int, int, int, int, int, int]:
+    def end(self, /) -> tuple[int, ...]:
         """Hands over all light storages. Returns what was counted: see Counts in csrc/hooks/mover.h."""
     def python_manages(self, address: int, /) -> None:
         """Hands over the storage of this native object, if it is light."""
+    @property
+    def has_discarded(self) -> bool:
+        """True if a storage that the mover discarded is alive."""
+    def discarded(self, /) -> list[LightSave]:
+        """The newest save of each storage that the mover discarded and that is alive."""
 
 @final
 class RunningModules:

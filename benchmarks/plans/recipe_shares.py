@@ -44,8 +44,8 @@ from vdnn.runtime.recompute import (
     observe_parameters,
     owner_recipe,
 )
+from vdnn.runtime.recompute.given import geometry_of
 from vdnn.runtime.recompute.node_notes import Packed
-from vdnn.runtime.recompute.recipe import geometry_of
 from vdnn.runtime.rehearsal.cuda_shaped import CudaShaped
 from vdnn.runtime.storage.kept import KeptTensor, keep_tensor, kept_tensor
 from vdnn.runtime.storage.packed_view import PackedView

@@ -148,10 +148,10 @@ PyObject* save_planned(Gate* gate, std::size_t position, PyObject* tensor) {
   }
   const Event& event = *now;
   if (event.moving != nullptr && gate->mover->is_open) {
-    const bool is_read = event.is_read;
+    const bool is_read = event.is_read, is_discarded = event.moving->is_discarded && event.moving->is_first;
     PyObject* save = move_save(gate, gate->mover, event, position, tensor);
     if (save != nullptr || PyErr_Occurred() != nullptr) {
-      return is_read ? noted(gate, tensor, save, false) : save;
+      return is_read && !is_discarded ? noted(gate, tensor, save, false) : save;
     }
   }
   return call_at(gate->parts[kPlannedSave], tensor, position);
@@ -162,18 +162,16 @@ PyObject* use_planned(Gate* gate, std::size_t position, PyObject* packed) {
   if (!submit_complete(gate)) {
     return nullptr;
   }
-  const Event* now = expected(gate);
-  if (now == nullptr || gate->position != position) {
+  if (expected(gate) == nullptr || gate->position != position) {
     return call_at(gate->parts[kPlannedUse], packed, position);
   }
-  const Event& event = *now;
   if (is_light_save(packed) && gate->mover->is_open) {
-    PyObject* tensor = move_use(gate, gate->mover, event, position, reinterpret_cast<LightSave*>(packed));
+    PyObject* tensor = move_use(gate, gate->mover, position, reinterpret_cast<LightSave*>(packed));
     if (tensor != nullptr || PyErr_Occurred() != nullptr) {
       return tensor;
     }
   }
-  return call_at(gate->parts[kPlannedUse], packed, position);
+  return call_at(gate->parts[kPlannedUse], packed, gate->position);  // which a recompute may have changed
 }
 
 // True if the hook that just ended has opened the gate, and the plan keeps its save.
@@ -193,7 +191,8 @@ bool may_be_returned(const Gate* gate, PyObject* tensor, std::int64_t version) {
   if (now != version) {
     return false;
   }
-  return PySet_GET_SIZE(gate->parts[kDiscarded]) == 0 || only_reads(gate->mover);
+  const bool has_readers = PySet_GET_SIZE(gate->parts[kDiscarded]) != 0 || gate->mover->board->discarded != 0;
+  return !has_readers || only_reads(gate->mover);
 }
 
 bool is_use_here(Gate* gate, const Event* event, Kind kind) {
@@ -210,12 +209,18 @@ bool is_use_here(Gate* gate, const Event* event, Kind kind) {
 PyObject* unpack_kept(Gate* gate, PyObject* packed) {
   const auto* save = reinterpret_cast<KeptSave*>(packed);
   const Event* event = expected(gate);
-  if (!is_use_here(gate, event, Kind::Use) || event->lifetime != save->lifetime || save->step != gate->ledger->step() ||
-      !may_be_returned(gate, save->tensor, save->version) || expected(gate) != event) {
+  const bool is_operand = is_use_here(gate, event, Kind::Fetch);  // of a recompute
+  if ((!is_operand && !is_use_here(gate, event, Kind::Use)) || event->lifetime != save->lifetime ||
+      save->step != gate->ledger->step() || !may_be_returned(gate, save->tensor, save->version) ||
+      expected(gate) != event) {
     return nullptr;
   }
   const std::size_t position = gate->position++;
   const Reference tensor(save->tensor);
+  if (is_operand) {  // the uses of the program are counted with the script
+    ++gate->mover->board->counts.uses;
+    ++gate->mover->board->counts.used_in_place;
+  }
   if (event->has_moves || gate->attention != 0 || has_waiting(gate->mover)) {
     const Reference followed(reinterpret_cast<PyObject*>(gate->followed));
     if (!act(gate, script_in(followed), position)) {

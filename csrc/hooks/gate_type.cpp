@@ -102,8 +102,7 @@ PyObject* make_gate(PyTypeObject* type, PyObject* arguments, PyObject* keywords)
   if (PyTuple_GET_SIZE(arguments) != kParts || (keywords != nullptr && PyDict_GET_SIZE(keywords) != 0) ||
       !PySet_CheckExact(PyTuple_GET_ITEM(arguments, kDiscarded)) ||
       Py_TYPE(PyTuple_GET_ITEM(arguments, kMover)) != mover_type()) {
-    PyErr_Format(PyExc_TypeError, "expected %d arguments, the sixth a set, the last a mover",
-                 static_cast<int>(kParts));
+    PyErr_Format(PyExc_TypeError, "expected %d arguments, the sixth a set, the last a mover", static_cast<int>(kParts));
     return nullptr;
   }
   for (const Part part : {kVersion, kIsLeaf, kNbytes, kDtype}) {

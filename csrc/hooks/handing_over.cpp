@@ -40,20 +40,30 @@ Reference reload_of(const LightStorage* storage) {
                 : Reference();
 }
 
+// (recipe, recomputed tensor, uses) of what was discarded.
+Reference discard_of(const LightStorage* storage) {
+  if (!storage->recipe) {
+    return Reference(Py_None);
+  }
+  PyObject* made = storage->target ? storage->target.get() : Py_None;
+  return Reference::stolen(
+      Py_BuildValue("(OOL)", storage->recipe.get(), made, static_cast<long long>(storage->unused_views)));
+}
+
 // (views, source) of the managed storage that Python makes.
 Reference made_of(const LightStorage* storage, const std::vector<Reference>& saves) {
   const Board* board = storage->mover->board;
   const LightSource* source = storage->source;
-  const Reference views = described(saves), reload = reload_of(storage);
+  const Reference views = described(saves), reload = reload_of(storage), discarded = discard_of(storage);
   const Reference copy = storage->copy == nullptr ? Reference(Py_None) : Reference::stolen(as_python(storage->copy));
-  if (!views || !reload || !copy) {
+  if (!views || !reload || !copy || !discarded) {
     return {};
   }
   PyObject* stored = source->storage != nullptr ? source->storage : source->others;
   return Reference::stolen(PyObject_CallFunction(
-      storage->mover->parts[kHandOver], "OOKOOLOOO", source->event, stored == nullptr ? Py_None : stored,
+      storage->mover->parts[kHandOver], "OOKOOLOOOO", source->event, stored == nullptr ? Py_None : stored,
       static_cast<unsigned long long>(source->bytes_at), board->transfer.python_stream.get(), storage->witness.get(),
-      static_cast<long long>(storage->version), copy.get(), reload.get(), views.get()));
+      static_cast<long long>(storage->version), copy.get(), reload.get(), views.get(), discarded.get()));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <new>
+#include <utility>
 
 #include "hooks/mover_state.h"
 
@@ -51,6 +52,12 @@ PyObject* geometry(PyObject* self, void*) {
   return PyTuple_Pack(3, moving->dtype.get(), moving->size.get(), moving->strides.get());
 }
 
+// The size and strides of a tensor with all bytes of its storage, which gives the geometry of its saves.
+PyObject* whole_geometry(PyObject* self, void*) {
+  const Moving& first = reinterpret_cast<LightSave*>(self)->storage->first;
+  return PyTuple_Pack(2, first.target_size.get(), first.target_strides.get());
+}
+
 // One more use of the bytes will come, or one fewer.
 PyObject* count_use(PyObject* self, PyObject* more) {
   const long change = PyLong_AsLong(more);
@@ -58,6 +65,26 @@ PyObject* count_use(PyObject* self, PyObject* more) {
     return nullptr;
   }
   reinterpret_cast<LightSave*>(self)->storage->more_uses += change;
+  Py_RETURN_NONE;
+}
+
+// The recipe of a storage that was discarded; else None.
+PyObject* recipe(PyObject* self, void*) {
+  PyObject* recipe = reinterpret_cast<LightSave*>(self)->storage->recipe.get();
+  return Py_NewRef(recipe == nullptr ? Py_None : recipe);
+}
+
+// True if it was discarded and has to be recomputed before its next use. Only while it is light.
+PyObject* is_missing(PyObject* self, void*) {
+  return PyBool_FromLong(hooks::is_missing(reinterpret_cast<LightSave*>(self)->storage));
+}
+
+// Its storage was recomputed: `made` has all its bytes.
+PyObject* restore(PyObject* self, PyObject* made) {
+  LightStorage* storage = reinterpret_cast<LightSave*>(self)->storage;
+  if (storage->recipe && !storage->is_handed_over && !recomputed(storage, made)) {
+    return nullptr;
+  }
   Py_RETURN_NONE;
 }
 
@@ -101,6 +128,7 @@ void dealloc_source(PyObject* self) {
 PyMethodDef save_methods[] = {
     {"full", full, METH_NOARGS, nullptr},
     {"count_use", count_use, METH_O, nullptr},
+    {"restore", restore, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyGetSetDef save_properties[] = {
@@ -109,6 +137,9 @@ PyGetSetDef save_properties[] = {
     {"native_address", native_address_of, nullptr, nullptr, nullptr},
     {"witness", witness, nullptr, nullptr, nullptr},
     {"geometry", geometry, nullptr, nullptr, nullptr},
+    {"whole_geometry", whole_geometry, nullptr, nullptr, nullptr},
+    {"recipe", recipe, nullptr, nullptr, nullptr},
+    {"is_missing", is_missing, nullptr, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 PyMemberDef save_members[] = {
@@ -163,6 +194,7 @@ LightStorage::LightStorage(Mover* its_mover, Ledger* its_ledger, ScriptObject* s
 LightStorage::~LightStorage() {
   Board* board = mover->board;
   if (!is_handed_over) {
+    board->discarded -= recipe ? 1 : 0;
     wait_no_more(this);
     const auto number = static_cast<std::size_t>(lifetime);
     if (number < board->by_lifetime.size() && board->by_lifetime[number] == this) {
@@ -237,6 +269,7 @@ void LightStorage::forget_reload() {
 
 void LightStorage::became(PyObject* made_views, PyObject* made_source) {
   is_handed_over = true;
+  mover->board->discarded -= recipe ? 1 : 0;
   wait_no_more(this);
   Py_ssize_t index = PyList_GET_SIZE(made_views);
   for (LightSave* save = newest; save != nullptr; save = save->previous) {
@@ -252,6 +285,7 @@ void LightStorage::became(PyObject* made_views, PyObject* made_source) {
   copy.reset();
   forget_reload();
   witness = Reference();
+  const Reference before = std::exchange(recipe, Reference());  // the last: dropping it may run any code
 }
 
 bool is_light_save(PyObject* object) {

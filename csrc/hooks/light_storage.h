@@ -73,7 +73,8 @@ class LightStorage final {
   LightSource* source = nullptr;
   std::shared_ptr<HostCopy> copy;
   std::shared_ptr<Reload> reload;
-  Reference target;  // the reloaded tensor
+  Reference recipe;  // of a storage that was discarded; else null
+  Reference target;  // the reloaded or recomputed tensor
   Address target_at = 0;
   bool is_waited_for = false;
   bool is_handed_over = false;

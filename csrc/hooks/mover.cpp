@@ -209,6 +209,23 @@ bool note_reload(const LightStorage* storage) {
   return !transfer.is_checked || note(transfer, storage->target_at, storage->source->nbytes, Access::Read, "use");
 }
 
+bool note_recompute(const LightStorage* storage, PyObject* made) {
+  const Mover* mover = storage->mover;
+  const Transfer& transfer = mover->board->transfer;
+  if (!transfer.is_checked) {
+    return true;
+  }
+  std::int64_t address = 0;
+  if (!as_number(Reference::stolen(PyObject_CallOneArg(mover->parts[kAddress], made)), address)) {
+    return false;
+  }
+  if (!note(transfer, static_cast<Address>(address), storage->source->nbytes, Access::Write, "recompute")) {
+    PyErr_SetString(PyExc_RuntimeError, "the device refuses a recompute");
+    return false;
+  }
+  return true;
+}
+
 bool make_moves(Mover* mover, const Event& event, bool reloads) {
   if (!has_light_moves(mover, event, reloads)) {
     return true;

@@ -25,6 +25,9 @@ enum MoverPart {
   kMakeSource,     // makes a full source of a light one
   kHeld,           // counts a storage that is released while others hold it, and refers to it weakly
   kMove,           // (lifetime, is_reload): issues a move of a storage that was handed over
+  kDiscard,        // (tensor, save, position): the recipe of a storage that is to be discarded; None if Python does it
+  kRestore,        // (save): recomputes what was discarded, if nothing is wrong
+  kWeakly,         // refers to a storage weakly
   kExemptions,     // says in `was_paused` if any thread was ever paused
   kParameters,     // the native addresses of parameters
   kMarked,         // the native addresses of tensors that are marked
@@ -70,6 +73,11 @@ struct Counts final {
   std::int64_t prefetched_reloads = 0;
   std::int64_t reloaded_bytes = 0;
   std::int64_t freed_bytes = 0;
+  std::int64_t used_in_place = 0;
+  std::int64_t used_recomputed = 0;
+  std::int64_t discarded = 0;
+  std::int64_t discarded_bytes = 0;
+  std::int64_t recomputes = 0;
 };
 
 // The transport of the step that runs.
@@ -94,6 +102,7 @@ struct Board final {
   std::unordered_set<LightSource*> ownerless;                   // their copies are in flight
   std::vector<std::pair<LightStorage*, std::int64_t>> waiting;  // for their operation, with its sequence number
   std::vector<char> is_in_python;                               // by lifetime
+  std::int64_t discarded = 0;                                   // light storages that are alive
 };
 
 struct Mover final {
@@ -112,7 +121,7 @@ inline PyObject* get(PyObject* descriptor, PyObject* of) {
 // A packed form for a save that is as in the script; null without an error if Python has to handle it.
 PyObject* move_save(Gate* gate, Mover* mover, const Event& event, std::size_t position, PyObject* tensor);
 // The tensor of a use; null without an error if Python has to handle it.
-PyObject* move_use(Gate* gate, Mover* mover, const Event& event, std::size_t position, LightSave* save);
+PyObject* move_use(Gate* gate, Mover* mover, std::size_t position, LightSave* save);
 // Issues the moves of this event that are the mover's. Returns false with a Python error set.
 bool make_moves(Mover* mover, const Event& event, bool reloads);
 // True if a move of this event is Python's.

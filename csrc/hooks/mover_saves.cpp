@@ -83,8 +83,8 @@ bool has_same_counter(const Mover* mover, PyObject* witness, PyObject* tensor, s
 }
 
 // The first save of its lifetime. Null if Python has to handle it.
-LightSave* begin(Mover* mover, Ledger* ledger, ScriptObject* script, const Event& event, PyObject* tensor,
-                 const Found& found) {
+LightSave* begin(Mover* mover, Ledger* ledger, ScriptObject* script, const Event& event, std::size_t position,
+                 PyObject* tensor, const Found& found) {
   const auto& parts = mover->parts;
   Board* board = mover->board;
   const auto number = static_cast<std::size_t>(event.lifetime);
@@ -132,7 +132,9 @@ LightSave* begin(Mover* mover, Ledger* ledger, ScriptObject* script, const Event
   board->by_address[found.native] = storage;
   board->is_in_python[number] = 0;
   const bool is_complete = moving.node_type.get() != reinterpret_cast<PyObject*>(Py_TYPE(Py_None));
-  if (!(is_complete ? offload(storage) : wait_for_operation(storage))) {
+  if (!(moving.is_discarded ? discard(save, tensor, position)
+        : is_complete       ? offload(storage)
+                            : wait_for_operation(storage))) {
     board->is_in_python[number] = 1;
     Py_DECREF(save);
     return nullptr;
@@ -190,13 +192,29 @@ bool is_not_recorded(const Mover* mover) {
   return is_false(Reference::stolen(PyObject_CallNoArgs(mover->parts[kIsGradEnabled])));
 }
 
+// True if a use may return the bytes of a storage that has left the device.
+bool may_return(const LightStorage* storage) {
+  const Mover* mover = storage->mover;
+  return storage->source->storage == nullptr && !is_held(storage) && only_reads(mover) && is_not_recorded(mover) &&
+         may_move_here(mover) && version_of(mover, storage->witness.get()) == storage->version;
+}
+
+// Recomputes what was discarded. The recompute uses what it reads, at points of the script. False, perhaps with a
+// Python error set, if Python has to handle the use.
+bool restore(LightStorage* storage, LightSave* save) {
+  if (!may_return(storage)) {
+    return false;
+  }
+  return storage->target ||
+         (Reference::stolen(PyObject_CallOneArg(storage->mover->parts[kRestore], reinterpret_cast<PyObject*>(save))) &&
+          !storage->is_handed_over && storage->target);
+}
+
 // Null, perhaps with a Python error set, if Python has to handle the use.
 Reference reloaded(LightStorage* storage, const LightSave* save) {
   Mover* mover = storage->mover;
   Board* board = mover->board;
-  if (storage->source->storage != nullptr || storage->copy == nullptr || is_held(storage) || !only_reads(mover) ||
-      !is_not_recorded(mover) || !may_move_here(mover) ||
-      version_of(mover, storage->witness.get()) != storage->version) {
+  if (storage->copy == nullptr || !may_return(storage)) {
     return {};
   }
   if (storage->reload == nullptr) {
@@ -283,7 +301,7 @@ PyObject* move_save(Gate* gate, Mover* mover, const Event& event, std::size_t po
   LightSave* save = nullptr;
   if (may_move_here(mover) && is_as_planned(mover, *event.moving, tensor) && find(mover, tensor, found) &&
       may_move(mover, tensor, found.address.get(), event.is_leaf) && is_at(gate, script, position)) {
-    save = event.moving->is_first ? begin(mover, gate->ledger, script, event, tensor, found)
+    save = event.moving->is_first ? begin(mover, gate->ledger, script, event, position, tensor, found)
                                   : join(mover, event, tensor, found);
   }
   if (save == nullptr) {
@@ -302,19 +320,33 @@ PyObject* move_save(Gate* gate, Mover* mover, const Event& event, std::size_t po
   return reinterpret_cast<PyObject*>(save);
 }
 
-PyObject* move_use(Gate* gate, Mover* mover, const Event& event, std::size_t position, LightSave* save) {
+PyObject* move_use(Gate* gate, Mover* mover, std::size_t position, LightSave* save) {
   const Reference held(reinterpret_cast<PyObject*>(gate->followed));
   const auto* script = reinterpret_cast<ScriptObject*>(held.get());
   LightStorage* storage = save->storage;
   const Held storage_held(storage);
   const Reference save_held(reinterpret_cast<PyObject*>(save));
   const Locked locked(mover);
-  if (!locked || !is_at(gate, script, position) || storage->is_handed_over || storage->lifetime != event.lifetime ||
-      storage->step != gate->ledger->step() || !release_sources(mover)) {
+  if (!locked || !is_at(gate, script, position) || storage->is_handed_over || storage->step != gate->ledger->step() ||
+      !release_sources(mover)) {
     return nullptr;
   }
-  Reference tensor = storage->is_handed_over ? Reference() : reloaded(storage, save);
-  if (!tensor || !note_reload(storage)) {
+  const bool is_discarded = !storage->is_handed_over && storage->recipe;
+  if (is_discarded && !restore(storage, save)) {
+    forgiven();
+    return nullptr;
+  }
+  position = gate->position;  // a recompute uses what it reads first
+  const Event* event = is_at(gate, script, position) && position < script->script.events.size()
+                           ? &script->script.events[position]
+                           : nullptr;
+  if (event == nullptr || event->kind != Kind::Fetch || event->lifetime != storage->lifetime) {
+    return nullptr;
+  }
+  Reference tensor = storage->is_handed_over ? Reference()
+                     : is_discarded          ? tensor_of(storage, save)
+                                             : reloaded(storage, save);
+  if (!tensor || !(is_discarded || note_reload(storage))) {
     forgiven();
     return nullptr;
   }
@@ -322,9 +354,11 @@ PyObject* move_use(Gate* gate, Mover* mover, const Event& event, std::size_t pos
     // The last known use: the caller's view keeps the bytes alive as long as it needs them.
     storage->forget_reload();
   }
-  ++mover->board->counts.uses;
+  Counts& counts = mover->board->counts;
+  ++counts.uses;
+  counts.used_recomputed += is_discarded ? 1 : 0;
   gate->position = position + 1;
-  return finish(gate, mover, event, position) ? tensor.release() : nullptr;
+  return finish(gate, mover, *event, position) ? tensor.release() : nullptr;
 }
 
 }  // namespace vdnn::hooks

@@ -92,8 +92,16 @@ inline bool is_false(const Reference& object) {
 // Tell a device that checks the order of accesses. False if it refuses.
 [[nodiscard]] bool note_producer(const LightStorage* storage);
 [[nodiscard]] bool note_reload(const LightStorage* storage);
+// The same for a recompute, with a Python error set.
+[[nodiscard]] bool note_recompute(const LightStorage* storage, PyObject* made);
 // True if others hold the storage, which was released: its bytes are still on the device.
 [[nodiscard]] bool is_held(const LightStorage* storage);
+// True if it was discarded, and neither a recompute nor another holder has its bytes.
+[[nodiscard]] bool is_missing(const LightStorage* storage);
+// `made` has the bytes that were discarded. Returns false with a Python error set.
+[[nodiscard]] bool recomputed(LightStorage* storage, PyObject* made);
+// Releases the storage of this first save without a copy. False, perhaps with a Python error set, if Python has to.
+[[nodiscard]] bool discard(LightSave* save, PyObject* tensor, std::size_t position);
 // Issues the copy to the host. False, perhaps with a Python error set, if Python has to do it.
 [[nodiscard]] bool offload(LightStorage* storage);
 // Lets the copy wait for the running operation. False, perhaps with a Python error set, if Python has to do it.

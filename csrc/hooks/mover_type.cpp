@@ -57,9 +57,11 @@ PyObject* end(PyObject* self, PyObject*) {
   const Transfer transfer = std::exchange(mover->board->transfer, Transfer());
   const Counts counts = std::exchange(mover->board->counts, Counts());
   const auto given = [](std::int64_t count) { return static_cast<long long>(count); };
-  return Py_BuildValue("(LLLLLLLL)", given(counts.storages), given(counts.storage_bytes), given(counts.shared_saves),
-                       given(counts.uses), given(counts.demand_reloads), given(counts.prefetched_reloads),
-                       given(counts.reloaded_bytes), given(counts.freed_bytes));
+  return Py_BuildValue("(LLLLLLLLLLLLL)", given(counts.storages), given(counts.storage_bytes),
+                       given(counts.shared_saves), given(counts.uses), given(counts.demand_reloads),
+                       given(counts.prefetched_reloads), given(counts.reloaded_bytes), given(counts.freed_bytes),
+                       given(counts.used_in_place), given(counts.used_recomputed), given(counts.discarded),
+                       given(counts.discarded_bytes), given(counts.recomputes));
 }
 
 // Python is about to manage the storage of this native object.
@@ -70,6 +72,18 @@ PyObject* python_manages(PyObject* self, PyObject* address) {
     return nullptr;
   }
   Py_RETURN_NONE;
+}
+
+// The newest save of each storage that was discarded, as a list.
+PyObject* discarded(PyObject* self, PyObject*) {
+  Reference list = Reference::stolen(PyList_New(0));
+  for (const LightStorage* storage : mover_of(self)->board->by_lifetime) {
+    if (storage != nullptr && storage->recipe && storage->newest != nullptr &&
+        (!list || PyList_Append(list.get(), reinterpret_cast<PyObject*>(storage->newest)) != 0)) {
+      return nullptr;
+    }
+  }
+  return list.release();
 }
 
 PyObject* make_mover(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
@@ -124,7 +138,17 @@ PyMethodDef methods[] = {
     {"begin", begin, METH_VARARGS, nullptr},
     {"end", end, METH_NOARGS, nullptr},
     {"python_manages", python_manages, METH_O, nullptr},
+    {"discarded", discarded, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
+};
+
+PyObject* has_discarded(PyObject* self, void*) {
+  return PyBool_FromLong(mover_of(self)->board->discarded != 0);
+}
+
+PyGetSetDef properties[] = {
+    {"has_discarded", has_discarded, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
 PyType_Slot slots[] = {
@@ -133,6 +157,7 @@ PyType_Slot slots[] = {
     {Py_tp_traverse, reinterpret_cast<void*>(&traverse)},
     {Py_tp_clear, reinterpret_cast<void*>(&clear)},
     {Py_tp_methods, methods},
+    {Py_tp_getset, properties},
     {0, nullptr},
 };
 

@@ -30,14 +30,15 @@ bool read_moving(PyObject* given, PyObject* dtype, std::unique_ptr<Moving>& movi
   if (given == Py_None) {
     return true;
   }
-  int is_first = 0;
+  int is_first = 0, is_discarded = 0;
   PyObject *size = nullptr, *strides = nullptr, *target_size = nullptr, *target_strides = nullptr, *node_type = nullptr,
            *device = nullptr, *empty = nullptr, *event = nullptr;
-  if (!PyArg_ParseTuple(given, "pO!O!O!O!OOOO", &is_first, &PyTuple_Type, &size, &PyTuple_Type, &strides, &PyTuple_Type,
-                        &target_size, &PyTuple_Type, &target_strides, &node_type, &device, &empty, &event)) {
+  if (!PyArg_ParseTuple(given, "ppO!O!O!O!OOOO", &is_first, &is_discarded, &PyTuple_Type, &size, &PyTuple_Type,
+                        &strides, &PyTuple_Type, &target_size, &PyTuple_Type, &target_strides, &node_type, &device,
+                        &empty, &event)) {
     return false;
   }
-  moving.reset(new Moving{is_first != 0, Reference(size), Reference(strides), Reference(target_size),
+  moving.reset(new Moving{is_first != 0, is_discarded != 0, Reference(size), Reference(strides), Reference(target_size),
                           Reference(target_strides), Reference(node_type), Reference(dtype), Reference(device),
                           Reference(empty), Reference(event)});
   return true;

@@ -59,10 +59,11 @@ struct PlannedMove final {
   bool is_reload;
 };
 
-// What the gate needs in order to move a save itself. Every field is a Python object.
+// What the gate needs in order to move or discard a save itself.
 struct Moving final {
-  bool is_first;   // of its lifetime
-  Reference size;  // a tuple, as strides
+  bool is_first;      // of its lifetime
+  bool is_discarded;  // its lifetime: it is recomputed, and not copied
+  Reference size;     // a tuple, as strides
   Reference strides;
   Reference target_size;  // of a tensor with all bytes of the storage, into which they are reloaded
   Reference target_strides;

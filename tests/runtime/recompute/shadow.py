@@ -13,7 +13,8 @@ from typing import Any
 from vdnn._C import KeptSave, LightSave
 from vdnn.runtime.recompute import compiled_search
 from vdnn.runtime.recompute.finder import Search, Wanted, search_recipe
-from vdnn.runtime.recompute.recipe import Constant, Given, Recipe, Unpack
+from vdnn.runtime.recompute.given import Constant, Given, Unpack
+from vdnn.runtime.recompute.recipe import Recipe
 from vdnn.runtime.storage.packed_view import PackedView
 
 

@@ -161,7 +161,7 @@ def test_one_step_of_every_so_many_is_checked(one_in: int) -> None:
     checked = []
     for _ in range(50 * one_in):
         rechecks.step_ended()
-        checked.append(rechecks._is_checking)
+        checked.append(rechecks.is_checking)
     windows = [sum(checked[begin : begin + one_in]) for begin in range(one_in - 1, 48 * one_in, one_in)]
     assert windows == [1] * len(windows)
 

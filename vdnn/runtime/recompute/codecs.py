@@ -56,6 +56,7 @@ class Codec(ABC):
         self.managed = managed = ManagedStorage(transport, storage, facts, witness)
         self.operands = self.given = (PackedView(managed, kept, witness, geometry, managed.facts.begin),)
         self.light_operands: tuple[_C.LightSave, ...] = ()
+        self.sources = (managed,)
         managed.views -= 1  # the discard that uses the codec counts the view that exists
         managed.keep_reloaded()  # another backward may decode it again
 

@@ -44,9 +44,10 @@ from vdnn.runtime.recompute.finder import (
     writes_shown,
 )
 from vdnn.runtime.recompute.flag_epochs import flags_of
+from vdnn.runtime.recompute.given import Constant, Given, Leaf, Unpack, tensor_read
 from vdnn.runtime.recompute.node_notes import Packed, key_of_note, noted_save
-from vdnn.runtime.recompute.operation import Call, Node, Operation
-from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe, Step, Unpack, tensor_read
+from vdnn.runtime.recompute.operation import Call, Node, Operation, Step
+from vdnn.runtime.recompute.recipe import Recipe
 from vdnn.runtime.recompute.saved_values import may_save_output, number_in, saved_in, saved_output, signed
 from vdnn.runtime.recompute.shapeless import shapeless_signature
 from vdnn.runtime.recompute.table import is_chosen_by_its_node, operation_of
@@ -147,6 +148,7 @@ class _Template(NamedTuple):
     steps: tuple[Step, ...]
     geometry: Geometry
     flags: Flags
+    calls: tuple[Call, ...]
 
 
 @dataclass(slots=True)
@@ -166,7 +168,16 @@ class _Templates:
         signature = signature_of(steps, given, geometry, flags)
         shapeless = shapeless_signature(steps, given, geometry, flags)
         made = _Template(
-            first.name, signature, shapeless, first.operand_depths, first.depth, first.is_cheap, steps, geometry, flags
+            first.name,
+            signature,
+            shapeless,
+            first.operand_depths,
+            first.depth,
+            first.is_cheap,
+            steps,
+            geometry,
+            flags,
+            tuple(step.call for step in steps),
         )
         if len(self.by_key) >= _TEMPLATES:
             self.by_key.clear()
@@ -459,10 +470,10 @@ class Trace(Search):
         self._line(f"    T = MAKE({key}, (t.dtype, t.size(), t.stride()), {flags}, {made_of}, {made})")
         self._line(
             f"return RECIPE(T.name, T.signature, T.shapeless, {views}, T.operand_depths, T.depth, T.is_cheap, {made}, "
-            f"T.steps, T.geometry, {flags}, {_tuple([f'{name}._sequence_nr()' for name in self._seen])})"
+            f"T.steps, T.geometry, {flags}, {_tuple([f'{name}._sequence_nr()' for name in self._seen])}, RUN, T.calls)"
         )
         templates = _Templates(replace(recipe, operands=(), given=()))
-        self.constants |= {"TEMPLATES": templates.by_key.get, "MAKE": templates.make}
+        self.constants |= {"TEMPLATES": templates.by_key.get, "MAKE": templates.make, "RUN": recipe.run}
         writes = f"t._version and t._version > WRITES_SHOWN(n0, {self._constant(self._first)})"
         self.lines.insert(0, f"if {writes}: return None")
         source = "def search(t, n0, U, A):\n" + "".join(f"    {line}\n" for line in self.lines)

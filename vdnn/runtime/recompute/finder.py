@@ -18,21 +18,13 @@ import torch
 
 from vdnn._C import KeptSave, LightSave
 from vdnn.runtime.recompute.backend_flags import Flags, backend_flags, times_convolutions
+from vdnn.runtime.recompute.compiled_run import run_for
 from vdnn.runtime.recompute.flag_epochs import flags_of
+from vdnn.runtime.recompute.given import Constant, Given, Leaf, Unpack, geometry_of, tensor_read
 from vdnn.runtime.recompute.leaf_versions import version_read
 from vdnn.runtime.recompute.node_notes import Packed, facts_of, noted_save
-from vdnn.runtime.recompute.operation import Argument, Call, Cost, Node, Operation
-from vdnn.runtime.recompute.recipe import (
-    Constant,
-    Given,
-    Leaf,
-    Recipe,
-    Signature,
-    Step,
-    Unpack,
-    geometry_of,
-    tensor_read,
-)
+from vdnn.runtime.recompute.operation import Argument, Call, Cost, Node, Operation, Step
+from vdnn.runtime.recompute.recipe import Recipe, Signature
 from vdnn.runtime.recompute.saved_values import number_in, saved_in, saved_output, scalars_of
 from vdnn.runtime.recompute.shapeless import shapeless_signature
 from vdnn.runtime.recompute.table import indices_of, operation_of
@@ -378,6 +370,8 @@ def _recipe(wanted: Computed, order: list[Value], geometry: Geometry, nodes: tup
         geometry=geometry,
         flags=flags,
         nodes=nodes,
+        run=run_for(steps, len(given)),
+        calls=tuple(step.call for step in steps),
     )
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from vdnn._C import KeptSave, LightSave
-from vdnn.runtime.recompute.recipe import Constant, Given, Leaf, Recipe
+from vdnn.runtime.recompute.given import Constant, Given, Leaf
+from vdnn.runtime.recompute.recipe import Recipe
 from vdnn.runtime.storage.packed_view import PackedView
 
 

@@ -20,17 +20,18 @@ class UnknownLayoutError(VdnnError):
     """A recipe that cannot be followed. Not reported to the user."""
 
 
-def refuse_unknown_strides(operation: Operation, call: Call, inputs_match: bool) -> None:
-    """Raise UnknownLayoutError if the operation's bits depend on its inputs' strides and these may differ from the
-    originals'. `inputs_match`: all inputs have the strides of the originals."""
-    if not inputs_match and _reads_layout(operation, call):
-        raise UnknownLayoutError(f"{operation.name} would read a value whose original strides are not known")
+def may_change_strides(operation: Operation, *, has_first: bool) -> bool:
+    """True if what the operation makes of inputs with the strides of the originals may have other strides than the
+    original. `has_first`: it has a first input."""
+    if operation.layout is Layout.CONTIGUOUS or operation.cost is Cost.FREE or not has_first:
+        return False
+    return operation.layout is Layout.ASKED or operation.may_be_in_place
 
 
 def has_original_strides(
     operation: Operation, inputs: Sequence[torch.Tensor | None], made: torch.Tensor, inputs_match: bool
 ) -> bool:
-    """True if `made` is known to have the strides of the original."""
+    """True if `made` is known to have the strides of the original. `inputs_match`: all inputs have."""
     if operation.layout is Layout.CONTIGUOUS:
         return True
     if not inputs_match:
@@ -43,7 +44,8 @@ def has_original_strides(
     return not operation.may_be_in_place or first.shape != made.shape or _have_same_strides(first, made)
 
 
-def _reads_layout(operation: Operation, call: Call) -> bool:
+def reads_layout(operation: Operation, call: Call) -> bool:
+    """True if the operation's bits may depend on the strides of its inputs."""
     if operation.layout is not Layout.EXACT:
         return operation.layout is Layout.READ
     # A complex product adds products; a sum with a scaled operand may be rounded once or twice.

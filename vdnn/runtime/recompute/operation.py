@@ -91,6 +91,16 @@ class Operation:
         return 0 if self.cost is Cost.FREE else 1
 
 
+class Step(NamedTuple):
+    """One operation. `inputs` and `dying` are indices of values: first the given ones, then one for each step. An input
+    of -1 is None. A value in `dying` is not read by later steps."""
+
+    operation: Operation
+    call: Call
+    inputs: tuple[int, ...]
+    dying: tuple[int, ...]
+
+
 # By the name of the node. A function chooses the operation from the node, or returns None if it is not in the table.
 Choice = Callable[[Node], "Operation | None"]
 Table = dict[str, "Operation | Choice"]

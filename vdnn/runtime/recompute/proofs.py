@@ -110,6 +110,7 @@ class Proofs:
         self._at_any_size: Recent[tuple[Hashable, Form], Outcome] = Recent()
         self._was_right_at_use: Recent[Hashable, bool] = Recent()  # sized and shapeless parts of places
         self._warned: Recent[str, bool] = Recent(256)
+        self.refuted = 0  # trials that found a recipe not exact
 
     def __len__(self) -> int:
         """The number of entries."""
@@ -138,7 +139,12 @@ class Proofs:
             return known if known is Outcome.EXACT else None
         return known
 
+    def is_exact(self, place: Place) -> bool:
+        """True if an earlier trial found the recipe exact at this save."""
+        return self._known_at(place) is Outcome.EXACT
+
     def _note(self, place: Place, outcome: Outcome) -> None:
+        self.refuted += outcome is not Outcome.EXACT
         self._outcomes[place.sized] = outcome
         if place.shapeless is None:
             return

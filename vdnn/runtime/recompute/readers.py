@@ -8,13 +8,14 @@ PyTorch has them in memory at that moment too.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 
-from vdnn._C import KeptSave, LightSave
+from vdnn._C import KeptSave, LightSave, Mover
+from vdnn.runtime.recompute.given import Constant, Leaf
 from vdnn.runtime.recompute.node_notes import current_form
-from vdnn.runtime.recompute.recipe import Constant, Leaf
+from vdnn.runtime.storage.discarded import FollowedRecipe
 from vdnn.runtime.storage.kept import KeptTensor
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView
@@ -26,17 +27,23 @@ overwrites: dict[type, bool] = {}  # by class of C++ node: a bounded number
 
 class Readers:
     """One session's index. It keeps nothing alive. `discarded` has the storages that Python discarded, as weak
-    references; the native gate tests if there are any. The index by operand is made when something is first overwritten
+    references; the gate tests if there are any. The index by operand is made when something is first overwritten
     after a discard: most programs overwrite nothing."""
 
     def __init__(self) -> None:
         self._living: weakref.WeakSet[ManagedStorage] = weakref.WeakSet()
-        self._by_source: dict[int, list[weakref.ref[ManagedStorage]]] | None = None
+        self._by_source: dict[int, list[weakref.ref[ManagedStorage | LightSave]]] | None = None
+        self.mover: Mover | None = None  # which discards storages itself
 
     @property
     def discarded(self) -> set[weakref.ref[ManagedStorage]]:
         found: set[weakref.ref[ManagedStorage]] = self._living.data  # type: ignore[attr-defined]
         return found
+
+    @property
+    def are_there(self) -> bool:
+        """True if anything was discarded and is alive."""
+        return bool(self.discarded) or (self.mover is not None and self.mover.has_discarded)
 
     def add(self, reader: ManagedStorage) -> None:
         """Notes that `reader` was discarded."""
@@ -44,30 +51,33 @@ class Readers:
         self._by_source = None
 
     def forget_index(self) -> None:
-        """A save has another form from now on: the index is made anew."""
+        """A save has another form from now on, or the gate has discarded something: the index is made anew."""
         self._by_source = None
 
     def of(self, source: ManagedStorage | KeptSave | torch.Tensor) -> list[ManagedStorage]:
         """The readers that are not recomputed yet. If an id was reused there may be too many, which only costs time."""
         if self._by_source is None:
             self._by_source = self._index()
-        readers = [reader() for reader in self._by_source.get(_key(source), ())]
-        return [one for one in readers if one is not None and one.is_yet_to_be_recomputed]
+        found = [reader() for reader in self._by_source.get(_key(source), ())]
+        readers = [one.full().managed if isinstance(one, LightSave) else one for one in found if one is not None]
+        return [one for one in readers if one.is_yet_to_be_recomputed]
 
     def of_all(self, sources: Iterable[torch.Tensor]) -> list[ManagedStorage]:
         return [reader for source in sources for reader in self.of(source)]
 
-    def _index(self) -> dict[int, list[weakref.ref[ManagedStorage]]]:
-        index: dict[int, list[weakref.ref[ManagedStorage]]] = {}
-        for reader in list(self._living):
-            for given in _given_to(reader):
-                index.setdefault(_key_of(given), []).append(reader.reference)
+    def _index(self) -> dict[int, list[weakref.ref[ManagedStorage | LightSave]]]:
+        index: dict[int, list[weakref.ref[ManagedStorage | LightSave]]] = {}
+        for reader in (*self._living, *(() if self.mover is None else self.mover.discarded())):
+            followed = reader.recipe if isinstance(reader, LightSave) else _followed(reader)
+            reference = weakref.ref(reader)
+            for given in () if followed is None else followed.recipe.given:
+                if not isinstance(given, Constant):
+                    index.setdefault(_key_of(given), []).append(reference)
         return index
 
 
-def _given_to(reader: ManagedStorage) -> Sequence[PackedView | KeptSave | LightSave | KeptTensor | Leaf]:
-    given = () if reader.discarded is None else reader.discarded.recipe.given
-    return [one for one in given if not isinstance(one, Constant)]
+def _followed(reader: ManagedStorage) -> FollowedRecipe | None:
+    return None if reader.discarded is None else reader.discarded.followed
 
 
 def _key_of(given: PackedView | KeptSave | LightSave | KeptTensor | Leaf) -> int:

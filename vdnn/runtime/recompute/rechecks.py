@@ -63,7 +63,7 @@ class Rechecks:
         self._pairs: weakref.WeakKeyDictionary[Transport, HashPairs[_Recomputed]] = weakref.WeakKeyDictionary()
         self._step = 0
         self._next = self._one_of_window(0)
-        self._is_checking = self._next == 0
+        self.is_checking = self._next == 0
 
     @property
     def compared(self) -> int:
@@ -80,16 +80,20 @@ class Rechecks:
             return True
         return self._one_in > 0 and transport.has_kernels
 
+    def are_due(self, transport: Transport, signature: Hashable, save_key: SaveKey | None) -> bool:
+        """True if what this recipe recomputes for this save is to be compared."""
+        if not self._one_in or transport.fake or transport.integrity is not None or not transport.has_kernels:
+            return False
+        return self.is_checking or (self._followed.get((signature, save_key)) or 0) < _FIRST
+
     def check(
         self, managed: ManagedStorage, recipe: str, signature: Hashable, save_key: SaveKey | None
     ) -> Check | None:
         """A check of a storage that is about to be discarded; None if this step does not check it."""
         transport = managed.transport
-        if not self._one_in or transport.fake or transport.integrity is not None or not transport.has_kernels:
+        if not self.are_due(transport, signature, save_key):
             return None
         times = self._followed.get((signature, save_key)) or 0
-        if times >= _FIRST and not self._is_checking:
-            return None
         pairs = self._pairs.get(transport)
         if pairs is None:
             pairs = self._pairs[transport] = HashPairs(transport)
@@ -129,7 +133,7 @@ class Rechecks:
             return
         if self._step % self._one_in == 0:
             self._next = self._one_of_window(self._step)
-        self._is_checking = self._step == self._next
+        self.is_checking = self._step == self._next
 
     def _one_of_window(self, begin: int) -> int:
         return begin + self._random.randrange(self._one_in) if self._one_in else -1

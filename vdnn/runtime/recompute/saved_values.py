@@ -12,9 +12,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
+from vdnn.runtime.recompute.given import Unpack
 from vdnn.runtime.recompute.node_notes import Packed, current_form
 from vdnn.runtime.recompute.operation import Node
-from vdnn.runtime.recompute.recipe import Unpack
 
 # The attributes under which a node saves its own outputs, by output.
 _RESULTS = (("_raw_saved_result", "_raw_saved_output"), ("_raw_saved_result1",), ("_raw_saved_result2",))

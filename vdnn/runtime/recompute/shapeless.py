@@ -14,8 +14,9 @@ from collections.abc import Hashable, Sequence
 import torch
 
 from vdnn.runtime.recompute.backend_flags import Flags
-from vdnn.runtime.recompute.operation import Operation
-from vdnn.runtime.recompute.recipe import Constant, Given, Signature, Step, geometry_of
+from vdnn.runtime.recompute.given import Constant, Given, geometry_of
+from vdnn.runtime.recompute.operation import Operation, Step
+from vdnn.runtime.recompute.recipe import Signature
 from vdnn.runtime.storage.facts import Geometry
 
 _LARGE = 1 << 31  # elements

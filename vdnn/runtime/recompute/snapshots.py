@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 
 from vdnn._C import KeptSave, LightSave
-from vdnn.runtime.recompute.recipe import Constant, Given, Recipe, tensor_read
+from vdnn.runtime.recompute.given import Constant, Given, tensor_read
+from vdnn.runtime.recompute.recipe import Recipe
 from vdnn.runtime.storage.packed_view import PackedView
 
 

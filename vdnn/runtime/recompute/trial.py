@@ -88,7 +88,8 @@ class Trial:
             if view.managed.residency is Residency.HOST:
                 self._borrowed.append(view.managed)
             if view.managed.discarded is not None:
-                missing = missing_for(view.managed)
+                found = missing_for(view.managed)
+                missing = [one.full().managed if isinstance(one, LightSave) else one for one in found]
                 self._recomputed += missing
                 if not missing:
                     self._read.append(view.managed.discarded)

@@ -318,7 +318,7 @@ class Packer:
 
     def unpack(self, packed: Packed) -> torch.Tensor:
         if isinstance(packed, tuple):
-            if self.missing.discarded and forks.count == self._forks:
+            if self.missing.are_there and forks.count == self._forks:
                 with self.lock:
                     self.missing.before_use(packed[0])
             return kept_tensor(packed)
@@ -349,7 +349,7 @@ class Packer:
         managed = packed.managed
         if overwritten:
             managed.keep_reloaded()  # its uses must return the same memory: each sees writes through the others
-        if self.missing.discarded or managed.discarded is not None:
+        if managed.discarded is not None or self.missing.are_there:
             self.restore(managed)
         watch = self._watch
         if watch is None:
@@ -364,7 +364,7 @@ class Packer:
 
     def restore(self, managed: ManagedStorage) -> None:
         """Recomputes what a use of these bytes needs: themselves, and what reads them if they may be overwritten."""
-        if self.missing.discarded:
+        if self.missing.are_there:
             self.missing.before_use(managed)
         if managed.discarded is not None:
             self.missing.recompute_for(managed)

@@ -16,11 +16,13 @@ from torch.autograd import profiler
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from vdnn import _C
+from vdnn.errors import VdnnError
 from vdnn.runtime.recompute.readers import overwrites
 from vdnn.runtime.steps.settling import Followed
 from vdnn.runtime.steps.step_script import Event
 from vdnn.runtime.steps.watch import StepWatch
 from vdnn.runtime.storage.counters import Counters
+from vdnn.runtime.storage.discarded import FollowedRecipe
 from vdnn.runtime.storage.facts import Geometry, StorageFacts, label_of
 from vdnn.runtime.storage.holders import HeldStorage
 from vdnn.runtime.storage.managed_storage import ManagedStorage
@@ -35,7 +37,9 @@ from vdnn.runtime.torch_internals.version_counter import set_versions
 
 if TYPE_CHECKING:
     from vdnn.runtime.session.hooks import Packer
+    from vdnn.runtime.session.planned_recomputes import PlannedRecomputes
 
+_set_grad_mode = torch._C._set_grad_enabled
 _Base = torch._C.TensorBase
 _Reload = tuple[torch.Tensor, _C.Reload, bool, int]  # the tensor, its copy, if a use has waited for it, unused views
 
@@ -43,9 +47,10 @@ _Reload = tuple[torch.Tensor, _C.Reload, bool, int]  # the tensor, its copy, if 
 class LightStorages:
     """The light storages of one session: its native mover, and what the mover calls."""
 
-    def __init__(self, packer: Packer, watch: StepWatch) -> None:
+    def __init__(self, packer: Packer, watch: StepWatch, recomputes: PlannedRecomputes) -> None:
         self._packer = packer
         self._watch = watch
+        self._recomputes = recomputes
         self._followed: Followed | None = None  # the step that the mover serves
         self.mover = _C.Mover(
             packer.lock.acquire,
@@ -54,6 +59,9 @@ class LightStorages:
             self._make_source,
             self._held,
             self._move,
+            self._discard,
+            self._restore,
+            StorageWeakRef,
             packer.exemptions,
             packer.exemptions.parameters.addresses,
             packer.exemptions.marked.addresses,
@@ -87,10 +95,12 @@ class LightStorages:
             torch._C._autograd._get_sequence_nr,
             ("dtype", "device"),
         )
+        packer.readers.mover = self.mover
 
     def cut(self) -> None:
         """There are no light storages, and there will be none."""
-        del self.mover
+        self._packer.readers.mover = None
+        del self.mover, self._recomputes
 
     # Called when the gate opens and closes.
 
@@ -128,8 +138,35 @@ class LightStorages:
         counters.prefetched_reloads += counts[5]
         counters.reloaded_bytes += counts[6]
         counters.freed_bytes += counts[7]
+        counters.used_in_place += counts[8]
+        counters.used_recomputed += counts[9]
+        counters.discarded += counts[10]
+        counters.discarded_bytes += counts[11]
+        counters.recomputes += counts[12]
 
     # Called by the mover.
+
+    def _discard(self, tensor: torch.Tensor, save: _C.LightSave, index: int) -> FollowedRecipe | None:
+        """The recipe of a storage that the mover is about to discard, at this event of the script."""
+        followed = self._followed
+        if followed is None or self._packer.in_forked_child:
+            return None
+        try:
+            return self._recomputes.recipe_for(followed, tensor, save, index)
+        except BaseException:
+            _set_grad_mode(True)  # see [Note: Interrupted] in hooks.py
+            raise
+
+    def _restore(self, save: _C.LightSave) -> None:
+        """Recomputes what the mover is about to return. If that fails, Python's hook tries again, and raises."""
+        has_grad_mode = torch.is_grad_enabled()
+        try:
+            if not self._packer.in_forked_child:
+                self._recomputes.restore_light(save)
+        except VdnnError:
+            return
+        finally:
+            _set_grad_mode(has_grad_mode)
 
     def _hand_over(
         self,
@@ -142,6 +179,7 @@ class LightStorages:
         copy: _C.HostCopy | None,
         reload: _Reload | None,
         saves: list[tuple[Event, int]],
+        discarded: tuple[FollowedRecipe, torch.Tensor | None, int] | None,
     ) -> tuple[list[PackedView], Source]:
         """Makes the managed storage, and a packed view for each save: an event, and its offset in elements. `stored` is
         a weak reference if the storage was released while others held it."""
@@ -152,8 +190,13 @@ class LightStorages:
         others = stored if isinstance(stored, StorageWeakRef) else None
         managed = ManagedStorage(transport, None if isinstance(stored, StorageWeakRef) else stored, facts, witness)
         managed.source.others = others
-        resumed = None if reload is None else _resumed(transport, stream, facts, *reload)
-        managed.resume(version, copy, resumed)
+        if discarded is None:
+            resumed = None if reload is None else _resumed(transport, stream, facts, *reload)
+            managed.resume(version, copy, resumed)
+        else:
+            followed, made, unused_views = discarded
+            managed.resume_discarded(version, followed, None if made is None else made.untyped_storage(), unused_views)
+            self._packer.readers.add(managed)
         if event.nbytes != event.storage_bytes:
             managed.saved_bytes = reach(saves[0][1] * _itemsize(event) if saves else 0, *_geometry(event))
         views = [
@@ -179,7 +222,7 @@ class LightStorages:
             return
         followed.step.begin_planned(managed, event.lifetime, event.planned)
         followed.executor.follow(event.planned, managed)
-        if managed.copy is None:
+        if managed.copy is None and managed.discarded is None:
             self._packer.deferred.when_complete(managed, None)  # it waited for its operation
         if managed.reloaded is not None and managed.watched is not None:
             followed.step.reloaded(managed.watched, managed.reloaded.copy)

@@ -12,13 +12,23 @@ from typing import Any
 
 import torch
 
-from vdnn._C import KeptSave
+from vdnn._C import KeptSave, LightSave
 from vdnn.errors import VdnnError
 from vdnn.runtime.recompute.readers import Readers, may_be_overwritten
 from vdnn.runtime.steps.unwatched import Steps
 from vdnn.runtime.storage.discarded import Recomputable, missing_for
 from vdnn.runtime.storage.kept import unpack_without_hooks
 from vdnn.runtime.storage.managed_storage import ManagedStorage
+
+
+def recomputed(save: LightSave, unpack: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+    """All bytes of the storage of a save that the native gate discarded, in the geometry that the gate expects."""
+    made: torch.Tensor = save.recipe.recipe.recompute(unpack)
+    size, strides = save.whole_geometry
+    if made.shape == size and made.stride() == strides:
+        return made
+    with torch.no_grad():
+        return made.as_strided(size, strides, 0)
 
 
 class Missing:
@@ -28,25 +38,32 @@ class Missing:
         self._unpack = unpack
         self._steps = steps
         self._readers = readers
-        self.discarded = readers.discarded  # usually empty
         self._is_recomputing = False
 
     def cut(self) -> None:
         """Nothing is discarded, and nothing will be. See abandoned.py."""
         self._unpack = unpack_without_hooks
 
-    def recompute_for(self, managed: ManagedStorage) -> None:
-        """Recomputes `managed` and, before it, every discarded storage that its recipe reads."""
-        for missing in missing_for(managed):
+    @property
+    def are_there(self) -> bool:
+        """True if anything is discarded."""
+        return self._readers.are_there
+
+    def recompute_for(self, wanted: ManagedStorage | LightSave) -> None:
+        """Recomputes `wanted` and, before it, every discarded storage that its recipe reads."""
+        for missing in missing_for(wanted):
             self._recompute(missing)
 
-    def _recompute(self, managed: Recomputable) -> None:
-        """Follows the recipe of `managed`. Its operands are used through the unpack hook, before the current use."""
+    def _recompute(self, missing: Recomputable | LightSave) -> None:
+        """Follows a recipe. Its operands are used through the unpack hook, before the current use."""
         was_recomputing = self._is_recomputing
         self._is_recomputing = True
         try:
-            with self._steps.recomputing(managed.transport):
-                managed.recompute(self._unpack)
+            if isinstance(missing, LightSave):
+                missing.restore(recomputed(missing, self._unpack))
+                return
+            with self._steps.recomputing(missing.transport):
+                missing.recompute(self._unpack)
         finally:
             self._is_recomputing = was_recomputing
 
@@ -58,7 +75,7 @@ class Missing:
             self._recompute_early(self._readers.of(source))
 
     def before_writes_to(self, tensors: Iterable[torch.Tensor]) -> None:
-        if self.discarded:
+        if self._readers.are_there:
             self._recompute_early(self._readers.of_all(tensors))
 
     def _recompute_early(self, readers: list[ManagedStorage]) -> None:

@@ -24,6 +24,7 @@ from vdnn.runtime.steps.watch import StepWatch
 from vdnn.runtime.storage.counters import Kept
 from vdnn.runtime.storage.kept import kept_tensor
 from vdnn.runtime.storage.packed_view import PackedView
+from vdnn.runtime.storage.transport import Transport
 from vdnn.runtime.torch_internals.cuda_graphs import keep_dynamo_out, refuse_capture
 from vdnn.runtime.torch_internals.tensor_kinds import is_traced, num_dispatch_modes, transform_level
 from vdnn.step.plan import Action
@@ -46,7 +47,7 @@ class PlannedHooks:
         self._settling = watch.settling
         self._has_cuda = torch.cuda.is_available()
         self.recomputes = PlannedRecomputes(self, watch.settling)
-        self._light = watch.settling.light = LightStorages(packer, watch)
+        self._light = watch.settling.light = LightStorages(packer, watch, self.recomputes)
         self._settling.manage_kept = self._manage_kept
         self.gate = watch.settling.gate = _C.Gate(
             packer.pack,
@@ -70,6 +71,10 @@ class PlannedHooks:
         self._settling.cut()
         self._light.cut()
         del self.gate, self.recomputes
+
+    @property
+    def transport(self) -> Transport | None:
+        return self._watch.transport
 
     # Called by the gate.
 
@@ -233,6 +238,8 @@ class PlannedHooks:
             has_grad_mode = torch.is_grad_enabled()
             try:
                 packer.missing.before_use(save)
+                if isinstance(save.tensor, PackedView):  # from then on
+                    return packer.unpack(save.tensor)
                 tensor = kept_tensor((save.tensor, save.version))
                 if self._is_used_as_planned(save):
                     return tensor

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from vdnn import _C
+from vdnn.runtime.recompute import note_saved, observe_flags
 from vdnn.runtime.recompute.node_notes import NativeSave
 from vdnn.runtime.recompute.readers import may_be_overwritten
+from vdnn.runtime.session.missing import recomputed
 from vdnn.runtime.steps.settling import Followed, Settling
 from vdnn.runtime.steps.step_script import NO_LIFETIME, Event, EventKind
+from vdnn.runtime.storage.discarded import FollowedRecipe
 from vdnn.runtime.storage.kept import kept_tensor
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.torch_internals.tensor_kinds import transform_level
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class PlannedRecomputes:
-    """Those of one session. Callers hold the packer's lock."""
+    """The recomputes of one session's settled steps. Callers hold the packer's lock."""
 
     def __init__(self, hooks: PlannedHooks, settling: Settling) -> None:
         self._hooks = hooks
@@ -48,13 +51,51 @@ class PlannedRecomputes:
     def encode(self, followed: Followed, index: int) -> bool:
         """Encodes what waits for this event of the script. False if that differs from the script."""
         event, recipes = followed.script.events[index], self._packer.recipes
-        if recipes is None or not (recipes.are_waiting or event.encoded):
+        if recipes is None or not (recipes.are_waiting or event.encoded) or followed.encoded_at == index:
             return True
         followed.to_encode, followed.encoded_at = event.encoded, index
         recipes.encode_complete()
         is_right = not followed.to_encode and self._gate.is_open
         followed.to_encode = ()
         return is_right
+
+    # What the gate discards and recomputes by itself.
+
+    def recipe_for(
+        self, followed: Followed, tensor: torch.Tensor, save: _C.LightSave, index: int
+    ) -> FollowedRecipe | None:
+        """The recipe for this save of a settled step. None if it is not known to be exact here, or is to be checked:
+        then the save is Python's."""
+        packer, event = self._packer, followed.script.events[index]
+        recipes, node = packer.recipes, tensor.grad_fn
+        if recipes is None or node is None or event.key is None:
+            return None
+        observe_flags(at_save=True)
+        if not self.encode(followed, index):
+            return None
+        followed.step.save_key = event.key
+        recipe = recipes.proven(tensor, node, event.key, followed.script.proven, index, self._hooks.transport)
+        if recipe is None:
+            return None
+        if event.is_read:
+            note_saved(node, tensor.output_nr, save)
+        packer.readers.forget_index()
+        return FollowedRecipe(recipe)
+
+    def restore_light(self, save: _C.LightSave) -> None:
+        """Recomputes the storage of a save that the gate discarded."""
+        followed: FollowedRecipe = save.recipe
+        if followed.needs_recomputes:
+            self._packer.missing.recompute_for(save)
+        else:
+            save.restore(recomputed(save, self._unpack_natively))
+
+    def _unpack_natively(self, packed: PackedView | NativeSave) -> torch.Tensor:
+        """Unpacks what a recompute of the gate reads, inside of a use by code that only reads."""
+        if isinstance(packed, PackedView):
+            return self.unpack_operand(packed)
+        tensor: torch.Tensor = self._gate.unpack(packed)
+        return tensor
 
     def unpack_operand(self, packed: PackedView | NativeSave) -> torch.Tensor:
         """Unpacks what a recompute reads."""

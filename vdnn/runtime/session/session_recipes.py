@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,12 +27,12 @@ from vdnn.runtime.recompute import (
 )
 from vdnn.runtime.recompute.codecs import Codec, codec_for
 from vdnn.runtime.recompute.flag_epochs import were_observed_at_save
+from vdnn.runtime.recompute.given import Leaf
 from vdnn.runtime.recompute.later_recipe import later
 from vdnn.runtime.recompute.leaf_versions import reader_of
-from vdnn.runtime.recompute.proofs import Outcome, Place, Proofs
+from vdnn.runtime.recompute.proofs import Outcome, Place, Proofs, disabled_recipes
 from vdnn.runtime.recompute.readers import Readers
 from vdnn.runtime.recompute.rechecks import Check, Rechecks
-from vdnn.runtime.recompute.recipe import Leaf
 from vdnn.runtime.recompute.recompute_cost import RecomputeCost
 from vdnn.runtime.recompute.snapshots import Snapshots
 from vdnn.runtime.recompute.tolerance import Tolerance
@@ -178,6 +178,36 @@ class SessionRecipes:
         False if no recipe and no codec can restore it."""
         return self._search(packed, tensor, node, discards=True)
 
+    def proven(
+        self,
+        tensor: torch.Tensor,
+        node: Any,
+        save_key: SaveKey,
+        proven: dict[int, tuple[Hashable, int]],
+        event: int,
+        transport: Transport | None,
+    ) -> Recipe | None:
+        """The recipe for a save of a settled step, if it is known to be exact at this save and no recheck is due.
+        `proven` remembers signatures for which that was found, by the event of the script."""
+        if transport is None or self._running.notes_all():
+            return None
+        recipe = find_recipe(tensor, node, self._our_unpack, max_depth=_DEPTH, expensive=True)
+        if recipe is None or any(operand.managed in self._inexact for operand in recipe.operands):
+            return None
+        if not recipe.is_cheap and codec_for(tensor, self._codecs, transport) is not None:
+            return None
+        signature, known = recipe.signature, proven.get(event)
+        if recipe.name in disabled_recipes or self._rechecks.is_checking:
+            return None
+        if known is None or known[0] is not signature or known[1] != self._proofs.refuted:
+            place = self._place_of(transport, recipe, save_key, self._steps.save_form)
+            if place is None or not self._proofs.is_exact(place):
+                return None
+            if self._rechecks.are_due(transport, signature, save_key):
+                return None
+            proven[event] = signature, self._proofs.refuted
+        return recipe
+
     def _search(self, packed: PackedView, tensor: torch.Tensor, node: Any, *, discards: bool) -> bool:
         managed = packed.managed
         source = managed.source.storage
@@ -229,7 +259,7 @@ class SessionRecipes:
             recipe = self._snapshots.of(recipe)
         # What a plan recomputes takes more if it is kept than its trial does.
         has_room = self._making_room(managed) if discards else self._has_room(managed)
-        place = self._place_of(managed, recipe, save_key, form)
+        place = self._place_of(managed.transport, recipe, save_key, form)
         outcome = self._proofs.at_save(managed, recipe, place, self._gauges, has_room, measures=not discards)
         waits_for_use = outcome is Outcome.WAITS and not discards
         if outcome not in (Outcome.EXACT, Outcome.CLOSE) and not waits_for_use:
@@ -252,11 +282,11 @@ class SessionRecipes:
         return True
 
     def _place_of(
-        self, managed: ManagedStorage, recipe: Recipe, save_key: SaveKey | None, form: Form | None
+        self, transport: Transport, recipe: Recipe, save_key: SaveKey | None, form: Form | None
     ) -> Place | None:
         if save_key is None:
             return None
-        is_for_any_size = recipe.shapeless is not None and self._rechecks.find_faults(managed.transport)
+        is_for_any_size = recipe.shapeless is not None and self._rechecks.find_faults(transport)
         shapeless = (recipe.shapeless, form) if is_for_any_size and form is not None else None
         return Place((recipe.signature, save_key), shapeless)
 

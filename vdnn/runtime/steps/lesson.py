@@ -7,6 +7,7 @@ import weakref
 import torch
 
 from vdnn.runtime.recompute.readers import may_be_overwritten
+from vdnn.runtime.recompute.recipe import Recipe
 from vdnn.runtime.steps.executor import Executor, PlannedMove
 from vdnn.runtime.steps.recompute_lesson import EncodedSave, RecomputeLesson
 from vdnn.runtime.steps.step_script import NO_LIFETIME, Event, EventKind, Moving, StepScript
@@ -108,7 +109,8 @@ class Lesson:
         if self._stack:
             self._modules[len(self._events)] = weakref.ref(self._stack[-1])
         self._events.append(event)
-        if self._recomputes.look() and event.lifetime != NO_LIFETIME and not event.encoded:
+        own = packed.managed if type(packed) is PackedView else None
+        if self._recomputes.look(own) and event.lifetime != NO_LIFETIME and not event.encoded:
             self._apart.add(event.lifetime)  # it may have shown how an earlier save can be recomputed
         self._is_after_use = False
         self._kept = dict(self._counters.kept)
@@ -193,7 +195,8 @@ class Lesson:
         """The facts with which the gate moves this save itself; None if Python has to."""
         node, facts, key = tensor.grad_fn, managed.facts, event.key
         is_plain = type(tensor) is torch.Tensor and not tensor.dtype.is_complex and not tensor.is_neg()
-        if key is None or not is_plain or managed.action is not Action.OFFLOAD:
+        is_discarded = node is not None and _is_recomputed(managed)
+        if key is None or not is_plain or not (managed.action is Action.OFFLOAD or is_discarded):
             return None
         if node is None and (tensor.requires_grad or tensor._base is not None):
             return None
@@ -202,7 +205,7 @@ class Lesson:
             return None
         if node is not None and (type(node).__name__ != key.producer or key.producer in (UNSAFE_SPLIT, CAST)):
             return None
-        return Moving(type(node), tensor.device, facts.saved_in, event.is_new and facts.is_dense)
+        return Moving(type(node), tensor.device, facts.saved_in, event.is_new and facts.is_dense, is_discarded)
 
     def _event(
         self, kind: EventKind, tensor: torch.Tensor, lifetime: int, planned: int | None, *, is_new: bool
@@ -230,3 +233,11 @@ class Lesson:
     def _new_moves(self) -> tuple[PlannedMove, ...]:
         moves, self._moves = self._executor.moves_since(self._moves)
         return moves
+
+
+def _is_recomputed(managed: ManagedStorage) -> bool:
+    """True if the save that began it was discarded at once, by a recipe that is exact."""
+    discarded = managed.discarded
+    if managed.action is not Action.RECOMPUTE or discarded is None or not isinstance(discarded.recipe, Recipe):
+        return False
+    return discarded.is_exact and discarded.recipe.geometry[0] is managed.facts.geometry[0]

@@ -59,8 +59,9 @@ class RecomputeLesson:
         if managed.action in (Action.RECOMPUTE, Action.COMPRESS):
             self._discarding.append(managed.reference)
 
-    def look(self) -> bool:
-        """Notes what the recipes read of all that was discarded since the last call. True if there was any."""
+    def look(self, own: ManagedStorage | None = None) -> bool:
+        """Notes what the recipes read of all that was discarded since the last call. True if there was any beside
+        `own`."""
         found = False
         for reference in self._discarding[:]:
             managed = reference()
@@ -69,7 +70,7 @@ class RecomputeLesson:
                 continue
             self._discarding.remove(reference)
             if discarded is not None:
-                found = True
+                found |= managed is not own
                 self._nodes.update(discarded.nodes)
                 operands = [operand.managed for operand in discarded.operands]
                 self.read |= self._numbers_of([one for one in operands if isinstance(one, ManagedStorage)])

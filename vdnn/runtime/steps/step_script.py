@@ -5,7 +5,7 @@ to continue in the middle of the step. A lesson writes it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -40,6 +40,7 @@ class Moving(NamedTuple):
     device: torch.device
     saved_in: type | None  # the class of the module
     is_dense: bool  # its bytes are all of its storage, in their order
+    is_discarded: bool  # the plan recomputes its lifetime
 
 
 class Event(NamedTuple):
@@ -71,8 +72,8 @@ class Event(NamedTuple):
 
     @property
     def is_for_python(self) -> bool:
-        """True if Python handles this save."""
-        return self.kind is EventKind.PLANNED and self.moving is None
+        """True if Python is called at this save."""
+        return self.kind is EventKind.PLANNED and (self.moving is None or (self.is_new and self.moving.is_discarded))
 
     def in_any_module(self) -> Event:
         """This event in any module of the same class."""
@@ -106,7 +107,7 @@ class Event(NamedTuple):
         empty = empty_of(self.dtype, moving.device)
         size, stride = tuple(key.size), tuple(key.stride)
         target = (size, stride) if moving.is_dense else ((self.storage_bytes // self.dtype.itemsize,), (1,))
-        return self.is_new, size, stride, *target, moving.node_type, moving.device, empty, self
+        return self.is_new, moving.is_discarded, size, stride, *target, moving.node_type, moving.device, empty, self
 
     @property
     def saved_in(self) -> type | None:
@@ -121,6 +122,7 @@ class StepScript:
         self.point, self.uses, self.lifetimes = step.point, step.uses, step.lifetimes
         self.kind, self.saves, self.save_key = step.keys.kind, dict(step.keys.saves), step.save_key
         self._whole: Counters | None = None  # the counts of the whole step
+        self.proven: dict[int, tuple[Hashable, int]] = {}  # see SessionRecipes.proven
         self.planned = {one.lifetime: one.planned for one in events if one.is_new}
         self._follow(events)
 

@@ -66,6 +66,10 @@ class RecomputeRecipe(Protocol):
         """Further operands, which the native gate moves."""
 
     @property
+    def sources(self) -> Sequence[Recomputable | _C.LightSave]:
+        """The storages of all operands, in the order in which they are unpacked."""
+
+    @property
     def nodes(self) -> Sequence[int]:
         """The sequence numbers of the nodes whose operations may run again."""
 
@@ -76,23 +80,67 @@ class RecomputeRecipe(Protocol):
     def recompute(self, unpack: Callable[[Any], torch.Tensor]) -> torch.Tensor: ...
 
 
-def missing_for(managed: Recomputable) -> list[Recomputable]:
-    """The storages to recompute before `managed` is used, each after its operands; `managed` is the last.
+class FollowedRecipe:
+    """A recipe that will be followed. Until this is freed, the recompute is one more use of each operand."""
+
+    __slots__ = ("light_operands", "recipe")
+
+    def __init__(self, recipe: RecomputeRecipe) -> None:
+        self.recipe = recipe
+        self.light_operands = recipe.light_operands
+        for operand in recipe.operands:
+            operand.managed.views += 1
+        for light in self.light_operands:
+            light.count_use(1)
+
+    @property
+    def needs_recomputes(self) -> bool:
+        """True if something that it reads has to be recomputed first."""
+        return any(light.is_missing for light in self.light_operands) or any(
+            operand.managed.must_be_recomputed for operand in self.recipe.operands
+        )
+
+    def __del__(self) -> None:
+        try:
+            operands, light_operands = self.recipe.operands, self.light_operands
+        except AttributeError:  # __init__ raised
+            return
+        for operand in operands:
+            operand.managed.views -= 1
+        for light in light_operands:
+            light.count_use(-1)
+
+
+def missing_for(wanted: Recomputable | _C.LightSave) -> list[Recomputable | _C.LightSave]:
+    """The storages to recompute before `wanted` is used, each after its operands; `wanted` is the last. A storage that
+    the native gate discarded is one of its saves.
 
     Not recursive: a chain of recomputes may be as long as the network is deep.
     """
-    missing: dict[Recomputable, None] = {}
-    waiting = [(managed, False)]
+    missing: dict[Recomputable | _C.LightSave, None] = {}
+    waiting = [(_current(wanted), False)]
     while waiting:
         one, has_operands = waiting.pop()
-        if one in missing or one.discarded is None or not one.must_be_recomputed:
+        followed = None if one in missing else _recipe_to_follow(one)
+        if followed is None:
             continue
         if has_operands:
             missing[one] = None
             continue
         waiting.append((one, True))
-        waiting += [(operand.managed, False) for operand in reversed(one.discarded.operands)]
+        waiting += [(_current(source), False) for source in reversed(followed.recipe.sources)]
     return list(missing)
+
+
+def _current(one: Recomputable | _C.LightSave) -> Recomputable | _C.LightSave:
+    view = one.view if isinstance(one, _C.LightSave) else None
+    return one if view is None else view.managed
+
+
+def _recipe_to_follow(one: Recomputable | _C.LightSave) -> FollowedRecipe | None:
+    if isinstance(one, _C.LightSave):
+        return one.recipe if one.is_missing else None
+    return None if one.discarded is None or not one.must_be_recomputed else one.discarded.followed
 
 
 class Discarded:
@@ -111,8 +159,8 @@ class Discarded:
         "_stream",
         "_transport",
         "_unused_views",
+        "followed",
         "is_exact",
-        "recipe",
     )
 
     def __init__(
@@ -120,14 +168,14 @@ class Discarded:
         facts: StorageFacts,
         source: Source,
         transport: Transport,
-        recipe: RecomputeRecipe,
-        is_exact: bool,
-        check: Check | None,
+        followed: FollowedRecipe,
+        is_exact: bool = True,
+        check: Check | None = None,
     ) -> None:
         self._facts = facts
         self._source = source
         self._transport = transport
-        self.recipe = recipe
+        self.followed = followed
         self.is_exact = is_exact
         self._check = check
         self._hash: torch.Tensor | None = None
@@ -136,11 +184,15 @@ class Discarded:
         self._recomputed: torch.UntypedStorage | None = None
         self._stream: _C.Stream | None = None
         self._unused_views = 0
-        for operand in recipe.operands:
-            operand.managed.views += 1  # the recompute is one more use of the operand
-        for light in recipe.light_operands:
-            light.count_use(1)
         source.discard()
+
+    def resume(self, storage: torch.UntypedStorage, unused_views: int) -> None:
+        """The native gate has recomputed it, and this continues."""
+        self._recomputed, self._stream, self._unused_views = storage, self._transport.current_stream(), unused_views
+
+    @property
+    def recipe(self) -> RecomputeRecipe:
+        return self.followed.recipe
 
     @property
     def operands(self) -> Sequence[Operand]:
@@ -228,13 +280,3 @@ class Discarded:
             # The last known use: the caller's view keeps the bytes alive as long as it needs them.
             self._recomputed = None
         return recomputed
-
-    def __del__(self) -> None:
-        try:
-            operands, light_operands = self.recipe.operands, self.recipe.light_operands
-        except AttributeError:  # __init__ raised
-            return
-        for operand in operands:
-            operand.managed.views -= 1
-        for light in light_operands:
-            light.count_use(-1)
