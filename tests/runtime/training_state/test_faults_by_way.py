@@ -113,7 +113,7 @@ def spread(calls: list[str], most: int) -> list[int]:
     return sorted(set(chosen))
 
 
-@quick_and_full("most", 2, 150)
+@quick_and_full("most", 2, 60)
 @ways
 def test_each_driver_call_refused_in_turn_changes_no_bit(way: str, most: int, fake_driver: FakeDriver) -> None:
     """Refuses the first, the middle and the last of each kind of call, or more."""
