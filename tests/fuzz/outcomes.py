@@ -58,7 +58,8 @@ class Verdict(NamedTuple):
         return re.sub(r"[^a-zA-Z ]+.*", "", self.what)[:40]
 
     def __str__(self) -> str:
-        return f"{self.kind.value} in step {self.step}: {self.what}" if self.step >= 0 else self.kind.value
+        where = f" in step {self.step}" if self.step >= 0 else ""
+        return f"{self.kind.value}{where}: {self.what}" if self.what else f"{self.kind.value}{where}"
 
 
 def outcome_of(world: World, step: int, enter: Enter = contextlib.nullcontext) -> Outcome:

@@ -303,6 +303,40 @@ def test_the_least_budget_that_a_refusal_names_is_met(checkpoints: int, others: 
         stepped(model, x, backend=eagerly(BudgetPartitioner(least - 1, profile, offloads=offload)))
 
 
+class Dropped(nn.Module):
+    """A checkpoint with dropout beside it. Torch is left with nothing to choose but the results of the dropout, which
+    may not be computed again."""
+
+    scale: Tensor
+
+    def __init__(self, ahead: int, behind: int) -> None:
+        super().__init__()
+        self.inner, self.ahead, self.behind = nn.Linear(16, 16), ahead, behind
+        self.register_buffer("scale", torch.rand(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.scale.cos()
+        for _ in range(self.ahead):
+            x = functional.dropout(x, 0.3)
+        x = checkpoint(lambda one: self.inner(one).sin(), x, use_reentrant=False)
+        for _ in range(self.behind):
+            x = functional.dropout(x, 0.3)
+        return x
+
+
+@pytest.mark.parametrize(("ahead", "behind"), [(0, 1), (1, 1)])
+def test_the_mask_of_a_dropout_is_saved_where_nothing_else_is_left_to_choose(ahead: int, behind: int) -> None:
+    torch.manual_seed(0)
+    model, x = Dropped(ahead, behind), torch.randn(64, 16)
+    plain = stepped(model, x, backend="aot_eager")
+    least = least_bytes(model, x, offload=False)
+    for budget in (least, least + x.nbytes):
+        chosen = BudgetPartitioner(budget, load_profile("h100"), offloads=False)
+        lean = stepped(model, x, backend=eagerly(chosen))
+        assert all(map(torch.equal, lean.values, plain.values))
+        assert chosen.regions[0].peak_bytes <= budget
+
+
 def test_a_budget_below_inputs_and_outputs_is_refused_with_what_they_take() -> None:
     model, x = made("attention")
     ends = sum(one.nbytes for one in model.parameters()) + 2 * x.nbytes

@@ -7,9 +7,10 @@ require_partitioner() raises an error where a part of it is missing. Sizes that 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from vdnn.runtime.torch_internals.written_inputs import keep_preimages, remove_u
 
 try:
     from torch._functorch import config as functorch_config
+    from torch._functorch import partitioners
     from torch._functorch._activation_checkpointing.knapsack import dp_knapsack
     from torch._functorch._aot_autograd.logging_utils import get_aot_graph_name
     from torch._functorch.partitioners import (
@@ -242,7 +244,7 @@ def _cut(
         for node in module.graph.nodes:
             if "recompute" not in node.meta and pinned(node):
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    with functorch_config.patch(changes):
+    with functorch_config.patch(changes), _saves_tensors():
         forward, backward = min_cut_rematerialization_partition(
             module, inputs, num_fwd_outputs=num_fwd_outputs, **options
         )
@@ -252,6 +254,32 @@ def _cut(
     before = {node.name for node in forward.graph.nodes if node.op == "call_function"}
     again = frozenset(node for node in backward.graph.nodes if node.op == "call_function" and node.name in before)
     return Cut(forward, backward, _held(ends, outputs[num_fwd_outputs:]), again, _saved_storages(ends, outputs))
+
+
+@contextlib.contextmanager
+def _saves_tensors() -> Iterator[None]:
+    """While entered, torch saves the tensors of an operation with several results, and never the tuple. Where nothing
+    is left to choose, its min-cut saves what is marked as MUST_SAVE as it is, and then fails at a dropout."""
+    choose = partitioners.choose_saved_values_set
+
+    def chosen(*arguments: Any, **named: Any) -> list[fx.Node]:
+        return list(dict.fromkeys(one for node in choose(*arguments, **named) for one in _tensors_of(node)))
+
+    partitioners.choose_saved_values_set = chosen
+    try:
+        yield
+    finally:
+        partitioners.choose_saved_values_set = choose
+
+
+def _tensors_of(node: fx.Node) -> Iterator[fx.Node]:
+    """`node`, or the elements of its result that are used."""
+    if not isinstance(node.meta.get("val"), (tuple, list)):
+        yield node
+        return
+    for user in node.users:
+        if user.target is operator.getitem:
+            yield from _tensors_of(user)
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:
