@@ -111,19 +111,19 @@ def test_the_optimizers_state_appears_and_all_steps_keep_within_the_budget(
 class Vocabulary(torch.nn.Module):
     """Its logits take far more than all that it saves before them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, bias: bool) -> None:
         super().__init__()
         self.trunk = perceptron(64, 24)
-        self.head = torch.nn.Linear(64, 1024, bias=False)
+        self.head = torch.nn.Linear(64, 1024, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.log_softmax(self.head(self.trunk(x)), -1)
 
 
-def peaks_of_logits(budget_bytes: int) -> list[int]:
+def peaks_of_logits(budget_bytes: int, *, bias: bool) -> list[int]:
     peaks = []
     with VirtualMachine("titan-x") as machine:
-        model = Vocabulary()
+        model = Vocabulary(bias=bias)
         optimizer = torch.optim.Adam(model.parameters())
         with vdnn.offload(budget=budget_bytes, device=machine, min_bytes=0):
             for _ in range(4):
@@ -136,9 +136,11 @@ def peaks_of_logits(budget_bytes: int) -> list[int]:
 
 
 @pytest.mark.parametrize("larger", [1.05, 1.2])
-def test_a_first_step_has_room_for_the_logits_of_a_large_vocabulary(larger: float) -> None:
-    """The product is larger than all that was saved, so what was saved before does not tell of it."""
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_first_step_has_room_for_the_logits_of_a_large_vocabulary(larger: float, *, bias: bool) -> None:
+    """The product is larger than all that was saved, so what was saved before does not tell of it. It saves its weight
+    first without a bias, and its operand first with one."""
     with pytest.raises(BudgetError) as refused:
-        peaks_of_logits(64 << 10)
+        peaks_of_logits(64 << 10, bias=bias)
     budget_bytes = int(larger * refused.value.least_bytes)
-    assert max(peaks_of_logits(budget_bytes)) <= budget_bytes
+    assert max(peaks_of_logits(budget_bytes, bias=bias)) <= budget_bytes

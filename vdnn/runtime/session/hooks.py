@@ -180,7 +180,7 @@ class Packer:
         reason = self.exemptions.always(tensor, storage, node)
         if reason is not None:
             if reason is Kept.PARAMETER and self._watch is not None and self._watch.has_guard_alone:
-                self._watch.passed_weight(tensor)
+                self._make_room_for_product(tensor, self._watch)
             return self._keep(tensor, reason, nbytes)
         if part.is_quantized or part.is_nested:
             return self._pass_through(tensor, nbytes)
@@ -197,6 +197,20 @@ class Packer:
             _set_grad_mode(True)  # see [Note: Interrupted]; else autograd would save nothing
             raise
         return packed if part is tensor or isinstance(packed, tuple) else PackedShard(packed, tensor)
+
+    def _make_room_for_product(self, weight: torch.Tensor, watch: StepWatch) -> None:
+        """`weight` stays. The operation that saves it may make much more of it."""
+        if forks.count != self._forks or transform_level() is not None:
+            return
+        nbytes = watch.passed_weight(weight)
+        if not nbytes:
+            return
+        try:
+            with self.lock:
+                watch.make_room_for_product(nbytes)
+        except BaseException:
+            _set_grad_mode(True)  # see [Note: Interrupted]
+            raise
 
     def _pass_through(self, tensor: torch.Tensor, nbytes: int) -> KeptTensor:
         """Keeps a tensor that is no plain memory. An unknown subclass may hold any other tensors: 0 bytes."""

@@ -6,7 +6,7 @@ It counts by itself and asks no allocator.
 
 [Note: The margin] A step that was never seen allocates what no hook sees: results that are not saved, gradients, the
 workspace of an operation. The guard leaves room for the gradients of all parameters, for `TRANSIENTS` times the
-largest storage that was saved so far, and for one window of copies in flight. Before a matrix product without a bias,
+largest storage that was saved so far, and for one window of copies in flight. Before a matrix product,
 whose result may be far larger (logits), it also leaves room for that and for what is made of it. Reloads ahead of their
 use share the window with the offloads that are still in flight, and have what the backward pass has freed.
 """
@@ -59,6 +59,10 @@ class Guard:
     def leaves_room(self, nbytes: int) -> None:
         """From now on so many bytes stay free."""
         self._unseen_bytes = max(self._unseen_bytes, nbytes)
+
+    def leaves_less(self, nbytes: int) -> bool:
+        """True if an operation that takes so many bytes takes more than was foreseen."""
+        return nbytes > self._unseen_bytes
 
     def is_here(self, lifetime: int, nbytes: int) -> None:
         self._held_bytes += nbytes - self._held.get(lifetime, 0)

@@ -325,7 +325,7 @@ class StepWatch:
         key = step.next_key(tensor, self._modules)
         now_bytes = self._choose_executor(step) if is_first else 0
         action = step.saved(managed, key, is_new=is_new)
-        if step.weight is not None:
+        if self.has_guard_alone:
             self._expect_product(step, tensor)
         if is_first:
             self.settling.begin(step, self._modules, managed.facts.counters, now_bytes)
@@ -338,25 +338,44 @@ class StepWatch:
         """True in a step that has a budget and no plan."""
         return self._step.guard is not None and self._step.executor is None
 
-    def passed_weight(self, weight: torch.Tensor) -> None:
-        """In such a step, a save that is a parameter: it may be what an operation multiplies its next save by."""
-        self._step.weight = (_sequence_nr(), weight.shape) if weight.dim() == 2 else None
+    def passed_weight(self, weight: torch.Tensor) -> int:
+        """In such a step, a save that is a parameter: a matrix product may multiply its next save by it, or its last
+        one. Returns the bytes that a product with the last one needs beyond what is left free for any operation."""
+        step, shape = self._step, weight.shape
+        guard, operand, number = step.guard, step.operand, _sequence_nr()
+        step.weight = (number, shape) if len(shape) == 2 else None
+        if guard is None or operand is None or operand[0] != number or len(shape) != 2 or operand[1][1] != shape[0]:
+            return 0
+        nbytes = _PRODUCTS * int(operand[1][0]) * int(shape[1]) * weight.itemsize
+        return nbytes if guard.leaves_less(nbytes) else 0
+
+    def make_room_for_product(self, nbytes: int) -> None:
+        """The same in a hook that is no point, between the two saves of an operation that has not begun."""
+        if self._busy or self.transport is None:
+            return
+        with self.hook(self.transport):
+            if self._step.recorder is not None:
+                self._step.recorder.used_earlier_save()
+            self._leave_room_now(nbytes)
 
     def _expect_product(self, step: WatchedStep, operand: torch.Tensor) -> None:
         """Makes room for the result of a matrix product, if one has saved its weight and now saves `operand`. Its
         result may be far larger than all that was saved: the logits of a large vocabulary."""
-        (number, shape), step.weight = step.weight or (0, torch.Size()), None
-        planner, gauges, guard = self.options.planner, self.gauges, step.guard
-        if number != _sequence_nr() or operand.dim() != 2 or operand.shape[1] != shape[0]:
+        weight, step.weight, step.operand = step.weight, None, None
+        if operand.dim() != 2:
             return
-        budget_bytes = None
+        step.operand = number, size = _sequence_nr(), operand.shape
+        if weight is not None and weight[0] == number and size[1] == weight[1][0]:
+            self._leave_room_now(_PRODUCTS * int(size[0]) * int(weight[1][1]) * operand.itemsize)
+
+    def _leave_room_now(self, nbytes: int) -> None:
+        """Leaves room for so much besides what the step keeps, from this hook on."""
+        planner, gauges, guard, budget_bytes = self.options.planner, self.gauges, self._step.guard, None
         if planner is not None and self.transport is not None:
             budget_bytes = planner.fixed_bytes(self.transport.device.info.total_bytes)
-        if budget_bytes is None or gauges is None or guard is None:
-            return
-        nbytes = _PRODUCTS * int(operand.shape[0]) * int(shape[1]) * operand.itemsize
-        guard.leaves_room(nbytes)
-        guard.free_now(self._allocated_bytes(gauges) + nbytes - budget_bytes)
+        if budget_bytes is not None and gauges is not None and guard is not None:
+            guard.leaves_room(nbytes)
+            guard.free_now(self._allocated_bytes(gauges) + nbytes - budget_bytes)
 
     def guards(self, managed: ManagedStorage) -> bool:
         """True if the guard keeps a storage that the online policy would offload, until it has to be evicted."""

@@ -91,7 +91,9 @@ class WatchedStep:
         self.save_key: SaveKey | None = None  # of the last save
         self.executor: Executor | None = None
         self.guard: Guard | None = None  # of a step with a budget in bytes
-        self.weight: tuple[int, torch.Size] | None = None  # that a node has saved, with autograd's sequence number
+        # What one node has saved, with autograd's sequence number: see StepWatch.passed_weight.
+        self.weight: tuple[int, torch.Size] | None = None
+        self.operand: tuple[int, torch.Size] | None = None
         self.meter: Meter | None = None
         self.recorder: Recorder | None = None
         self._ends_to: Recorder | None = None  # the recorder, also after the step
