@@ -147,7 +147,7 @@ def ways_of(model: Model, plans: dict[float, Plan], device: Callable[[], _C.Devi
     ways[EACH_STEP] = Way(workload, _new_session(workload, device()), learns=8)
     if model.has_lengths:
         for plain, way, sizes, learns in (
-            (PLAIN_LENGTHS, LENGTHS_WAY, LENGTHS, 3 * len(LENGTHS)),  # the third step of a length rechecks
+            (PLAIN_LENGTHS, LENGTHS_WAY, LENGTHS, 6 * len(LENGTHS)),  # the first five of a length differ
             (PLAIN_NEW, NEW_WAY, NEW_LENGTHS, 1),
         ):
             shapes = [of_size(workload, *size) for size in sizes]
