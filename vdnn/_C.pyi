@@ -667,6 +667,9 @@ class LightSave:
     def is_current(self) -> bool:
         """True if nothing was written to its bytes since the save."""
     @property
+    def identity(self) -> int:
+        """A number that all saves of its storage have, and no other object."""
+    @property
     def native_address(self) -> int: ...
     @property
     def witness(self) -> Any: ...

@@ -37,6 +37,11 @@ PyObject* is_current(PyObject* self, void*) {
                          version_of(storage->mover, storage->witness.get()) == storage->version);
 }
 
+// A number that all saves of its storage have, and no other object.
+PyObject* identity(PyObject* self, void*) {
+  return PyLong_FromVoidPtr(reinterpret_cast<LightSave*>(self)->storage);
+}
+
 PyObject* native_address_of(PyObject* self, void*) {
   const LightSource* source = reinterpret_cast<LightSave*>(self)->storage->source;
   return source == nullptr ? PyLong_FromLong(0) : Py_NewRef(source->address);
@@ -134,6 +139,7 @@ PyMethodDef save_methods[] = {
 PyGetSetDef save_properties[] = {
     {"view", view, nullptr, nullptr, nullptr},
     {"is_current", is_current, nullptr, nullptr, nullptr},
+    {"identity", identity, nullptr, nullptr, nullptr},
     {"native_address", native_address_of, nullptr, nullptr, nullptr},
     {"witness", witness, nullptr, nullptr, nullptr},
     {"geometry", geometry, nullptr, nullptr, nullptr},

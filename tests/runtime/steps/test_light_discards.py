@@ -239,3 +239,26 @@ def test_a_write_to_a_save_that_was_discarded_raises_as_in_plain_torch() -> None
             program.step(within=write)
         session.step()
         assert same(program.step(), program.step())
+
+
+class Gated(Program):
+    """Two products read one sum, each through a save of its own, as in the feed-forward layers of Llama."""
+
+    def forward(self, *, holds: bool = False, within: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Any:
+        y = self.x
+        for first, second in zip(self.weights[::2], self.weights[1::2], strict=True):
+            normed = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1.0)
+            y = y + torch.nn.functional.silu(normed @ first) * (normed @ second)
+        return y.square().mean()
+
+
+def test_a_storage_is_recomputed_once_for_a_chain_that_reads_several_saves_of_it() -> None:
+    program = Gated()
+    expected = program.step()
+    with settled(program) as (session, _):
+        before = session.counters.recomputes
+        assert same(program.step(), expected)
+        discarded = [one for one in events_of(session) if one.is_new and one.moving and one.moving.is_discarded]
+        session.step()
+        assert settling_of(session).is_expected
+        assert session.counters.recomputes - before == len(discarded) > LAYERS

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _set_grad_mode = torch._C._set_grad_enabled
 _Base = torch._C.TensorBase
 _KEEP, _, *_DISCARDS = Action
+_USES = (EventKind.FETCH, EventKind.OPERAND)  # the gate hands an operand over if it cannot serve it
 
 
 class PlannedHooks:
@@ -182,7 +183,7 @@ class PlannedHooks:
         if transform_level() is not None or not self.recomputes.prepare(packed):
             return None
         event, index = self.recomputes.expected(followed), self.gate.position
-        if event is None or event.kind is not EventKind.FETCH or not is_lifetime(followed, event, packed):
+        if event is None or event.kind not in _USES or not is_lifetime(followed, event, packed):
             return None
         if self._has_cuda:
             refuse_capture()

@@ -117,19 +117,20 @@ def missing_for(wanted: Recomputable | _C.LightSave) -> list[Recomputable | _C.L
 
     Not recursive: a chain of recomputes may be as long as the network is deep.
     """
-    missing: dict[Recomputable | _C.LightSave, None] = {}
+    missing: dict[int, Recomputable | _C.LightSave] = {}
     waiting = [(_current(wanted), False)]
     while waiting:
         one, has_operands = waiting.pop()
-        followed = None if one in missing else _recipe_to_follow(one)
+        identity = one.identity if isinstance(one, _C.LightSave) else id(one)
+        followed = None if identity in missing else _recipe_to_follow(one)
         if followed is None:
             continue
         if has_operands:
-            missing[one] = None
+            missing[identity] = one
             continue
         waiting.append((one, True))
         waiting += [(_current(source), False) for source in reversed(followed.recipe.sources)]
-    return list(missing)
+    return list(missing.values())
 
 
 def _current(one: Recomputable | _C.LightSave) -> Recomputable | _C.LightSave:
