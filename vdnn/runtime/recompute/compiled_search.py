@@ -464,15 +464,17 @@ class Trace(Search):
         key = self._read("k", _tuple([*self._key, *(in_key for _, _, in_key in given if in_key)]))
         made = _tuple([name for _, name, _ in given])
         views = _tuple([name for one, name, _ in given if isinstance(one, PackedView)])
+        light = _tuple([name for one, name, _ in given if isinstance(one, LightSave)])
         made_of = _tuple([_tuple([_tuple(c.scalars), _tuple(c.facts), c.output, str(c.output_nr)]) for c in calls])
         self._line(f"T = TEMPLATES({key})")
         self._line(f"if T is None or (T.flags is not {flags} and T.flags != {flags}):")
         self._line(f"    T = MAKE({key}, (t.dtype, t.size(), t.stride()), {flags}, {made_of}, {made})")
         self._line(
             f"return RECIPE(T.name, T.signature, T.shapeless, {views}, T.operand_depths, T.depth, T.is_cheap, {made}, "
-            f"T.steps, T.geometry, {flags}, {_tuple([f'{name}._sequence_nr()' for name in self._seen])}, RUN, T.calls)"
+            f"T.steps, T.geometry, {flags}, {_tuple([f'{name}._sequence_nr()' for name in self._seen])}, RUN, T.calls, "
+            f"{light})"
         )
-        templates = _Templates(replace(recipe, operands=(), given=()))
+        templates = _Templates(replace(recipe, operands=(), given=(), light_operands=()))
         self.constants |= {"TEMPLATES": templates.by_key.get, "MAKE": templates.make, "RUN": recipe.run}
         writes = f"t._version and t._version > WRITES_SHOWN(n0, {self._constant(self._first)})"
         self.lines.insert(0, f"if {writes}: return None")

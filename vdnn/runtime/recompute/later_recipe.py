@@ -19,14 +19,16 @@ from vdnn.runtime.storage.packed_view import PackedView
 
 def later(recipe: Recipe) -> Callable[[], Recipe | None]:
     """Return a function that gives the same recipe, or None if one of its operands has been freed by then."""
-    operands = [_operand_later(given) for given in recipe.given]
-    rest = replace(recipe, operands=(), given=())
+    later_operands = [_operand_later(given) for given in recipe.given]
+    rest = replace(recipe, operands=(), given=(), light_operands=())
 
     def made() -> Recipe | None:
-        given = tuple(one for operand in operands if (one := operand()) is not None)
-        if len(given) < len(operands):
+        given = tuple(one for operand in later_operands if (one := operand()) is not None)
+        if len(given) < len(later_operands):
             return None
-        return replace(rest, operands=tuple(one for one in given if isinstance(one, PackedView)), given=given)
+        operands = tuple(one for one in given if isinstance(one, PackedView))
+        light_operands = tuple(one for one in given if isinstance(one, LightSave))
+        return replace(rest, operands=operands, given=given, light_operands=light_operands)
 
     return made
 

@@ -71,6 +71,7 @@ class Recipe:
     nodes: tuple[int, ...]
     run: Run
     calls: tuple[Call, ...]
+    light_operands: tuple[LightSave, ...]
 
     @property
     def operation_names(self) -> tuple[str, ...]:
@@ -81,10 +82,6 @@ class Recipe:
     def num_unpacked(self) -> int:
         """The number of operands that a recompute unpacks."""
         return sum(isinstance(given, (PackedView, KeptSave, LightSave)) for given in self.given)
-
-    @property
-    def light_operands(self) -> tuple[LightSave, ...]:
-        return tuple(given for given in self.given if isinstance(given, LightSave))
 
     @property
     def sources(self) -> tuple[Recomputable | LightSave, ...]:

@@ -88,14 +88,9 @@ class PlannedRecomputes:
         if followed.needs_recomputes:
             self._packer.missing.recompute_for(save)
         else:
-            save.restore(recomputed(save, self._unpack_natively))
-
-    def _unpack_natively(self, packed: PackedView | NativeSave) -> torch.Tensor:
-        """Unpacks what a recompute of the gate reads, inside of a use by code that only reads."""
-        if isinstance(packed, PackedView):
-            return self.unpack_operand(packed)
-        tensor: torch.Tensor = self._gate.unpack(packed)
-        return tensor
+            # The code that uses the save only reads, so the gate itself serves its saves as operands.
+            is_native = not followed.recipe.operands
+            save.restore(recomputed(save, self._gate.unpack if is_native else self.unpack_operand))
 
     def unpack_operand(self, packed: PackedView | NativeSave) -> torch.Tensor:
         """Unpacks what a recompute reads."""

@@ -96,9 +96,10 @@ class FollowedRecipe:
     @property
     def needs_recomputes(self) -> bool:
         """True if something that it reads has to be recomputed first."""
-        return any(light.is_missing for light in self.light_operands) or any(
-            operand.managed.must_be_recomputed for operand in self.recipe.operands
-        )
+        for light in self.light_operands:
+            if light.is_missing:
+                return True
+        return any(operand.managed.must_be_recomputed for operand in self.recipe.operands)
 
     def __del__(self) -> None:
         try:
