@@ -32,18 +32,17 @@ class Readers:
 
     def __init__(self) -> None:
         self._living: weakref.WeakSet[ManagedStorage] = weakref.WeakSet()
+        self.discarded: set[weakref.ref[ManagedStorage]] = self._living.data  # type: ignore[attr-defined]
         self._by_source: dict[int, list[weakref.ref[ManagedStorage | LightSave]]] | None = None
         self.mover: Mover | None = None  # which discards storages itself
 
     @property
-    def discarded(self) -> set[weakref.ref[ManagedStorage]]:
-        found: set[weakref.ref[ManagedStorage]] = self._living.data  # type: ignore[attr-defined]
-        return found
-
-    @property
     def are_there(self) -> bool:
         """True if anything was discarded and is alive."""
-        return bool(self.discarded) or (self.mover is not None and self.mover.has_discarded)
+        if self.discarded:
+            return True
+        mover = self.mover
+        return mover is not None and mover.has_discarded
 
     def add(self, reader: ManagedStorage) -> None:
         """Notes that `reader` was discarded."""

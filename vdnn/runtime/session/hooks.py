@@ -332,7 +332,9 @@ class Packer:
 
     def unpack(self, packed: Packed) -> torch.Tensor:
         if isinstance(packed, tuple):
-            if self.missing.are_there and forks.count == self._forks:
+            readers = self.readers  # as `are_there`, without a call: most saves are of this kind
+            are_there = readers.discarded or (readers.mover is not None and readers.mover.has_discarded)
+            if are_there and forks.count == self._forks:
                 with self.lock:
                     self.missing.before_use(packed[0])
             return kept_tensor(packed)
@@ -363,7 +365,7 @@ class Packer:
         managed = packed.managed
         if overwritten:
             managed.keep_reloaded()  # its uses must return the same memory: each sees writes through the others
-        if managed.discarded is not None or self.missing.are_there:
+        if managed.discarded is not None or self.readers.are_there:
             self.restore(managed)
         watch = self._watch
         if watch is None:
@@ -378,7 +380,7 @@ class Packer:
 
     def restore(self, managed: ManagedStorage) -> None:
         """Recomputes what a use of these bytes needs: themselves, and what reads them if they may be overwritten."""
-        if self.missing.are_there:
+        if self.readers.are_there:
             self.missing.before_use(managed)
         if managed.discarded is not None:
             self.missing.recompute_for(managed)

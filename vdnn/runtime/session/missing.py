@@ -44,11 +44,6 @@ class Missing:
         """Nothing is discarded, and nothing will be. See abandoned.py."""
         self._unpack = unpack_without_hooks
 
-    @property
-    def are_there(self) -> bool:
-        """True if anything is discarded."""
-        return self._readers.are_there
-
     def recompute_for(self, wanted: ManagedStorage | LightSave) -> None:
         """Recomputes `wanted` and, before it, every discarded storage that its recipe reads."""
         for missing in missing_for(wanted):
