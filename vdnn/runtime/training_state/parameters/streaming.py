@@ -57,10 +57,15 @@ class Streaming:
         self._known = {one.number: one for one in parameters}
 
     def forget(self, away: AwayParameter) -> None:
-        """`away` is managed no longer. Its copy on the device stays with those who hold it."""
+        """`away` is managed no longer. Its copy on the device stays with those who hold it. Nobody holds a copy that
+        has not arrived: its memory is not reused before the copy is over."""
         self._known.pop(away.number, None)
         self._fetched.pop(away.number, None)
         self._saves.remove(away)
+        moving = away.on_device
+        if moving is not None and not away.has_arrived:
+            away.on_device = None
+            away.copies.abandon(moving)
 
     # Uses.
 
