@@ -185,6 +185,14 @@ MUTANTS = [
         ("csrc/memory/host_limits.cpp", "*used - std::min(*used, reclaimable)", "*used"),
     ),
     *_of(
+        "runtime/steps/test_light_discards.py runtime/steps/test_settled_recomputes.py runtime/unusual/test_rechecks.py"
+        " runtime/recompute/test_compiled_run.py",
+        ("runtime/storage/discarded.py", "one.identity if isinstance(one, _C.LightSave) else id(one)", "id(one)"),
+        ("runtime/session/planned_recomputes.py", "packer.readers.forget_index()", "pass"),
+        ("runtime/session/session_recipes.py", "or self._rechecks.is_checking:", "or False:"),
+        ("runtime/recompute/compiled_run.py", 'f"v{index} = None" for', '"pass" for'),
+    ),
+    *_of(
         "runtime/steps/test_facts_of_settled_steps.py runtime/steps/test_readings_of_hooks.py runtime/recompute",
         ("runtime/recompute/flag_epochs.py", "or not settings_were_read_around(number)", "or False"),
         ("runtime/recompute/proofs.py", "self._at_any_size.get(place.shapeless) is Outcome.EXACT", "True"),
