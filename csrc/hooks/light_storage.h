@@ -1,4 +1,4 @@
-// A storage that the gate itself moves in a settled step: the light form of Python's ManagedStorage.
+// A storage that the gate itself moves or discards in a settled step: the light form of Python's ManagedStorage.
 //
 // The packed forms of its saves own it. It is light only while its step is settled. On any trouble, and when the gate
 // closes, it is handed over: Python makes a full managed storage of what is here, and its saves own packed views.

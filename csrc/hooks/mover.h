@@ -1,4 +1,5 @@
 // Moves storages for the gate: copies them out, releases and reloads them at the points of a plan, without Python.
+// Those that the plan recomputes it discards, and Python finds and follows their recipes.
 //
 // A hook that moves anything holds the packer's lock, as Python's hooks do, because calls of the queue release the GIL.
 // Whatever it cannot do, or does not expect, it leaves to Python: it hands the storage over.

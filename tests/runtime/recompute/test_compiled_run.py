@@ -45,7 +45,7 @@ def test_values_are_dropped_behind_their_last_reader() -> None:
     steps = chain(Operation("counted", counted), call_of(4), 6)
     gc.disable()
     try:
-        made = run_for(steps, 1)([torch.ones(4)], [step.call for step in steps], "counted")
+        made = run_for(steps, 1)([torch.ones(4)], steps, "counted")
     finally:
         gc.enable()
     assert torch.equal(made, torch.full((4,), 64.0))
@@ -58,7 +58,7 @@ def test_one_function_serves_all_sizes_of_a_structure() -> None:
     run = run_for(short, 1)
     assert run is run_for(long, 1)
     assert run is not run_for(chain(operation, call_of(2), 3), 1)
-    assert torch.equal(run([torch.ones(3, 5)], [step.call for step in long], ""), torch.full((3, 5), 4.0))
+    assert torch.equal(run([torch.ones(3, 5)], long, ""), torch.full((3, 5), 4.0))
 
 
 def fails(call: Call, x: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ def test_what_goes_wrong_in_a_step_names_the_recipe_and_the_operation(
 ) -> None:
     steps = chain(Operation("made", run), call, 1)
     with pytest.raises(error, match=message):
-        run_for(steps, 1)([torch.ones(4)], [call], "the recipe")
+        run_for(steps, 1)([torch.ones(4)], steps, "the recipe")
 
 
 def test_a_value_of_unknown_strides_is_not_read_by_an_operation_whose_bits_need_them() -> None:
@@ -92,9 +92,9 @@ def test_a_value_of_unknown_strides_is_not_read_by_an_operation_whose_bits_need_
     call = call_of(4, 3)
     steps = Step(copies, call, (0,), (0,)), Step(reads, call, (1,), (1,))
     run = run_for(steps, 1)
-    assert torch.equal(run([torch.ones(4, 3)], [call, call], ""), torch.full((4, 3), 2.0))
+    assert torch.equal(run([torch.ones(4, 3)], steps, ""), torch.full((4, 3), 2.0))
     with pytest.raises(UnknownLayoutError, match="reads would read a value whose original strides are not known"):
-        run([torch.ones(3, 4).t()], [call, call], "")
+        run([torch.ones(3, 4).t()], steps, "")
 
 
 def test_what_is_given_is_fetched_by_its_kind() -> None:

@@ -105,7 +105,7 @@ class Reader:
     is_yet_to_be_recomputed = True
 
     def __init__(self, *given: object) -> None:
-        self.discarded = SimpleNamespace(followed=SimpleNamespace(recipe=SimpleNamespace(given=given)))
+        self.discarded = SimpleNamespace(counted=SimpleNamespace(recipe=SimpleNamespace(given=given)))
         self.reference = weakref.ref(self)
 
 

@@ -52,6 +52,7 @@ def test_a_settled_step_recomputes_what_the_plan_says(plan: str) -> None:
 @pytest.mark.parametrize("plan", PLANS_WITH_RECOMPUTES)
 def test_only_the_points_of_the_plan_run_python(plan: str) -> None:
     with settled_session(plan) as (session, network):
+        before = session.counters.uses
         with python_calls() as called:
             network.step()
         events = events_of(session)
@@ -62,7 +63,7 @@ def test_only_the_points_of_the_plan_run_python(plan: str) -> None:
         assert called.count("_planned_save") + called.count("_planned_use") == len(handled)
         assert called.count("recipe_for") == len(discarded) == called.count("recomputed")
         operands = sum(event.kind is EventKind.OPERAND for event in events)
-        assert called.count("_planned_operand") <= operands
+        assert called.count("_planned_operand") <= operands, "the gate serves the others"
         acting = sum(bool(event.moves or event.encoded) for event in gated)
         # Those that only submit a copy whose operation is over, or look whether a mask can be packed by now.
         waiting = sum(event.is_new for event in handled)
@@ -71,6 +72,8 @@ def test_only_the_points_of_the_plan_run_python(plan: str) -> None:
         assert bool(light - {event.lifetime for event in discarded}) is (plan == RECOMPUTES_AND_OFFLOADS)
         if plan != RECOMPUTES_AND_OFFLOADS:
             assert len(gated) > len(handled) / 2
+        session.step()  # which adds what the gate has counted
+        assert session.counters.uses - before == sum(not event.is_save for event in events)
 
 
 @pytest.mark.parametrize("plan", [RECOMPUTES, RECOMPUTES_AND_OFFLOADS], ids=["kept", "moved"])

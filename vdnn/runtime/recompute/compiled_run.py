@@ -24,7 +24,7 @@ from vdnn.runtime.storage.kept import kept_tensor
 from vdnn.runtime.storage.packed_view import PackedView
 
 Fetch = Callable[[Sequence[Given], Unpack, str], list[Any]]  # what is given, the unpack hook, the name of the recipe
-Run = Callable[[list[Any], Sequence[Call], str], torch.Tensor]  # the values, which it clears
+Run = Callable[[list[Any], Sequence[Step], str], torch.Tensor]  # the values, which it clears, the steps and the name
 
 _MOST = 4096  # functions of each kind; programs with more make them anew
 
@@ -136,7 +136,7 @@ def _compiled_run(steps: Sequence[Step], given: int) -> Run:
         if match and _reads(step):
             lines.append(f"if not ({match}): REFUSE(op{number})")
         lines += [
-            f"call = calls[{number}]",
+            f"call = steps[{number}].call",
             "try:",
             f"    v{made} = op{number}.run({', '.join(['call', *inputs])})",
             "except OUT_OF_MEMORY: raise",
@@ -150,7 +150,7 @@ def _compiled_run(steps: Sequence[Step], given: int) -> Run:
             lines.append(f"match{made} = HAS_STRIDES(op{number}, {listed}, v{made}, {match or True})")
         lines += [f"v{index} = None" for index in step.dying]
     lines.append(f"return v{given + len(steps) - 1}")
-    run: Run = _compile("run", "values, calls, name", lines, constants)
+    run: Run = _compile("run", "values, steps, name", lines, constants)
     return run
 
 

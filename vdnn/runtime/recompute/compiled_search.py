@@ -148,7 +148,6 @@ class _Template(NamedTuple):
     steps: tuple[Step, ...]
     geometry: Geometry
     flags: Flags
-    calls: tuple[Call, ...]
 
 
 @dataclass(slots=True)
@@ -177,7 +176,6 @@ class _Templates:
             steps,
             geometry,
             flags,
-            tuple(step.call for step in steps),
         )
         if len(self.by_key) >= _TEMPLATES:
             self.by_key.clear()
@@ -471,7 +469,7 @@ class Trace(Search):
         self._line(f"    T = MAKE({key}, (t.dtype, t.size(), t.stride()), {flags}, {made_of}, {made})")
         self._line(
             f"return RECIPE(T.name, T.signature, T.shapeless, {views}, T.operand_depths, T.depth, T.is_cheap, {made}, "
-            f"T.steps, T.geometry, {flags}, {_tuple([f'{name}._sequence_nr()' for name in self._seen])}, RUN, T.calls, "
+            f"T.steps, T.geometry, {flags}, {_tuple([f'{name}._sequence_nr()' for name in self._seen])}, RUN, "
             f"{light})"
         )
         templates = _Templates(replace(recipe, operands=(), given=(), light_operands=()))

@@ -371,7 +371,6 @@ def _recipe(wanted: Computed, order: list[Value], geometry: Geometry, nodes: tup
         flags=flags,
         nodes=nodes,
         run=run_for(steps, len(given)),
-        calls=tuple(step.call for step in steps),
         light_operands=tuple(value.given for value in given if isinstance(value.given, LightSave)),
     )
 

@@ -15,7 +15,7 @@ import torch
 from vdnn._C import KeptSave, LightSave, Mover
 from vdnn.runtime.recompute.given import Constant, Leaf
 from vdnn.runtime.recompute.node_notes import current_form
-from vdnn.runtime.storage.discarded import FollowedRecipe
+from vdnn.runtime.storage.discarded import CountedRecipe
 from vdnn.runtime.storage.kept import KeptTensor
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView
@@ -67,16 +67,16 @@ class Readers:
     def _index(self) -> dict[int, list[weakref.ref[ManagedStorage | LightSave]]]:
         index: dict[int, list[weakref.ref[ManagedStorage | LightSave]]] = {}
         for reader in (*self._living, *(() if self.mover is None else self.mover.discarded())):
-            followed = reader.recipe if isinstance(reader, LightSave) else _followed(reader)
+            counted = reader.recipe if isinstance(reader, LightSave) else _counted(reader)
             reference = weakref.ref(reader)
-            for given in () if followed is None else followed.recipe.given:
+            for given in () if counted is None else counted.recipe.given:
                 if not isinstance(given, Constant):
                     index.setdefault(_key_of(given), []).append(reference)
         return index
 
 
-def _followed(reader: ManagedStorage) -> FollowedRecipe | None:
-    return None if reader.discarded is None else reader.discarded.followed
+def _counted(reader: ManagedStorage) -> CountedRecipe | None:
+    return None if reader.discarded is None else reader.discarded.counted
 
 
 def _key_of(given: PackedView | KeptSave | LightSave | KeptTensor | Leaf) -> int:

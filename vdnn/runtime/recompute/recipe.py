@@ -24,7 +24,7 @@ from vdnn.errors import VdnnError
 from vdnn.runtime.recompute.backend_flags import Flags
 from vdnn.runtime.recompute.compiled_run import Run, fetch_for
 from vdnn.runtime.recompute.given import Given, Unpack
-from vdnn.runtime.recompute.operation import Call, Cost, Step
+from vdnn.runtime.recompute.operation import Cost, Step
 from vdnn.runtime.recompute.surroundings import run_under
 from vdnn.runtime.storage.discarded import Recomputable
 from vdnn.runtime.storage.facts import Geometry
@@ -53,7 +53,7 @@ class Recipe:
     `operand_depths` counts the operations on the longest path from each operand to the result, without views; `depth`
     is the length of the longest chain. `flags` are the settings of torch under which its operations ran. `nodes`:
     the sequence numbers of the nodes whose operations may be among them. `shapeless`: the signature without sizes, None
-    if they count for what a trial proves. `run` has the steps as code, and `calls` their calls."""
+    if they count for what a trial proves. `run` has the steps as code."""
 
     is_exact: ClassVar[bool] = True
     is_exact_in_bytes: ClassVar[bool] = True
@@ -70,7 +70,6 @@ class Recipe:
     flags: Flags
     nodes: tuple[int, ...]
     run: Run
-    calls: tuple[Call, ...]
     light_operands: tuple[LightSave, ...]
 
     @property
@@ -106,7 +105,7 @@ class Recipe:
         UnknownLayoutError.
         """
         values = fetch_for(self.given)(self.given, unpack, self.name)
-        made = run_under(self.flags, partial(self.run, values, self.calls, self.name))
+        made = run_under(self.flags, partial(self.run, values, self.steps, self.name))
         return _with_geometry(made, self.geometry)
 
 

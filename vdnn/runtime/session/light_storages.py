@@ -1,9 +1,10 @@
-"""Storages that the native gate moves by itself in a settled step, and what Python makes of them when it continues.
+"""Storages that the native gate moves or discards by itself in a settled step, and their hand-over to Python.
 
-A light storage is one whose saves the gate can serve without Python: plain tensors that the plan offloads. On any
-trouble (another stream, an error of the device, a custom backward, a gradient of a gradient, a write, another holder),
-and as soon as the gate closes, it is handed over: it becomes a managed storage, and its saves become packed views. So
-there are light storages only while their step is settled, and all that is not as planned has one meaning, in Python.
+A light storage is one whose saves the gate can serve by itself: plain tensors that the plan offloads or recomputes. On
+any trouble (another stream, an error of the device, a custom backward, a gradient of a gradient, a write, another
+holder), and as soon as the gate closes, it is handed over: it becomes a managed storage, and its saves become packed
+views. So there are light storages only while their step is settled, and all that is not as planned has one meaning, in
+Python.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from vdnn.runtime.steps.settling import Followed
 from vdnn.runtime.steps.step_script import Event
 from vdnn.runtime.steps.watch import StepWatch
 from vdnn.runtime.storage.counters import Counters
-from vdnn.runtime.storage.discarded import FollowedRecipe
+from vdnn.runtime.storage.discarded import CountedRecipe
 from vdnn.runtime.storage.facts import Geometry, StorageFacts, label_of
 from vdnn.runtime.storage.holders import HeldStorage
 from vdnn.runtime.storage.managed_storage import ManagedStorage
@@ -41,6 +42,11 @@ if TYPE_CHECKING:
 
 _set_grad_mode = torch._C._set_grad_enabled
 _Base = torch._C.TensorBase
+# The counters to which the mover adds, in the order of Counts in csrc/hooks/mover.h.
+_COUNTED = (
+    *("storages", "storage_bytes", "shared_saves", "uses", "demand_reloads", "prefetched_reloads", "reloaded_bytes"),
+    *("freed_bytes", "used_in_place", "used_recomputed", "discarded", "discarded_bytes", "recomputes"),
+)
 _Reload = tuple[torch.Tensor, _C.Reload, bool, int]  # the tensor, its copy, if a use has waited for it, unused views
 
 
@@ -128,25 +134,14 @@ class LightStorages:
 
     def end(self, counters: Counters) -> None:
         """The gate has closed. Hands over what is alive, and counts what the mover did."""
-        counts = self.mover.end()
+        counted = self.mover.end()
         self._followed = None
-        counters.storages += counts[0]
-        counters.storage_bytes += counts[1]
-        counters.shared_saves += counts[2]
-        counters.uses += counts[3]
-        counters.demand_reloads += counts[4]
-        counters.prefetched_reloads += counts[5]
-        counters.reloaded_bytes += counts[6]
-        counters.freed_bytes += counts[7]
-        counters.used_in_place += counts[8]
-        counters.used_recomputed += counts[9]
-        counters.discarded += counts[10]
-        counters.discarded_bytes += counts[11]
-        counters.recomputes += counts[12]
+        for name, count in zip(_COUNTED, counted, strict=True):
+            setattr(counters, name, getattr(counters, name) + count)
 
     # Called by the mover.
 
-    def _discard(self, tensor: torch.Tensor, save: _C.LightSave, index: int) -> FollowedRecipe | None:
+    def _discard(self, tensor: torch.Tensor, save: _C.LightSave, index: int) -> CountedRecipe | None:
         """The recipe of a storage that the mover is about to discard, at this event of the script."""
         followed = self._followed
         if followed is None or self._packer.in_forked_child:
@@ -179,7 +174,7 @@ class LightStorages:
         copy: _C.HostCopy | None,
         reload: _Reload | None,
         saves: list[tuple[Event, int]],
-        discarded: tuple[FollowedRecipe, torch.Tensor | None, int] | None,
+        discarded: tuple[CountedRecipe, torch.Tensor | None, int] | None,
     ) -> tuple[list[PackedView], Source]:
         """Makes the managed storage, and a packed view for each save: an event, and its offset in elements. `stored` is
         a weak reference if the storage was released while others held it."""
@@ -194,8 +189,8 @@ class LightStorages:
             resumed = None if reload is None else _resumed(transport, stream, facts, *reload)
             managed.resume(version, copy, resumed)
         else:
-            followed, made, unused_views = discarded
-            managed.resume_discarded(version, followed, None if made is None else made.untyped_storage(), unused_views)
+            counted, made, unused_views = discarded
+            managed.resume_discarded(version, counted, None if made is None else made.untyped_storage(), unused_views)
             self._packer.readers.add(managed)
         if event.nbytes != event.storage_bytes:
             managed.saved_bytes = reach(saves[0][1] * _itemsize(event) if saves else 0, *_geometry(event))

@@ -21,7 +21,7 @@ from vdnn.runtime.recompute.readers import may_be_overwritten
 from vdnn.runtime.session.missing import recomputed
 from vdnn.runtime.steps.settling import Followed, Settling
 from vdnn.runtime.steps.step_script import NO_LIFETIME, Event, EventKind
-from vdnn.runtime.storage.discarded import FollowedRecipe
+from vdnn.runtime.storage.discarded import CountedRecipe
 from vdnn.runtime.storage.kept import kept_tensor
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.torch_internals.tensor_kinds import transform_level
@@ -63,7 +63,7 @@ class PlannedRecomputes:
 
     def recipe_for(
         self, followed: Followed, tensor: torch.Tensor, save: _C.LightSave, index: int
-    ) -> FollowedRecipe | None:
+    ) -> CountedRecipe | None:
         """The recipe for this save of a settled step. None if it is not known to be exact here, or is to be checked:
         then the save is Python's."""
         packer, event = self._packer, followed.script.events[index]
@@ -80,16 +80,16 @@ class PlannedRecomputes:
         if event.is_read:
             note_saved(node, tensor.output_nr, save)
         packer.readers.forget_index()
-        return FollowedRecipe(recipe)
+        return CountedRecipe(recipe)
 
     def restore_light(self, save: _C.LightSave) -> None:
         """Recomputes the storage of a save that the gate discarded."""
-        followed: FollowedRecipe = save.recipe
-        if followed.needs_recomputes:
+        counted: CountedRecipe = save.recipe
+        if counted.needs_recomputes:
             self._packer.missing.recompute_for(save)
         else:
             # The code that uses the save only reads, so the gate itself serves its saves as operands.
-            is_native = not followed.recipe.operands
+            is_native = not counted.recipe.operands
             save.restore(recomputed(save, self._gate.unpack if is_native else self.unpack_operand))
 
     def unpack_operand(self, packed: PackedView | NativeSave) -> torch.Tensor:

@@ -80,30 +80,29 @@ class RecomputeRecipe(Protocol):
     def recompute(self, unpack: Callable[[Any], torch.Tensor]) -> torch.Tensor: ...
 
 
-class FollowedRecipe:
-    """A recipe that will be followed. Until this is freed, the recompute is one more use of each operand."""
+class CountedRecipe:
+    """A recipe whose recompute counts as one more use of each operand, until this is freed."""
 
-    __slots__ = ("light_operands", "recipe")
+    __slots__ = ("recipe",)
 
     def __init__(self, recipe: RecomputeRecipe) -> None:
         self.recipe = recipe
-        self.light_operands = recipe.light_operands
         for operand in recipe.operands:
             operand.managed.views += 1
-        for light in self.light_operands:
+        for light in recipe.light_operands:
             light.count_use(1)
 
     @property
     def needs_recomputes(self) -> bool:
         """True if something that it reads has to be recomputed first."""
-        for light in self.light_operands:
+        for light in self.recipe.light_operands:
             if light.is_missing:
                 return True
         return any(operand.managed.must_be_recomputed for operand in self.recipe.operands)
 
     def __del__(self) -> None:
         try:
-            operands, light_operands = self.recipe.operands, self.light_operands
+            operands, light_operands = self.recipe.operands, self.recipe.light_operands
         except AttributeError:  # __init__ raised
             return
         for operand in operands:
@@ -123,14 +122,14 @@ def missing_for(wanted: Recomputable | _C.LightSave) -> list[Recomputable | _C.L
     while waiting:
         one, has_operands = waiting.pop()
         identity = one.identity if isinstance(one, _C.LightSave) else id(one)
-        followed = None if identity in missing else _recipe_to_follow(one)
-        if followed is None:
+        counted = None if identity in missing else _recipe_to_follow(one)
+        if counted is None:
             continue
         if has_operands:
             missing[identity] = one
             continue
         waiting.append((one, True))
-        waiting += [(_current(source), False) for source in reversed(followed.recipe.sources)]
+        waiting += [(_current(source), False) for source in reversed(counted.recipe.sources)]
     return list(missing.values())
 
 
@@ -139,10 +138,10 @@ def _current(one: Recomputable | _C.LightSave) -> Recomputable | _C.LightSave:
     return one if view is None else view.managed
 
 
-def _recipe_to_follow(one: Recomputable | _C.LightSave) -> FollowedRecipe | None:
+def _recipe_to_follow(one: Recomputable | _C.LightSave) -> CountedRecipe | None:
     if isinstance(one, _C.LightSave):
         return one.recipe if one.is_missing else None
-    return None if one.discarded is None or not one.must_be_recomputed else one.discarded.followed
+    return None if one.discarded is None or not one.must_be_recomputed else one.discarded.counted
 
 
 class Discarded:
@@ -161,7 +160,7 @@ class Discarded:
         "_stream",
         "_transport",
         "_unused_views",
-        "followed",
+        "counted",
         "is_exact",
     )
 
@@ -170,14 +169,14 @@ class Discarded:
         facts: StorageFacts,
         source: Source,
         transport: Transport,
-        followed: FollowedRecipe,
+        counted: CountedRecipe,
         is_exact: bool = True,
         check: Check | None = None,
     ) -> None:
         self._facts = facts
         self._source = source
         self._transport = transport
-        self.followed = followed
+        self.counted = counted
         self.is_exact = is_exact
         self._check = check
         self._hash: torch.Tensor | None = None
@@ -194,7 +193,7 @@ class Discarded:
 
     @property
     def recipe(self) -> RecomputeRecipe:
-        return self.followed.recipe
+        return self.counted.recipe
 
     @property
     def operands(self) -> Sequence[Operand]:

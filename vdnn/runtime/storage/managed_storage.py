@@ -15,7 +15,7 @@ import torch
 
 from vdnn import _C
 from vdnn.errors import DriverError
-from vdnn.runtime.storage.discarded import Check, Discarded, FollowedRecipe, RecomputeRecipe
+from vdnn.runtime.storage.discarded import Check, CountedRecipe, Discarded, RecomputeRecipe
 from vdnn.runtime.storage.facts import Geometry, StorageFacts
 from vdnn.runtime.storage.kept import unpack_without_hooks
 from vdnn.runtime.storage.reloaded import Reloaded
@@ -150,11 +150,11 @@ class ManagedStorage:
         self.version, self.copy, self.reloaded = version, copy, reloaded
 
     def resume_discarded(
-        self, version: int, followed: FollowedRecipe, storage: torch.UntypedStorage | None, unused_views: int
+        self, version: int, counted: CountedRecipe, storage: torch.UntypedStorage | None, unused_views: int
     ) -> None:
         """The same for one that the gate has discarded. `storage` is recomputed, for so many uses."""
         self.action, self.is_complete, self.version = Action.RECOMPUTE, True, version
-        self.discarded = Discarded(self.facts, self.source, self.transport, followed)
+        self.discarded = Discarded(self.facts, self.source, self.transport, counted)
         if storage is not None:
             self.discarded.resume(storage, unused_views)
 
@@ -274,8 +274,8 @@ class ManagedStorage:
         """Releases the source without a copy. False if `can_be_discarded` does not hold."""
         if not self.can_be_discarded:
             return False
-        followed = FollowedRecipe(recipe)
-        self.discarded = Discarded(self.facts, self.source, self.transport, followed, is_exact, check)
+        counted = CountedRecipe(recipe)
+        self.discarded = Discarded(self.facts, self.source, self.transport, counted, is_exact, check)
         self.facts.counters.discarded += 1
         self.facts.counters.discarded_bytes += self.nbytes
         return True
