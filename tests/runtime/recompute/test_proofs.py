@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import itertools
 import logging
 from functools import partial
 from types import SimpleNamespace
@@ -62,6 +64,40 @@ def test_under_a_plan_a_recipe_whose_operand_is_modified_for_the_first_time_rais
             assert session.counters.recomputes
             with pytest.raises(RuntimeError, match="modified"):
                 step(writes=True)
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+@pytest.mark.parametrize("there_is_a_third", [False, True])
+def test_an_operand_that_is_modified_between_two_backward_passes_is_not_recomputed_from(
+    through_data: bool, there_is_a_third: bool
+) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 3, 1)), images()
+
+    def step() -> list[torch.Tensor]:
+        model.zero_grad()
+        loss = model(x).square().sum()
+        if there_is_a_third:
+            loss.backward(retain_graph=True)
+        gradients = torch.autograd.grad(loss, model[0].weight, create_graph=True)
+        bias = model[1].bias.data if through_data else model[1].bias.detach()
+        bias.add_(1)
+        (loss + gradients[0].square().sum()).backward()
+        return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
+
+    state = copy.deepcopy(model.state_dict())
+    plain = [step() for _ in range(5)]
+    model.load_state_dict(state)
+    with VirtualMachine("titan-x", fake=False) as machine:
+        with vdnn.offload("vdnn-all", device=machine, measure=True, min_bytes=0) as recorded:
+            ours = [step() for _ in range(3)]
+        assert recorded.recording is not None
+        plan = recompute_all(recorded.recording, offload_rest=False)
+        with vdnn.offload(plan=plan, device=machine, min_bytes=0) as session:
+            ours += [step() for _ in range(2)]
+    assert session.counters.recomputes
+    for one, other in zip(itertools.chain(*plain), itertools.chain(*ours), strict=True):
+        assert torch.equal(one, other)
 
 
 class WritesBehindAutograd(nn.Module):

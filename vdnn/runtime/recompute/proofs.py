@@ -2,9 +2,9 @@
 
 [Note: Trials at the save and at the use] Before a recipe replaces a value it runs beside the original, and the two are
 compared byte for byte: at the save, for every save key at which it is to be used. In the first step without a plan that
-has this save it runs again at the first use of the value, with the operands and settings of that moment. So if a
-program writes to an operand between the two in every step, in whatever way, the recipe is not used. A recipe whose
-result differs is not used for that save key again, and this is reported once.
+has this save it runs again at the first use of the value in each backward pass, with the operands and settings of that
+moment. So if a program writes to an operand in between in every step, in whatever way, the recipe is not used. A recipe
+whose result differs is not used for that save key again, and this is reported once.
 
 A recipe's signature holds its operations, scalars, shapes, strides, dtypes and settings. Writes that autograd does not
 record leave no trace in the graph. In sessions that do not follow steps there are no save keys, and every value is

@@ -42,6 +42,7 @@ from vdnn.runtime.storage.kept import unpack_without_hooks
 from vdnn.runtime.storage.managed_storage import ManagedStorage
 from vdnn.runtime.storage.packed_view import PackedView
 from vdnn.runtime.storage.transport import Transport
+from vdnn.runtime.torch_internals.backward_ends import graph_task
 from vdnn.runtime.torch_internals.module_watch import LEAVES, NORMS, SETTINGS
 from vdnn.step.forms import Form
 from vdnn.step.plan import Action
@@ -71,10 +72,13 @@ class _Ownerless:
 
 
 class _TrialAtUse(NamedTuple):
-    """A recipe that is tried again at the use. `recipe` is None for a codec, which is not tried again."""
+    """A recipe that is tried again at the use, in each backward pass that uses the storage: a program may write to an
+    operand between two of them. `recipe` is None for a codec, which is not tried again. `backward`: the graph task of
+    the last trial."""
 
     recipe: Callable[[], Recipe | None] | None
     place: Place | None
+    backward: int | None = None
 
 
 class SessionRecipes:
@@ -318,10 +322,14 @@ class SessionRecipes:
         trial = self._trials_at_use.pop(managed, None)
         if trial is None or trial.recipe is None:
             return
-        original = tensor.untyped_storage(), packed.begin_in(tensor)
-        recipe = trial.recipe()
-        if not self._proofs.at_use(managed, recipe, trial.place, original, self._gauges, self._has_room(managed)):
-            self._steps.cannot_be_recomputed(managed)
+        backward = graph_task()
+        if trial.backward != backward:
+            original = tensor.untyped_storage(), packed.begin_in(tensor)
+            recipe = trial.recipe()
+            if not self._proofs.at_use(managed, recipe, trial.place, original, self._gauges, self._has_room(managed)):
+                self._steps.cannot_be_recomputed(managed)
+                return
+        self._trials_at_use[managed] = trial._replace(backward=backward)
 
     def saved_as_another_dtype(self, managed: ManagedStorage) -> None:
         """Withdraws codecs and inexact recipes: they restore values of one dtype, and exact recipes restore bytes."""
