@@ -255,3 +255,26 @@ def test_hooks_that_are_registered_behind_a_swap_are_heard_and_gradients_leave_a
         return [*found, *training.found, *(one.detach().clone() for one in training.model.parameters())]
 
     assert str(run(is_managed=False)) == str(run(is_managed=True))
+
+
+@every_way
+def test_parameters_are_swapped_while_they_are_frozen_and_train_later(way: str, manage: Manage) -> None:
+    """torch takes hooks only while a tensor requires a gradient."""
+
+    def program(training: Training) -> Iterator[None]:
+        model: Any = training.model
+        frozen = [model.inner.weight, model.between.bias]
+        yield
+        for step in range(6):
+            for parameter in frozen:
+                parameter.requires_grad_(step in (0, 4, 5))
+                if step == 2:
+                    halved = torch.nn.Parameter(parameter.detach() * 0.5, requires_grad=False)
+                    torch.utils.swap_tensors(parameter, halved)
+                training.found.append(parameter.requires_grad)
+            training.loss().backward()
+            training.optimizer.step()
+            training.found += [None if one.grad is None else one.grad.clone() for one in frozen]
+            training.optimizer.zero_grad()
+
+    check(program, way, manage)

@@ -89,9 +89,14 @@ def without_ours(parameter: torch.Tensor) -> Taken:
 
 def with_ours(parameter: torch.Tensor, taken: Taken) -> None:
     """Puts them in again, so that torch calls them. Their handles stay valid."""
+    is_frozen = bool(taken) and not parameter.requires_grad
+    if is_frozen:  # since it got its hooks: torch takes hooks only while it requires a gradient
+        parameter.requires_grad_(True)
     for where in {where for where, _, _ in taken}:
         setattr(parameter, where, OrderedDict())
     for where, handle, hook in taken:
         made = _registered(parameter, hook, where)
         handle.id, handle.hooks_dict_ref = made.id, made.hooks_dict_ref
         _ours[handle.id] = handle
+    if is_frozen:
+        parameter.requires_grad_(False)
