@@ -634,6 +634,9 @@ class Script:
     """What the gate compares the saves and uses of a settled step with. See vdnn.runtime.steps.step_script."""
 
     def __new__(cls, events: Sequence[tuple[Any, ...]], /) -> Script: ...
+    def resized(self, numbers: tuple[int, ...], events: list[Any], /) -> Script:
+        """The same script with other numbers. In this one all sizes and bytes are indices of `numbers`. `events`: what
+        Python is given for the saves that the gate moves, with None for all others."""
 
 @final
 class KeptSave:

@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from vdnn import _C
 from vdnn.errors import VdnnError
 from vdnn.runtime.recompute.readers import overwrites
+from vdnn.runtime.steps.script_sizes import EventLater, event_of
 from vdnn.runtime.steps.settling import Followed
 from vdnn.runtime.steps.step_script import Event
 from vdnn.runtime.steps.watch import StepWatch
@@ -165,7 +166,7 @@ class LightStorages:
 
     def _hand_over(
         self,
-        event: Event,
+        first: Event | EventLater,
         stored: torch.UntypedStorage | StorageWeakRef | None,
         address: int,
         stream: _C.Stream,
@@ -173,12 +174,13 @@ class LightStorages:
         version: int,
         copy: _C.HostCopy | None,
         reload: _Reload | None,
-        saves: list[tuple[Event, int]],
+        saves: list[tuple[Event | EventLater, int]],
         discarded: tuple[CountedRecipe, torch.Tensor | None, int] | None,
     ) -> tuple[list[PackedView], Source]:
         """Makes the managed storage, and a packed view for each save: an event, and its offset in elements. `stored` is
         a weak reference if the storage was released while others held it."""
-        transport = self._watch.transport
+        transport, event = self._watch.transport, event_of(first)
+        views_of = [(event_of(save), offset) for save, offset in saves]
         if transport is None:
             raise RuntimeError("expected the transport of a light storage, got none")
         facts = self._facts(event, address, stream)
@@ -193,12 +195,12 @@ class LightStorages:
             managed.resume_discarded(version, counted, None if made is None else made.untyped_storage(), unused_views)
             self._packer.readers.add(managed)
         if event.nbytes != event.storage_bytes:
-            managed.saved_bytes = reach(saves[0][1] * _itemsize(event) if saves else 0, *_geometry(event))
+            managed.saved_bytes = reach(views_of[0][1] * _itemsize(event) if views_of else 0, *_geometry(event))
         views = [
             PackedView.of_all_bytes(
                 managed, facts.geometry if save is event else _geometry(save), offset * _itemsize(save)
             )
-            for save, offset in saves
+            for save, offset in views_of
         ]
         if self._packer.in_forked_child:
             return views, managed.source
@@ -222,9 +224,9 @@ class LightStorages:
         if managed.reloaded is not None and managed.watched is not None:
             followed.step.reloaded(managed.watched, managed.reloaded.copy)
 
-    def _held(self, event: Event, storage: torch.UntypedStorage) -> StorageWeakRef:
+    def _held(self, first: Event | EventLater, storage: torch.UntypedStorage) -> StorageWeakRef:
         """A storage is released, and others hold it."""
-        transport, counters = self._watch.transport, self._packer.counters
+        transport, counters, event = self._watch.transport, self._packer.counters, event_of(first)
         if transport is None or event.key is None or event.dtype is None:
             raise RuntimeError("expected the transport and the first save of a light storage, got none")
         counters.copied_not_freed_bytes += event.storage_bytes
@@ -232,16 +234,18 @@ class LightStorages:
         transport.held.append(HeldStorage(weakref.ref(storage), event.storage_bytes, label))
         return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
-    def _make_source(self, event: Event, storage: torch.UntypedStorage, address: int, stream: _C.Stream) -> Source:
+    def _make_source(
+        self, first: Event | EventLater, storage: torch.UntypedStorage, address: int, stream: _C.Stream
+    ) -> Source:
         """The source of a storage whose graph was freed while its copy is in flight."""
         transport = self._watch.transport
         if transport is None:
             raise RuntimeError("expected the transport of a light storage, got none")
-        return Source(storage, self._facts(event, address, stream), transport.release_context)
+        return Source(storage, self._facts(event_of(first), address, stream), transport.release_context)
 
-    def _move(self, event: Event, is_reload: bool) -> None:
+    def _move(self, first: Event | EventLater, is_reload: bool) -> None:
         """Issues a move that the mover could not: of the lifetime of this first save, which was handed over."""
-        managed = None if self._followed is None else self._followed.executor.followed(event.planned)
+        managed = None if self._followed is None else self._followed.executor.followed(event_of(first).planned)
         if managed is None:
             return
         with self._packer.lock:

@@ -157,7 +157,7 @@ class PlannedHooks:
         is_known = watched is not None and watched.observer is followed.step and watched.number == event.lifetime
         if is_new is not event.is_new or not (is_new or is_known) or managed.nbytes != event.storage_bytes:
             return packer.follow(tensor, storage, node, transport, (packed, is_new))
-        followed.step.save_key = event.key
+        followed.step.save_key, followed.step.save_form = event.key, event.form
         action = None if event.planned is None else followed.executor.plan.lifetimes[event.planned].action
         if is_new and action in _DISCARDS and not packer.discards(packed, tensor, node):
             if packer.recipes is not None:

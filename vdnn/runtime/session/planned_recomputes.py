@@ -73,7 +73,7 @@ class PlannedRecomputes:
         observe_flags(at_save=True)
         if not self.encode(followed, index):
             return None
-        followed.step.save_key = event.key
+        followed.step.save_key, followed.step.save_form = event.key, event.form
         recipe = recipes.proven(tensor, node, event.key, followed.script.proven, index, self._hooks.transport)
         if recipe is None:
             return None

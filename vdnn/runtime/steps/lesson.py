@@ -40,7 +40,7 @@ class Lesson:
     ) -> None:
         """It begins within the first save."""
         self.step = step
-        self._executor = executor
+        self.executor = executor
         self._stack = modules.stack()
         self._counters = counters
         self._resident_bytes = resident_bytes
@@ -60,7 +60,7 @@ class Lesson:
 
     def script(self) -> StepScript | None:
         """The script of the finished step; None if the step is not one that the gate can serve."""
-        step, executor = self.step, self._executor
+        step, executor = self.step, self.executor
         is_whole = step.point + 1 == self._points and step.uses == self._uses
         has_acted = step.guard is not None and step.guard.has_acted
         if self.has_failed or not is_whole or has_acted or executor.differences or executor.has_grown:
@@ -184,7 +184,8 @@ class Lesson:
             return None
         kind = EventKind.KEPT if self._is_kept(planned) else EventKind.PLANNED
         event = self._event(kind, tensor, number, planned, is_new=is_new)
-        event = event._replace(storage_bytes=managed.nbytes, key=self.step.save_key, moves=self._new_moves())
+        key, form = self.step.save_key, self.step.keys.form
+        event = event._replace(storage_bytes=managed.nbytes, key=key, form=form, moves=self._new_moves())
         if kind is EventKind.PLANNED:
             event = event._replace(moving=self._moving(event, tensor, managed))
         if event.moving is None or not self._events:  # Python handles the first save of a step
@@ -205,7 +206,8 @@ class Lesson:
             return None
         if node is not None and (type(node).__name__ != key.producer or key.producer in (UNSAFE_SPLIT, CAST)):
             return None
-        return Moving(type(node), tensor.device, facts.saved_in, event.is_new and facts.is_dense, is_discarded)
+        is_dense, elements = event.is_new and facts.is_dense, whole // tensor.itemsize
+        return Moving(type(node), tensor.device, facts.saved_in, is_dense, is_discarded, elements)
 
     def _event(
         self, kind: EventKind, tensor: torch.Tensor, lifetime: int, planned: int | None, *, is_new: bool
@@ -228,10 +230,10 @@ class Lesson:
         )
 
     def _is_kept(self, planned: int | None) -> bool:
-        return planned is not None and self._executor.plan.lifetimes[planned].action is Action.KEEP
+        return planned is not None and self.executor.plan.lifetimes[planned].action is Action.KEEP
 
     def _new_moves(self) -> tuple[PlannedMove, ...]:
-        moves, self._moves = self._executor.moves_since(self._moves)
+        moves, self._moves = self.executor.moves_since(self._moves)
         return moves
 
 

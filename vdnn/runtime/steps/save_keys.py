@@ -26,7 +26,6 @@ class SaveKeys:
         self._occurrences: dict[tuple[object, ...], int] = {}
         self._forms = Forms()
         self.first: SaveKey | None = None
-        self.last: SaveKey | None = None
         self._first_bytes = 0
         self.begin: Begin | None = None
         self.form = NO_FORM  # of the last save
@@ -59,7 +58,6 @@ class SaveKeys:
 
     def _add(self, key: SaveKey, nbytes: int) -> None:
         form = self.form = self._forms.of(key)
-        self.last = key
         self.saves[form] = nbytes
         if self.first is None and self.begin is not None:
             self.first, self.begin = key, self.begin._replace(form=form)

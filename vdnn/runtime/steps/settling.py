@@ -12,6 +12,7 @@ tensor was saved in its place.
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,8 +20,10 @@ from typing import Protocol
 from vdnn import _C
 from vdnn.runtime.steps.ends import StepEnds
 from vdnn.runtime.steps.executor import Executor
+from vdnn.runtime.steps.kinds import Begin
 from vdnn.runtime.steps.lesson import Lesson
 from vdnn.runtime.steps.recompute_lesson import EncodedSave
+from vdnn.runtime.steps.script_sizes import ScriptSizes
 from vdnn.runtime.steps.step_script import StepScript
 from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.runtime.storage.counters import Counters
@@ -34,8 +37,8 @@ from vdnn.step.recording import SaveKey
 # that the gate serves to its end makes up for one.
 _MOST_LESSONS = 8
 _MOST_FAILURES = 3
-# Steps of so many shapes may be settled under one plan. The script of one takes about 500 bytes of the host for each
-# save and use: 0.25 MB for the 12 blocks of GPT-2.
+# Steps of so many shapes are settled under one plan at a time. The script of one takes about 500 bytes of the host for
+# each save and use: 0.25 MB for the 12 blocks of GPT-2.
 _MOST_SHAPES = 32
 
 
@@ -45,6 +48,7 @@ class _Habit:
 
     script: StepScript | None = None  # of the last one
     is_settled: bool = False
+    made_of: ScriptSizes | None = None  # the script was made of those of other sizes, and no step has followed it yet
     lessons: int = 0
     failures: int = 0
 
@@ -81,7 +85,8 @@ class Settling:
         self.manage_kept: Callable[[Followed], None] = lambda _: None  # lets guards evict what the gate keeps
         self._ends = ends
         self._lesson: tuple[Lesson, _Habit] | None = None
-        self._habits: weakref.WeakKeyDictionary[Executor, dict[SaveKey, _Habit]] = weakref.WeakKeyDictionary()
+        self._habits: weakref.WeakKeyDictionary[Executor, OrderedDict[SaveKey, _Habit]] = weakref.WeakKeyDictionary()
+        self._sizes: weakref.WeakKeyDictionary[Executor, dict[Begin, ScriptSizes]] = weakref.WeakKeyDictionary()
 
     def cut(self) -> None:
         """No step will be settled any more."""
@@ -98,7 +103,7 @@ class Settling:
         if first is None or not self.is_expected:
             return None
         habits = [known[first] for known in self._habits.values() if first in known]
-        return next((habit.script for habit in habits if habit.is_settled), None)
+        return next((habit.script for habit in habits if habit.is_settled and habit.script is not None), None)
 
     def serves(self, step: WatchedStep, *, is_recorded: bool) -> bool:
         """True if the gate will serve the rest of this step, whose plan is chosen."""
@@ -128,10 +133,21 @@ class Settling:
         first = step.keys.first
         if first is None or self._ends.waits_for_graphs:
             return None
-        known = self._habits.setdefault(executor, {})
-        if first not in known and len(known) < _MOST_SHAPES:
-            known[first] = _Habit()
-        return known.get(first)
+        known = self._habits.setdefault(executor, OrderedDict())
+        habit = known.get(first)
+        if habit is None:
+            sizes = self._sizes_of(step, executor)
+            script = sizes.script_for(first, executor.plan)
+            habit = known[first] = _Habit(script, script is not None, None if script is None else sizes)
+            if len(known) > _MOST_SHAPES:
+                known.popitem(last=False)
+        known.move_to_end(first)
+        return habit
+
+    def _sizes_of(self, step: WatchedStep, executor: Executor) -> ScriptSizes:
+        """The scripts of steps that begin like this one, by sizes."""
+        begin, known = step.keys.begin, self._sizes.setdefault(executor, {})
+        return ScriptSizes() if begin is None else known.setdefault(begin, ScriptSizes())
 
     # In the middle of a settled step.
 
@@ -152,11 +168,18 @@ class Settling:
             followed.needs_replay = True
             followed.script.finish(followed.step)
             followed.habit.failures = max(0, followed.habit.failures - 1)
+            if followed.habit.made_of is not None:
+                followed.habit.made_of.served()
+                followed.habit.made_of = None
             self.is_expected = True
             return
         self.is_expected = followed.habit.is_settled = False
         followed.habit.script = None
-        followed.habit.failures += 1
+        if followed.habit.made_of is not None:  # it says nothing about steps of this size
+            followed.habit.made_of.failed()
+            followed.habit.made_of = None
+        else:
+            followed.habit.failures += 1
         if followed.habit.failures < _MOST_FAILURES:
             followed.habit.lessons = 0
         self._replay(followed, end, has_encoded=followed.encoded_at == end)
@@ -227,7 +250,9 @@ class Settling:
             return
         (lesson, habit), self._lesson = self._lesson, None
         self.gate.teach(None)
-        script = lesson.script()
+        script, first = lesson.script(), lesson.step.keys.first
+        if script is not None and first is not None:
+            self._sizes_of(lesson.step, lesson.executor).learn(first, script)
         settled = None if script is None or habit.script is None else script.settled_with(habit.script)
         habit.is_settled = settled is not None
         habit.script = settled or script

@@ -5,7 +5,7 @@ to continue in the middle of the step. A lesson writes it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from vdnn.runtime.steps.recompute_lesson import EncodedSave
 from vdnn.runtime.steps.watched_step import WatchedStep
 from vdnn.runtime.storage.counters import Counters, Kept
 from vdnn.runtime.torch_internals.version_counter import empty_of
+from vdnn.step.forms import Form
 from vdnn.step.recording import SaveKey
 
 NO_LIFETIME = -1
@@ -41,6 +42,7 @@ class Moving(NamedTuple):
     saved_in: type | None  # the class of the module
     is_dense: bool  # its bytes are all of its storage, in their order
     is_discarded: bool  # the plan recomputes its lifetime
+    elements: int  # of all of its storage
 
 
 class Event(NamedTuple):
@@ -61,6 +63,7 @@ class Event(NamedTuple):
     module_class: int = 0  # the id of its class
     depth: int = 0  # of the running modules
     key: SaveKey | None = None
+    form: Form | None = None  # of a save that has a key
     moving: Moving | None = None  # of a save that the gate moves
     reason: Kept | None = None  # of an exempt save
     encoded: tuple[EncodedSave, ...] = ()  # just before this event
@@ -106,7 +109,7 @@ class Event(NamedTuple):
             return None
         empty = empty_of(self.dtype, moving.device)
         size, stride = tuple(key.size), tuple(key.stride)
-        target = (size, stride) if moving.is_dense else ((self.storage_bytes // self.dtype.itemsize,), (1,))
+        target = (size, stride) if moving.is_dense else ((moving.elements,), (1,))
         return self.is_new, moving.is_discarded, size, stride, *target, moving.node_type, moving.device, empty, self
 
     @property
@@ -118,16 +121,18 @@ class StepScript:
     """The script of one step that followed a plan. `allocated_bytes` were allocated at its first save."""
 
     def __init__(self, events: tuple[Event, ...], step: WatchedStep, allocated_bytes: int) -> None:
-        self._more_bytes = allocated_bytes - step.resident_bytes  # than when it began
+        # More than when it began; None if that is not known.
+        self._more_bytes: int | None = allocated_bytes - step.resident_bytes
         self.point, self.uses, self.lifetimes = step.point, step.uses, step.lifetimes
-        self.kind, self.saves, self.save_key = step.keys.kind, dict(step.keys.saves), step.save_key
+        self.kind, self.saves = step.keys.kind, dict(step.keys.saves)
+        self.save_key, self.save_form = step.save_key, step.save_form
         self._whole: Counters | None = None  # the counts of the whole step
         self.proven: dict[int, tuple[Hashable, int]] = {}  # see SessionRecipes.proven
         self.planned = {one.lifetime: one.planned for one in events if one.is_new}
         self._follow(events)
 
     def _follow(self, events: tuple[Event, ...]) -> None:
-        self.events = events
+        self.events: Sequence[Event] = events
         lifetimes = {planned: number for number, planned in self.planned.items()}
         self.native = _C.Script([event.for_gate(lifetimes) for event in events])
 
@@ -143,14 +148,16 @@ class StepScript:
         both._follow(tuple(a if a.module == b.module else a.in_any_module() for a, b in pairs))
         return both
 
-    def allocated_bytes(self, resident_bytes: int) -> int:
-        """The bytes at the first save of such a step, if `resident_bytes` were allocated when it began."""
-        return resident_bytes + self._more_bytes
+    def allocated_bytes(self, resident_bytes: int) -> int | None:
+        """The bytes at the first save of such a step, if `resident_bytes` were allocated when it began; None if no
+        such step has told them."""
+        return None if self._more_bytes is None else resident_bytes + self._more_bytes
 
     def finish(self, step: WatchedStep) -> None:
         """Makes a step that went to the end of the script what it would be now."""
         step.point, step.uses, step.lifetimes = self.point, self.uses, self.lifetimes
-        step.keys.kind, step.keys.saves, step.save_key = self.kind, self.saves, self.save_key
+        step.keys.kind, step.keys.saves = self.kind, self.saves
+        step.save_key, step.save_form = self.save_key, self.save_form
 
     def replay(self, step: WatchedStep, end: int, *, has_encoded: bool = False) -> None:
         """Brings a step that the gate served from its second event to `end` to where the Python hooks would be.
@@ -176,25 +183,31 @@ class StepScript:
     def count(self, counters: Counters, end: int) -> None:
         """Counts what hooks that did not run would have counted, of the events after the first and before `end`."""
         if end < len(self.events):
-            self._count(counters, end)
+            count_events(self.events[1:end], counters)
             return
         if self._whole is None:
-            self._whole = Counters()
-            self._count(self._whole, end)
+            self._whole = self._count_whole()
         counters.add(self._whole)
 
-    def _count(self, counters: Counters, end: int) -> None:
-        for event in self.events[1:end]:
-            if event.kind is EventKind.USE:
-                counters.uses += 1
-                counters.used_in_place += 1
-            if not event.is_save:
-                continue
-            counters.saves += 1
-            counters.saved_bytes += event.nbytes
-            if event.kind is EventKind.EXEMPT and event.reason is not None:
-                counters.keep(event.reason, event.nbytes)
-            elif event.kind is EventKind.KEPT and event.is_new:
-                counters.keep(Kept.PLAN, event.storage_bytes)
-            elif event.kind is EventKind.KEPT:
-                counters.shared_saves += 1
+    def _count_whole(self) -> Counters:
+        whole = Counters()
+        count_events(self.events[1:], whole)
+        return whole
+
+
+def count_events(events: Sequence[Event], counters: Counters) -> None:
+    """Counts what hooks that did not run would have counted."""
+    for event in events:
+        if event.kind is EventKind.USE:
+            counters.uses += 1
+            counters.used_in_place += 1
+        if not event.is_save:
+            continue
+        counters.saves += 1
+        counters.saved_bytes += event.nbytes
+        if event.kind is EventKind.EXEMPT and event.reason is not None:
+            counters.keep(event.reason, event.nbytes)
+        elif event.kind is EventKind.KEPT and event.is_new:
+            counters.keep(Kept.PLAN, event.storage_bytes)
+        elif event.kind is EventKind.KEPT:
+            counters.shared_saves += 1

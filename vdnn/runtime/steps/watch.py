@@ -431,8 +431,10 @@ class StepWatch:
     def _choose_executor(self, step: WatchedStep) -> int:
         """Returns the bytes that are allocated now."""
         script = self.settling.script_for(step.keys.first)
-        counted = None if script is not None or self.gauges is None else self.gauges.allocated_bytes()
-        now_bytes = counted or (0 if script is None else script.allocated_bytes(self._resident_bytes))
+        counted = None if script is None else script.allocated_bytes(self._resident_bytes)
+        if counted is None:
+            counted = 0 if self.gauges is None else self.gauges.allocated_bytes()
+        now_bytes = counted
         # Gradients of the step before are often freed only now.
         self._resident_bytes = min(self._resident_bytes, now_bytes)
         try:

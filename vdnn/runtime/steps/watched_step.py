@@ -89,6 +89,7 @@ class WatchedStep:
         self.reload_marks: tuple[Mark | None, Mark | None] = None, None  # of the running hook
         self.keys = SaveKeys(is_later=is_later)
         self.save_key: SaveKey | None = None  # of the last save
+        self.save_form: Form | None = None
         self.executor: Executor | None = None
         self.guard: Guard | None = None  # of a step with a budget in bytes
         # What one node has saved, with autograd's sequence number: see StepWatch.passed_weight.
@@ -99,11 +100,6 @@ class WatchedStep:
         self._ends_to: Recorder | None = None  # the recorder, also after the step
         self._ends = ends
         self._alive: Alive = {}
-
-    @property
-    def save_form(self) -> Form | None:
-        """The form of the last save. None in a settled step, whose saves are not counted by form."""
-        return self.keys.form if self.save_key is not None and self.keys.last is self.save_key else None
 
     def record(self, recorder: Recorder) -> None:
         self.recorder = self._ends_to = recorder
@@ -125,7 +121,7 @@ class WatchedStep:
 
     def was_refused(self) -> None:
         """Its first save was refused: the step has not begun, and another may begin in its place."""
-        self.keys, self.save_key = SaveKeys(is_later=self.is_later), None
+        self.keys, self.save_key, self.save_form = SaveKeys(is_later=self.is_later), None, None
         if self.recorder is not None:
             self.recorder.used_earlier_save()  # the hook is no point
 
@@ -163,8 +159,9 @@ class WatchedStep:
 
     def next_key(self, tensor: torch.Tensor, modules: ModuleWatch) -> SaveKey:
         """The key of a save that is a point of this step."""
-        self.save_key = self.keys.key(tensor, modules)
-        return self.save_key
+        key = self.save_key = self.keys.key(tensor, modules)
+        self.save_form = self.keys.form
+        return key
 
     def saved(self, managed: ManagedStorage, key: SaveKey, *, is_new: bool) -> Action | None:
         """Counts the save; returns the planned action, or None if no plan has the save."""
@@ -205,6 +202,7 @@ class WatchedStep:
         self.lifetimes += is_new
         self.save_key = key
         self.keys.add(key, nbytes)
+        self.save_form = self.keys.form
         if self.executor is not None:
             self.executor.pass_save(self.keys.form)
         if self.guard is not None and is_new:
