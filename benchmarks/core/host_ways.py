@@ -28,7 +28,8 @@ from vdnn.step.plan import Plan
 
 SHARES = (0.9, 0.75, 0.65, 0.55)  # of the peak of the step with everything kept
 LENGTHS = tuple((2, tokens) for tokens in (15, 9, 13, 6, 11, 4, 14, 8, 12, 5, 10, 7))  # in turn; plans are made for 16
-NEW_LENGTHS = tuple((batch, tokens) for tokens in range(16, 4, -1) for batch in (2, 3, 1, 4))  # for one turn
+# For one turn. All are within the plan, as in a session with a budget, where a larger step gets a plan of its own.
+NEW_LENGTHS = tuple(size for tokens in range(16, 2, -1) for size in ((2, tokens), (3, tokens - 6))[: 1 + (tokens > 8)])
 _LENGTHS_AT = 0.65
 _HUGE = "1GiB"  # a budget that no step of a small model exceeds
 _CONSTANT_BYTES = 1 << 20
@@ -148,7 +149,7 @@ def ways_of(model: Model, plans: dict[float, Plan], device: Callable[[], _C.Devi
     if model.has_lengths:
         for plain, way, sizes, learns in (
             (PLAIN_LENGTHS, LENGTHS_WAY, LENGTHS, 6 * len(LENGTHS)),  # the first five of a length differ
-            (PLAIN_NEW, NEW_WAY, NEW_LENGTHS, 1),
+            (PLAIN_NEW, NEW_WAY, NEW_LENGTHS, 6),
         ):
             shapes = [of_size(workload, *size) for size in sizes]
             ways[plain] = Way(workload, _in_turn([one.step for one in shapes]), learns)

@@ -61,9 +61,10 @@ Reference made_of(const LightStorage* storage, const std::vector<Reference>& sav
   }
   PyObject* stored = source->storage != nullptr ? source->storage : source->others;
   return Reference::stolen(PyObject_CallFunction(
-      storage->mover->parts[kHandOver], "OOKOOLOOOO", source->event, stored == nullptr ? Py_None : stored,
+      storage->mover->parts[kHandOver], "OOKOOLOOOOL", source->event, stored == nullptr ? Py_None : stored,
       static_cast<unsigned long long>(source->bytes_at), board->transfer.python_stream.get(), storage->witness.get(),
-      static_cast<long long>(storage->version), copy.get(), reload.get(), views.get(), discarded.get()));
+      static_cast<long long>(storage->version), copy.get(), reload.get(), views.get(), discarded.get(),
+      static_cast<long long>(storage->more_uses)));
 }
 
 }  // namespace

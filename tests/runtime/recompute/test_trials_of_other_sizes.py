@@ -11,11 +11,13 @@ from torch import nn
 
 import vdnn
 from tests.runtime.recompute.saving import Saving
+from tests.runtime.rigs.settled_steps import settling_of
 from tests.runtime.rigs.virtual_training import recompute_all
 from vdnn.errors import RecomputeError
 from vdnn.runtime.machine.virtual_machine import VirtualMachine
 from vdnn.runtime.recompute import proofs, table
 from vdnn.runtime.recompute.operation import Operation
+from vdnn.runtime.recompute.rechecks import Check, Rechecks
 from vdnn.runtime.recompute.recipe import Recipe
 from vdnn.runtime.recompute.trial import Trial
 from vdnn.runtime.session.session import Session
@@ -126,6 +128,31 @@ def test_every_length_is_tried_where_no_recheck_follows_or_results_may_differ(
             session.step()
             counts.append(len(by_row(tried)))
     assert counts[0] == counts[1] > 0
+
+
+def test_new_lengths_are_checked_at_every_save_at_first_and_then_at_two_of_each_signature(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[bool] = []
+    check = Rechecks.check
+
+    def noted(rechecks: Rechecks, *args: Any) -> Check | None:
+        made = check(rechecks, *args)
+        if made is not None:
+            *_, shapeless = args
+            checked.append(shapeless is not None)
+        return made
+
+    monkeypatch.setattr(Rechecks, "check", noted)
+    counts = []
+    with trained.session() as session:
+        for length in (LENGTH, *range(4, 22)):
+            checked.clear()
+            trained.step(length)
+            session.step()
+            counts.append(checked.count(True))
+    assert counts == [12] * 16 + [8] * 3, "three blocks, with four recipes that hold for any size"
+    assert settling_of(session).is_expected, "what the gate discards is read by what Python discards"
 
 
 @pytest.fixture

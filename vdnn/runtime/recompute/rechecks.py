@@ -6,6 +6,10 @@ that a recipe is used for a save key and size. So a recipe that is wrong for any
 twice `one_in` steps. The hashes are read before an optimizer runs, and at the end of the step. A difference raises
 RecomputeError, and the recipe is not used again in this process.
 
+Where sizes do not count for what a trial proves (docs/decisions/0082), a save of one form is checked so the first 16
+times at all sizes together. From then on a new size is checked at the first two saves that have the same signature, in
+whichever layer: what is left to find is an error of the operation at that size.
+
 [Note: Cost of rechecks] A checked step costs two passes over what is discarded, a wait for the device before the
 optimizer, and 16 bytes for each storage. Other steps cost nothing.
 """
@@ -29,6 +33,7 @@ from vdnn.step.recording import SaveKey
 
 DEFAULT_ONE_IN = 64
 _FIRST = 2  # times that a recipe is checked for a save key when it is new
+_FIRST_OF_A_FORM = 16  # the same for a save of any size
 BYTES_A_STORAGE = 16  # two hashes, in a checked step
 
 
@@ -58,7 +63,8 @@ class Rechecks:
     def __init__(self, one_in: int = DEFAULT_ONE_IN, seed: int = 0) -> None:
         self._one_in = one_in
         self._random = random.Random(seed)
-        self._followed: Recent[Hashable, int] = Recent()  # how often each was used, by signature and save key
+        # How often each was checked as new: by signature and save key, by signature, and by its key without sizes.
+        self._followed: Recent[Hashable, int] = Recent()
         self._verified: dict[str, int] = {}  # the last step in which a recipe was right
         self._pairs: weakref.WeakKeyDictionary[Transport, HashPairs[_Recomputed]] = weakref.WeakKeyDictionary()
         self._step = 0
@@ -80,20 +86,36 @@ class Rechecks:
             return True
         return self._one_in > 0 and transport.has_kernels
 
-    def are_due(self, transport: Transport, signature: Hashable, save_key: SaveKey | None) -> bool:
-        """True if what this recipe recomputes for this save is to be compared."""
+    def are_due(
+        self, transport: Transport, signature: Hashable, save_key: SaveKey | None, shapeless: Hashable | None = None
+    ) -> bool:
+        """True if what this recipe recomputes for this save is to be compared. `shapeless` identifies both without
+        sizes, if these do not count."""
         if not self._one_in or transport.fake or transport.integrity is not None or not transport.has_kernels:
             return False
-        return self.is_checking or (self._followed.get((signature, save_key)) or 0) < _FIRST
+        return self.is_checking or self._is_new(signature, save_key, shapeless)
+
+    def _is_new(self, signature: Hashable, save_key: SaveKey | None, shapeless: Hashable | None) -> bool:
+        if self._times((signature, save_key)) >= _FIRST:
+            return False
+        is_new_form = shapeless is None or self._times(shapeless) < _FIRST_OF_A_FORM
+        return is_new_form or self._times((signature,)) < _FIRST
+
+    def _times(self, key: Hashable) -> int:
+        return self._followed.get(key) or 0
 
     def check(
-        self, managed: ManagedStorage, recipe: str, signature: Hashable, save_key: SaveKey | None
+        self,
+        managed: ManagedStorage,
+        recipe: str,
+        signature: Hashable,
+        save_key: SaveKey | None,
+        shapeless: Hashable | None = None,
     ) -> Check | None:
         """A check of a storage that is about to be discarded; None if this step does not check it."""
         transport = managed.transport
-        if not self.are_due(transport, signature, save_key):
+        if not self.are_due(transport, signature, save_key, shapeless):
             return None
-        times = self._followed.get((signature, save_key)) or 0
         pairs = self._pairs.get(transport)
         if pairs is None:
             pairs = self._pairs[transport] = HashPairs(transport)
@@ -101,8 +123,10 @@ class Rechecks:
             before = pairs.hash(managed.facts.address, managed.nbytes, transport.current_stream())
         except torch.OutOfMemoryError:
             return None
-        if times < _FIRST:
-            self._followed[(signature, save_key)] = times + 1
+        if self._is_new(signature, save_key, shapeless):
+            for key in ((signature, save_key), (signature,), shapeless):
+                if key is not None:
+                    self._followed[key] = self._times(key) + 1
         label = managed.facts.label
         return Check(pairs, _Recomputed(label if save_key is None else f"{label} ({save_key})", recipe), before)
 

@@ -176,9 +176,10 @@ class LightStorages:
         reload: _Reload | None,
         saves: list[tuple[Event | EventLater, int]],
         discarded: tuple[CountedRecipe, torch.Tensor | None, int] | None,
+        more_uses: int,
     ) -> tuple[list[PackedView], Source]:
         """Makes the managed storage, and a packed view for each save: an event, and its offset in elements. `stored` is
-        a weak reference if the storage was released while others held it."""
+        a weak reference if the storage was released while others held it. Recomputes will use it `more_uses` times."""
         transport, event = self._watch.transport, event_of(first)
         views_of = [(event_of(save), offset) for save, offset in saves]
         if transport is None:
@@ -202,6 +203,7 @@ class LightStorages:
             )
             for save, offset in views_of
         ]
+        managed.views += more_uses
         if self._packer.in_forked_child:
             return views, managed.source
         self._packer.readers.forget_index()

@@ -207,7 +207,7 @@ class SessionRecipes:
             place = self._place_of(transport, recipe, save_key, self._steps.save_form)
             if place is None or not self._proofs.is_exact(place):
                 return None
-            if self._rechecks.are_due(transport, signature, save_key):
+            if self._rechecks.are_due(transport, signature, save_key, place.shapeless):
                 return None
             proven[event] = signature, self._proofs.refuted
         return recipe
@@ -274,7 +274,8 @@ class SessionRecipes:
             self._inexact.add(managed)
         is_exact = outcome is Outcome.EXACT
         if discards:
-            if not self._discard(managed, recipe, save_key, is_exact=is_exact):
+            shapeless = None if place is None else place.shapeless
+            if not self._discard(managed, recipe, save_key, shapeless, is_exact=is_exact):
                 return False
             self.readers.add(managed)
             if self._running.notes_all():
@@ -307,11 +308,17 @@ class SessionRecipes:
         self._steps.can_be_recomputed(managed, name, [operand.managed for operand in operands], cost)
 
     def _discard(
-        self, managed: ManagedStorage, recipe: Recipe | Codec, save_key: SaveKey | None, *, is_exact: bool
+        self,
+        managed: ManagedStorage,
+        recipe: Recipe | Codec,
+        save_key: SaveKey | None,
+        shapeless: Hashable | None,
+        *,
+        is_exact: bool,
     ) -> bool:
         check: Check | None = None
         if is_exact and managed.can_be_discarded:
-            check = self._rechecks.check(managed, recipe.name, recipe.signature, save_key)
+            check = self._rechecks.check(managed, recipe.name, recipe.signature, save_key, shapeless)
         return managed.discard(recipe, is_exact=is_exact, check=check)
 
     # At the uses.
@@ -375,7 +382,7 @@ class SessionRecipes:
                 if encoded is None:
                     self._offload_instead(managed)
                     continue
-                was_discarded = self._discard(managed, encoded, one.save_key, is_exact=one.codec.is_exact)
+                was_discarded = self._discard(managed, encoded, one.save_key, None, is_exact=one.codec.is_exact)
                 if was_discarded and one.save_key is not None:
                     self._follow_encoded(encoded, one.save_key)
 

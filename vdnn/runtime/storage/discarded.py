@@ -90,7 +90,7 @@ class CountedRecipe:
         for operand in recipe.operands:
             operand.managed.views += 1
         for light in recipe.light_operands:
-            light.count_use(1)
+            _count_use(light, 1)
 
     @property
     def needs_recomputes(self) -> bool:
@@ -108,7 +108,15 @@ class CountedRecipe:
         for operand in operands:
             operand.managed.views -= 1
         for light in light_operands:
-            light.count_use(-1)
+            _count_use(light, -1)
+
+
+def _count_use(light: _C.LightSave, more: int) -> None:
+    view = light.view
+    if view is None:
+        light.count_use(more)
+    else:  # Python has it by now
+        view.managed.views += more
 
 
 def missing_for(wanted: Recomputable | _C.LightSave) -> list[Recomputable | _C.LightSave]:
