@@ -146,10 +146,10 @@ std::unique_ptr<Moving> resized_moving(const Moving& moving, const Numbers& numb
   if (!size || !strides || !target_size || !target_strides) {
     return nullptr;
   }
-  return std::unique_ptr<Moving>(new Moving{
-      moving.is_first, moving.is_discarded, std::move(size), std::move(strides), std::move(target_size),
-      std::move(target_strides), Reference(moving.node_type.get()), Reference(moving.dtype.get()),
-      Reference(moving.device.get()), Reference(moving.empty.get()), Reference(event)});
+  return std::unique_ptr<Moving>(
+      new Moving{moving.is_first, moving.is_discarded, std::move(size), std::move(strides), std::move(target_size),
+                 std::move(target_strides), Reference(moving.node_type.get()), Reference(moving.dtype.get()),
+                 Reference(moving.device.get()), Reference(moving.empty.get()), Reference(event)});
 }
 
 // Returns false with a Python error set.
