@@ -20,7 +20,7 @@ from vdnn.step.recording import Lifetime, Point, PointKind, Recompute, Recording
 def covering(one: Recording, other: Recording) -> Recording | None:
     """A recording in which every storage, every point and every time is as large as the larger of the two; None if the
     two do not save and use the same things in the same order."""
-    if _order_of(one) != _order_of(other):
+    if order_of(one) != order_of(other):
         return None
     lifetimes = tuple(map(_larger_lifetime, one.lifetimes, other.lifetimes))
     live = live_bytes(lifetimes, len(one.points))
@@ -58,7 +58,7 @@ def made_of(
     """A recording of a step that begins with `first`, in which every number is made of those of recorded steps, the
     last of which is the largest; None if they do not save and use the same things in the same order. `stored` makes
     the bytes of a storage, from its first saves too."""
-    if any(_order_of(one) != _order_of(steps[0]) for one in steps[1:]):
+    if any(order_of(one) != order_of(steps[0]) for one in steps[1:]):
         return None
 
     def nbytes(lifetimes: Sequence[Lifetime]) -> int:
@@ -213,7 +213,8 @@ def first_save(recording: Recording) -> SaveKey:
     return next(point.key for point in recording.points if point.key is not None)
 
 
-def _order_of(recording: Recording) -> tuple[object, ...]:
+def order_of(recording: Recording) -> tuple[object, ...]:
+    """What the step saves and uses, in order, without sizes. Steps are made of others of one order only."""
     points = tuple(
         (point.kind, point.lifetime, None if point.key is None else len(point.key.size)) for point in recording.points
     )

@@ -22,7 +22,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from vdnn.step.made_steps import beginning_with, first_save, live_bytes, made_of, recompute_of_size, with_whole_peaks
+from vdnn.step.made_steps import (
+    beginning_with,
+    first_save,
+    live_bytes,
+    made_of,
+    order_of,
+    recompute_of_size,
+    with_whole_peaks,
+)
 from vdnn.step.recording import PointKind, Recording, SaveKey
 
 Sizes = tuple[int, ...]
@@ -52,7 +60,9 @@ class Line(NamedTuple):
 
 
 def lines_through(wanted: Sizes, recorded: dict[Sizes, Recording]) -> list[Line]:
-    """The lines of sizes that the wanted one is on with two recorded ones or more, the one with most of them first."""
+    """The lines of sizes that the wanted one is on with two recorded ones or more, the one with most of them first. The
+    steps of a line save and use the same things: those of the size nearest to the wanted one, if they are two. Shorter
+    steps may save less, because something is too small to be managed."""
     found: dict[Sizes, dict[int, Recording]] = {}
     for size, recording in recorded.items():
         if len(size) != len(wanted):
@@ -63,8 +73,20 @@ def lines_through(wanted: Sizes, recorded: dict[Sizes, Recording]) -> list[Line]
             position = -position
         if position and min(one // position for one in difference) >= 0:
             found.setdefault(tuple(one // position for one in difference), {})[position] = recording
-    lines = [Line(wanted, apart, steps) for apart, steps in found.items() if len(steps) > 1]
+    lines = [
+        Line(wanted, apart, alike)
+        for apart, steps in found.items()
+        if len(steps) > 1 and (alike := _alike_nearest(steps)) is not None
+    ]
     return sorted(lines, key=lambda line: -len(line.recorded))
+
+
+def _alike_nearest(steps: dict[int, Recording]) -> dict[int, Recording] | None:
+    """Those of one order, two at least; of the orders, the one with the position nearest to 0."""
+    of_order: dict[object, dict[int, Recording]] = {}
+    for position in sorted(steps, key=abs):
+        of_order.setdefault(order_of(steps[position]), {})[position] = steps[position]
+    return next((alike for alike in of_order.values() if len(alike) > 1), None)
 
 
 def resized(line: Line, first: SaveKey, position: int) -> Recording | None:
