@@ -56,7 +56,7 @@ def image(side: int) -> Recording:
 
 def made_from(recordings: list[Recording], wanted: Recording) -> Recording | None:
     first = first_save(wanted)
-    lines = lines_through(first.size, {first_save(one).size: one for one in recordings})
+    lines = lines_through(first.size, {first_save(one).size: one for one in recordings}, in_part=True)
     return resized(lines[0], first, 0) if lines else None
 
 

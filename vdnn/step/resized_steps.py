@@ -59,10 +59,10 @@ class Line(NamedTuple):
         return position + max(size / apart for size, apart in zip(self.wanted, self.apart, strict=True) if apart)
 
 
-def lines_through(wanted: Sizes, recorded: dict[Sizes, Recording]) -> list[Line]:
-    """The lines of sizes that the wanted one is on with two recorded ones or more, the one with most of them first. The
-    steps of a line save and use the same things: those of the size nearest to the wanted one, if they are two. Shorter
-    steps may save less, because something is too small to be managed."""
+def lines_through(wanted: Sizes, recorded: dict[Sizes, Recording], *, in_part: bool = False) -> list[Line]:
+    """The lines of sizes that the wanted one is on with two recorded ones or more, the one with most of them first. If
+    the steps of a line do not save and use the same things, nothing can be made of it; or with `in_part` of those alone
+    that are nearest: what a shorter one lacks may be too small to be managed there."""
     found: dict[Sizes, dict[int, Recording]] = {}
     for size, recording in recorded.items():
         if len(size) != len(wanted):
@@ -74,19 +74,19 @@ def lines_through(wanted: Sizes, recorded: dict[Sizes, Recording]) -> list[Line]
         if position and min(one // position for one in difference) >= 0:
             found.setdefault(tuple(one // position for one in difference), {})[position] = recording
     lines = [
-        Line(wanted, apart, alike)
+        Line(wanted, apart, _alike_nearest(steps) if in_part else steps)
         for apart, steps in found.items()
-        if len(steps) > 1 and (alike := _alike_nearest(steps)) is not None
+        if len(steps) > 1
     ]
     return sorted(lines, key=lambda line: -len(line.recorded))
 
 
-def _alike_nearest(steps: dict[int, Recording]) -> dict[int, Recording] | None:
-    """Those of one order, two at least; of the orders, the one with the position nearest to 0."""
+def _alike_nearest(steps: dict[int, Recording]) -> dict[int, Recording]:
+    """Those of one order, of which there are two: of the orders, the one nearest to 0. All, if there is none."""
     of_order: dict[object, dict[int, Recording]] = {}
     for position in sorted(steps, key=abs):
         of_order.setdefault(order_of(steps[position]), {})[position] = steps[position]
-    return next((alike for alike in of_order.values() if len(alike) > 1), None)
+    return next((alike for alike in of_order.values() if len(alike) > 1), steps)
 
 
 def resized(line: Line, first: SaveKey, position: int) -> Recording | None:

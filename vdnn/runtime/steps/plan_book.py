@@ -187,7 +187,8 @@ class PlanBook:
         if rung is not None and not (rung.is_far_above(first) and maker.may_improve):
             return rung
         alike = [self._ladders[kind] for kind, one in self._begins.items() if one.is_like(begin)]
-        told = ladder.recorded.tell(first, [one.recorded for one in alike if one is not ladder])
+        others = [one.recorded for one in alike if one is not ladder]
+        told = ladder.recorded.tell(first, others, is_served=rung is not None)
         if told is not None:
             maker.make_for(told, ladder.rungs[-1].timeline, ladder.add)
         return ladder.choose(first)

@@ -96,22 +96,23 @@ class RecordedSizes:
         found = (resized(line, first, 0) for line in self._lines(first))
         return next((one for one in found if one is not None), None) or guessed(self._nearest(first), first)
 
-    def tell(self, first: SaveKey, others: Sequence[RecordedSizes]) -> Told | None:
+    def tell(self, first: SaveKey, others: Sequence[RecordedSizes], *, is_served: bool) -> Told | None:
         """The knowledge of a step that begins with this save; None if that was asked before. `others` are of nearly the
-        same steps: they are asked if this could only guess."""
+        same steps: they are asked if this could only guess. `is_served`: a plan of a larger step serves, so what tells
+        only in part is not asked."""
         if first.size in self._has_told or self.is_of_warm_up:
             return None
         self._has_told.add(first.size)
-        lines = self._lines(first)
+        lines = self._lines(first, in_part=not is_served)
         is_guess = not lines
         if is_guess:
-            lines = [line for one in others for line in one._lines(first)]
+            lines = [line for one in others for line in one._lines(first, in_part=not is_served)]
         return Told(first, tuple(lines), self._nearest(first, others), is_guess)
 
-    def _lines(self, first: SaveKey) -> list[Line]:
+    def _lines(self, first: SaveKey, *, in_part: bool = False) -> list[Line]:
         """The lines of sizes that it is on. A small difference in a step of the warm-up would be a large one there."""
         after_warm_up = {size: one for size, one in self._by_size.items() if size not in self._warm_ups}
-        return lines_through(first.size, after_warm_up)
+        return lines_through(first.size, after_warm_up, in_part=in_part)
 
     def _nearest(self, first: SaveKey, others: Sequence[RecordedSizes] = ()) -> Recording:
         """The recording nearest in size, of those with recomputes of their own: errors of guesses would add up. What
