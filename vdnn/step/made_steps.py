@@ -214,7 +214,7 @@ def first_save(recording: Recording) -> SaveKey:
 
 
 def order_of(recording: Recording) -> tuple[object, ...]:
-    """What the step saves and uses, in order, without sizes. Steps are made of others of one order only."""
+    """All saves and uses of the step in order, without sizes. Steps are made of others of one order only."""
     points = tuple(
         (point.kind, point.lifetime, None if point.key is None else len(point.key.size)) for point in recording.points
     )
