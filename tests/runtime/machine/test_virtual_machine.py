@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -208,6 +209,20 @@ class Squares(torch.utils.data.Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.full((8,), float(index)).square()
+
+
+def test_a_machine_that_is_left_is_freed_without_the_collector() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        machine = VirtualMachine("titan-x", fake=False)
+        with machine:
+            torch.ones(8).sin()
+        reference = weakref.ref(machine)
+        del machine
+        assert reference() is None
+    finally:
+        gc.enable()
 
 
 def test_workers_of_a_loader_are_not_on_the_machine() -> None:

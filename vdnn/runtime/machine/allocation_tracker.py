@@ -41,7 +41,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, device_type: str = "cpu", on_operation: Operation | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device_type = device_type
-        self._on_operation = on_operation
+        self.on_operation = on_operation
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._forks = forks.count
         self._lock = threading.RLock()  # storages may be freed on any thread, and while a method below runs
@@ -118,8 +118,8 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for one in out:
                 if isinstance(one, torch.Tensor):
                     self._observe(one)
-        if self._on_operation is not None:
-            self._on_operation(func, args, kwargs, out)
+        if self.on_operation is not None:
+            self.on_operation(func, args, kwargs, out)
         return out
 
     def _observe(self, tensor: torch.Tensor) -> None:

@@ -57,7 +57,7 @@ class VirtualMachine(TensorDevice):
             total_bytes=self.profile.memory_bytes,
         )
         self._compute = self.device.adopt_stream()
-        self.tracker = AllocationTracker(on_operation=self._advance)
+        self.tracker = AllocationTracker()
         self.operations = 0
         self.aside_ns: int | None = None  # in a trial, the time of its operations, which do not advance the clock
         self._entered: contextlib.ExitStack | None = None
@@ -69,6 +69,7 @@ class VirtualMachine(TensorDevice):
             if self.fake:
                 stack.enter_context(FakeTensorMode())
             stack.enter_context(self.tracker)
+            self.tracker.on_operation = self._advance  # only while entered: a machine that is left is freed at once
             self._entered = stack.pop_all()
         return self
 
@@ -76,7 +77,7 @@ class VirtualMachine(TensorDevice):
         if self._entered is None:
             raise VdnnError("this virtual machine was not entered: use it in a `with` statement.")
         self._entered.__exit__(None, None, None)
-        self._entered = None
+        self._entered = self.tracker.on_operation = None
 
     @property
     def is_entered(self) -> bool:
