@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -263,3 +264,50 @@ def test_the_recording_of_a_session_is_that_of_its_plan() -> None:
                     timeline = simulate(session.recording, session.plan, profile_costs(machine.profile))
                     predicted += timeline.peak_bytes <= budget
     assert predicted >= 6
+
+
+class Joined(nn.Module):
+    """Maps of three sides, joined again: their operations take much beside what they save."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = (3, 32, 64, 128)
+        self.down = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(8, after), nn.SiLU())
+            for before, after in itertools.pairwise(sizes)
+        )
+        self.up = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(before, after, 3, padding=1), nn.ReLU())
+            for before, after in ((128, 64), (128, 32), (64, 32))
+        )
+        self.out = nn.Conv2d(32, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = []
+        for index, block in enumerate(self.down):
+            x = block(nn.functional.max_pool2d(x, 2) if index else x)
+            kept.append(x)
+        x = self.up[0](kept.pop())
+        for block in self.up[1:]:
+            x = block(torch.cat([nn.functional.interpolate(x, scale_factor=2.0), kept.pop()], 1))
+        return self.out(x)  # type: ignore[no-any-return]
+
+
+def test_a_second_step_that_is_larger_than_the_first_has_a_plan_by_a_guess() -> None:
+    """The guard alone does not know what operations take that it has not seen."""
+
+    def train(budget: int | None, sides: tuple[int, ...]) -> list[int]:
+        peaks = []
+        with VirtualMachine("rtx-4090") as machine:
+            model = Joined()
+            around = contextlib.nullcontext() if budget is None else vdnn.offload(budget=budget, device=machine)
+            with around:
+                for side in sides:
+                    machine.reset_peak()
+                    model(torch.randn(8, 3, side, side)).square().mean().backward()
+                    peaks.append(machine.peak_bytes)
+                    model.zero_grad()
+        return peaks
+
+    budget = int(0.55 * max(train(None, (256, 256))))
+    assert max(train(budget, (120, 256, 120, 256))) <= budget

@@ -100,7 +100,7 @@ class RecordedSizes:
         """The knowledge of a step that begins with this save; None if that was asked before. `others` are of nearly the
         same steps: they are asked if this could only guess. `is_served`: a plan of a larger step serves, so what tells
         only in part is not asked."""
-        if first.size in self._has_told or self.is_of_warm_up:
+        if first.size in self._has_told or (self.is_of_warm_up and not self._is_larger(first)):
             return None
         self._has_told.add(first.size)
         lines = self._lines(first, in_part=not is_served)
@@ -108,6 +108,12 @@ class RecordedSizes:
         if is_guess:
             lines = [line for one in others for line in one._lines(first, in_part=not is_served)]
         return Told(first, tuple(lines), self._nearest(first, others), is_guess)
+
+    def _is_larger(self, first: SaveKey) -> bool:
+        """True if it is larger than all that was recorded, and smaller in no dimension: a guess is near, and nothing
+        else tells of it."""
+        alike = [size for size in self._by_size if len(size) == len(first.size)]
+        return bool(alike) and all(all(map(int.__le__, size, first.size)) for size in alike)
 
     def _lines(self, first: SaveKey, *, in_part: bool = False) -> list[Line]:
         """The lines of sizes that it is on. A small difference in a step of the warm-up would be a large one there."""
