@@ -63,15 +63,18 @@ class Network(nn.Module):
 class Training:
     """Steps of any size under one plan, which is made for the largest."""
 
-    def __init__(self, machine: VirtualMachine, kind: str, model: nn.Module | None = None) -> None:
+    def __init__(
+        self, machine: VirtualMachine, kind: str, model: nn.Module | None = None, *, min_bytes: int = 0
+    ) -> None:
         torch.manual_seed(0)
         self.machine = machine
         self.model = Network() if model is None else model
-        self.plan = self._plan(kind)
+        self.plan = self._plan(kind, min_bytes)
 
-    def _plan(self, kind: str) -> Plan:
+    def _plan(self, kind: str, min_bytes: int) -> Plan:
+        options: dict[str, Any] = {"device": self.machine, "measure": True, "min_bytes": min_bytes}
         recomputes = kind != "offloads"
-        with vdnn.offload("keep", device=self.machine, recompute=recomputes, measure=True, min_bytes=0) as session:
+        with vdnn.offload("keep", recompute=recomputes, **options) as session:
             for _ in range(2):
                 self.step(LARGEST)
                 session.step()
@@ -82,7 +85,7 @@ class Training:
         return make_plan(recording, "everything", offload_everything(recording))
 
     def session(self, **options: Any) -> Session:
-        return vdnn.offload(plan=self.plan, device=self.machine, min_bytes=0, **options)
+        return vdnn.offload(**{"plan": self.plan, "device": self.machine, "min_bytes": 0, **options})
 
     def step(self, sizes: Sizes, backward: Callable[[torch.Tensor], None] = torch.Tensor.backward) -> list[Any]:
         torch.manual_seed(sizes[0] + 100 * sizes[1])
@@ -151,6 +154,13 @@ def test_the_counts_of_steps_with_made_scripts_are_those_of_python(
         counted.append(dataclasses.asdict(session.counters))
     by_trials = () if kind == "offloads" else OF_TRIALS
     assert all(counted[0][name] == counted[1][name] for name in counted[0] if name not in by_trials)
+
+
+def test_what_is_too_small_to_be_managed_is_so_up_to_the_sizes_of_the_plan(machine: VirtualMachine) -> None:
+    """Beyond them it may be large enough, and what is not in the script would stay and take room."""
+    training = Training(machine, "offloads", min_bytes=400)  # statistics of norms are 4 bytes a token: 384 at most
+    sizes = [(4, 14), (4, 18), (3, 18), (3, 20), (3, 22), (4, 22), (5, 19)]
+    assert run(training, sizes, min_bytes=400)[4:] == [True, True, False]
 
 
 def test_what_depends_on_the_length_otherwise_is_continued_by_python(kind: str, machine: VirtualMachine) -> None:

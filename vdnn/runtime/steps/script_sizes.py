@@ -20,6 +20,7 @@ from typing import NamedTuple, overload
 from vdnn import _C
 from vdnn.runtime.steps.step_script import Event, EventKind, StepScript, count_events
 from vdnn.runtime.storage.counters import Counters, Kept
+from vdnn.step.forms import is_within
 from vdnn.step.plan import Plan
 from vdnn.step.recording import SaveKey
 
@@ -140,14 +141,16 @@ class _Compiled:
             return None
         values = [None if product is None else product.at(first.size) for product in self._products]
         whole = tuple(value for value in values if value is not None and value >= 0)
-        if len(whole) < len(values) or not self._is_planned(whole, plan):
+        if len(whole) < len(values) or not self._is_planned(whole, first, plan):
             return None
         begin = _resized_key(self.keys[0], whole.__getitem__)
         return _MadeScript(self, whole) if begin == first else None
 
-    def _is_planned(self, values: Values, plan: Plan) -> bool:
-        """True if no storage is larger than planned, and what is too small to be managed stays as small as it was."""
-        if any(values[index] > self._largest[index] for index in self._exempt):
+    def _is_planned(self, values: Values, first: SaveKey, plan: Plan) -> bool:
+        """True if no storage is larger than planned, and what is too small to be managed is so here as well: in a step
+        that is smaller than the plan's in every dimension, or where it is no larger than it was seen."""
+        begin = next(point.key for point in plan.points if point.key is not None)
+        if not is_within(first, begin) and any(values[index] > self._largest[index] for index in self._exempt):
             return False
         return all(
             planned is not None and values[index] <= plan.lifetimes[planned].nbytes
